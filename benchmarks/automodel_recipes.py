@@ -177,15 +177,25 @@ def files(folder: Path) -> None:
 def row(number: int) -> Tree:
     """A row with every column."""
     question, answer = f"What is {number} and one?", f"It is {number + 1}."
-    story = {"ctx": f"She counts {number}", "endings": [" and stops.", f" and then {number + 1}."], "label": "1"}
-    squad = {"context": f"After {number} comes {number + 1}.", "question": question, "answers": {"text": [answer]}}
+    story = {
+        "ctx": f"She counts {number}",
+        "endings": [" and stops.", f" and then {number + 1}."],
+        "label": "1",
+    }
+    squad = {
+        "context": f"After {number} comes {number + 1}.",
+        "question": question,
+        "answers": {"text": [answer]},
+    }
     return {"prompt": question, "completion": answer, **story, **squad}
 
 
 def ranks(tree: Tree) -> int:
     """Ranks that the axes of a recipe need."""
     options = dict(leaves(tree))
-    return int((options.get("distributed.tp_size") or 1) * (options.get("distributed.pp_size") or 1))
+    return int(
+        (options.get("distributed.tp_size") or 1) * (options.get("distributed.pp_size") or 1)
+    )
 
 
 def trained(path: Path, world: int) -> tuple[int, list[Tree], list[str]]:
@@ -194,13 +204,31 @@ def trained(path: Path, world: int) -> tuple[int, list[Tree], list[str]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     launcher = (
-        ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port)] if world > 1 else ["-P"]
+        ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port)]
+        if world > 1
+        else ["-P"]
     )
-    words_ = [sys.executable, *launcher, "-m", "stagebridge", "train", path.name, "--steps", "5", "--json"]
+    words_ = [
+        sys.executable,
+        *launcher,
+        "-m",
+        "stagebridge",
+        "train",
+        path.name,
+        "--steps",
+        "5",
+        "--json",
+    ]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(words_, capture_output=True, text=True, cwd=path.parent, env=environment, check=False)
+    done = subprocess.run(
+        words_, capture_output=True, text=True, cwd=path.parent, env=environment, check=False
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    notes = [line.removeprefix("note: ") for line in done.stderr.splitlines() if line.startswith(("note:", "error:"))]
+    notes = [
+        line.removeprefix("note: ")
+        for line in done.stderr.splitlines()
+        if line.startswith(("note:", "error:"))
+    ]
     return done.returncode, lines, notes
 
 
@@ -217,10 +245,19 @@ def seen(tree: Tree) -> dict[str, Any]:
             run = open_recipe(config, 1)
             found["findings"] = sorted(finding.path for finding in run.findings)
             found["lines"] = [
-                {name: value for name, value in line.fields().items() if name not in ("tokens_per_second", "memory")}
+                {
+                    name: value
+                    for name, value in line.fields().items()
+                    if name not in ("tokens_per_second", "memory")
+                }
                 for line in run.steps(min(3, run.length))
             ]
-            found["own"] = (run.length, comm.TIMEOUT, run.engine.model.config._attn_implementation, run.engine.bytes())
+            found["own"] = (
+                run.length,
+                comm.TIMEOUT,
+                run.engine.model.config._attn_implementation,
+                run.engine.bytes(),
+            )
     except (BridgeError, ValueError) as error:
         found["refused"] = str(error)
     found["files"] = sorted({str(file) for file in Path().rglob("*")} - before)
@@ -236,7 +273,9 @@ def tried(tree: Tree, path: str) -> str:
         put(first, name, value)
     second = copy.deepcopy(first)
     put(second, path, other(path, dict(leaves(first)).get(path), OTHER))
-    return different(seen(first), seen(second), ("refused", "lines", "files", "plan", "own", "findings"))
+    return different(
+        seen(first), seen(second), ("refused", "lines", "files", "plan", "own", "findings")
+    )
 
 
 def main(source: Path) -> int:
@@ -259,7 +298,9 @@ def main(source: Path) -> int:
             code, lines, notes = trained(file, ranks(small_one))
             subprocess.run(["rm", "-rf", "out"], check=True)
             losses = [line["loss"] for line in lines if "loss" in line]
-            told_of.update({note.partition(":")[0] for note in notes if not note.startswith("error")})
+            told_of.update(
+                {note.partition(":")[0] for note in notes if not note.startswith("error")}
+            )
             good = good and code == 0 and len(losses) == 5
             told = " ".join(f"{loss:.4f}" for loss in losses) or "; ".join(notes)
             print(f"| {recipe} | {ranks(small_one)} | {code} | {told} |", flush=True)

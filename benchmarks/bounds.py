@@ -42,7 +42,11 @@ class Sample:
 
 def text(name: str, content: str | Callable[[], str]) -> Callable[[Path], None]:
     """A file."""
-    return lambda folder: void((folder / name).write_text(content if isinstance(content, str) else content(), encoding="utf-8"))
+    return lambda folder: void(
+        (folder / name).write_text(
+            content if isinstance(content, str) else content(), encoding="utf-8"
+        )
+    )
 
 
 def content(name: str, of: bytes) -> Callable[[Path], None]:
@@ -56,7 +60,9 @@ def void(_: object) -> None:
 
 def launches(count: int, said: str = LAUNCH) -> str:
     """A script that starts many runs."""
-    return "#!/bin/bash\n" + "".join(f"torchrun pretrain_gpt.py {said} --seed {number}\n" for number in range(1, count + 1))
+    return "#!/bin/bash\n" + "".join(
+        f"torchrun pretrain_gpt.py {said} --seed {number}\n" for number in range(1, count + 1)
+    )
 
 
 def loop(folder: Path) -> None:
@@ -76,8 +82,21 @@ def converted(change: Callable[[Path], None]) -> Callable[[Path], None]:
 
     def make(folder: Path) -> None:
         (folder / "run.args").write_text(LAUNCH + "\n")
-        words = ["convert", "run.args", "--from", "megatron", "--to", "deepspeed", "-o", "x.json", "--world-size", "1"]
-        subprocess.run([*STAGEBRIDGE, *words], cwd=folder, env=environment(), capture_output=True, check=False)
+        words = [
+            "convert",
+            "run.args",
+            "--from",
+            "megatron",
+            "--to",
+            "deepspeed",
+            "-o",
+            "x.json",
+            "--world-size",
+            "1",
+        ]
+        subprocess.run(
+            [*STAGEBRIDGE, *words], cwd=folder, env=environment(), capture_output=True, check=False
+        )
         change(next(folder.glob("x*.carry.json")))
 
     return make
@@ -105,43 +124,62 @@ BACK = "convert x.json --from deepspeed --to megatron --world-size 1"
 SAMPLES: dict[str, Sample] = {
     "3,000 runs in a script": Sample("check x.sh", text("x.sh", lambda: launches(3000)), (1, 2)),
     "3,000 short runs in a script": Sample(
-        "check x.sh", text("x.sh", lambda: launches(3000, "--micro-batch-size 1 --num-layers 2")), (1, 2)
+        "check x.sh",
+        text("x.sh", lambda: launches(3000, "--micro-batch-size 1 --num-layers 2")),
+        (1, 2),
     ),
     "3,000 runs, one chosen": Sample(
-        "check x.sh --launch 7", text("x.sh", lambda: launches(3000, "--micro-batch-size 1 --num-layers 2")), (0, 1, 2)
+        "check x.sh --launch 7",
+        text("x.sh", lambda: launches(3000, "--micro-batch-size 1 --num-layers 2")),
+        (0, 1, 2),
     ),
     "19,990 unknown keys, JSON": Sample(
         "check x.json --from deepspeed",
-        text("x.json", lambda: "{" + ",".join(f'"zero_optimi_{n}": 1' for n in range(19_990)) + "}"),
+        text(
+            "x.json", lambda: "{" + ",".join(f'"zero_optimi_{n}": 1' for n in range(19_990)) + "}"
+        ),
     ),
     "19,990 unknown keys, lenient": Sample(
         "check x.json --from deepspeed --lenient",
-        text("x.json", lambda: "{" + ",".join(f'"zero_optimi_{n}": 1' for n in range(19_990)) + "}"),
+        text(
+            "x.json", lambda: "{" + ",".join(f'"zero_optimi_{n}": 1' for n in range(19_990)) + "}"
+        ),
         (0, 1, 2),
     ),
     "9,990 unknown keys, YAML": Sample(
-        "check x.yaml --from fast_llm", text("x.yaml", lambda: "".join(f"training_{n}: 1\n" for n in range(9_990)))
+        "check x.yaml --from fast_llm",
+        text("x.yaml", lambda: "".join(f"training_{n}: 1\n" for n in range(9_990))),
     ),
     "9,990 unknown keys, AutoModel": Sample(
-        "check x.yaml --from automodel", text("x.yaml", lambda: "".join(f"distributed_{n}: 1\n" for n in range(9_990))), (1, 2)
+        "check x.yaml --from automodel",
+        text("x.yaml", lambda: "".join(f"distributed_{n}: 1\n" for n in range(9_990))),
+        (1, 2),
     ),
     "9,990 unknown keys of any stack": Sample(
         "check x.yaml", text("x.yaml", lambda: "".join(f"training_{n}: 1\n" for n in range(9_990)))
     ),
     "20,000 unknown keys, JSON": Sample(
         "check x.json --from deepspeed",
-        text("x.json", lambda: "{" + ",".join(f'"zero_optimisation_{n}": 1' for n in range(19_999)) + "}"),
+        text(
+            "x.json",
+            lambda: "{" + ",".join(f'"zero_optimisation_{n}": 1' for n in range(19_999)) + "}",
+        ),
     ),
     "20,000 unknown keys, YAML": Sample(
-        "check x.yaml --from fast_llm", text("x.yaml", lambda: "".join(f"training_{n}: 1\n" for n in range(19_999)))
+        "check x.yaml --from fast_llm",
+        text("x.yaml", lambda: "".join(f"training_{n}: 1\n" for n in range(19_999))),
     ),
     "20,000 unknown keys, lenient": Sample(
         "check x.json --from deepspeed --lenient",
-        text("x.json", lambda: "{" + ",".join(f'"zero_optimisation_{n}": 1' for n in range(19_999)) + "}"),
+        text(
+            "x.json",
+            lambda: "{" + ",".join(f'"zero_optimisation_{n}": 1' for n in range(19_999)) + "}",
+        ),
         (0, 1, 2),
     ),
     "20,000 unknown flags": Sample(
-        "check x.args --from megatron", text("x.args", lambda: " ".join(f"--num-layer-{n}" for n in range(20_000)))
+        "check x.args --from megatron",
+        text("x.args", lambda: " ".join(f"--num-layer-{n}" for n in range(20_000))),
     ),
     "CSV of 20,000 short rows": Sample("schedule x.csv", text("x.csv", "0F0,1F0\n" * 20_000)),
     "CSV of 400,000 short rows": Sample("schedule x.csv", text("x.csv", "0F0\n" * 400_000)),
@@ -150,25 +188,38 @@ SAMPLES: dict[str, Sample] = {
         "check x.yaml --from automodel",
         lambda folder: (
             text("t.csv", "0F0,400000000F1\n")(folder),
-            text("x.yaml", "distributed:\n  strategy: fsdp2\n  pp_size: 2\n  pipeline:\n    pp_schedule_csv: t.csv\n")(folder),
+            text(
+                "x.yaml",
+                "distributed:\n  strategy: fsdp2\n  pp_size: 2\n  pipeline:\n    pp_schedule_csv: t.csv\n",
+            )(folder),
         )[0],
     ),
     "CSV of 20,000 rows in a recipe": Sample(
         "check x.yaml --from automodel",
         lambda folder: (
             text("t.csv", "0F0,1F0\n" * 20_000)(folder),
-            text("x.yaml", "distributed:\n  strategy: fsdp2\n  pp_size: 2\n  pipeline:\n    pp_schedule_csv: t.csv\n")(folder),
+            text(
+                "x.yaml",
+                "distributed:\n  strategy: fsdp2\n  pp_size: 2\n  pipeline:\n    pp_schedule_csv: t.csv\n",
+            )(folder),
         )[0],
     ),
-    "launch without an interpreter": Sample("check x.sh", text("x.sh", f"./pretrain_gpt.py {LAUNCH}\n"), (0, 1, 2)),
+    "launch without an interpreter": Sample(
+        "check x.sh", text("x.sh", f"./pretrain_gpt.py {LAUNCH}\n"), (0, 1, 2)
+    ),
     "- 5 as a Fast-LLM file": Sample("check x.yaml --from fast_llm", text("x.yaml", "- 5\n")),
     "symlink loop": Sample("check x.yaml --from fast_llm", loop),
     "unreadable file": Sample("check x.yaml --from fast_llm", unreadable),
     "folder as file": Sample("check . --from fast_llm"),
     "no file": Sample("check nowhere.yaml"),
-    "byte order mark": Sample("check x.json --from deepspeed", content("x.json", b'\xef\xbb\xbf{"train_batch_size": 8}'), (0, 2)),
+    "byte order mark": Sample(
+        "check x.json --from deepspeed",
+        content("x.json", b'\xef\xbb\xbf{"train_batch_size": 8}'),
+        (0, 2),
+    ),
     "byte order mark of UTF-16": Sample(
-        "check x.json --from deepspeed", content("x.json", '{"train_batch_size": 8}'.encode("utf-16"))
+        "check x.json --from deepspeed",
+        content("x.json", '{"train_batch_size": 8}'.encode("utf-16")),
     ),
     "byte order mark, script": Sample(
         "check x.sh --world-size 1",
@@ -176,21 +227,31 @@ SAMPLES: dict[str, Sample] = {
         (0, 1, 2),
     ),
     "byte order mark, YAML": Sample(
-        "check x.yaml --from fast_llm", content("x.yaml", b"\xef\xbb\xbfbatch:\n  micro_batch_size: 1\n"), (0, 1, 2)
+        "check x.yaml --from fast_llm",
+        content("x.yaml", b"\xef\xbb\xbfbatch:\n  micro_batch_size: 1\n"),
+        (0, 1, 2),
     ),
-    "-o .": Sample("convert x.args --from megatron --to deepspeed --world-size 1 -o .", text("x.args", LAUNCH)),
+    "-o .": Sample(
+        "convert x.args --from megatron --to deepspeed --world-size 1 -o .", text("x.args", LAUNCH)
+    ),
     "-o of 5,000 characters": Sample(
-        f"convert x.args --from megatron --to deepspeed --world-size 1 -o {'a' * 5000}.json", text("x.args", LAUNCH)
+        f"convert x.args --from megatron --to deepspeed --world-size 1 -o {'a' * 5000}.json",
+        text("x.args", LAUNCH),
     ),
     "-o of 300 characters": Sample(
-        f"convert x.args --from megatron --to deepspeed --world-size 1 -o {'a' * 300}.json", text("x.args", LAUNCH)
+        f"convert x.args --from megatron --to deepspeed --world-size 1 -o {'a' * 300}.json",
+        text("x.args", LAUNCH),
     ),
-    "hexadecimal of 5,000 digits": Sample("check x.yaml --from fast_llm", text("x.yaml", f"a: 0x{'f' * 5000}\n")),
+    "hexadecimal of 5,000 digits": Sample(
+        "check x.yaml --from fast_llm", text("x.yaml", f"a: 0x{'f' * 5000}\n")
+    ),
     "hexadecimal of 5,000 digits, flags": Sample(
         "check x.args --from megatron", text("x.args", f"{LAUNCH} --seed 0x{'f' * 5000}\n"), (1, 2)
     ),
     "hexadecimal of 5,000 digits, script": Sample(
-        "check x.sh", text("x.sh", f"A=$((0x{'f' * 5000}))\ntorchrun pretrain_gpt.py {LAUNCH} --seed $A\n"), (1, 2)
+        "check x.sh",
+        text("x.sh", f"A=$((0x{'f' * 5000}))\ntorchrun pretrain_gpt.py {LAUNCH} --seed $A\n"),
+        (1, 2),
     ),
     "decimal of 5,000 digits, JSON": Sample(
         "check x.json --from deepspeed", text("x.json", f'{{"train_batch_size": {"9" * 5000}}}')
@@ -199,10 +260,13 @@ SAMPLES: dict[str, Sample] = {
         "check x.json --from deepspeed", text("x.json", f'{{"gradient_clipping": {"9" * 400}}}')
     ),
     "integer beyond a float, flags": Sample(
-        "check x.args --from megatron --world-size 1", text("x.args", f"{LAUNCH} --clip-grad {'9' * 400}\n"), (1, 2)
+        "check x.args --from megatron --world-size 1",
+        text("x.args", f"{LAUNCH} --clip-grad {'9' * 400}\n"),
+        (1, 2),
     ),
     "integer beyond a float, YAML": Sample(
-        "check x.yaml --from fast_llm", text("x.yaml", f"optimizer:\n  learning_rate:\n    base: {'9' * 400}\n")
+        "check x.yaml --from fast_llm",
+        text("x.yaml", f"optimizer:\n  learning_rate:\n    base: {'9' * 400}\n"),
     ),
     "meant: null in a sidecar": Sample(BACK, converted(replaced("meant", "null")), (0, 1, 2)),
     "entry: {} in a sidecar": Sample(BACK, converted(replaced("entry", "{}")), (0, 1, 2)),
@@ -210,31 +274,51 @@ SAMPLES: dict[str, Sample] = {
     "pipe as a file": Sample("check x.json", lambda folder: os.mkfifo(folder / "x.json")),
     "10**12 ranks": Sample("layout x.args --ranks 1000000000000", text("x.args", LAUNCH)),
     "10**6 ranks": Sample("layout x.args --ranks 1000000", text("x.args", LAUNCH), (0, 1, 2)),
-    "10**9 microbatches": Sample("schedule x.args --microbatches 1000000000", text("x.args", PIPED)),
-    "1e9 microbatches": Sample("schedule x.args --microbatches 1e9", text("x.args", PIPED)),
-    "20,000 microbatches": Sample("schedule x.args --microbatches 20000", text("x.args", PIPED), (0, 1)),
-    "YAML of 10 MB that is no config": Sample("check x.yaml", text("x.yaml", lambda: "- {a: 1, b: [1, 2]}\n" * (10 * MIB // 20))),
-    "YAML of 10 MB, one text": Sample(
-        "check x.yaml", text("x.yaml", lambda: "a: |\n" + "  lorem ipsum dolor\n" * (10 * MIB // 20))
+    "10**9 microbatches": Sample(
+        "schedule x.args --microbatches 1000000000", text("x.args", PIPED)
     ),
-    "YAML of 500 kB that is no config": Sample("check x.yaml", text("x.yaml", lambda: "a: 1\n" * (500_000 // 5))),
-    "YAML of 500 kB, one line": Sample("check x.yaml --from fast_llm", text("x.yaml", lambda: "a: '" + "x " * 249_000 + "'\n")),
+    "1e9 microbatches": Sample("schedule x.args --microbatches 1e9", text("x.args", PIPED)),
+    "20,000 microbatches": Sample(
+        "schedule x.args --microbatches 20000", text("x.args", PIPED), (0, 1)
+    ),
+    "YAML of 10 MB that is no config": Sample(
+        "check x.yaml", text("x.yaml", lambda: "- {a: 1, b: [1, 2]}\n" * (10 * MIB // 20))
+    ),
+    "YAML of 10 MB, one text": Sample(
+        "check x.yaml",
+        text("x.yaml", lambda: "a: |\n" + "  lorem ipsum dolor\n" * (10 * MIB // 20)),
+    ),
+    "YAML of 500 kB that is no config": Sample(
+        "check x.yaml", text("x.yaml", lambda: "a: 1\n" * (500_000 // 5))
+    ),
+    "YAML of 500 kB, one line": Sample(
+        "check x.yaml --from fast_llm", text("x.yaml", lambda: "a: '" + "x " * 249_000 + "'\n")
+    ),
     "JSON of 17 MiB": Sample("check x.json", text("x.json", lambda: " " * (17 * MIB))),
     "brackets 100,000 deep": Sample("check x.json", text("x.json", "[" * 100_000)),
-    "Megatron YAML, 2 tensor ranks of 1": Sample("check x.yaml --from megatron --world-size 1", text("x.yaml", SECTIONS)),
+    "Megatron YAML, 2 tensor ranks of 1": Sample(
+        "check x.yaml --from megatron --world-size 1", text("x.yaml", SECTIONS)
+    ),
     "secrets by the thousand": Sample(
         "check x.sh",
         text(
             "x.sh",
-            lambda: "".join(f"export MY_API_KEY_{n}=abcdef{n}\n" for n in range(10_000)) + f"torchrun pretrain_gpt.py {LAUNCH}\n",
+            lambda: (
+                "".join(f"export MY_API_KEY_{n}=abcdef{n}\n" for n in range(10_000))
+                + f"torchrun pretrain_gpt.py {LAUNCH}\n"
+            ),
         ),
         (0, 1, 2),
     ),
     "names of secrets in one word": Sample(
-        "check x.sh", text("x.sh", lambda: f"A={'key=' * 120_000}\ntorchrun pretrain_gpt.py {LAUNCH}\n"), (0, 1, 2)
+        "check x.sh",
+        text("x.sh", lambda: f"A={'key=' * 120_000}\ntorchrun pretrain_gpt.py {LAUNCH}\n"),
+        (0, 1, 2),
     ),
     "blanks after a name of a secret": Sample(
-        "check x.sh", text("x.sh", lambda: f"# key,{' ' * 400_000}\ntorchrun pretrain_gpt.py {LAUNCH}\n"), (0, 1, 2)
+        "check x.sh",
+        text("x.sh", lambda: f"# key,{' ' * 400_000}\ntorchrun pretrain_gpt.py {LAUNCH}\n"),
+        (0, 1, 2),
     ),
 }
 STAGEBRIDGE = [sys.executable, "-P", "-m", "stagebridge"]
@@ -242,7 +326,12 @@ STAGEBRIDGE = [sys.executable, "-P", "-m", "stagebridge"]
 
 def environment() -> dict[str, str]:
     """This one, with the checkout in front."""
-    return {**os.environ, "PYTHONPATH": f"{HOME}{os.pathsep}{HOME / 'bridge/cli/front'}", "NO_COLOR": "1", "COLUMNS": "200"}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{HOME}{os.pathsep}{HOME / 'bridge/cli/front'}",
+        "NO_COLOR": "1",
+        "COLUMNS": "200",
+    }
 
 
 def measured(sample: Sample, folder: Path) -> Iterator[str]:
@@ -252,7 +341,14 @@ def measured(sample: Sample, folder: Path) -> Iterator[str]:
     command = [*STAGEBRIDGE, *shlex.split(sample.command)]
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment(), capture_output=True, text=True, errors="replace", timeout=ELAPSED, check=False
+            command,
+            cwd=folder,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ELAPSED,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         yield f"no answer within {ELAPSED:.0f} s"
@@ -260,7 +356,9 @@ def measured(sample: Sample, folder: Path) -> Iterator[str]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    shown = next((line for line in said if line.startswith(("error", "│ Invalid"))), said[0] if said else "")
+    shown = next(
+        (line for line in said if line.startswith(("error", "│ Invalid"))), said[0] if said else ""
+    )
     print(f"  {spent:5.1f} s, code {done.returncode}: {shown[:150]}", flush=True)
     if spent > SECONDS:
         yield f"{spent:.1f} s of processor time"

@@ -26,7 +26,9 @@ TURNS = 5
 
 def engine_of(width: int) -> Engine:
     """A GPT of two blocks in fp32 with AdamW, whose state is three times its weights."""
-    shape = Architecture(layers=2, hidden=width, heads=8, kv_heads=8, ffn=4 * width, vocab=8192, sequence=64)
+    shape = Architecture(
+        layers=2, hidden=width, heads=8, kv_heads=8, ffn=4 * width, vocab=8192, sequence=64
+    )
     plan = Plan.of({"precision.compute": "fp32", "optimizer.name": "adamw", "batch.micro": 1})
     return initialize(GPT(shape), plan, mean_cross_entropy)
 
@@ -42,7 +44,10 @@ def without_digests(work: Callable[[], object]) -> Callable[[], object]:
     """The same work, as if digests were free."""
 
     def run() -> object:
-        with patch.object(digests, "digest_of", lambda path: "0" * 64), patch.object(digests, "verify_digests"):
+        with (
+            patch.object(digests, "digest_of", lambda path: "0" * 64),
+            patch.object(digests, "verify_digests"),
+        ):
             return work()
 
     return run

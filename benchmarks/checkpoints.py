@@ -71,15 +71,26 @@ def cached(folder: Path) -> float:
     names = [str(path) for path in folder.rglob("*") if path.is_file()]
     if shutil.which("fincore") is None:
         return float("nan")
-    said = subprocess.run(["fincore", "--json", "--bytes", *names], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["fincore", "--json", "--bytes", *names], capture_output=True, text=True, check=True
+    ).stdout
     rows = json.loads(said)["fincore"]
     return sum(int(row["res"]) for row in rows) / max(1, sum(int(row["size"]) for row in rows))
 
 
 def interpreter() -> Cost:
     """Python with torch and what a conversion imports, doing nothing."""
-    modules = "bridge.cli.checkpoint, bridge.state.formats, bridge.state.writing, torch, safetensors"
-    return measured((sys.executable, "-P", "-c", f"import {modules}; from bridge.state import formats; formats.known()"))
+    modules = (
+        "bridge.cli.checkpoint, bridge.state.formats, bridge.state.writing, torch, safetensors"
+    )
+    return measured(
+        (
+            sys.executable,
+            "-P",
+            "-c",
+            f"import {modules}; from bridge.state import formats; formats.known()",
+        )
+    )
 
 
 def large(options: argparse.Namespace, top: Path) -> None:
@@ -90,7 +101,9 @@ def large(options: argparse.Namespace, top: Path) -> None:
     if room < 1.2 * options.gigabytes * GIGABYTE:
         raise SystemExit(f"{top}: {room:,} bytes are free; name a folder with more")
     idle = interpreter()
-    print(f"{options.gigabytes} GB in 8 shards; the largest tensor has {width / MEGABYTE:.0f} MB; idle: {idle.peak:.0f} MB")
+    print(
+        f"{options.gigabytes} GB in 8 shards; the largest tensor has {width / MEGABYTE:.0f} MB; idle: {idle.peak:.0f} MB"
+    )
     files = [str(path) for path in sorted(source.glob("*.safetensors"))]
 
     def copied() -> Cost:
@@ -108,7 +121,10 @@ def large(options: argparse.Namespace, top: Path) -> None:
         shutil.rmtree(top / "out")
         beyond, times = (ours.peak - idle.peak) * MEGABYTE / width, ours.processor / base.processor
         said = f"peak {ours.peak:.0f} MB, {beyond:.2f} x the largest tensor beyond idle"
-        print(f"{name}: {ours.wall:.0f} s, processor {ours.processor:.1f} s = {times:.2f} x; {said}", flush=True)
+        print(
+            f"{name}: {ours.wall:.0f} s, processor {ours.processor:.1f} s = {times:.2f} x; {said}",
+            flush=True,
+        )
     ends = list(killed(command, top / "out", options.kills, ours.wall))
     same = all(found == known for found in ends)
     print(
@@ -129,7 +145,9 @@ def killed(command: tuple[str, ...], out: Path, times: int, wall: float) -> Iter
     """
     random, count = Random(1), 0
     while count < times:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             process.wait(timeout=2 + random.random() * wall / times * 3)
             yield (out / "SHA256SUMS").read_bytes()
@@ -156,7 +174,11 @@ def synthetic(folder: Path, size: int) -> int:
     hidden, layers = 4096, 0
     shapes: list[tuple[str, tuple[int, int]]] = [("model.embed_tokens.weight", (32000, hidden))]
     while sum(4 * rows * columns for _, (rows, columns) in shapes) < size:
-        names = {"self_attn.q_proj": (hidden, hidden), "mlp.up_proj": (11008, hidden), "mlp.down_proj": (hidden, 11008)}
+        names = {
+            "self_attn.q_proj": (hidden, hidden),
+            "mlp.up_proj": (11008, hidden),
+            "mlp.down_proj": (hidden, 11008),
+        }
         shapes += [(f"model.layers.{layers}.{name}.weight", shape) for name, shape in names.items()]
         layers += 1
     parts = [shapes[number::8] for number in range(8)]
@@ -165,7 +187,9 @@ def synthetic(folder: Path, size: int) -> int:
         name = f"model-{number:05d}-of-00008.safetensors"
         where |= dict.fromkeys((key for key, _ in part), name)
         _shard(folder / name, part)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": where})
+    )
     return max(4 * rows * columns for _, (rows, columns) in shapes)
 
 
@@ -193,20 +217,49 @@ def _shard(path: Path, part: list[tuple[str, tuple[int, int]]]) -> None:
 def peers(options: argparse.Namespace, top: Path) -> None:
     """Scripts of DeepSpeed and transformers beside ours, on one folder, to the same tensors."""
     made, model = top / "made", top / "model"
-    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", __file__, "make", "--folder", str(top))
+    launch = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        __file__,
+        "make",
+        "--folder",
+        str(top),
+    )
     subprocess.run(launch, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     size = sum(path.stat().st_size for path in made.rglob("*.pt"))
-    print(f"a Llama under ZeRO 2 in bf16 on two ranks: {size / MEGABYTE:.0f} MB; its weights in fp32 as transformers saves them")
+    print(
+        f"a Llama under ZeRO 2 in bf16 on two ranks: {size / MEGABYTE:.0f} MB; its weights in fp32 as transformers saves them"
+    )
     place, out = str(next(made.glob("global_step*"))), str(top / "theirs")
-    scripts = ("-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state", "--num_extract_workers", "1")
-    universal = (*scripts, "--num_merge_workers", "1", "--input_folder", place, "--output_folder", out)
+    scripts = (
+        "-m",
+        "deepspeed.checkpoint.ds_to_universal",
+        "--inject_missing_state",
+        "--num_extract_workers",
+        "1",
+    )
+    universal = (
+        *scripts,
+        "--num_merge_workers",
+        "1",
+        "--input_folder",
+        place,
+        "--output_folder",
+        out,
+    )
     cases = {
         "zero_to_fp32": (
             ("-m", "deepspeed.utils.zero_to_fp32", str(made), out, "--safe_serialization"),
             (made, "safetensors", "--dtype", "fp32"),
         ),
         "ds_to_universal": (universal, (made, "universal")),
-        "transformers": (("-c", LOADED.format(source=str(model), target=out)), (model, "safetensors", "--dtype", "bf16")),
+        "transformers": (
+            ("-c", LOADED.format(source=str(model), target=out)),
+            (model, "safetensors", "--dtype", "bf16"),
+        ),
     }
     for name, (theirs, (source, form, *words)) in cases.items():
         base = fresh(source, lambda theirs=theirs: measured((sys.executable, *theirs)))
@@ -244,8 +297,14 @@ def compared(theirs: Path, ours: Path) -> str:
         one, other = (load_file(folder / "model.safetensors") for folder in (theirs, ours))
     else:
         one, other = (dict(_universal(next(folder.rglob("zero")))) for folder in (theirs, ours))
-    odd = [name for name in {*one, *other} if name not in one or name not in other or not torch.equal(one[name], other[name])]
-    return f"{len(one)} tensors, all the same" if not odd else f"{len(odd)} OTHERS, such as {odd[0]}"
+    odd = [
+        name
+        for name in {*one, *other}
+        if name not in one or name not in other or not torch.equal(one[name], other[name])
+    ]
+    return (
+        f"{len(one)} tensors, all the same" if not odd else f"{len(odd)} OTHERS, such as {odd[0]}"
+    )
 
 
 def _universal(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -269,7 +328,12 @@ def make(options: argparse.Namespace, top: Path) -> None:
     deepspeed = load_deepspeed()
     deepspeed.init_distributed("gloo")
     torch.manual_seed(1)
-    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 8}
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+    }
     net = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=16000, tie_word_embeddings=False))
     if deepspeed.comm.get_rank() == 0:
         net.save_pretrained(top / "model")
@@ -279,7 +343,9 @@ def make(options: argparse.Namespace, top: Path) -> None:
         "zero_optimization": {"stage": 2},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
     }
-    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config, dist_init_required=False)
+    engine, *_ = deepspeed.initialize(
+        model=net, model_parameters=net.parameters(), config=config, dist_init_required=False
+    )
     tokens = torch.arange(8)[None]
     engine.backward(engine(input_ids=tokens, labels=tokens).loss)
     engine.step()
@@ -288,7 +354,9 @@ def make(options: argparse.Namespace, top: Path) -> None:
 
 def main() -> None:
     """Choose what is measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("large", "peers", "make", "compare"))
     parser.add_argument("--gigabytes", type=float, default=10)
     parser.add_argument("--kills", type=int, default=20)

@@ -33,7 +33,9 @@ def rows(path: Path) -> list[Row]:
 def read(row: Row) -> Any:
     """The launch as its own release reads it."""
     flags = [str(flag) for flag in row["flags"]]
-    return compat.load("megatron").read(flags, version=row["version"], world_size=row["world_size"], lenient=True)
+    return compat.load("megatron").read(
+        flags, version=row["version"], world_size=row["world_size"], lenient=True
+    )
 
 
 def done(work: Callable[[T], Any], items: Iterable[T]) -> Iterator[Any]:
@@ -70,7 +72,9 @@ def timed(name: str, work: Callable[[T], Any], items: list[T]) -> list[Any]:
 def main() -> None:
     """Read all rows, convert what is accepted to DeepSpeed, write it, and convert it back."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=LAUNCHES, help="launches, one JSON object a line")
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=LAUNCHES, help="launches, one JSON object a line"
+    )
     options = parser.parse_args()
     launches = rows(options.file)
     watch = Stopwatch()
@@ -81,8 +85,13 @@ def main() -> None:
     timed("written as flags", lambda result: result.written, back)
     print(f"{'all of it':22} {watch.rate(len(launches))}")
     effects = Counter(str(finding.effect) for result in there for finding in result.findings)
-    print("findings by effect:", ", ".join(f"{count} {effect}" for effect, count in effects.most_common()))
-    same = sum(not any(finding.effect is Effect.NUMBERS for finding in result.findings) for result in there)
+    print(
+        "findings by effect:",
+        ", ".join(f"{count} {effect}" for effect, count in effects.most_common()),
+    )
+    same = sum(
+        not any(finding.effect is Effect.NUMBERS for finding in result.findings) for result in there
+    )
     print(f"launches without a finding of effect '{Effect.NUMBERS}': {same} of {len(there)}")
 
 

@@ -68,12 +68,20 @@ def places(stack: str) -> Iterator[Place]:
     for rule in dialect.rules:
         for path in rule.theirs:
             doc = known[path].doc if path in known else ""
-            yield Place(stack, path, words(path.rpartition(".")[2]), words(doc), bool(rule.paths_of_plan(path)))
+            yield Place(
+                stack,
+                path,
+                words(path.rpartition(".")[2]),
+                words(doc),
+                bool(rule.paths_of_plan(path)),
+            )
 
 
 def alone(stack: str) -> frozenset[str]:
     """Fields of a stack that no plan field stands for and whose loss changes the numbers."""
-    rules = (rule for rule in compat.load(stack).rules if not rule.ours and rule.effect is Effect.NUMBERS)
+    rules = (
+        rule for rule in compat.load(stack).rules if not rule.ours and rule.effect is Effect.NUMBERS
+    )
     return frozenset(path for rule in rules for path in rule.theirs)
 
 
@@ -104,7 +112,10 @@ def declined() -> dict[str, str]:
     """The reason for each pair that is declined."""
     reasons = json.loads(DECLINED.read_text("utf-8"))
     return {
-        f"{mine} ~ {other}": reason for reason, fields_ in reasons.items() for mine, others in fields_.items() for other in others
+        f"{mine} ~ {other}": reason
+        for reason, fields_ in reasons.items()
+        for mine, others in fields_.items()
+        for other in others
     }
 
 
@@ -121,7 +132,9 @@ def main() -> int:
     for key in sorted(stale):
         print(f"{key}  (no longer proposed)")
     answered = len(found) - len(unanswered)
-    print(f"{len(found)} proposals, {answered} declined, {len(unanswered)} open, {len(stale)} declined in vain")
+    print(
+        f"{len(found)} proposals, {answered} declined, {len(unanswered)} open, {len(stale)} declined in vain"
+    )
     return 1 if unanswered or stale else 0
 
 

@@ -70,8 +70,14 @@ class Outcome:
 
 def bases(folder: Path) -> list[tuple[str, Config]]:
     """Valid configs with the file each came from: real ones that DeepSpeed accepts, else generated ones."""
-    read = [(path.name, config) for path in sorted(folder.glob("*.json")) if (config := _read(path)) is not None]
-    return read or [("generated", config) for config in _drawn(configs(DIALECT, RELEASE, RANKS), 60)]
+    read = [
+        (path.name, config)
+        for path in sorted(folder.glob("*.json"))
+        if (config := _read(path)) is not None
+    ]
+    return read or [
+        ("generated", config) for config in _drawn(configs(DIALECT, RELEASE, RANKS), 60)
+    ]
 
 
 def _read(path: Path) -> Config | None:
@@ -112,7 +118,9 @@ def chosen(found: list[tuple[str, Config]]) -> Iterator[tuple[str, str, Config, 
             path, value = next(others)
             options = [Edit(None, tuple(path.split(".")), value)]  # type: ignore[arg-type]
         else:
-            options = [edit for edit in edits(config).get(Mistake(kind), ()) if edit.at[0] != "code"]
+            options = [
+                edit for edit in edits(config).get(Mistake(kind), ()) if edit.at[0] != "code"
+            ]
         if options:
             yield kind, name, config, chance.choice(options)
             made += 1
@@ -120,10 +128,20 @@ def chosen(found: list[tuple[str, Config]]) -> Iterator[tuple[str, str, Config, 
 
 def _another() -> Any:
     """A key of the release and a value of its type."""
-    known, part, case = fields(DIALECT.schema), part_of(DIALECT), StrategyCase(RELEASE, RANKS, "file")
-    paths = [path for path in paths_of(DIALECT, case) if not path.startswith(("code.", "optimizer.", "scheduler."))]
+    known, part, case = (
+        fields(DIALECT.schema),
+        part_of(DIALECT),
+        StrategyCase(RELEASE, RANKS, "file"),
+    )
+    paths = [
+        path
+        for path in paths_of(DIALECT, case)
+        if not path.startswith(("code.", "optimizer.", "scheduler."))
+    ]
     return st.sampled_from(paths).flatmap(
-        lambda path: st.tuples(st.just(path), part.values(case, path) or values(known[path].annotation))
+        lambda path: st.tuples(
+            st.just(path), part.values(case, path) or values(known[path].annotation)
+        )
     )
 
 
@@ -139,15 +157,26 @@ def judged(kind: str, name: str, config: Config, edit: Edit) -> Outcome:
         outcome = _both(ours, theirs, ".".join(edit.at))
     else:
         without = _theirs(_left_out(source, edit))
-        outcome = "we refuse, DeepSpeed ignores" if without == theirs else "we refuse, DeepSpeed takes it"
-    return Outcome(kind, ".".join(edit.at), "(removed)" if edit.value is REMOVE else edit.value, outcome, name)
+        outcome = (
+            "we refuse, DeepSpeed ignores" if without == theirs else "we refuse, DeepSpeed takes it"
+        )
+    return Outcome(
+        kind, ".".join(edit.at), "(removed)" if edit.value is REMOVE else edit.value, outcome, name
+    )
 
 
 def _both(ours: Config, theirs: Mapping[str, Any], key: str) -> str:
     """What to say of an edit that both accept."""
     expected = real.pose_config(ours)[1]
-    agree = all(_plain(expected[path]) == _plain(theirs[path]) for path in expected.keys() & theirs.keys() - set(ours.opaque))
-    return "both accept, other values" if not agree else f"both accept, {'carried' if key in ours.opaque else 'same values'}"
+    agree = all(
+        _plain(expected[path]) == _plain(theirs[path])
+        for path in expected.keys() & theirs.keys() - set(ours.opaque)
+    )
+    return (
+        "both accept, other values"
+        if not agree
+        else f"both accept, {'carried' if key in ours.opaque else 'same values'}"
+    )
 
 
 def _left_out(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
@@ -198,7 +227,10 @@ def page(results: list[Outcome], origin: str) -> str:
         "",
         f"| edit | {' | '.join(OUTCOMES)} |",
         f"|---|{'---|' * len(OUTCOMES)}",
-        *(f"| {kind} | {' | '.join(str(_count(results, kind, outcome)) for outcome in OUTCOMES)} |" for kind in kinds),
+        *(
+            f"| {kind} | {' | '.join(str(_count(results, kind, outcome)) for outcome in OUTCOMES)} |"
+            for kind in kinds
+        ),
         "",
         "## Examples",
         "",
@@ -214,7 +246,9 @@ def _examples(results: list[Outcome]) -> Iterator[str]:
     for outcome in OUTCOMES:
         found = {result.kind: result for result in reversed(results) if result.outcome == outcome}
         if found:
-            shown = ", ".join(f"`{result.key}: {_short(result.value)}`" for result in list(found.values())[:4])
+            shown = ", ".join(
+                f"`{result.key}: {_short(result.value)}`" for result in list(found.values())[:4]
+            )
             yield f"- **{outcome}**: {shown}"
 
 

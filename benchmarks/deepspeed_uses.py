@@ -39,7 +39,11 @@ def engine_names() -> frozenset[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 found.add(node.name)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            elif (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == "self"
+            ):
                 found.add(node.attr)
     return frozenset(found)
 
@@ -60,7 +64,9 @@ class Uses(ast.NodeVisitor):
                 and self._name(node.value.func) == f"{ROOT}.initialize"
             ):
                 target = node.targets[0]
-                self._engines.add(ast.unparse(target.elts[0] if isinstance(target, ast.Tuple) else target))
+                self._engines.add(
+                    ast.unparse(target.elts[0] if isinstance(target, ast.Tuple) else target)
+                )
         if self._names:
             self.visit(tree)
 
@@ -70,7 +76,11 @@ class Uses(ast.NodeVisitor):
                 if alias.name.partition(".")[0] == ROOT:
                     self._names[alias.asname or ROOT] = alias.name if alias.asname else ROOT
                     self.found[alias.name] += 1
-        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == ROOT:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and not node.level
+            and (node.module or "").partition(".")[0] == ROOT
+        ):
             for alias in node.names:
                 self._names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 self.found[f"{node.module}.{alias.name}"] += 1
@@ -82,7 +92,9 @@ class Uses(ast.NodeVisitor):
         if not isinstance(node, ast.Attribute):
             return None
         value = node.value
-        if isinstance(value, ast.Call) and (self._name(value.func) or "").endswith(".get_accelerator"):
+        if isinstance(value, ast.Call) and (self._name(value.func) or "").endswith(
+            ".get_accelerator"
+        ):
             return f"{ACCELERATOR}.{node.attr}"
         if node.attr in self._engine and ast.unparse(value) in self._engines:
             return f"{ENGINE}.{node.attr}"
@@ -136,7 +148,11 @@ def facts(folders: Mapping[str, Path]) -> dict[str, Any]:
                 found.setdefault(name, Counter())[source] += number
     rows = sorted(found.items(), key=lambda row: (-row[1].total(), row[0]))
     gone = [name for name, _ in rows if name.partition(".")[0] == ROOT and not stands(name)]
-    return {"release": version(ROOT), "gone": gone, "names": {name: dict(sorted(sources.items())) for name, sources in rows}}
+    return {
+        "release": version(ROOT),
+        "gone": gone,
+        "names": {name: dict(sorted(sources.items())) for name, sources in rows},
+    }
 
 
 if __name__ == "__main__":

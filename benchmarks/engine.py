@@ -20,7 +20,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))  # the same steps that the tests compare
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1] / "tests" / "engine")
+)  # the same steps that the tests compare
 
 from oracles import BUILDERS, WHOLE_BATCH, Builder, Step, Task, batch_of, deepspeed, deepspeed_piped
 from pool import Pool
@@ -74,7 +76,9 @@ def builder(name: str) -> Builder:
     """As in the tests, but DeepSpeed with the optimizer that it takes by default, compiled on first use."""
     if name == "deepspeed 1f1b":
         return deepspeed_piped
-    return partial(deepspeed, level=int(name[-1])) if name.startswith("deepspeed") else BUILDERS[name]
+    return (
+        partial(deepspeed, level=int(name[-1])) if name.startswith("deepspeed") else BUILDERS[name]
+    )
 
 
 def timed(step: Step, data: tuple[torch.Tensor, torch.Tensor], number: int) -> Time:
@@ -86,7 +90,9 @@ def timed(step: Step, data: tuple[torch.Tensor, torch.Tensor], number: int) -> T
     return Time((time.perf_counter() - wall) / number, (time.process_time() - processor) / number)
 
 
-def compared(rank: int, world: int, ours: str, theirs: str, task: Task, pairs: int, number: int) -> list[Pair]:
+def compared(
+    rank: int, world: int, ours: str, theirs: str, task: Task, pairs: int, number: int
+) -> list[Pair]:
     """Times of both, measured in turns; the first of a pair changes from pair to pair."""
     gc.collect()
     steps, data = [], []
@@ -105,7 +111,9 @@ def compared(rank: int, world: int, ours: str, theirs: str, task: Task, pairs: i
 
 def task_of(width: int) -> Task:
     """Two blocks of `width`, with gradient clipping as is usual."""
-    shape = Architecture(layers=2, hidden=width, heads=8, kv_heads=8, ffn=4 * width, sequence=SEQUENCE, tied=False)
+    shape = Architecture(
+        layers=2, hidden=width, heads=8, kv_heads=8, ffn=4 * width, sequence=SEQUENCE, tied=False
+    )
     return Task(shape, batch=SEQUENCES * RANKS, lr=1e-3, eps=1e-8, clip=1.0)
 
 
@@ -116,7 +124,9 @@ def ratios(found: Iterable[Pair], kind: str) -> list[float]:
 
 def row(width: int, ours: str, theirs: str, bound: float, found: list[Pair]) -> str:
     """One line of a table: median milliseconds of both, then wall and processor time as ratios with their spread."""
-    times = [f"{statistics.median(pair[index].wall for pair in found) * 1e3:.0f} ms" for index in (0, 1)]
+    times = [
+        f"{statistics.median(pair[index].wall for pair in found) * 1e3:.0f} ms" for index in (0, 1)
+    ]
     cells = [str(width), TITLES[ours], TITLES[theirs], *times]
     for kind in ("wall", "processor"):
         sorted_ = ratios(found, kind)
@@ -141,14 +151,18 @@ def main() -> None:
     start = time.perf_counter()
     print(line(COLUMNS), line("---" for _ in COLUMNS).replace(" ", ""), sep="\n", flush=True)
     for width in given.width or WIDTHS:
-        pool = Pool(RANKS)  # new ranks: DeepSpeed's pipeline leaves its own grid of ranks behind, which its ZeRO trips over
+        pool = Pool(
+            RANKS
+        )  # new ranks: DeepSpeed's pipeline leaves its own grid of ranks behind, which its ZeRO trips over
         for ours, theirs, bound in BOUNDS:
             if given.only in (ours + " " + theirs):
                 arguments = (ours, theirs, task_of(width), given.pairs, given.steps)
                 found = pool.run(compared, *arguments, timeout=TIMEOUT)[0]
                 print(row(width, ours, theirs, bound, found), flush=True)
         pool.close()
-    print(f"\n{time.perf_counter() - start:.0f} s; load at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(
+        f"\n{time.perf_counter() - start:.0f} s; load at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
 
 
 if __name__ == "__main__":

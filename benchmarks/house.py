@@ -64,7 +64,9 @@ def sources(folders: Iterable[str]) -> list[Source]:
     found = []
     for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text("utf-8")
-        parts = (part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__")
+        parts = (
+            part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"
+        )
         found.append(Source(".".join(parts), path, text, ast.parse(text)))
     return found
 
@@ -75,7 +77,11 @@ def statements(tree: ast.AST) -> int:
 
 
 def _documents(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def functions(source: Source) -> Iterator[Function]:
@@ -86,7 +92,9 @@ def functions(source: Source) -> Iterator[Function]:
             shape = tuple(type(part).__name__ for inner in body for part in ast.walk(inner))
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             spread = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-            yield Function(f"{source.path.relative_to(ROOT)}:{node.lineno}", node.name, lines, spread, shape)
+            yield Function(
+                f"{source.path.relative_to(ROOT)}:{node.lineno}", node.name, lines, spread, shape
+            )
 
 
 def near_copies(found: Iterable[Function]) -> Iterator[tuple[float, Function, Function]]:
@@ -97,13 +105,19 @@ def near_copies(found: Iterable[Function]) -> Iterator[tuple[float, Function, Fu
         if 2 * shorter < ALIKE * (shorter + longer):
             continue
         match = SequenceMatcher(None, one.shape, other.shape, autojunk=False)
-        if match.real_quick_ratio() >= ALIKE and match.quick_ratio() >= ALIKE and match.ratio() >= ALIKE:
+        if (
+            match.real_quick_ratio() >= ALIKE
+            and match.quick_ratio() >= ALIKE
+            and match.ratio() >= ALIKE
+        ):
             yield match.ratio(), one, other
 
 
 def imports(source: Source, known: set[str]) -> set[str]:
     """Modules of ours that loading a module imports."""
-    return {name for node in _loading(source.tree) for name in _imported(node, known)} - {source.name}
+    return {name for node in _loading(source.tree) for name in _imported(node, known)} - {
+        source.name
+    }
 
 
 def _loading(tree: ast.AST) -> Iterator[ast.AST]:
@@ -128,7 +142,9 @@ def _imported(node: ast.AST, known: set[str]) -> Iterator[str]:
 def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
     """Groups of modules, or of packages, of which each leads to each."""
     reached = {name: _reached(name, graph) for name in graph}
-    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    groups = {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in graph
+    }
     return sorted((set(group) for group in groups if len(group) > 1), key=sorted)
 
 
@@ -149,7 +165,9 @@ def packages(graph: dict[str, set[str]]) -> dict[str, set[str]]:
         found.setdefault(mine, set())
         for other in others:
             theirs = _package(other, graph)
-            if not (mine + ".").startswith(theirs + ".") and not (theirs + ".").startswith(mine + "."):
+            if not (mine + ".").startswith(theirs + ".") and not (theirs + ".").startswith(
+                mine + "."
+            ):
                 found[mine].add(theirs)
     return {name: {other for other in others if other in found} for name, others in found.items()}
 
@@ -194,22 +212,37 @@ def _uses(tree: ast.Module) -> tuple[Counter[str], Counter[str]]:
             named[_name(node)] += 1
         elif isinstance(node, Definition):
             # The call in `@name(...)` makes a decorator, and the function below it cannot do without.
-            called.subtract(_name(row.func) for row in node.decorator_list if isinstance(row, ast.Call))
+            called.subtract(
+                _name(row.func) for row in node.decorator_list if isinstance(row, ast.Call)
+            )
     return called, named
 
 
 def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def texts(source: Source) -> Iterator[tuple[bool, str, str, str]]:
     """The docstrings of a module (true), and its other texts of at least `WORDS` words, with their places and owners."""
-    inner = {id(part) for node in ast.walk(source.tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inner = {
+        id(part)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     documents = dict(_documented(source.tree))
     for node in ast.walk(source.tree):
         if isinstance(node, ast.JoinedStr):
             text = "".join(_shown(part) for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner
+        ):
             text = node.value
         else:
             continue
@@ -220,7 +253,11 @@ def texts(source: Source) -> Iterator[tuple[bool, str, str, str]]:
 
 def _shown(part: ast.expr) -> str:
     """A part of an f-string: its text, or what stands in its braces."""
-    return str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(getattr(part, "value", part)) + "}"
+    return (
+        str(part.value)
+        if isinstance(part, ast.Constant)
+        else "{" + ast.unparse(getattr(part, "value", part)) + "}"
+    )
 
 
 def _documented(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -251,8 +288,15 @@ def sample(found: Iterable[Source], seed: int) -> None:
     for documents in (False, True):
         own = [text for text in everything if text[0] is documents]
         print(f"\n{'Docstrings' if documents else 'Messages'}: {SAMPLE} of {len(own)}\n")
-        for number, (_, place, owner, text) in enumerate(random.Random(seed).sample(own, SAMPLE), 1):
-            print(f"{number:3}. {place}", *([f"     {owner}"] if owner else []), f"     {text}", sep="\n")
+        for number, (_, place, owner, text) in enumerate(
+            random.Random(seed).sample(own, SAMPLE), 1
+        ):
+            print(
+                f"{number:3}. {place}",
+                *([f"     {owner}"] if owner else []),
+                f"     {text}",
+                sep="\n",
+            )
 
 
 def without_news() -> tuple[int, int]:
@@ -262,7 +306,11 @@ def without_news() -> tuple[int, int]:
     """
     quiet = told = 0
     for known in sorted((ROOT / "compat").glob("*/releases/known.json")):
-        facts = [json.loads(path.read_text("utf-8")) for path in known.parent.glob("*.json") if path != known]
+        facts = [
+            json.loads(path.read_text("utf-8"))
+            for path in known.parent.glob("*.json")
+            if path != known
+        ]
         named = Counter(pair for fact in facts for pair in _values(fact))
         for release in json.loads(known.read_text("utf-8")):
             if not any(named[key, release] for key in WINDOW):
@@ -279,13 +327,20 @@ def refusing(found: Iterable[Source]) -> list[str]:
     count speaks of something else: `TranslationError` of what cannot be written in another form, `VersionError` of a release that
     is unknown or not installed. A `ValueError` reaches no user: the reader that calls a conversion of text notes it as a problem.
     """
-    return [source.name for source in found if source.name.startswith(REFUSING) and any(map(_refuses, ast.walk(source.tree)))]
+    return [
+        source.name
+        for source in found
+        if source.name.startswith(REFUSING) and any(map(_refuses, ast.walk(source.tree)))
+    ]
 
 
 def _refuses(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    name, owner = _name(node.func), node.func.value if isinstance(node.func, ast.Attribute) else node.func
+    name, owner = (
+        _name(node.func),
+        node.func.value if isinstance(node.func, ast.Attribute) else node.func,
+    )
     return name in (*REFUSALS, "unless") or (name == "raise_if" and _name(owner) in REFUSALS)
 
 
@@ -305,15 +360,24 @@ def _values(fact: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", type=int, metavar="SEED", help="print messages and docstrings to be read, drawn with a seed")
-    parser.add_argument("--copies", action="store_true", help="print each pair of near copies in compat/")
+    parser.add_argument(
+        "--sample",
+        type=int,
+        metavar="SEED",
+        help="print messages and docstrings to be read, drawn with a seed",
+    )
+    parser.add_argument(
+        "--copies", action="store_true", help="print each pair of near copies in compat/"
+    )
     options = parser.parse_args()
     found = sources(("bridge", "compat"))
     if options.sample is not None:
         sample(found, options.sample)
         return
     everything = [function for source in found for function in functions(source)]
-    copies = list(near_copies(function for function in everything if function.place.startswith("compat/")))
+    copies = list(
+        near_copies(function for function in everything if function.place.startswith("compat/"))
+    )
     known = {source.name for source in found}
     graph = {source.name: imports(source, known) for source in found}
     lines = [line for source in found for line in source.text.splitlines()]
@@ -321,14 +385,22 @@ def main() -> None:
     ordered = sorted(function.lines for function in everything)
     print(f"modules                       {len(found)}")
     print(f"statements                    {sum(statements(source.tree) for source in found)}")
-    print(f"functions                     {len(everything)}, 90th percentile {ordered[int(0.9 * len(ordered))]} lines")
+    print(
+        f"functions                     {len(everything)}, 90th percentile {ordered[int(0.9 * len(ordered))]} lines"
+    )
     print(f"longest function              {longest.lines} lines: {longest.name}, {longest.place}")
     print(f"near copies in compat/        {len(copies)} pairs")
     print(f"cycles of modules             {len(cycles(graph))}")
     rings = cycles(packages(graph))
-    print(f"cycles of packages            {len(rings)}", *("  " + " ".join(sorted(ring)) for ring in rings), sep="\n")
+    print(
+        f"cycles of packages            {len(rings)}",
+        *("  " + " ".join(sorted(ring)) for ring in rings),
+        sep="\n",
+    )
     print(f"lines with a comment          {100 * sum(map(comments, found)) / len(lines):.1f} %")
-    print(f"lines over {WIDE} columns        {100 * sum(len(line) > WIDE for line in lines) / len(lines):.1f} %")
+    print(
+        f"lines over {WIDE} columns        {100 * sum(len(line) > WIDE for line in lines) / len(lines):.1f} %"
+    )
     print(f"small helpers used once       {len(used_once(found))}")
     places = refusing(source for source in found if not any(part in source.name for part in ASIDE))
     print(f"modules that refuse Megatron  {len(places)}: {' '.join(places)}")

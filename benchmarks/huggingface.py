@@ -37,7 +37,12 @@ BOUNDS = (
     ("tensor", "dtensor", 0.95),
 )
 """What is compared with what, and the largest ratio wanted."""
-TITLES = {"fsdp2 whole": "FSDP2, not resharded", "fsdp2": "FSDP2", "ddp": "DDP", "dtensor": "DTensor"}
+TITLES = {
+    "fsdp2 whole": "FSDP2, not resharded",
+    "fsdp2": "FSDP2",
+    "ddp": "DDP",
+    "dtensor": "DTensor",
+}
 SIZES: Mapping[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1376,
@@ -59,7 +64,11 @@ def model(kind: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 688} if kind == "mixtral" else {}
+    experts = (
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 688}
+        if kind == "mixtral"
+        else {}
+    )
     config = CONFIG_MAPPING[kind](**{**SIZES, **experts}, use_cache=False)
     config._experts_implementation = "eager"
     torch.manual_seed(1)
@@ -78,7 +87,9 @@ def batch(rank: int, world: int, whole: bool) -> dict[str, Tensor]:
 def native(kind: str, name: str, data: Mapping[str, Tensor]) -> Step:
     """The engine at a ZeRO level, or with two tensor ranks."""
     layout = {"parallel.tensor": RANKS} if name == "tensor" else {"zero.stage": int(name[-1])}
-    engine = initialize(model(kind), Plan.of({"optimizer.lr": RATE, "optimizer.clip": CLIP, **layout}))
+    engine = initialize(
+        model(kind), Plan.of({"optimizer.lr": RATE, "optimizer.clip": CLIP, **layout})
+    )
     return lambda: engine.train_batch([dict(data)])
 
 
@@ -115,7 +126,10 @@ def torch_step(kind: str, name: str, data: Mapping[str, Tensor]) -> Step:
 
 def clip(parts: list[list[Tensor]]) -> None:
     """By one norm over plain tensors and DTensors."""
-    norms = [nn.utils.get_total_norm([weight.grad for weight in part if weight.grad is not None]) for part in parts]
+    norms = [
+        nn.utils.get_total_norm([weight.grad for weight in part if weight.grad is not None])
+        for part in parts
+    ]
     whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     norm = torch.stack(whole).square().sum().sqrt()
     factor = float((CLIP / (norm + 1e-6)).clamp(max=1.0))
@@ -162,7 +176,9 @@ def timed(step: Step) -> Time:
 def main() -> None:
     """Print one row for each comparison."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--only", default="", help="compare only names that contain this")
     given = parser.parse_args()
@@ -170,7 +186,9 @@ def main() -> None:
     print(line(COLUMNS), line("---" for _ in COLUMNS).replace(" ", ""), sep="\n", flush=True)
     for kind in ("llama", "mixtral"):
         for ours, theirs, bound in BOUNDS:
-            if given.only in f"{kind} {ours} {theirs}" and not (kind == "mixtral" and ours == "tensor"):
+            if given.only in f"{kind} {ours} {theirs}" and not (
+                kind == "mixtral" and ours == "tensor"
+            ):
                 found = pool.run(compared, kind, ours, theirs, given.pairs, timeout=TIMEOUT)[0]
                 print(row(kind, ours, theirs, bound, found), flush=True)
     pool.close()
@@ -179,7 +197,10 @@ def main() -> None:
 def row(kind: str, ours: str, theirs: str, bound: float, found: list[Pair]) -> str:
     """One line of the table."""
     cells = [kind.capitalize(), ours.replace("zero", "ZeRO"), TITLES[theirs]]
-    cells += [f"{sorted(pair[index].wall for pair in found)[len(found) // 2] * 1e3:.0f} ms" for index in (0, 1)]
+    cells += [
+        f"{sorted(pair[index].wall for pair in found)[len(found) // 2] * 1e3:.0f} ms"
+        for index in (0, 1)
+    ]
     for what in ("wall", "processor"):
         each = ratios(found, what)
         cells.append(f"{each[len(each) // 2]:.2f} ({each[0]:.2f} to {each[-1]:.2f})")

@@ -143,7 +143,9 @@ def altered(annotation: Any, value: Any, chance: random.Random) -> Iterator[Any]
     chance.shuffle(kinds)
     for kind in kinds:
         if isinstance(kind, tuple):
-            yield from chance.sample([one for one in kind if one != value], len([one for one in kind if one != value]))
+            yield from chance.sample(
+                [one for one in kind if one != value], len([one for one in kind if one != value])
+            )
         elif kind is bool:
             yield not value
         elif kind is int:
@@ -166,7 +168,11 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 def label(one: Config, other: Config) -> Effect:
     """Return the worst effect that `diff` states of two configs."""
-    return min((finding.effect for finding in compare(one, other)), key=lambda effect: effect.rank, default=Effect.NONE)
+    return min(
+        (finding.effect for finding in compare(one, other)),
+        key=lambda effect: effect.rank,
+        default=Effect.NONE,
+    )
 
 
 def drawn(bench: Bench, chance: random.Random) -> Iterator[Pair]:
@@ -179,7 +185,10 @@ def drawn(bench: Bench, chance: random.Random) -> Iterator[Pair]:
             # The effects take turns too: most settings of a stack take no effect in most configs.
             wanted, found = EFFECTS[len(told) % len(EFFECTS)], None
             for _ in range(TRIES):
-                path, base = chance.choice(bench.sections[section]), chance.choice(sorted(bench.bases))
+                path, base = (
+                    chance.choice(bench.sections[section]),
+                    chance.choice(sorted(bench.bases)),
+                )
                 pair = None if (path, base) in told else _pair(bench, base, path, chance)
                 found = pair or found
                 if pair is not None and pair.label is wanted:
@@ -207,7 +216,9 @@ def _pair(bench: Bench, base: str, path: str, chance: random.Random) -> Pair | N
     return None
 
 
-def measured(bench: Bench, count: int, chance: random.Random, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def measured(
+    bench: Bench, count: int, chance: random.Random, say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each change that both runs survive, `count` of them."""
     bases: dict[str, Any] = {}
     done = refused = 0
@@ -220,14 +231,24 @@ def measured(bench: Bench, count: int, chance: random.Random, say: Callable[[str
         one, other = bases[pair.base], isolated(lambda: bench.train(pair.source, STEPS))  # noqa: B023 - runs at once
         if isinstance(one, str):
             raise SystemExit(f"{bench.stack}, {pair.base}: the base does not train: {one}")
-        row = {"stack": bench.stack, "base": pair.base, "path": pair.path, "before": pair.before, "after": pair.after}
+        row = {
+            "stack": bench.stack,
+            "base": pair.base,
+            "path": pair.path,
+            "before": pair.before,
+            "after": pair.after,
+        }
         row["label"] = pair.label.value
         if isinstance(other, str):
             refused += 1
-            say(f"{bench.stack} {pair.base} {pair.path} {pair.before!r} -> {pair.after!r}: not run: {other[:100]}")
+            say(
+                f"{bench.stack} {pair.base} {pair.path} {pair.before!r} -> {pair.after!r}: not run: {other[:100]}"
+            )
             continue
         # Runs in two formats are held to the wider one: another format is more than rounding.
-        digits = min(map(bench.format, (bench.bases[pair.base], pair.source)), key=ROUNDED.__getitem__)
+        digits = min(
+            map(bench.format, (bench.bases[pair.base], pair.source)), key=ROUNDED.__getitem__
+        )
         happened, far = outcome(one, other, digits)
         agrees = pair.label in AGREES[happened]
         done += 1
@@ -235,14 +256,24 @@ def measured(bench: Bench, count: int, chance: random.Random, say: Callable[[str
             f"{done:3d}/{count} {bench.stack} {pair.base} {pair.path} {pair.before!r} -> {pair.after!r}: {pair.label.value}; "
             f"{happened} ({far:.1e}), {time.monotonic() - start:.0f} s{'' if agrees else '   <-- DISAGREES'}"
         )
-        yield {**row, "happened": happened, "distance": far, "agrees": agrees, "refused_before": refused}
+        yield {
+            **row,
+            "happened": happened,
+            "distance": far,
+            "agrees": agrees,
+            "refused_before": refused,
+        }
 
 
 def main() -> int:
     """Measure, print and write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=34)
-    parser.add_argument("--count", type=int, default=150, help="changes that are measured, a third for each stack")
+    parser.add_argument(
+        "--count", type=int, default=150, help="changes that are measured, a third for each stack"
+    )
     parser.add_argument("--json", type=Path, help="a file for the rows")
     parser.add_argument("--only", default="", help="one stack: deepspeed, megatron or huggingface")
     given = parser.parse_args()
@@ -255,9 +286,13 @@ def main() -> int:
         for row in measured(bench, share, chance, lambda line: print(line, flush=True)):
             rows.append(row)
             if given.json:
-                given.json.write_text(json.dumps({"seed": given.seed, "rows": rows}, indent=1, default=str) + "\n")
+                given.json.write_text(
+                    json.dumps({"seed": given.seed, "rows": rows}, indent=1, default=str) + "\n"
+                )
     wrong = [row for row in rows if not row["agrees"]]
-    print(f"seed {given.seed}: {len(rows)} changes, {len(rows) - len(wrong)} labels agree, {len(wrong)} disagree")
+    print(
+        f"seed {given.seed}: {len(rows)} changes, {len(rows) - len(wrong)} labels agree, {len(wrong)} disagree"
+    )
     return len(wrong) > 2
 
 

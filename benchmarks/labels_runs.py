@@ -33,7 +33,9 @@ def result(losses: list[float], first: Mapping[str, Tensor], last: Mapping[str, 
 def distance(one: Result, other: Result) -> float:
     """Return how far the updates and the losses of two runs are from each other, relative to those of the first run."""
     moved, apart = one["last"] - one["first"], other["last"] - one["last"]
-    losses = [abs(a - b) / max(abs(a), 1e-12) for a, b in zip(one["losses"], other["losses"], strict=True)]
+    losses = [
+        abs(a - b) / max(abs(a), 1e-12) for a, b in zip(one["losses"], other["losses"], strict=True)
+    ]
     return float(max((apart**2).sum() ** 0.5 / max((moved**2).sum() ** 0.5, 1e-30), *losses))
 
 
@@ -63,18 +65,33 @@ FILES: Mapping[str, dict[str, Any]] = {
     "level 3": _file(zero_optimization={"stage": 3}),
     "bf16, level 1": _file(zero_optimization={"stage": 1}, bf16={"enabled": True}),
     "bf16, level 3": _file(zero_optimization={"stage": 3}, bf16={"enabled": True}),
-    "fp16, level 2": _file(zero_optimization={"stage": 2}, fp16={"enabled": True, "initial_scale_power": 8}),
-    "autocast": _file(zero_optimization={"stage": 1}, torch_autocast={"enabled": True, "dtype": "bfloat16"}),
+    "fp16, level 2": _file(
+        zero_optimization={"stage": 2}, fp16={"enabled": True, "initial_scale_power": 8}
+    ),
+    "autocast": _file(
+        zero_optimization={"stage": 1}, torch_autocast={"enabled": True, "dtype": "bfloat16"}
+    ),
     "SGD": _file(optimizer={"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}}),
     "Adagrad": _file(optimizer={"type": "Adagrad", "params": {"lr": 1e-2}}),
     "WarmupLR": _scheduled("WarmupLR", warmup_min_lr=1e-3, warmup_max_lr=1e-2, warmup_num_steps=4),
-    "WarmupDecayLR": _scheduled("WarmupDecayLR", total_num_steps=6, warmup_max_lr=1e-2, warmup_num_steps=3),
+    "WarmupDecayLR": _scheduled(
+        "WarmupDecayLR", total_num_steps=6, warmup_max_lr=1e-2, warmup_num_steps=3
+    ),
     "WarmupCosineLR": _scheduled("WarmupCosineLR", total_num_steps=6, warmup_num_steps=3),
-    "OneCycle": _scheduled("OneCycle", cycle_min_lr=1e-3, cycle_max_lr=1e-2, cycle_first_step_size=3),
+    "OneCycle": _scheduled(
+        "OneCycle", cycle_min_lr=1e-3, cycle_max_lr=1e-2, cycle_first_step_size=3
+    ),
     "LRRangeTest": _scheduled("LRRangeTest", lr_range_test_min_lr=1e-3, lr_range_test_step_size=2),
 }
 SCRIPTED = (
-    *("code", "sequence_parallel_size", "data_parallel_size", "pipeline", "tensor_parallel", "expert_parallel"),
+    *(
+        "code",
+        "sequence_parallel_size",
+        "data_parallel_size",
+        "pipeline",
+        "tensor_parallel",
+        "expert_parallel",
+    ),
     *("autotuning", "gradient_allreduce_op"),
 )
 """Sections and keys that need more than one rank, a model of their own, or the launcher."""
@@ -114,7 +131,10 @@ class Tokens(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the mean loss of the next token."""
         hidden = self.words(tokens[:, :-1])
-        mixed = hidden.cumsum(1) / torch.arange(1, hidden.shape[1] + 1, dtype=hidden.dtype)[None, :, None]
+        mixed = (
+            hidden.cumsum(1)
+            / torch.arange(1, hidden.shape[1] + 1, dtype=hidden.dtype)[None, :, None]
+        )
         hidden = hidden + self.down(F.gelu(self.up(self.norm(mixed))))
         return F.cross_entropy(self.out(hidden).float().flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -162,7 +182,9 @@ MOST = 100
 """Largest number of microbatches of a run."""
 
 
-def _sections(schema: Any, known: Callable[[str], bool], section: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+def _sections(
+    schema: Any, known: Callable[[str], bool], section: Callable[[str], str]
+) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for path in fields(schema):
         if known(path):
@@ -180,7 +202,10 @@ def _put(source: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def _format(source: Mapping[str, Any]) -> str:
-    half = any(source.get(name, {}).get("enabled") for name in ("bf16", "bfloat16", "fp16", "torch_autocast"))
+    half = any(
+        source.get(name, {}).get("enabled")
+        for name in ("bf16", "bfloat16", "fp16", "torch_autocast")
+    )
     return "half" if half else "fp32"
 
 
@@ -191,12 +216,15 @@ def deepspeed_bench(bench: Any) -> Any:
     load_deepspeed()
     dialect, version = compat.load("deepspeed"), "0.19.8"
     known = lambda path: (  # noqa: E731
-        path.split(".")[0] not in (*SCRIPTED, *PRIVATE) and dialect.knows(path, True, version, "file")
+        path.split(".")[0] not in (*SCRIPTED, *PRIVATE)
+        and dialect.knows(path, True, version, "file")
     )
     return bench(
         "deepspeed",
         FILES,
-        _sections(dialect.schema, known, lambda path: path.split(".")[0] if "." in path else "the top"),
+        _sections(
+            dialect.schema, known, lambda path: path.split(".")[0] if "." in path else "the top"
+        ),
         lambda source: dialect.read(source, version, 1),
         _put,
         train_deepspeed,
@@ -244,7 +272,13 @@ LAUNCHES: Mapping[str, dict[str, Any]] = {
     "llama": {**FLAGS, **LLAMA},
     "llama, bf16": {**FLAGS, **LLAMA, "bf16": True},
     "llama, sharded": {**FLAGS, **LLAMA, "bf16": True, "use_distributed_optimizer": True},
-    "mixtral": {**FLAGS, **LLAMA, "num_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.01},
+    "mixtral": {
+        **FLAGS,
+        **LLAMA,
+        "num_experts": 4,
+        "moe_router_topk": 2,
+        "moe_aux_loss_coeff": 0.01,
+    },
     "sgd": {**FLAGS, **LLAMA, "optimizer": "sgd", "sgd_momentum": 0.9},
 }
 """Launches by their arguments."""
@@ -262,7 +296,9 @@ def train_megatron(source: Any, steps: int) -> Result:
 
     config: Any = compat.load("megatron").config(dict(source), "0.16.1", 1, "flags")
     described = Plan.of({**lift(config).values(), **WEIGHTLESS}).model
-    load = Workload(Architecture.of(described), model=described)  # the model takes all fields of the config class
+    load = Workload(
+        Architecture.of(described), model=described
+    )  # the model takes all fields of the config class
     trainer = BACKEND.open(config, load)
     text = Text.of(None, load.architecture.sequence, load.seed)
     first, losses = dict(trainer.weights()), list[float]()
@@ -272,7 +308,14 @@ def train_megatron(source: Any, steps: int) -> Result:
 
 
 INITIAL = (
-    *("init", "embedding_init", "seed", "data_parallel_random", "perform_initialization", "use_cpu_initialization"),
+    *(
+        "init",
+        "embedding_init",
+        "seed",
+        "data_parallel_random",
+        "perform_initialization",
+        "use_cpu_initialization",
+    ),
     "is_hybrid_model",
 )
 """Beginnings of arguments of the first weights, which are the same in all runs here. `is_hybrid_model` is one of them: it halves
@@ -294,13 +337,34 @@ def megatron_bench(bench: Any) -> Any:
 
     # The training loop of Megatron-LM clips queries and keys, not its package.
     fixed = {*KERNELS, *EXPERTS, "qk_clip"}
-    fixed |= {"hidden_dropout", "attention_dropout", "use_precision_aware_optimizer", "optimizer_cpu_offload"}
+    fixed |= {
+        "hidden_dropout",
+        "attention_dropout",
+        "use_precision_aware_optimizer",
+        "optimizer_cpu_offload",
+    }
     dialect, version = compat.load("megatron"), "0.16.1"
-    taken = {name for cls in (PARALLEL, TRANSFORMER, DDP, OPTIMIZER) for name in releases.fields(version, cls)}
-    taken |= {*RULE.theirs, "micro_batch_size", "global_batch_size", "num_experts", "swiglu", "norm_epsilon", "add_bias_linear"}
+    taken = {
+        name
+        for cls in (PARALLEL, TRANSFORMER, DDP, OPTIMIZER)
+        for name in releases.fields(version, cls)
+    }
+    taken |= {
+        *RULE.theirs,
+        "micro_batch_size",
+        "global_batch_size",
+        "num_experts",
+        "swiglu",
+        "norm_epsilon",
+        "add_bias_linear",
+    }
 
     def known(path: str) -> bool:
-        return path in taken - fixed and not path.startswith(INITIAL) and dialect.knows(path, True, version, "flags")
+        return (
+            path in taken - fixed
+            and not path.startswith(INITIAL)
+            and dialect.knows(path, True, version, "flags")
+        )
 
     return bench(
         "megatron",
@@ -324,13 +388,25 @@ SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB,
     "max_position_embeddings": 32,
 }
-GPT: Mapping[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCAB, "n_positions": 32}
+GPT: Mapping[str, Any] = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": VOCAB,
+    "n_positions": 32,
+}
 NONE = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
 MODELS: Mapping[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SIZES, "num_key_value_heads": 2},
     "qwen2": {"model_type": "qwen2", **SIZES, "num_key_value_heads": 2},
     "mistral": {"model_type": "mistral", **SIZES, "num_key_value_heads": 2, "sliding_window": 8},
-    "gemma2": {"model_type": "gemma2", **SIZES, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8},
+    "gemma2": {
+        "model_type": "gemma2",
+        **SIZES,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "sliding_window": 8,
+    },
     "mixtral": {"model_type": "mixtral", **SIZES, "num_key_value_heads": 2, "num_local_experts": 4},
     "gpt2": {"model_type": "gpt2", **GPT, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     # A quarter of a head is rotated: of two heads, at two frequencies, so that their base takes effect.
@@ -345,7 +421,9 @@ def train_transformers(source: Any, steps: int) -> Result:
 
     data = dict(source)
     config = CONFIG_MAPPING[data.pop("model_type")](**data)
-    config._experts_implementation = data.get("experts_implementation", "eager")  # the grouped products have no fp64
+    config._experts_implementation = data.get(
+        "experts_implementation", "eager"
+    )  # the grouped products have no fp64
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).double()
     rows = [{"input_ids": row, "labels": row} for row in samples(SAMPLES, TOKENS, VOCAB)]

@@ -44,11 +44,17 @@ class Tally:
 def main() -> int:
     """Lay out every accepted launch and time its schedule; the exit code says whether any was refused."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("launches", type=Path, help="JSON lines with flags, version and world_size, and maybe rejected")
+    parser.add_argument(
+        "launches",
+        type=Path,
+        help="JSON lines with flags, version and world_size, and maybe rejected",
+    )
     tally = Tally()
     for row in accepted(parser.parse_args().launches):
         show(row, tally)
-    print(f"{tally.launches} launches, {tally.unknown} without a number of words, {sum(tally.refused.values())} refused")
+    print(
+        f"{tally.launches} launches, {tally.unknown} without a number of words, {sum(tally.refused.values())} refused"
+    )
     print(f"slowest: {tally.slowest:.2f} s of processor time")
     for reason, number in tally.refused.most_common():
         print(f"  {number:4} {reason}")
@@ -64,9 +70,13 @@ def accepted(path: Path) -> Iterator[Mapping[str, Any]]:
 def show(row: Mapping[str, Any], tally: Tally) -> None:
     """One launch through both commands."""
     tally.launches += 1
-    config = compat.load("megatron").read(row["flags"], row["version"], row["world_size"], lenient=True)
+    config = compat.load("megatron").read(
+        row["flags"], row["version"], row["world_size"], lenient=True
+    )
     plan: Plan = bridge.lift(config)
-    outline = tally.tried("layout", lambda: outline_of(plan, Sizes("file", {}, None), row["world_size"]))
+    outline = tally.tried(
+        "layout", lambda: outline_of(plan, Sizes("file", {}, None), row["world_size"])
+    )
     if outline is not None:
         tally.unknown += bool(as_json(outline, ())["model"]["unknown"])
     tally.tried("schedule", lambda: time_schedule(plan, None))

@@ -92,16 +92,22 @@ def torch_step(blocks: int, width: int, sharded: bool) -> Any:
     return step
 
 
-def compared(rank: int, world: int, names: tuple[str, str], blocks: int, width: int, rows: int, pairs: int) -> list[Pair]:
+def compared(
+    rank: int, world: int, names: tuple[str, str], blocks: int, width: int, rows: int, pairs: int
+) -> list[Pair]:
     """Times of both, measured in turns; the first of a pair changes from pair to pair."""
     steps = [
-        native(blocks, width, int(name[-1])) if name.startswith("zero") else torch_step(blocks, width, name == "fsdp2")
+        native(blocks, width, int(name[-1]))
+        if name.startswith("zero")
+        else torch_step(blocks, width, name == "fsdp2")
         for name in names
     ]
     generator = torch.Generator().manual_seed(rank)
     data = tuple(torch.randn(rows, width, generator=generator) for _ in range(2))
     losses = [[step(*data) for _ in range(3)] for step in steps]
-    assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]) / world, rtol=1e-4), losses
+    assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]) / world, rtol=1e-4), (
+        losses
+    )
     found = []
     for pair in range(pairs):
         order = (0, 1) if pair % 2 == 0 else (1, 0)
@@ -113,17 +119,41 @@ def compared(rank: int, world: int, names: tuple[str, str], blocks: int, width: 
 def main() -> None:
     """Print one row for each comparison."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--rows", type=int, default=512, help="tokens a rank")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--only", default="", help="compare only names that contain this")
     given = parser.parse_args()
     pool = Pool(RANKS)
-    print(line(("blocks", "engine", "beside", "engine", "other", "wall time", "processor time", "bound")), flush=True)
+    print(
+        line(
+            (
+                "blocks",
+                "engine",
+                "beside",
+                "engine",
+                "other",
+                "wall time",
+                "processor time",
+                "bound",
+            )
+        ),
+        flush=True,
+    )
     for ours, theirs, blocks, bound in BOUNDS:
         if given.only in f"{ours} {theirs} {blocks}":
-            found = pool.run(compared, (ours, theirs), blocks, given.width, given.rows, given.pairs, timeout=TIMEOUT)[0]
+            found = pool.run(
+                compared,
+                (ours, theirs),
+                blocks,
+                given.width,
+                given.rows,
+                given.pairs,
+                timeout=TIMEOUT,
+            )[0]
             print(row(blocks, ours, theirs, bound, found), flush=True)
     pool.close()
 
@@ -131,7 +161,10 @@ def main() -> None:
 def row(blocks: int, ours: str, theirs: str, bound: float | None, found: list[Pair]) -> str:
     """One line of the table."""
     cells = [str(blocks), ours, theirs]
-    cells += [f"{sorted(pair[index].wall for pair in found)[len(found) // 2] * 1e3:.0f} ms" for index in (0, 1)]
+    cells += [
+        f"{sorted(pair[index].wall for pair in found)[len(found) // 2] * 1e3:.0f} ms"
+        for index in (0, 1)
+    ]
     for kind in ("wall", "processor"):
         each = ratios(found, kind)
         cells.append(f"{each[len(each) // 2]:.2f} ({each[0]:.2f} to {each[-1]:.2f})")

@@ -52,7 +52,9 @@ class Peak(TorchDispatchMode):
         for tensor in tree_leaves(values):
             inner = getattr(tensor, "_local_tensor", tensor)
             if isinstance(inner, Tensor):
-                with torch._C.DisableTorchFunctionSubclass():  # also those of weights that are not whole now
+                with (
+                    torch._C.DisableTorchFunctionSubclass()
+                ):  # also those of weights that are not whole now
                     self._seen(inner.untyped_storage())
 
     def _seen(self, storage: torch.UntypedStorage) -> None:
@@ -102,7 +104,8 @@ def measured(rank: int, world: int, name: str, blocks: int, kind: str) -> tuple[
         step = huggingface.torch_step(kind, name, data)
     else:
         engine = initialize(
-            huggingface.model(kind), Plan.of({"zero.stage": int(name[-1]), "optimizer.lr": 1e-3, "optimizer.clip": 1.0})
+            huggingface.model(kind),
+            Plan.of({"zero.stage": int(name[-1]), "optimizer.lr": 1e-3, "optimizer.clip": 1.0}),
         )
         said = sum(engine.layout.bytes().values())
         step = lambda: engine.train_batch([dict(data)])  # noqa: E731
@@ -124,11 +127,15 @@ def _tensors() -> list[Tensor]:
 def main() -> None:
     """Print one row for each engine and level."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", default="llama")
     parser.add_argument("--blocks", type=int, action="append")
     given = parser.parse_args()
-    print(line(("blocks", "engine", "most in a step", "between steps", "by its layout")), flush=True)
+    print(
+        line(("blocks", "engine", "most in a step", "between steps", "by its layout")), flush=True
+    )
     print("|---|---|---|---|---|")
     for blocks in given.blocks or (2, 10):
         for name in (*(f"zero {level}" for level in range(4)), *OTHERS):

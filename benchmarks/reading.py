@@ -54,7 +54,9 @@ def read(checkout: Path, paths: list[str]) -> dict[str, tuple[int, float]]:
 
 def main() -> None:
     """Read in turns, print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="scripts, in folders OWNER+NAME with their paths")
     parser.add_argument("--list", type=Path, required=True, help="a JSON list with repo and path")
     parser.add_argument("--beside", type=Path, required=True, help="the other checkout")
@@ -69,7 +71,10 @@ def main() -> None:
         both = [path for path in paths if other[path][0] == ours[path][0] > 0]
         theirs, own = (sum(found[path][1] for path in both) for found in (other, ours))
         ratios.append(own / theirs)
-        print(f"{len(both)} scripts: here {own:.2f} s, there {theirs:.2f} s, ratio {own / theirs:.2f}", flush=True)
+        print(
+            f"{len(both)} scripts: here {own:.2f} s, there {theirs:.2f} s, ratio {own / theirs:.2f}",
+            flush=True,
+        )
     print(f"median {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 

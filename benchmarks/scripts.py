@@ -33,8 +33,39 @@ from bridge.files.shell.pieces import Text
 from bridge.testing import processes
 
 TOOLS = (
-    *("bash", "basename", "cat", "cp", "cut", "date", "dirname", "expr", "getopt", "grep", "head", "mkdir", "mv", "paste"),
-    *("printf", "readlink", "realpath", "rm", "sed", "seq", "sort", "tail", "tee", "touch", "tr", "uniq", "wc", "xargs", "awk"),
+    *(
+        "bash",
+        "basename",
+        "cat",
+        "cp",
+        "cut",
+        "date",
+        "dirname",
+        "expr",
+        "getopt",
+        "grep",
+        "head",
+        "mkdir",
+        "mv",
+        "paste",
+    ),
+    *(
+        "printf",
+        "readlink",
+        "realpath",
+        "rm",
+        "sed",
+        "seq",
+        "sort",
+        "tail",
+        "tee",
+        "touch",
+        "tr",
+        "uniq",
+        "wc",
+        "xargs",
+        "awk",
+    ),
 )
 """Programs that run as they are, inside the root folder."""
 QUIET = (
@@ -56,7 +87,18 @@ QUIET = (
     "kill",
 )
 """Programs that do nothing."""
-OTHERS = ("python", "python3", "python3.8", "python3.10", "nohup", "env", "swift", "megatron", "llamafactory-cli", "ipython")
+OTHERS = (
+    "python",
+    "python3",
+    "python3.8",
+    "python3.10",
+    "nohup",
+    "env",
+    "swift",
+    "megatron",
+    "llamafactory-cli",
+    "ipython",
+)
 BUILT_IN = ("exec", "time", "command", "builtin", "coproc", "xargs")
 RECORD = "/record"
 SETTINGS = """cd() { builtin cd "$@" 2> /dev/null || true; }
@@ -94,7 +136,19 @@ done
 printf '%s\\0' "$(($# + 1))" "${{0##*/}}" "$@" >> {RECORD}
 """
 SECONDS = 20
-SHELL = ("BASH_SOURCE", "SECONDS", "RANDOM", "PWD", "HOME", "PATH", "UID", "LINENO", "BASH_REMATCH", "FUNCNAME", "PIPESTATUS")
+SHELL = (
+    "BASH_SOURCE",
+    "SECONDS",
+    "RANDOM",
+    "PWD",
+    "HOME",
+    "PATH",
+    "UID",
+    "LINENO",
+    "BASH_REMATCH",
+    "FUNCNAME",
+    "PIPESTATUS",
+)
 ASKED = re.compile(r"--env (\w+)=\.\.\.")
 ANEW = re.compile(r"may change the variable; set --env (\w+)=")
 ROUNDS = 12
@@ -129,7 +183,9 @@ class Jail:
             self._copy(tool)
         (folder / "bin" / "sh").symlink_to("bash")
         (folder / "settings").write_text(SETTINGS, "utf-8")
-        programs = {name for name in STARTERS if "." not in name or name.startswith("mpi")} - set(BUILT_IN)
+        programs = {name for name in STARTERS if "." not in name or name.startswith("mpi")} - set(
+            BUILT_IN
+        )
         for name in (*programs, *OTHERS):
             self._stand_in(folder / "bin" / name, STAND_IN)
         for name in QUIET:
@@ -157,20 +213,34 @@ class Jail:
         (self.folder / "work").mkdir()
         (self.folder / "work" / "launch.sh").write_text(text, "utf-8")
         (self.folder / RECORD.lstrip("/")).write_bytes(b"")
-        given = (f"unset -v {name}\n{name}={quote(value)}\n" for name, value in outside.items() if name in anew)
+        given = (
+            f"unset -v {name}\n{name}={quote(value)}\n"
+            for name, value in outside.items()
+            if name in anew
+        )
         (self.folder / "given").write_text("".join(given), "utf-8")
         for script in set(re.findall(r"(?m)^\s*(\.?/[\w./-]+\.py)\b", text)):
             self._stand_in(
-                self.folder / "work" / script if script.startswith(".") else self.folder / script.lstrip("/"), STAND_IN
+                self.folder / "work" / script
+                if script.startswith(".")
+                else self.folder / script.lstrip("/"),
+                STAND_IN,
             )
         last = max((int(name) for name in outside if name.isdigit()), default=0)
         arguments = [outside.get(str(place), "") for place in range(1, last + 1)]
         named = slurm(text) | {name: value for name, value in outside.items() if not name.isdigit()}
-        jailed = [*_found("unshare", "-n", "-p", "-f", "--kill-child"), *_found("chroot", str(self.folder)), "/bin/bash", "-c"]
+        jailed = [
+            *_found("unshare", "-n", "-p", "-f", "--kill-child"),
+            *_found("chroot", str(self.folder)),
+            "/bin/bash",
+            "-c",
+        ]
         status = -1
         with suppress(subprocess.TimeoutExpired):
             command = [*jailed, 'cd /work && exec /bin/bash ./launch.sh "$@"', "-", *arguments]
-            status = processes.run(command, SECONDS, {"PATH": "/bin", "BASH_ENV": "/settings", **named}).returncode
+            status = processes.run(
+                command, SECONDS, {"PATH": "/bin", "BASH_ENV": "/settings", **named}
+            ).returncode
         return Ran(list(_records((self.folder / RECORD.lstrip("/")).read_bytes())), status)
 
 
@@ -209,7 +279,9 @@ def matches(launch: Launch, run: str) -> bool:
     """Whether a recorded run is that launch, unknown parts aside; what starts an inner shell stands before it in the launch."""
     words = [*launch.launcher, launch.program]
     first = run.partition("\0")[0]
-    starts = [at for at, word in enumerate(words) if word is None or word.rpartition("/")[2] == first]
+    starts = [
+        at for at, word in enumerate(words) if word is None or word.rpartition("/")[2] == first
+    ]
     return any(re.fullmatch(pattern(launch, words[at:]), run, re.DOTALL) for at in starts)
 
 
@@ -229,7 +301,10 @@ ANY = r"(?:[^\0]*\0)*?"
 def _word(word: Pieces) -> str:
     if any(not isinstance(piece, Text) and piece.loose for piece in word):
         return ANY
-    return "".join(re.escape(piece.text) if isinstance(piece, Text) else r"[^\0]*" for piece in word) + "\0"
+    return (
+        "".join(re.escape(piece.text) if isinstance(piece, Text) else r"[^\0]*" for piece in word)
+        + "\0"
+    )
 
 
 def compared(script: Script, ran: Ran) -> Seen:
@@ -247,22 +322,37 @@ def compared(script: Script, ran: Ran) -> Seen:
     if not started and ran.status:
         return Seen("bash stops before the run", str(launches[0]))
     if not started:
-        return Seen("DIFFERENT: bash starts no run" if sure else "a branch decides", str(launches[0]))
-    lost = next((run for run in started if not any(matches(launch, run) for launch in launches)), None)
+        return Seen(
+            "DIFFERENT: bash starts no run" if sure else "a branch decides", str(launches[0])
+        )
+    lost = next(
+        (run for run in started if not any(matches(launch, run) for launch in launches)), None
+    )
     if lost is not None:
         return Seen("DIFFERENT", _difference(lost, launches))
-    extra = next((launch for launch in sure if not any(matches(launch, run) for run in started)), None)
+    extra = next(
+        (launch for launch in sure if not any(matches(launch, run) for run in started)), None
+    )
     if extra is not None:
         return Seen("DIFFERENT: bash does not start it", str(extra))
-    return Seen("same, unknown words aside" if any(launch.opaque for launch in launches) else "same words")
+    return Seen(
+        "same, unknown words aside" if any(launch.opaque for launch in launches) else "same words"
+    )
 
 
 def _difference(run: str, launches: Sequence[Launch]) -> str:
     """The first word at which the nearest launch and the run part."""
     launch = max(launches, key=lambda launch: len(launch.words))
     ours, theirs = [*launch.launcher, launch.program, *launch.texts], run.split("\0")
-    ours = ours[next((at for at, word in enumerate(ours) if word and word.rpartition("/")[2] == theirs[0]), 0) :]
-    first = next((index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
+    ours = ours[
+        next(
+            (at for at, word in enumerate(ours) if word and word.rpartition("/")[2] == theirs[0]), 0
+        ) :
+    ]
+    first = next(
+        (index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]),
+        len(ours),
+    )
     return f"bash {theirs[first : first + 3]}, read {ours[first : first + 3]}"
 
 
@@ -274,7 +364,10 @@ GUESSES: tuple[tuple[str, str], ...] = (
     (r".*(HIDDEN|INTERMEDIATE|FFN|VOCAB).*", "4096"),
     (r".*(SEQ|LEN).*", "2048"),
     (r".*(HEAD|LAYER).*", "8"),
-    (r"\d+|.*(SIZE|NUM|GPU|NODE|WORLD|ITER|INTERVAL|BATCH|BS|STEP|TOKENS|SAMPLES|LR|WARMUP).*|[TPCEM]P", "1"),
+    (
+        r"\d+|.*(SIZE|NUM|GPU|NODE|WORLD|ITER|INTERVAL|BATCH|BS|STEP|TOKENS|SAMPLES|LR|WARMUP).*|[TPCEM]P",
+        "1",
+    ),
     (r".*", "value"),
 )
 """What a script is started with, by the name of the variable."""
@@ -288,11 +381,18 @@ def guess(name: str, text: str) -> str:
     """A value for what a script is started with: one that it compares it with, if it does, else one by its name."""
     aliases = [name, *re.findall(rf"(?m)^\s*(?:export )?(\w+)=\"?\$\{{?{name}\}}?\"?\s*$", text)]
     for alias in aliases:
-        compared_with = re.findall(rf"\[\s*\"?\$\{{?{alias}\}}?\"?\s*(?:==?|-eq)\s*[\"']?([\w.-]+)", text)
+        compared_with = re.findall(
+            rf"\[\s*\"?\$\{{?{alias}\}}?\"?\s*(?:==?|-eq)\s*[\"']?([\w.-]+)", text
+        )
         case = re.findall(rf"case\s+\"?\$\{{?{alias}\}}?\"?\s+in\s+[\"']?([\w.-]+)", text)
         if found := compared_with + case:
             return next((value for value in OFF if value in found), found[0])
-    return next(value for pattern, value in GUESSES for alias in aliases[-1:] if re.fullmatch(pattern, alias.upper()))
+    return next(
+        value
+        for pattern, value in GUESSES
+        for alias in aliases[-1:]
+        if re.fullmatch(pattern, alias.upper())
+    )
 
 
 def to_the_end(path: Path, outside: dict[str, str], anew: set[str]) -> str:
@@ -319,7 +419,11 @@ def _corrected(refusal: str, text: str, outside: Mapping[str, str]) -> dict[str,
     """Numbers for what was guessed to be a word and is refused, as a user would give them."""
     flags = re.findall(r"(--[\w-]+): found 'value'; expected a (?:\w+ )?number", refusal)
     names = {name for flag in flags for name in re.findall(rf"{flag}[= ]+\"?\$\{{?(\w+)", text)}
-    names |= {found for name in names for found in re.findall(rf"(?m)^\s*(?:export )?{name}=\"?\$\{{?(\w+)", text)}
+    names |= {
+        found
+        for name in names
+        for found in re.findall(rf"(?m)^\s*(?:export )?{name}=\"?\$\{{?(\w+)", text)
+    }
     return {name: "1" for name in names if outside.get(name) == "value"}
 
 
@@ -338,7 +442,13 @@ def _converted(path: Path, outside: Mapping[str, str]) -> str:
         raise BridgeError("no run of a stack", *document.data.lost)
     name = next(name for name, score in scores.items() if score == best)
     config = compat.load(name).read(document, lenient=True)
-    return "" if translate(config, compat.load("deepspeed" if name != "deepspeed" else "megatron")).written.text else "nothing"
+    return (
+        ""
+        if translate(
+            config, compat.load("deepspeed" if name != "deepspeed" else "megatron")
+        ).written.text
+        else "nothing"
+    )
 
 
 REASONS: tuple[tuple[str, str], ...] = (
@@ -370,14 +480,22 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="counts only")
     options = parser.parse_args()
     paths = _paths(options.folder, options.list)
-    counts: dict[str, Counter[str]] = {"alone": Counter(), "with --env": Counter(), "to the end": Counter()}
+    counts: dict[str, Counter[str]] = {
+        "alone": Counter(),
+        "with --env": Counter(),
+        "to the end": Counter(),
+    }
     with tempfile.TemporaryDirectory() as folder:
         jail = Jail(Path(folder))
         for path in paths:
             for name, seen in _judged(path, jail):
                 counts[name][seen.kind] += 1
-                if not options.quiet and (seen.kind.startswith("DIFFERENT") or (name == "to the end" and seen.detail)):
-                    print(f"{path.relative_to(options.folder)}: {name}: {seen.kind}: {seen.detail[:400]}")
+                if not options.quiet and (
+                    seen.kind.startswith("DIFFERENT") or (name == "to the end" and seen.detail)
+                ):
+                    print(
+                        f"{path.relative_to(options.folder)}: {name}: {seen.kind}: {seen.detail[:400]}"
+                    )
     for name, found in counts.items():
         print(f"\n{name}, {found.total()} scripts")
         for kind, count in found.most_common():
@@ -386,7 +504,9 @@ def main() -> None:
 
 def _paths(folder: Path, listed: Path | None) -> list[Path]:
     if listed is None:
-        return sorted(path for path in folder.rglob("*") if path.suffix in (".sh", ".slurm", ".sbatch"))
+        return sorted(
+            path for path in folder.rglob("*") if path.suffix in (".sh", ".slurm", ".sbatch")
+        )
     rows = json.loads(listed.read_text("utf-8"))
     paths = [folder / row["repo"].replace("/", "+") / row["path"] for row in rows]
     return [path for path in paths if path.suffix != ".json" and path.is_file()]

@@ -13,8 +13,12 @@ from bridge.testing.shares import Share, shares
 def main() -> None:
     """Print the rarest fields of each dialect, or write all of them as CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("dialects", nargs="*", default=compat.names(), help="all of them unless named")
-    parser.add_argument("--configs", type=int, default=2000, help="configs to draw for each dialect")
+    parser.add_argument(
+        "dialects", nargs="*", default=compat.names(), help="all of them unless named"
+    )
+    parser.add_argument(
+        "--configs", type=int, default=2000, help="configs to draw for each dialect"
+    )
     parser.add_argument("--rarest", type=int, default=10, help="fields to print")
     parser.add_argument("--out", help="CSV file for the shares of all fields")
     options = parser.parse_args()
@@ -39,7 +43,11 @@ def write(path: str, found: dict[str, dict[str, Share]]) -> None:
     with open(path, "w", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow(("dialect", "field", "off_default", "configs_that_have_it", "share"))
-        rows.writerows((name, p, s.off, s.having, f"{s.value:.4f}") for name, table in found.items() for p, s in table.items())
+        rows.writerows(
+            (name, p, s.off, s.having, f"{s.value:.4f}")
+            for name, table in found.items()
+            for p, s in table.items()
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ Row = tuple[int, str, str, list[str]]
 """Number, outcome, why, productions."""
 
 
-def compared(bash: Bash, numbers: Iterable[int], write: Callable[[Chooser], Script]) -> Iterable[Row]:
+def compared(
+    bash: Bash, numbers: Iterable[int], write: Callable[[Chooser], Script]
+) -> Iterable[Row]:
     """What each script came to."""
     for number in numbers:
         text, used = write(random.Random(number).choice)
@@ -56,12 +58,17 @@ def shrunk(bash: Bash, text: str) -> str:
 def table(rows: Iterable[Row]) -> str:
     """The counts, over all scripts and for each production."""
     total: Counter[str] = Counter()
-    found: dict[str, Counter[str]] = {name: Counter() for choices in PRODUCTIONS.values() for name in choices}
+    found: dict[str, Counter[str]] = {
+        name: Counter() for choices in PRODUCTIONS.values() for name in choices
+    }
     for _, kind, _, used in rows:
         total[kind] += 1
         for name in used:
             found[name][kind] += 1
-    lines = [f"| production | generated | {' | '.join(KINDS)} | share refused |", f"|---|---{'|---' * len(KINDS)}|---|"]
+    lines = [
+        f"| production | generated | {' | '.join(KINDS)} | share refused |",
+        f"|---|---{'|---' * len(KINDS)}|---|",
+    ]
     for name, counts in (("*all scripts*", total), *found.items()):
         said = name if name.startswith("*") else f"`` {name} ``".replace("|", "\\|")
         numbers = " | ".join(f"{counts[kind]:,}" for kind in KINDS)
@@ -80,11 +87,15 @@ def kept(path: str) -> Iterable[Row]:
 
 def main() -> None:
     """Compare scripts, or add up what was kept of earlier runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("first", type=int, nargs="?", default=0, help="number of the first script")
     parser.add_argument("count", type=int, nargs="?", default=500, help="how many scripts")
     parser.add_argument("--keep", help="file to which each outcome is added")
-    parser.add_argument("--cases", action="store_true", help="small scripts, of one condition or construct each")
+    parser.add_argument(
+        "--cases", action="store_true", help="small scripts, of one condition or construct each"
+    )
     parser.add_argument("--table", nargs="+", help="files to add up; nothing is run")
     options = parser.parse_args()
     if options.table:
@@ -93,7 +104,9 @@ def main() -> None:
     write = case if options.cases else write_script
     with tempfile.TemporaryDirectory() as folder:
         rows = []
-        for row in compared(Bash(Path(folder)), range(options.first, options.first + options.count), write):
+        for row in compared(
+            Bash(Path(folder)), range(options.first, options.first + options.count), write
+        ):
             rows.append(row)
             if options.keep:
                 with open(options.keep, "a", encoding="utf-8") as stream:

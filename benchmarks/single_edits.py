@@ -37,12 +37,18 @@ FILES = {
 def sources(stack: str) -> Iterator[tuple[Source, Sequence[str | None]]]:
     """Real sources, each with the releases to try: the newest one (None), else the one it was written for."""
     if stack == "megatron":
-        rows = map(json.loads, (HOME / "tests" / "megatron" / "sample.jsonl").read_text("utf-8").splitlines())
+        rows = map(
+            json.loads,
+            (HOME / "tests" / "megatron" / "sample.jsonl").read_text("utf-8").splitlines(),
+        )
         yield from ((row["flags"], (row["version"],)) for row in rows)
     for pattern in FILES.get(stack, ()):
         for path in (path for folder in (SHARED, HOME) for path in sorted(folder.glob(pattern))):
             data = load(path).data
-            yield (dict(data) if isinstance(data, Mapping) else list(data)), (None, *reversed(compat.load(stack).versions))
+            yield (
+                (dict(data) if isinstance(data, Mapping) else list(data)),
+                (None, *reversed(compat.load(stack).versions)),
+            )
 
 
 def base(dialect: Dialect, source: Source, versions: Sequence[str | None]) -> Base | None:
@@ -64,7 +70,10 @@ def edits(bases: Sequence[Base], count: int, chance: Random) -> Iterator[tuple[B
     while len(seen) < count and tries < 100 * count:
         tries, place = tries + 1, chance.randrange(len(bases))
         edit = edit_source(bases[place].source, chance, KINDS[tries % len(KINDS)])
-        if edit is not None and (mark := (place, edit.kind, edit.was, edit.key, repr(edit.value))) not in seen:
+        if (
+            edit is not None
+            and (mark := (place, edit.kind, edit.was, edit.key, repr(edit.value))) not in seen
+        ):
             seen.add(mark)
             yield bases[place], edit
 
@@ -73,14 +82,23 @@ def main(count: int, stacks: Sequence[str], seed: int) -> int:
     """Print a line for each stack, and every edit that passed in silence; with SHOW set, all others of that outcome."""
     silent = 0
     for stack in stacks:
-        found = [made for source, versions in sources(stack) if (made := base(compat.load(stack), source, versions))]
+        found = [
+            made
+            for source, versions in sources(stack)
+            if (made := base(compat.load(stack), source, versions))
+        ]
         results = [(edit, outcome(base, edit)) for base, edit in edits(found, count, Random(seed))]
         counts = Counter(what for _, what in results)
-        print(f"{stack}: {len(found)} files, {len(results)} edits: {dict(counts.most_common())}", flush=True)
+        print(
+            f"{stack}: {len(found)} files, {len(results)} edits: {dict(counts.most_common())}",
+            flush=True,
+        )
         silent += counts[SILENT]
         for edit, what in results:
             if what in (SILENT, os.environ.get("SHOW")):
-                print(f"  {what}: {edit.kind}: {'.'.join(edit.place) or edit.was} -> {edit.key} = {edit.value!r}")
+                print(
+                    f"  {what}: {edit.kind}: {'.'.join(edit.place) or edit.was} -> {edit.key} = {edit.value!r}"
+                )
     return int(bool(silent))
 
 

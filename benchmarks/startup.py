@@ -40,7 +40,9 @@ def measure(rounds: int) -> dict[str, float]:
 def loaded(code: str) -> list[str]:
     """Heavy packages that `code` loads."""
     script = f"{code}\nimport sys, json\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
     return list(json.loads(done.stdout))
 
 
@@ -51,7 +53,9 @@ def main() -> None:
     medians = measure(parser.parse_args().rounds)
     for name, value in medians.items():
         print(f"{name:28} {value * 1000:6.0f} ms  {value / medians['pydantic']:5.2f} x pydantic")
-    print(f"heavy packages with both dialects loaded: {', '.join(loaded(STARTS['load both dialects'])) or 'none'}")
+    print(
+        f"heavy packages with both dialects loaded: {', '.join(loaded(STARTS['load both dialects'])) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor 2": {"parallel.tensor": 2},
 }
 CHECKS = {"debug.tensor_parallel": True}
-LOGS = {f"debug.{name}": 2 for name in ("layer_outputs", "layer_gradients", "all_param_gradients", "param_update")}
+LOGS = {
+    f"debug.{name}": 2
+    for name in ("layer_outputs", "layer_gradients", "all_param_gradients", "param_update")
+}
 WATCHED = {"checks": (CHECKS, 1.03), "logs at level 2": (LOGS, 1.10)}
 """What is added to a step, and the largest ratio wanted."""
 LEVEL_2 = Debug(layer_outputs=2, layer_gradients=2, all_param_gradients=2, param_update=2)
@@ -72,8 +75,17 @@ def engine_of(plan: dict[str, Any], folder: str) -> Callable[[torch.Tensor, torc
 def built(plan: dict[str, Any], folder: str) -> Engine:
     """An engine with the plan's debug settings."""
     task = task_of(WIDTH)
-    settings = {f"optimizer.{name}": getattr(task, name) for name in ("lr", "betas", "eps", "weight_decay", "clip")}
-    return initialize(GPT(task.shape), Plan.of({**settings, **plan}), mean_cross_entropy, trace=folder, policy=Policy())
+    settings = {
+        f"optimizer.{name}": getattr(task, name)
+        for name in ("lr", "betas", "eps", "weight_decay", "clip")
+    }
+    return initialize(
+        GPT(task.shape),
+        Plan.of({**settings, **plan}),
+        mean_cross_entropy,
+        trace=folder,
+        policy=Policy(),
+    )
 
 
 def data_of(rank: int, plan: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,13 +96,20 @@ def data_of(rank: int, plan: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor
     return batch_of(task, 0, rank, RANKS)
 
 
-def added(rank: int, world: int, plan: dict[str, Any], more: dict[str, Any], folder: str, pairs: int) -> tuple[list[Pair], float]:
+def added(
+    rank: int, world: int, plan: dict[str, Any], more: dict[str, Any], folder: str, pairs: int
+) -> tuple[list[Pair], float]:
     """Times with and without `more`, in turns; and processor time spent within what watches, as a share of the rest."""
-    steps, data = [engine_of({**plan, **more}, folder), engine_of(plan, folder)], data_of(rank, plan)
+    steps, data = (
+        [engine_of({**plan, **more}, folder), engine_of(plan, folder)],
+        data_of(rank, plan),
+    )
     for step in steps:
         timed(step, data, WARMUP)
     with clocked(ENGINE) as spent:
-        found = [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)]
+        found = [
+            in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)
+        ]
     whole = sum(watched.processor for watched, _ in found)
     return found, spent[0] / (whole - spent[0])
 
@@ -98,7 +117,13 @@ def added(rank: int, world: int, plan: dict[str, Any], more: dict[str, Any], fol
 ENGINE = tuple((kind, name) for kind in (DesyncCheck, LayerLog) for name in ("saw", "reached"))
 HOOKS = (
     *((Invariants, name) for name in ("saw", "reached", "_passing", "_passed")),
-    *((Reduced, "_left"), (Recomputed, "_ran"), (Positions, "_given"), (Cleared, "backward"), (Tracer, "_saw")),
+    *(
+        (Reduced, "_left"),
+        (Recomputed, "_ran"),
+        (Positions, "_given"),
+        (Cleared, "backward"),
+        (Tracer, "_saw"),
+    ),
 )
 """What hooks call."""
 
@@ -185,10 +210,17 @@ def attached(
 ) -> tuple[list[Pair], list[Pair], float]:
     """Pairs of the first steps, pairs of later ones, and the share of the later ones that watching takes."""
     with clocked((*ENGINE, *HOOKS)) as spent:
-        steps, data = [users_step(shape, watch, folder), users_step(shape, None, folder)], batch_of(shape.task, 0, rank, world)
-        early = [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(PROBING)]
+        steps, data = (
+            [users_step(shape, watch, folder), users_step(shape, None, folder)],
+            batch_of(shape.task, 0, rank, world),
+        )
+        early = [
+            in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(PROBING)
+        ]
         spent[0] = 0.0
-        found = [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)]
+        found = [
+            in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)
+        ]
     whole = sum(watched.processor for watched, _ in found)
     return early, found, spent[0] / (whole - spent[0])
 
@@ -199,18 +231,29 @@ def in_turns(time: Callable[[int], Time], pair: int) -> Pair:
     return times[0], times[1]
 
 
-def beside_gathering(rank: int, world: int, plan: dict[str, Any], folder: str, pairs: int) -> list[Pair]:
+def beside_gathering(
+    rank: int, world: int, plan: dict[str, Any], folder: str, pairs: int
+) -> list[Pair]:
     """Times of checking every weight, gradient and moment that ranks hold alike, by digests and by gathering them whole."""
     engine, data = built(plan, folder), data_of(rank, plan)
     engine.train_batch([data])
-    source, axis = EngineSource(engine), next(axis for axis in ("tensor", "data") if f"parallel.{axis}" in plan)
+    source, axis = (
+        EngineSource(engine),
+        next(axis for axis in ("tensor", "data") if f"parallel.{axis}" in plan),
+    )
     kinds = ("weight", "gradient", "moment", "replica")
-    held = [part for kind in kinds for part in source.tensors(kind) if axis in part.placement.replicas]  # type: ignore[arg-type]
+    held = [
+        part for kind in kinds for part in source.tensors(kind) if axis in part.placement.replicas
+    ]  # type: ignore[arg-type]
     desync, group = Desync(engine.comm), engine.comm.group(axis)
 
     def digests(*_: object) -> None:
         for number, part in enumerate(held):
-            desync.hold(Name(1, "reduce", part.layer, None, part.kind, f"{part.tensor} {number}"), part.local, part.placement)
+            desync.hold(
+                Name(1, "reduce", part.layer, None, part.kind, f"{part.tensor} {number}"),
+                part.local,
+                part.placement,
+            )
         desync.compare(1)
 
     def whole(*_: object) -> None:
@@ -225,14 +268,27 @@ def beside_gathering(rank: int, world: int, plan: dict[str, Any], folder: str, p
     return [in_turns(lambda index: timed(calls[index], data, 1), pair) for pair in range(pairs)]
 
 
-def row(layout: str, what: str, beside: str, bound: float, found: list[Pair], inside: float | None = None) -> str:
+def row(
+    layout: str,
+    what: str,
+    beside: str,
+    bound: float,
+    found: list[Pair],
+    inside: float | None = None,
+) -> str:
     """One line of the table."""
-    times = [f"{statistics.median(pair[index].wall for pair in found) * 1e3:.0f} ms" for index in (0, 1)]
+    times = [
+        f"{statistics.median(pair[index].wall for pair in found) * 1e3:.0f} ms" for index in (0, 1)
+    ]
     cells = [layout, what, beside, *times]
     for kind in ("wall", "processor"):
         found_ratios = ratios(found, kind)
-        cells.append(f"{statistics.median(found_ratios):.3f} ({found_ratios[0]:.3f} to {found_ratios[-1]:.3f})")
-    return line([*cells, "" if inside is None else f"{1 + inside:.3f}", f"{bound:.2f}" if bound else ""])
+        cells.append(
+            f"{statistics.median(found_ratios):.3f} ({found_ratios[0]:.3f} to {found_ratios[-1]:.3f})"
+        )
+    return line(
+        [*cells, "" if inside is None else f"{1 + inside:.3f}", f"{bound:.2f}" if bound else ""]
+    )
 
 
 def users_rows(pool: Pool, shape: Shape, folder: str, pairs: int) -> Iterator[str]:
@@ -241,7 +297,9 @@ def users_rows(pool: Pool, shape: Shape, folder: str, pairs: int) -> Iterator[st
         given = (shape, (debug, invariants), folder, pairs)
         early, found, inside = pool.run(attached, *given, timeout=TIMEOUT)[0]
         if invariants and not debug:
-            yield row(str(shape), f"{what}, first {PROBING} steps", "the same step without", 0.0, early)
+            yield row(
+                str(shape), f"{what}, first {PROBING} steps", "the same step without", 0.0, early
+            )
         yield row(str(shape), what, "the same step without", bound * shape.bounded, found, inside)
 
 
@@ -249,9 +307,21 @@ def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--pairs", type=int, default=9, help="measurements of each comparison")
-    options.add_argument("--layout", choices=(*LAYOUTS, *SHAPES), action="append", help="only this one")
+    options.add_argument(
+        "--layout", choices=(*LAYOUTS, *SHAPES), action="append", help="only this one"
+    )
     given = options.parse_args()
-    heads = ("layout", "step with", "beside", "with", "beside", "wall time", "processor time", "measured inside", "bound")
+    heads = (
+        "layout",
+        "step with",
+        "beside",
+        "with",
+        "beside",
+        "wall time",
+        "processor time",
+        "measured inside",
+        "bound",
+    )
     print(line(heads), line(["---"] * len(heads)), sep="\n")
     pool = Pool(RANKS)
     with tempfile.TemporaryDirectory() as folder:
@@ -266,7 +336,16 @@ def main() -> None:
                 found, inside = pool.run(added, plan, more, run, given.pairs, timeout=TIMEOUT)[0]
                 print(row(layout, what, "the same step without", bound, found, inside), flush=True)
             found = pool.run(beside_gathering, plan, run, given.pairs, timeout=TIMEOUT)[0]
-            print(row(layout, "digests of all replicated state", "gathering it whole", 1 / CHEAPER, found), flush=True)
+            print(
+                row(
+                    layout,
+                    "digests of all replicated state",
+                    "gathering it whole",
+                    1 / CHEAPER,
+                    found,
+                ),
+                flush=True,
+            )
     pool.close()
 
 

@@ -30,17 +30,35 @@ SETTINGS = {"group 0.betas": "(0.9, 0.999)", "group 0.eps": 1e-8, "group 0.lr": 
 class Training:
     """Layers with an output, the gradient of an input, and two parameters each with a gradient: six tensors a layer."""
 
-    def __init__(self, folder: Path, tensors: int, level: int, noise: float, fault: int | None) -> None:
+    def __init__(
+        self, folder: Path, tensors: int, level: int, noise: float, fault: int | None
+    ) -> None:
         self.layers = [f"layers.{number}" for number in range(tensors // 6)]
-        about = {"engine": "module", "layers": self.layers, "mesh": {}, "accumulation": 1, "formats": ["float32"]}
-        self.log, self.level, self.noise, self.fault = Log(folder, 0, {**about, "settings": SETTINGS}), level, noise, fault
+        about = {
+            "engine": "module",
+            "layers": self.layers,
+            "mesh": {},
+            "accumulation": 1,
+            "formats": ["float32"],
+        }
+        self.log, self.level, self.noise, self.fault = (
+            Log(folder, 0, {**about, "settings": SETTINGS}),
+            level,
+            noise,
+            fault,
+        )
         self.place = Placement.full(SHAPE)
-        self.weights = torch.randn(len(self.layers), 2, *SHAPE, generator=torch.Generator().manual_seed(1))
+        self.weights = torch.randn(
+            len(self.layers), 2, *SHAPE, generator=torch.Generator().manual_seed(1)
+        )
         self.moments = torch.zeros(2, *self.weights.shape)
 
     def step(self, step: int) -> None:
         """Compute one, and log it."""
-        source, own = torch.Generator().manual_seed(step), torch.Generator().manual_seed(1000 + step)
+        source, own = (
+            torch.Generator().manual_seed(step),
+            torch.Generator().manual_seed(1000 + step),
+        )
         if step:
             outputs = self._drawn(source, own, len(self.layers), *SHAPE)
             inputs = self._drawn(source, own, len(self.layers), *SHAPE)
@@ -71,10 +89,14 @@ class Training:
     def _hold(self, phase: str, kind: str, values: Tensor, step: int) -> None:
         for layer, both in zip(self.layers, values, strict=True):
             for name, tensor in zip(("weight", "bias"), both, strict=True):
-                self.log.add(Name(step, phase, layer, None, kind, name), tensor, self.place, self.level)
+                self.log.add(
+                    Name(step, phase, layer, None, kind, name), tensor, self.place, self.level
+                )
 
 
-def written(folder: Path, steps: int, tensors: int, level: int, noise: float, fault: int | None = None) -> Path:
+def written(
+    folder: Path, steps: int, tensors: int, level: int, noise: float, fault: int | None = None
+) -> Path:
     """A run of so many steps after the state before them."""
     training = Training(folder, tensors, level, noise, fault)
     for step in range(steps + 1):
@@ -85,7 +107,17 @@ def written(folder: Path, steps: int, tensors: int, level: int, noise: float, fa
 def compared(first: Path, second: Path, *options: str) -> tuple[float, float, float, int]:
     """Seconds of the clock and of the processor, the largest memory in MB, and the exit code of the command."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    command = [sys.executable, "-P", "-m", "stagebridge", "trace", "diff", str(first), str(second), *options]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stagebridge",
+        "trace",
+        "diff",
+        str(first),
+        str(second),
+        *options,
+    ]
     code = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -98,11 +130,17 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--tensors", type=int, default=500)
     parser.add_argument("--level", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="write the runs there, or use those that are there")
+    parser.add_argument(
+        "--keep", type=Path, help="write the runs there, or use those that are there"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         place = options.keep or Path(scratch)
-        for name, noise, fault in (("a", 0.0, None), ("b", 1e-7, None), ("bad", 0.0, options.steps // 2)):
+        for name, noise, fault in (
+            ("a", 0.0, None),
+            ("b", 1e-7, None),
+            ("bad", 0.0, options.steps // 2),
+        ):
             if not (place / name).exists():
                 written(place / name, options.steps, options.tensors, options.level, noise, fault)
         rows: dict[str, tuple[str, tuple[str, ...], int]] = {

@@ -63,7 +63,11 @@ AUTO = {
 def recipes(shared: Path) -> Iterator[Case]:
     """The Megatron launches."""
     rows = (json.loads(line) for line in (shared / "truth" / "megatron_cli.jsonl").open())
-    found = {row["recipe"].split("/")[-2]: row for row in rows if row["version"] == "0.16.1" and "/" in row["recipe"]}
+    found = {
+        row["recipe"].split("/")[-2]: row
+        for row in rows
+        if row["version"] == "0.16.1" and "/" in row["recipe"]
+    }
     for name, words in RECIPES.items():
         flags, world = join(found[name]["flags"]), found[name]["world_size"]
         yield Case(name, words, "megatron", flags, "deepspeed", world, "0.16.1", lenient=True)
@@ -73,28 +77,48 @@ def files(shared: Path) -> Iterator[Case]:
     """The DeepSpeed configs."""
     auto = tuple(f"{name}={value}" for name, value in AUTO.items())
     for name, (words, said) in FILES.items():
-        text, code = (shared / "corpus" / "deepspeed" / name).read_text(), tuple(f"{key}={value}" for key, value in said.items())
+        text, code = (
+            (shared / "corpus" / "deepspeed" / name).read_text(),
+            tuple(f"{key}={value}" for key, value in said.items()),
+        )
         given = auto if '"auto"' in text else ()
         told = {"code": code, "auto": given, "suffix": ".json", "lenient": True}
-        yield Case(name.removesuffix(".json"), words, "deepspeed", text, "megatron", 4, "0.19.8", **told)
+        yield Case(
+            name.removesuffix(".json"), words, "deepspeed", text, "megatron", 4, "0.19.8", **told
+        )
 
 
 def page(head: str, cases: Sequence[Case], found: Sequence[Outcome]) -> str:
     """The page: a table of verdicts, and below it every cause."""
-    lines = [head, "| config | to | verdict | source on its stack | translation, as meant | translation on its stack | seconds |"]
+    lines = [
+        head,
+        "| config | to | verdict | source on its stack | translation, as meant | translation on its stack | seconds |",
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for case, outcome in zip(cases, found, strict=True):
         report = outcome.found
-        cells = [_cell(report, side, written) for side, written in (("source", True), ("target", False), ("target", True))]
+        cells = [
+            _cell(report, side, written)
+            for side, written in (("source", True), ("target", False), ("target", True))
+        ]
         took = f"{outcome.wall:.0f}, {outcome.processor:.0f}"
-        lines.append(f"| {case.name}: {case.words} | {case.to} | **{report['verdict']}** | {' | '.join(cells)} | {took} |")
+        lines.append(
+            f"| {case.name}: {case.words} | {case.to} | **{report['verdict']}** | {' | '.join(cells)} | {took} |"
+        )
     lines += ["", "## Causes", ""]
-    lines += [line for case, outcome in zip(cases, found, strict=True) for line in _causes(case, outcome.found)]
+    lines += [
+        line
+        for case, outcome in zip(cases, found, strict=True)
+        for line in _causes(case, outcome.found)
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _cell(report: dict[str, Any], side: str, written: bool) -> str:
-    run = next((it for it in report.get("runs", ()) if it["side"] == side and it["as_written"] == written), None)
+    run = next(
+        (it for it in report.get("runs", ()) if it["side"] == side and it["as_written"] == written),
+        None,
+    )
     if run is None or run["distance"] is None:
         return run["verdict"] if run else ""
     return f"{run['verdict']}, {float(run['distance']['update']):.0e}"
@@ -107,7 +131,9 @@ def _causes(case: Case, report: dict[str, Any]) -> Iterator[str]:
     yield f"**{case.name}**"
     yield ""
     yield from (f"- {line}" for line in dict.fromkeys(told or ["every run is the same"]))
-    changed = ", ".join(f"{path} {it['before']} -> {it['after']}" for path, it in report.get("changes", {}).items())
+    changed = ", ".join(
+        f"{path} {it['before']} -> {it['after']}" for path, it in report.get("changes", {}).items()
+    )
     yield f"- in small: {changed}" if changed else "- nothing had to be changed"
     yield ""
 
@@ -144,7 +170,16 @@ def judged(case: Case) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"config{case.suffix}"
         path.write_text(case.text)
-        job = Job(str(path), case.dialect, case.version, case.world, case.lenient, True, auto=case.auto, code=case.code)
+        job = Job(
+            str(path),
+            case.dialect,
+            case.version,
+            case.world,
+            case.lenient,
+            True,
+            auto=case.auto,
+            code=case.code,
+        )
         start, before = time.monotonic(), _processor()
         try:
             found = next(run_tasks([(job, VerifyOptions(case.to, ranks=RANKS))], RANKS))
@@ -168,7 +203,10 @@ def outcomes(cases: Sequence[Case], kept: Path) -> dict[str, Outcome]:
             outcome = found[case.name] = judged(case)
             with kept.open("a") as file:
                 file.write(json.dumps({"name": case.name, **asdict(outcome)}) + "\n")
-            print(f"{case.name}: {outcome.found['verdict']}, {outcome.wall:.0f} s, {outcome.processor:.0f} s", flush=True)
+            print(
+                f"{case.name}: {outcome.found['verdict']}, {outcome.wall:.0f} s, {outcome.processor:.0f} s",
+                flush=True,
+            )
     return found
 
 
@@ -191,8 +229,12 @@ def main(shared: Path | None, kept: Path) -> None:
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("shared", nargs="?", default=os.environ.get("STAGEBRIDGE_SHARED"), type=Path)
-    options.add_argument("--kept", type=Path, help="a file of verdicts so far, which are not made again")
+    options.add_argument(
+        "shared", nargs="?", default=os.environ.get("STAGEBRIDGE_SHARED"), type=Path
+    )
+    options.add_argument(
+        "--kept", type=Path, help="a file of verdicts so far, which are not made again"
+    )
     said = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         main(said.shared, said.kept or Path(scratch) / "kept.jsonl")

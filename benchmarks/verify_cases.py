@@ -50,11 +50,20 @@ FULLY = (
     " --data-parallel-sharding-strategy optim_grads_params"
 )
 LAUNCHES: Mapping[str, tuple[str, str]] = {
-    "llama": ("grouped queries, rotary, gate, RMSNorm, distributed optimizer", f"{LLAMA} {SHARDED}"),
+    "llama": (
+        "grouped queries, rotary, gate, RMSNorm, distributed optimizer",
+        f"{LLAMA} {SHARDED}",
+    ),
     "llama in fp32": ("fp32, no ZeRO", LLAMA),
     "llama, weights sharded": ("Megatron-FSDP", f"{LLAMA} --bf16 {FULLY}"),
-    "llama, gradients sharded": ("Megatron-FSDP, weights whole", f"{LLAMA} --bf16 {FULLY.removesuffix('_params')}"),
-    "llama, two tensor ranks": ("tensor parallel", f"{LLAMA} {SHARDED} --tensor-model-parallel-size 2"),
+    "llama, gradients sharded": (
+        "Megatron-FSDP, weights whole",
+        f"{LLAMA} --bf16 {FULLY.removesuffix('_params')}",
+    ),
+    "llama, two tensor ranks": (
+        "tensor parallel",
+        f"{LLAMA} {SHARDED} --tensor-model-parallel-size 2",
+    ),
     "llama, sequence parallel": (
         "tensor and sequence parallel",
         f"{LLAMA} {SHARDED} --tensor-model-parallel-size 2 --sequence-parallel",
@@ -69,14 +78,20 @@ LAUNCHES: Mapping[str, tuple[str, str]] = {
         "interleaved pipeline",
         f"{LLAMA} {SHARDED} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
     ),
-    "mixtral": ("8 experts, 2 for each token, grouped queries, rotary", f"{LLAMA} {EXPERTS} {SHARDED}"),
+    "mixtral": (
+        "8 experts, 2 for each token, grouped queries, rotary",
+        f"{LLAMA} {EXPERTS} {SHARDED}",
+    ),
     "mixtral, one expert for each token": (
         "8 experts, 1 for each token",
         f"{LLAMA} {EXPERTS} {SHARDED} --moe-router-topk 1 --moe-router-pre-softmax",
     ),
     "mixtral in fp32": ("experts in fp32", f"{LLAMA} {EXPERTS}"),
     "gpt2": ("learned positions, LayerNorm, biases, tied", f"{GPT2} {SHARDED}"),
-    "gpt2, two stages": ("pipeline, tied embeddings", f"{GPT2} {SHARDED} --pipeline-model-parallel-size 2"),
+    "gpt2, two stages": (
+        "pipeline, tied embeddings",
+        f"{GPT2} {SHARDED} --pipeline-model-parallel-size 2",
+    ),
     "one key head": ("multi-query attention", f"{LLAMA} {SHARDED} --num-query-groups 1"),
     "half rotary": ("rotary on half of each head", f"{LLAMA} {SHARDED} --rotary-percent 0.5"),
     "rotary base 10,000": (
@@ -85,10 +100,16 @@ LAUNCHES: Mapping[str, tuple[str, str]] = {
     ),
     "normed queries": ("norms of queries and keys", f"{LLAMA} {SHARDED} --qk-layernorm"),
     "wide heads": ("heads wider than hidden over heads", f"{LLAMA} {SHARDED} --kv-channels 128"),
-    "biases of queries": ("biases of queries, keys and values alone", f"{LLAMA} {SHARDED} --add-qkv-bias"),
+    "biases of queries": (
+        "biases of queries, keys and values alone",
+        f"{LLAMA} {SHARDED} --add-qkv-bias",
+    ),
     "linear decay": ("linear decay", f"{LLAMA} {SHARDED} --lr-decay-style linear"),
     "constant rate": ("constant after a warmup", f"{LLAMA} {SHARDED} --lr-decay-style constant"),
-    "inverse square root": ("inverse square root", f"{LLAMA} {SHARDED} --lr-decay-style inverse-square-root"),
+    "inverse square root": (
+        "inverse square root",
+        f"{LLAMA} {SHARDED} --lr-decay-style inverse-square-root",
+    ),
     "wsd": (
         "warmup, stable, decay",
         f"{LLAMA} {SHARDED} --lr-decay-style WSD --lr-wsd-decay-style linear --lr-wsd-decay-iters 200",
@@ -103,18 +124,29 @@ DIFFERING: Mapping[str, tuple[str, str]] = {
     "fp16, dynamic scale": ("fp16 with a dynamic scale", f"{LLAMA} --fp16 --loss-scale-window 500"),
     "decay ramp": ("weight decay that grows", f"{LLAMA} {SHARDED} {RAMP}"),
     "loss per token": ("loss per token", f"{LLAMA} {SHARDED} --calculate-per-token-loss"),
-    "squared relu": ("squared ReLU without a gate", f"{LLAMA.replace('--swiglu', '--squared-relu')} {SHARDED}"),
+    "squared relu": (
+        "squared ReLU without a gate",
+        f"{LLAMA.replace('--swiglu', '--squared-relu')} {SHARDED}",
+    ),
 }
 """Launches that ask for what DeepSpeed has not, or for a model that no family of transformers is."""
 
-ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}
+ADAMW = {
+    "type": "AdamW",
+    "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+}
 FILE: Mapping[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 2,
     "gradient_clipping": 1.0,
     "optimizer": ADAMW,
 }
-WARMUP = {"warmup_min_lr": 0, "warmup_max_lr": 1e-3, "warmup_num_steps": 100, "warmup_type": "linear"}
+WARMUP = {
+    "warmup_min_lr": 0,
+    "warmup_max_lr": 1e-3,
+    "warmup_num_steps": 100,
+    "warmup_type": "linear",
+}
 ENDING = {**WARMUP, "total_num_steps": 1000}
 COSINE = {
     "warmup_num_steps": 100,
@@ -140,13 +172,33 @@ FILES: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "bf16, stage 3": ("bf16, ZeRO 3", {**BF16, **_zero(3)}, ()),
     "no decay": (
         "bf16, ZeRO 1, no decay, no clipping",
-        {**BF16, **_zero(1), "gradient_clipping": 0.0, "optimizer": {"type": "Adam", "params": {"lr": 1e-3}}},
+        {
+            **BF16,
+            **_zero(1),
+            "gradient_clipping": 0.0,
+            "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
+        },
         (),
     ),
-    "SGD": ("fp32, SGD", {"optimizer": {"type": "SGD", "params": {"lr": 1e-2}}, "zero_allow_untested_optimizer": True}, ()),
-    "stage 1 in a pipeline": ("bf16, ZeRO 1, pipeline", {**BF16, **_zero(1)}, ("pipeline_stages=2",)),
+    "SGD": (
+        "fp32, SGD",
+        {
+            "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
+            "zero_allow_untested_optimizer": True,
+        },
+        (),
+    ),
+    "stage 1 in a pipeline": (
+        "bf16, ZeRO 1, pipeline",
+        {**BF16, **_zero(1)},
+        ("pipeline_stages=2",),
+    ),
     "AutoTP": ("fp32, tensor parallel", {"tensor_parallel": {"autotp_size": 2}}, ()),
-    "no accumulation": ("bf16, ZeRO 1, one microbatch in a step", {**BF16, **_zero(1), "gradient_accumulation_steps": 1}, ()),
+    "no accumulation": (
+        "bf16, ZeRO 1, one microbatch in a step",
+        {**BF16, **_zero(1), "gradient_accumulation_steps": 1},
+        (),
+    ),
     "fp16, constant scale": (
         "fp16, ZeRO 1, constant scale",
         {"fp16": {"enabled": True, "loss_scale": 128}, **_zero(1)},
@@ -172,8 +224,16 @@ OTHERS: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "bf16, decay of all": ("bf16, ZeRO 1, weight decay of norms too", {**BF16, **_zero(1)}, ()),
     "bf16, stage 0": ("bf16, no ZeRO: a phantom step of DeepSpeed", BF16, ()),
-    "pipeline at stage 0": ("fp32, pipeline: a wrong norm of DeepSpeed", {"gradient_clipping": 0.05}, ("pipeline_stages=2",)),
-    "fp16, dynamic scale": ("fp16, ZeRO 1, dynamic scale", {"fp16": {"enabled": True}, **_zero(1)}, ()),
+    "pipeline at stage 0": (
+        "fp32, pipeline: a wrong norm of DeepSpeed",
+        {"gradient_clipping": 0.05},
+        ("pipeline_stages=2",),
+    ),
+    "fp16, dynamic scale": (
+        "fp16, ZeRO 1, dynamic scale",
+        {"fp16": {"enabled": True}, **_zero(1)},
+        (),
+    ),
 }
 RECIPE = """
 recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -187,7 +247,12 @@ optimizer: {_target_: torch.optim.AdamW, lr: 1.0e-3, betas: [0.9, 0.95], weight_
 """
 MERAK: Mapping[str, Any] = {
     "init": {"pp": 1, "tp": 1, "dp": 2},
-    "args": {"output_dir": "output", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 1000},
+    "args": {
+        "output_dir": "output",
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 1000,
+    },
 }
 
 
@@ -199,19 +264,44 @@ def own() -> Iterator[Case]:
     yield from _files(OTHERS, False)
     yield Case("AutoModel recipe", "FSDP2", "automodel", RECIPE, "deepspeed", suffix=".yaml")
     fast = (EXAMPLES / "fast_llm" / "zero2.yaml").read_text()
-    yield Case("Fast-LLM example", "sharded gradients", "fast_llm", fast, "megatron", suffix=".yaml")
-    yield Case("Merak script", "data parallel", "merak", json.dumps(MERAK), "megatron", suffix=".json")
+    yield Case(
+        "Fast-LLM example", "sharded gradients", "fast_llm", fast, "megatron", suffix=".yaml"
+    )
+    yield Case(
+        "Merak script", "data parallel", "merak", json.dumps(MERAK), "megatron", suffix=".json"
+    )
 
 
 def _launches(rows: Mapping[str, tuple[str, str]], clean: bool) -> Iterator[Case]:
     for name, (words, flags) in rows.items():
         text = f"--num-layers 8 --vocab-size 1000 {SIZES} {BATCH} {COURSE} {flags}"
-        yield Case(f"Megatron: {name}", words, "megatron", text, "deepspeed", version=RELEASES["megatron"], clean=clean)
+        yield Case(
+            f"Megatron: {name}",
+            words,
+            "megatron",
+            text,
+            "deepspeed",
+            version=RELEASES["megatron"],
+            clean=clean,
+        )
 
 
 def _files(
-    rows: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]], clean: bool, said: tuple[str, ...] = ()
+    rows: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]],
+    clean: bool,
+    said: tuple[str, ...] = (),
 ) -> Iterator[Case]:
     for name, (words, content, code) in rows.items():
         text, release, told = json.dumps({**FILE, **content}), RELEASES["deepspeed"], (*said, *code)
-        yield Case(f"DeepSpeed: {name}", words, "deepspeed", text, "megatron", 2, release, told, suffix=".json", clean=clean)
+        yield Case(
+            f"DeepSpeed: {name}",
+            words,
+            "deepspeed",
+            text,
+            "megatron",
+            2,
+            release,
+            told,
+            suffix=".json",
+            clean=clean,
+        )

@@ -239,7 +239,9 @@ def reveal_secrets(carry: Carry, secrets: Secrets) -> Carry:
         outside = {name: secrets.reveal(value) for name, value in original.outside.items()}
         original = replace(original, text=secrets.reveal(original.text), outside=outside)
     given = {
-        path: value for path, value in secrets.reveal(dict(carry.given)).items() if not marks_in(value)
+        path: value
+        for path, value in secrets.reveal(dict(carry.given)).items()
+        if not marks_in(value)
     }
     return replace(
         carry,

@@ -254,7 +254,9 @@ Remark = tuple[str, str, Effect]
 """A remark made by code: the path of a setting, a message about it, and the effect on the run."""
 
 
-def report_remarks(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+def report_remarks(
+    found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]
+) -> Iterator[Finding]:
     """Yield a finding for each remark. Remarks are made by code where a check would depend on any
     number of settings, because a row of a table cannot express this.
     """

@@ -27,7 +27,10 @@ class Choice:
     def __str__(self) -> str:
         lines = [f"{self.backend.name}: runs every field of this plan"]
         for name, problems in self.refusals.items():
-            lines += [f"{name}: {problem}" for problem in problems or ("this engine could run the plan too",)]
+            lines += [
+                f"{name}: {problem}"
+                for problem in problems or ("this engine could run the plan too",)
+            ]
         return "\n".join(lines)
 
 

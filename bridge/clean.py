@@ -22,7 +22,8 @@ def clean(text: str, kept: str = KEPT["line"]) -> str:
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() or letter in kept else escape_character(letter) for letter in text
+        letter if letter.isprintable() or letter in kept else escape_character(letter)
+        for letter in text
     )
 
 

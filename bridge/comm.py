@@ -569,7 +569,9 @@ def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
         if len(ranks) == world and not purpose
         else dist.new_group(list(ranks), timeout=_timeout(dist.get_backend()))
     )
-    assert handle is not None, "the default process group must exist before a group of some ranks is made"
+    assert handle is not None, (
+        "the default process group must exist before a group of some ranks is made"
+    )
     _HANDLES[ranks, purpose] = handle
 
 
@@ -726,7 +728,9 @@ def _silence_text(rank: int, now: Mapping[str, Any]) -> str:
         return f"rank {rank} has not reported anything yet"
     if now["waits"]:
         return f"rank {rank} waits in {now['waits']!r} (step and last action: {now['last']})"
-    return f"rank {rank} has been silent for {now['for']:.0f} s or more (last action: {now['last']})"
+    return (
+        f"rank {rank} has been silent for {now['for']:.0f} s or more (last action: {now['last']})"
+    )
 
 
 _WATCHERS: list[Watcher] = []
@@ -754,7 +758,10 @@ class LostRank(BridgeError, RuntimeError):
     """Raised when another rank no longer answers."""
 
 
-LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe|remote process|NCCL communicator was aborted", re.IGNORECASE)
+LOST = re.compile(
+    r"onnection|peer|timed? ?out|broken pipe|remote process|NCCL communicator was aborted",
+    re.IGNORECASE,
+)
 """Pattern that matches torch's errors about a rank that no longer answers."""
 
 

@@ -184,7 +184,9 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 def below(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values whose paths begin with `prefix`, each by its path without `prefix`."""
     return {
-        path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)
+        path.removeprefix(prefix): value
+        for path, value in values.items()
+        if path.startswith(prefix)
     }
 
 

@@ -318,7 +318,9 @@ class Dialect(ABC):
             "launch command of the report"
         )
 
-    def model_fields_in_script(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
+    def model_fields_in_script(
+        self, plan: Mapping[str, Any], model: Config | None
+    ) -> frozenset[str]:
         """Return the model fields of the plan that are written into the script of `program`,
         because the config of the model has no key for them.
         """
@@ -471,8 +473,7 @@ class Dialect(ABC):
         return beyond(config.given, f"{type(self).__module__}.releases", config.origins)
 
     def missing(self, config: Config) -> Iterable[Finding]:
-        """Yield a finding for each setting that the stack needs to start and that `config` lacks.
-        """
+        """Yield a finding for each setting that the stack needs to start and that `config` lacks."""
         return ()
 
     def whole(self, config: Config) -> bool:
@@ -480,8 +481,7 @@ class Dialect(ABC):
         return False
 
     def names_run(self, config: Config) -> bool:
-        """Return whether `config` names a model and a data set, so that `stacks.opener` can run it.
-        """
+        """Return whether `config` names a model and a data set, so that `stacks.opener` can run it."""
         return False
 
     def to_object(self, config: Config) -> Any:
@@ -530,7 +530,9 @@ class Dialect(ABC):
         release = self.release(version)
         return self.check_reading(lambda: self.parse(source, release, lenient), release, world_size)
 
-    def check_reading(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
+    def check_reading(
+        self, parse: Callable[[], Reading], version: str, world_size: int | None
+    ) -> Config:
         """The checked config from the reading that `parse` returns.
 
         If reading or checking finds problems, raises one `ConfigError` with all of them.
@@ -651,7 +653,9 @@ class Dialect(ABC):
 
         Only called for formats in `rewrites`.
         """
-        raise TranslationError(f"{self.name}: this dialect cannot change a file in place; write the config to a new file")
+        raise TranslationError(
+            f"{self.name}: this dialect cannot change a file in place; write the config to a new file"
+        )
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
         """Return the texts of all files for `path`: the config, and the file with the settings for

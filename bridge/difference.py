@@ -57,7 +57,9 @@ class ConfigPair:
                 taken = {path: held[path]} if path in held else {}
                 rest = {other: value for other, value in config.given.items() if other != path}
                 try:
-                    moved = unlike(meant, meaning_of(replace(config, given=Values({**rest, **taken}))))
+                    moved = unlike(
+                        meant, meaning_of(replace(config, given=Values({**rest, **taken})))
+                    )
                 except BridgeError:
                     continue  # the stack refuses this mixture: the other one may run
                 for ours in moved:
@@ -73,7 +75,11 @@ class ConfigPair:
     def follows(self, ours: str) -> str:
         """Return a sentence that names the settings from which a difference in a plan field follows."""
         if not self.changed:
-            return "this follows from the number of ranks" if self.one.world_size != self.other.world_size else ""
+            return (
+                "this follows from the number of ranks"
+                if self.one.world_size != self.other.world_size
+                else ""
+            )
         found = self.sources.get(ours) or self.changed
         more = f" and {len(found) - SOURCES} other settings" if len(found) > SOURCES else ""
         return f"this follows from {', '.join(found[:SOURCES])}{more}"
@@ -288,7 +294,9 @@ def _settings(pair: ConfigPair) -> Iterator[Finding]:
         if path not in written and (not lost or told.issuperset(lost)):
             continue
         told.update(lost)
-        why = "; ".join(dict.fromkeys(_rounding_text(pair.one, path) + _rounding_text(pair.other, path)))
+        why = "; ".join(
+            dict.fromkeys(_rounding_text(pair.one, path) + _rounding_text(pair.other, path))
+        )
         blurred = [config for config in (pair.one, pair.other) if _blurs(config, path)]
         if rule.ours and not lost and not why and blurred:
             why = told_of(rule, blurred[0])
@@ -320,7 +328,9 @@ def _in_parts(
         return
     effects: dict[str, Effect] = {}
     for part in parts:
-        effect = min(_worth_of(rule, whole, part, lost), effects.get(part.path, Effect.NONE), key=_rank)
+        effect = min(
+            _worth_of(rule, whole, part, lost), effects.get(part.path, Effect.NONE), key=_rank
+        )
         effects[part.path] = effect
     # Settings may matter only together: then each of them has the effect of the section.
     apart = min(effects.values(), key=_rank) is whole.effect
@@ -353,7 +363,9 @@ def _weight(pair: ConfigPair, ours: tuple[str, ...], lost: tuple[str, ...], path
     has an effect of losing the setting. Unless the rule states the effect of another value, the
     worse of these two effects is returned.
     """
-    held = not any(_rounding_text(config, path) or _blurs(config, path) for config in (pair.one, pair.other))
+    held = not any(
+        _rounding_text(config, path) or _blurs(config, path) for config in (pair.one, pair.other)
+    )
     rule = claims(pair.one.dialect)[path]
     if ours and not lost and held:
         return Effect.ROUNDING if path in rule.kernels else Effect.NONE
@@ -381,7 +393,9 @@ def _rounding_text(config: Config, path: str) -> tuple[str, ...]:
     return (said,) if said else ()
 
 
-def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair: ConfigPair) -> Finding:
+def _finding(
+    path: str, effect: Effect, why: str, before: Any, after: Any, pair: ConfigPair
+) -> Finding:
     given = path in pair.one.given or path in pair.other.given
     change = f"{full_text(before)} -> {full_text(after)}"
     origin, rule = pair.other.origins.get(path), f"{RULE}/{path}"
@@ -433,7 +447,9 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
     # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
     for ours in sorted(pair.strayed):
-        rows.setdefault((_setting_for(pair, pair.one, ours), _setting_for(pair, pair.other, ours)), []).append(ours)
+        rows.setdefault(
+            (_setting_for(pair, pair.one, ours), _setting_for(pair, pair.other, ours)), []
+        ).append(ours)
     for (mine, theirs), fields in rows.items():
         row = _row(pair, mine, theirs, fields)
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
@@ -562,7 +578,10 @@ def _worth(pair: ConfigPair, ours: str) -> tuple[Effect, str]:
         unset = rule is None or config.given.keys().isdisjoint(rule.carriers(ours))
         open_ = values.get(ours) is None or (unset and ours.startswith("model."))
         if open_ and (elsewhere or scripted):
-            return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
+            return (
+                Effect.NONE,
+                f"the training script sets this value, not the config of {dialect.title}",
+            )
     by_ranks = pair.by_ranks((ours,))
     if by_ranks and None not in [values.get(ours) for _, values in sides]:
         return by_ranks
@@ -573,7 +592,9 @@ def _worth(pair: ConfigPair, ours: str) -> tuple[Effect, str]:
             continue
         effects.append(rule.effect_of_losing((ours,), config.effective))
         if values.get(ours) is None:
-            unheld = told_of(rule, config) if untranslated(config, pair.meaning(config), rule) else ""
+            unheld = (
+                told_of(rule, config) if untranslated(config, pair.meaning(config), rule) else ""
+            )
             open_, why = True, unheld or why or rule.why(ours)
     # A field that no table knows may change the numbers: unknown is not harmless.
     effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)

@@ -14,7 +14,16 @@ from bridge.config import fields, show_value
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.findings import Finding, Origin
-from bridge.migration import Aim, differing, has, migrate, moves, readable, reword_settings, settable
+from bridge.migration import (
+    Aim,
+    differing,
+    has,
+    migrate,
+    moves,
+    readable,
+    reword_settings,
+    settable,
+)
 from bridge.rules import HABITS, Effect
 from bridge.translation import claims, lift, plan_claims
 
@@ -98,7 +107,9 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
     if problems:
         # A reader that stops at a name which the release lost says nothing about the values of the
         # others.
-        given = settable(before.dialect, reword_settings(before, to_version), to_version, before.entry)
+        given = settable(
+            before.dialect, reword_settings(before, to_version), to_version, before.entry
+        )
         _, more = _attempt(
             lambda: before.dialect.config(given, to_version, before.world_size, before.entry)
         )
@@ -201,7 +212,9 @@ def _find_renames(before: Config, version: str) -> Iterator[DriftChange]:
             message = f"here {spelled}"
             if forward:
                 message = f"{spelled} since {move.since}" + (f"; {move.note}" if move.note else "")
-            yield _change(before, path, ChangeKind.RENAMED, message, None, next(iter(new.values()), None))
+            yield _change(
+                before, path, ChangeKind.RENAMED, message, None, next(iter(new.values()), None)
+            )
 
 
 def _path_of(problem: str, config: Config) -> str:
@@ -230,7 +243,9 @@ def _unlike(before: Config, after: Config) -> Iterator[DriftChange]:
 def _find_removals(before: Config, after: Config) -> Iterator[DriftChange]:
     for path, value in before.given.items():
         if path not in after.given and not has(after, path, value):
-            yield _change(before, path, ChangeKind.GONE, f"{after.version} does not have this setting")
+            yield _change(
+                before, path, ChangeKind.GONE, f"{after.version} does not have this setting"
+            )
 
 
 def _came(before: Config, after: Config) -> Iterator[DriftChange]:
@@ -285,5 +300,3 @@ def _alone(one: Config, other: Config) -> dict[str, Any]:
         if path not in one.given and value is not None
     }
     return {path: value for path, value in said.items() if not has(other, path, value)}
-
-

@@ -63,7 +63,12 @@ def _changes(title: str, changes: Iterable[DriftChange], old: str, new: str) -> 
         # The messages of these two kinds repeat the values, which stand in the columns beside.
         if change.kind not in (ChangeKind.DEFAULT, ChangeKind.DERIVED):
             why += f"; {escape(change.message)}"
-        rows.add_row(escape(where), escape(_value_text(change.before)), escape(_value_text(change.after)), why)
+        rows.add_row(
+            escape(where),
+            escape(_value_text(change.before)),
+            escape(_value_text(change.after)),
+            why,
+        )
     return rows
 
 
@@ -78,7 +83,10 @@ def _print_migration(drift: Drift, console: Console) -> None:
         console.print(f"{drift.version} accepts no part of the file: nothing to write")
         return
     if drift.edits:
-        rows = Grid(f"Changes that keep the meaning of the file in {drift.version}", ("setting", "in the file", "to write"))
+        rows = Grid(
+            f"Changes that keep the meaning of the file in {drift.version}",
+            ("setting", "in the file", "to write"),
+        )
         for path, (old, new) in drift.edits.items():
             rows.add_row(*map(escape, (path, _value_text(old), _value_text(new))))
         console.print(rows)

@@ -12,7 +12,9 @@ from bridge.rules import Context
 from bridge.translation import lift, rules_for
 
 
-def edit_config(config: Config, changes: Mapping[str, Any], world_size: int | None = None) -> Config:
+def edit_config(
+    config: Config, changes: Mapping[str, Any], world_size: int | None = None
+) -> Config:
     """Return `config` for `world_size` ranks, with settings changed so that the plan fields in
     `changes` have the given values. None stands for unset.
 

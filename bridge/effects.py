@@ -9,8 +9,7 @@ from enum import StrEnum
 
 
 class Effect(StrEnum):
-    """The effect of a field, or of the loss of a field, on the run; the worst effect comes first.
-    """
+    """The effect of a field, or of the loss of a field, on the run; the worst effect comes first."""
 
     STOPS = "the run stops"
     NUMBERS = "different numbers"

@@ -1,5 +1,4 @@
-"""Findings: remarks of a reader or a translation about one field, each with the effect on the run.
-"""
+"""Findings: remarks of a reader or a translation about one field, each with the effect on the run."""
 
 from __future__ import annotations
 
@@ -88,11 +87,7 @@ UNTOLD = "; left out, and nothing tells what it does to the run"
 
 
 def unknown(
-    path: str,
-    message: str,
-    value: Any = None,
-    origin: Origin | None = None,
-    end: str = UNTOLD,
+    path: str, message: str, value: Any = None, origin: Origin | None = None, end: str = UNTOLD
 ) -> Finding:
     """Return the finding on a flag, key or value that no table stands for and that is left out.
 
@@ -134,7 +129,9 @@ def twice(document: Document | None) -> Iterator[Finding]:
             "delete the other line"
         )
         effect = Effect.NUMBERS if found.differs else Effect.NONE
-        yield Finding(key_with_dots(found.key), message, effect, given=found.differs, origin=Origin(last))
+        yield Finding(
+            key_with_dots(found.key), message, effect, given=found.differs, origin=Origin(last)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,12 @@ def _value(data: Any, key: str) -> Any:
     return False if data is None else data
 
 
-def _kind(title: str, source: str, needed: str, usual: str = "", least: int = 0, **more: str) -> ForeignKind:
-    return ForeignKind(title, source, frozenset(needed.split()), frozenset(usual.split()), least, **more)
+def _kind(
+    title: str, source: str, needed: str, usual: str = "", least: int = 0, **more: str
+) -> ForeignKind:
+    return ForeignKind(
+        title, source, frozenset(needed.split()), frozenset(usual.split()), least, **more
+    )
 
 
 ENGINE = "give the DeepSpeed file of the run, or the launch script that names it"
@@ -152,12 +156,10 @@ KINDS: tuple[ForeignKind, ...] = (
         "trainer.n_gpus_per_node trainer.nnodes reward_model critic",
         2,
     ),
+    _kind("a config of NeMo", "NVIDIA/NeMo: nemo/utils/exp_manager.py", "trainer exp_manager"),
     _kind(
-        "a config of NeMo",
-        "NVIDIA/NeMo: nemo/utils/exp_manager.py",
-        "trainer exp_manager",
+        "the metadata of a Python project", "packaging.python.org: pyproject.toml", "build-system"
     ),
-    _kind("the metadata of a Python project", "packaging.python.org: pyproject.toml", "build-system"),
     _kind("a manifest of Kubernetes", "kubernetes.io: objects", "apiVersion kind metadata"),
 )
 """Kinds of files that people give to stagebridge, the more special before the more general."""

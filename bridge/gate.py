@@ -145,7 +145,9 @@ def baseline(records: Iterable[Record], where: Path) -> str:
         return Path(os.path.relpath(place, folder)).as_posix() if os.path.isabs(place) else place
 
     # By file, rule and setting, not by line: lines move with every edit above them.
-    rows = sorted({(relative_name(one.file), one.rule, one.path) for one in records if one.rule != REFUSED})
+    rows = sorted(
+        {(relative_name(one.file), one.rule, one.path) for one in records if one.rule != REFUSED}
+    )
     known = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
     return json.dumps({"stagebridge": 1, "known": known}, indent=1) + "\n"
 
@@ -162,7 +164,9 @@ def read_baseline(text: str, where: str) -> frozenset[tuple[str, str, str]]:
             (_path_in_folder(folder, row["file"]), row["rule"], row["path"]) for row in rows or ()
         )
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise BridgeError(f"{where}: not a baseline file; write a baseline with --write-baseline") from None
+        raise BridgeError(
+            f"{where}: not a baseline file; write a baseline with --write-baseline"
+        ) from None
 
 
 def _path_in_folder(folder: str, file: str) -> str:

@@ -1,5 +1,4 @@
-"""Checks of single values against a schema. An error says in words which values the schema accepts.
-"""
+"""Checks of single values against a schema. An error says in words which values the schema accepts."""
 
 from __future__ import annotations
 
@@ -88,7 +87,9 @@ class Leaves:
         if origin in (Union, UnionType):
             return " or ".join(
                 dict.fromkeys(
-                    self._annotation_text(part) for part in get_args(annotation) if part is not NoneType
+                    self._annotation_text(part)
+                    for part in get_args(annotation)
+                    if part is not NoneType
                 )
             )
         if origin is Literal:
@@ -98,9 +99,7 @@ class Leaves:
             ]
             return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
         if origin is tuple and Ellipsis not in get_args(annotation):
-            return (
-                f"a list of {len(get_args(annotation))}, each {self._annotation_text(get_args(annotation)[0])}"
-            )
+            return f"a list of {len(get_args(annotation))}, each {self._annotation_text(get_args(annotation)[0])}"
         ends = []
         for bound in bounds:
             attribute, words = _BOUNDS[type(bound)]

@@ -22,8 +22,7 @@ by the stack.
 
 
 class Meaning(dict[str, Any]):
-    """Values of a plan as a config sets them. `plain` holds the values that take effect in the run.
-    """
+    """Values of a plan as a config sets them. `plain` holds the values that take effect in the run."""
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -41,8 +40,7 @@ def lift(config: Config) -> Plan:
 def lower(
     plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None
 ) -> Config:
-    """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse the config.
-    """
+    """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse the config."""
     ours = plan.values()
     return lower_values(ours, dialect, dialect.release(version), world_size or world_of(ours))
 
@@ -109,7 +107,9 @@ def rules_for(
     """
     solved = _solve_batch(ours, world_size)
     yield from (
-        (rule, rule.values_in_view(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs
+        (rule, rule.values_in_view(rule.ours, solved))
+        for rule in dialect.rules
+        if rule.ours and rule.theirs
     )
 
 
@@ -168,8 +168,7 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Return the paths whose values differ, or that have a value in one of the two mappings only.
-    """
+    """Return the paths whose values differ, or that have a value in one of the two mappings only."""
     changed = {path for path, value in before.items() if after.get(path) != value}
     return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
 

@@ -28,7 +28,9 @@ def plain(values: Values) -> dict[str, Any]:
     """
     said = {path: value for path, value in values.items() if value is not None}
     for path in list(said):
-        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(path, said[path], values):
+        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(
+            path, said[path], values
+        ):
             del said[path]
     # In the order of the table: a later meaning may build on an earlier one.
     for path, meaning in MEANINGS.items():

@@ -47,8 +47,7 @@ def nearest_words(config: Config, start: Config) -> list[Group]:
 
 
 def as_read(config: Config) -> Config:
-    """Return `config` with each value in the form that the parser of the config's release returns.
-    """
+    """Return `config` with each value in the form that the parser of the config's release returns."""
     reading = config.dialect.parse(config.text(), config.version, lenient=False)
     read = {path: reading.given.get(path, value) for path, value in config.given.items()}
     return build_config(config, read, config.version) or config
@@ -63,7 +62,9 @@ def readable(config: Config, given: Group, version: str) -> Config | None:
         return whole
     # Some stacks refuse an empty config, so the second base is what the table writes for the
     # meaning.
-    base = build_config(config, {}, version) or build_config(config, lower_for_release(config, version), version)
+    base = build_config(config, {}, version) or build_config(
+        config, lower_for_release(config, version), version
+    )
     return base and grown(base, [{path: value} for path, value in known.items()])
 
 
@@ -187,7 +188,9 @@ class Aim:
     def differing_fields(self, other: Config) -> list[str]:
         """Plan fields in which `other` differs from `config`."""
         kept = lift(other).values()
-        return [path for path in {**self.meaning, **kept} if self.meaning.get(path) != kept.get(path)]
+        return [
+            path for path in {**self.meaning, **kept} if self.meaning.get(path) != kept.get(path)
+        ]
 
     def distance(self, other: Config) -> tuple[int, int]:
         """Return the number of plan fields that differ and the number of settings that differ. The

@@ -60,7 +60,8 @@ class Attention(Section):
         ),
     )
     windowed: tuple[bool, ...] | None = field(
-        None, description="Blocks in which a token attends only to `window` tokens; open: all blocks."
+        None,
+        description="Blocks in which a token attends only to `window` tokens; open: all blocks.",
     )
     softcap: Positive | None = field(
         None,
@@ -128,8 +129,7 @@ class RotaryScaling(Section):
         None, description="yarn: weight of the logarithm of `factor` in the factor `attention`."
     )
     mscale_all: Annotated[Real, Ge(0)] | None = field(
-        None,
-        description="yarn: like `mscale`, for the part of a head without rotary positions.",
+        None, description="yarn: like `mscale`, for the part of a head without rotary positions."
     )
     truncate: bool | None = field(
         None,
@@ -289,15 +289,13 @@ class Moe(Section):
         None, description="The weights of a token's chosen experts sum to one."
     )
     scale: Positive | None = field(
-        None,
-        description="Factor of the weights of the chosen experts; open: 1.",
+        None, description="Factor of the weights of the chosen experts; open: 1."
     )
     groups: Count | None = field(
         None, description="Number of groups of experts; a token chooses groups first, then experts."
     )
     top_groups: Count | None = field(
-        None,
-        description="Number of groups that a token may choose from.",
+        None, description="Number of groups that a token may choose from."
     )
     group_best: Count | None = field(
         None,
@@ -379,8 +377,7 @@ class Model(Section):
     )
     ffn: Count | None = field(None, description="Width of the feed-forward layer.")
     experts: Count | None = field(
-        None,
-        description="Number of experts in a mixture-of-experts layer.",
+        None, description="Number of experts in a mixture-of-experts layer."
     )
     tied: bool | None = field(None, description="Embedding and output layer share their weights.")
     vocab: Count | None = field(None, description="Vocabulary size, before padding.")

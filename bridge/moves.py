@@ -61,7 +61,9 @@ def rename_setting(old: str, new: str, since: str, note: str = "", source: str =
     )
 
 
-def switch_to_value(old: str, new: str, value: Any, since: str, note: str = "", source: str = "") -> Move:
+def switch_to_value(
+    old: str, new: str, value: Any, since: str, note: str = "", source: str = ""
+) -> Move:
     """Return a move for a switch that became one value of another setting."""
 
     def forward(given: Words) -> Words:

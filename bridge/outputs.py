@@ -574,8 +574,7 @@ class Tensor(TypedDict):
 
 
 class Setting(TypedDict):
-    """A setting that differs between two traced runs; `layout` is true if it belongs to the layout.
-    """
+    """A setting that differs between two traced runs; `layout` is true if it belongs to the layout."""
 
     path: str
     first: Any

@@ -41,10 +41,11 @@ class Parallel(Section):
         None, description="Data-parallel replicas: world / (tensor x pipeline x context)."
     )
     tensor: Count | None = field(None, description="Number of ranks that split each weight matrix.")
-    pipeline: Count | None = field(None, description="Number of ranks that divide the model's layers among themselves.")
+    pipeline: Count | None = field(
+        None, description="Number of ranks that divide the model's layers among themselves."
+    )
     context: Count | None = field(
-        None,
-        description="Number of ranks that split the sequence in attention.",
+        None, description="Number of ranks that split the sequence in attention."
     )
     expert: Count | None = field(None, description="Number of ranks that split the experts.")
     expert_tensor: Count | None = field(
@@ -133,13 +134,11 @@ class Batch(Section):
     """The batch triangle: global_ = micro x accumulation x data."""
 
     micro: Count | None = field(
-        None,
-        description="Number of sequences in one microbatch on one data rank.",
+        None, description="Number of sequences in one microbatch on one data rank."
     )
     accumulation: Count | None = field(None, description="Number of microbatches in one step.")
     global_: Count | None = field(
-        None,
-        description="Number of sequences in one step over all ranks.",
+        None, description="Number of sequences in one step over all ranks."
     )
 
 
@@ -154,8 +153,7 @@ class Offload(Section):
         None, description="Memory that holds parameters while they are not used."
     )
     pinned: bool | None = field(
-        None,
-        description="The host memory for offloaded state is page-locked.",
+        None, description="The host memory for offloaded state is page-locked."
     )
 
 
@@ -235,8 +233,7 @@ class LossScale(Section):
     )
     initial: Annotated[Real, Gt(0)] | None = field(None, description="First dynamic scale.")
     window: Count | None = field(
-        None,
-        description="Number of steps without overflow before the scale doubles.",
+        None, description="Number of steps without overflow before the scale doubles."
     )
     hysteresis: Count | None = field(
         None, description="Number of overflows after which the scale halves."
@@ -267,8 +264,7 @@ class Precision(Section):
         None, description="Format in which gradients are accumulated and reduced."
     )
     communicate: Dtype | None = field(
-        None,
-        description="Format in which data ranks exchange and sum gradients; open: `reduce`.",
+        None, description="Format in which data ranks exchange and sum gradients; open: `reduce`."
     )
     frozen: Literal["compute", "master"] | None = field(
         None,
@@ -408,7 +404,9 @@ class Adapters(Section):
         None, description="An adapter's output is scaled by alpha / rank."
     )
     dropout: Fraction | None = field(None, description="Dropout of an adapter.")
-    targets: tuple[Literal["query", "key", "value", "dense", "mlp_in", "mlp_out", "output"], ...] | None = field(
+    targets: (
+        tuple[Literal["query", "key", "value", "dense", "mlp_in", "mlp_out", "output"], ...] | None
+    ) = field(
         None,
         description=(
             "Layers with an adapter: the projections of attention (`dense` is its output), the "
@@ -456,8 +454,7 @@ class Run(Section):
         description="Steps between explicit garbage collections; open: Python collects by itself.",
     )
     loaders: Size | None = field(
-        None,
-        description="Number of processes that load data on each rank.",
+        None, description="Number of processes that load data on each rank."
     )
     backend: str | None = field(
         None, description="Communication library, as torch.distributed names it."
@@ -467,8 +464,7 @@ class Run(Section):
     )
     timers: bool | None = field(None, description="The log shows the time of each part of a step.")
     exit_interval: Size | None = field(
-        None,
-        description="The run ends after a step whose number is a multiple of this; 0: never.",
+        None, description="The run ends after a step whose number is a multiple of this; 0: never."
     )
     keep_checkpoints: Count | None = field(
         None, description="Number of checkpoints that are kept; open: all checkpoints."
@@ -592,7 +588,8 @@ class Habits(Section):
         description="Muon orthogonalises queries, keys and values of a fused matrix one by one, or the whole.",
     )
     nonfinite: Literal["stop", "continue"] | None = field(
-        None, description="A loss or gradient that is not a finite number ends the run, or does not."
+        None,
+        description="A loss or gradient that is not a finite number ends the run, or does not.",
     )
     mtp_loss: Real | None = field(
         None, description="Factor of the loss of further predicted tokens."
@@ -606,14 +603,18 @@ class Debug(Section):
     layer_gradients: Level | None = field(
         None, description="Log level for the gradient of each layer's input."
     )
-    param_init: Level | None = field(None, description="Log level for parameters after initialisation.")
+    param_init: Level | None = field(
+        None, description="Log level for parameters after initialisation."
+    )
     param_gradients: Level | None = field(
         None, description="Log level for gradient shards after reduction."
     )
     all_param_gradients: Level | None = field(
         None, description="Log level for every parameter's gradient after reduction."
     )
-    param_update: Level | None = field(None, description="Log level for parameters after the update.")
+    param_update: Level | None = field(
+        None, description="Log level for parameters after the update."
+    )
     global_tensors: bool | None = field(
         None, description="Logs show whole tensors, assembled from all ranks."
     )

@@ -82,7 +82,9 @@ def causes(findings: Iterable[Finding]) -> list[Cause]:
         words = finding.cause or finding.message
         # Findings without a reason share none. Those without effect share a line all the same.
         key = words or (finding.path if finding.effect.reaches(Effect.COST) else "")
-        rows.setdefault((key, finding.effect), Cause(finding.effect, words)).findings.append(finding)
+        rows.setdefault((key, finding.effect), Cause(finding.effect, words)).findings.append(
+            finding
+        )
     return list(rows.values())
 
 
@@ -271,7 +273,9 @@ def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View
         _causes(told, console, view, gap=False)
         lacking = [finding.path for finding in _once(told) if finding.how is How.MISSING]
         if lacking:
-            console.print(Hung(markup_text(escape(f"still to be added: {', '.join(lacking)}")), 2, 4))
+            console.print(
+                Hung(markup_text(escape(f"still to be added: {', '.join(lacking)}")), 2, 4)
+            )
 
 
 def unshown(told: Iterable[Finding], view: View) -> int:
@@ -357,7 +361,10 @@ def _causes(
             console.print()
         if rows:
             console.print(
-                Hung(markup_text(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]"), 0 if gap else 2)
+                Hung(
+                    markup_text(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]"),
+                    0 if gap else 2,
+                )
             )
         for number, cause in enumerate(rows, 1):
             for line in _row(
@@ -367,8 +374,7 @@ def _causes(
 
 
 def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -> Iterator[Hung]:
-    """Yield the lines for a cause: its settings, each with the change of the value, and the reason.
-    """
+    """Yield the lines for a cause: its settings, each with the change of the value, and the reason."""
     from rich.markup import escape
 
     heads = []
@@ -414,7 +420,9 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     before = f"{show_value(finding.before, LONG)} " if finding.before is not None else ""
     # A section would not show which of its values is meant.
     targets = [
-        field for field in fields if finding.path in field.sources and not isinstance(field.value, Mapping)
+        field
+        for field in fields
+        if finding.path in field.sources and not isinstance(field.value, Mapping)
     ]
     near = [field for field in targets if field.how is How.APPROXIMATE] or targets
     if (
@@ -423,9 +431,7 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
         and finding.effect is not Effect.NONE
         and all(field.value != finding.before for field in near)
     ):
-        return (
-            f"{before}-> {', '.join(f'{field.path} {show_value(field.value, LONG)}' for field in near)}"
-        )
+        return f"{before}-> {', '.join(f'{field.path} {show_value(field.value, LONG)}' for field in near)}"
     if finding.how in FATES and finding.after is None and finding.effect is Effect.NONE:
         # The reason says that its meaning is kept; an arrow behind each setting would say no more.
         return before.rstrip()
@@ -468,7 +474,9 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
                 else finding.message
             )
             named = finding.path in what.replace("-", "_")
-            console.print(Hung(markup_text(escape(what if named else f"{finding.path}: {what}")), 2, 6))
+            console.print(
+                Hung(markup_text(escape(what if named else f"{finding.path}: {what}")), 2, 6)
+            )
         # Whether numbers hang on it is no news here: the run does not start without it.
         stops = cause.effect is Effect.STOPS
         parts = [f"[{EFFECT_STYLE[cause.effect]}]{cause.effect}[/]"] if stops else []

@@ -80,7 +80,9 @@ READING: Mapping[str, Kind] = {
 }
 """Keys for reading a file, named like the options of the command line."""
 PATHS = ("auto-from", "allow-path")
-PATTERN: Mapping[str, Kind] = {"pattern": ("a pattern or a list of patterns, such as configs/64/**", _patterns)}
+PATTERN: Mapping[str, Kind] = {
+    "pattern": ("a pattern or a list of patterns, such as configs/64/**", _patterns)
+}
 FILES = "files"
 
 
@@ -103,8 +105,12 @@ def _regex(pattern: str) -> str:
     parts = pattern.removeprefix("./").strip("/").split("/")
     if "/" not in pattern.removeprefix("./").rstrip("/"):
         parts = ["**", *parts]
-    *folders, last = ("(?:[^/]+/)*" if part == "**" else f"{TOKEN.sub(_token, part)}/" for part in parts)
-    return "".join(folders) + ("[^/]+" if parts[-1] == "**" else last.removesuffix("/")) + "(?:/.*)?"
+    *folders, last = (
+        "(?:[^/]+/)*" if part == "**" else f"{TOKEN.sub(_token, part)}/" for part in parts
+    )
+    return (
+        "".join(folders) + ("[^/]+" if parts[-1] == "**" else last.removesuffix("/")) + "(?:/.*)?"
+    )
 
 
 SET = re.compile(r"\[!?[^\]]+\]")
@@ -161,7 +167,9 @@ def project_of(text: str, where: str) -> Project:
     except tomllib.TOMLDecodeError as error:
         raise BridgeError(f"{where}: not TOML ({error})") from None
     if not isinstance(tools, dict):
-        raise BridgeError(f"{where}: tool: found {tools!r}, expected tables such as [tool.stagebridge]")
+        raise BridgeError(
+            f"{where}: tool: found {tools!r}, expected tables such as [tool.stagebridge]"
+        )
     section = tools.get("stagebridge", {})
     place, problems = f"{where}: tool.stagebridge", list[str]()
     if not isinstance(section, dict):
@@ -170,7 +178,9 @@ def project_of(text: str, where: str) -> Project:
     rest = {name: value for name, value in section.items() if name != FILES}
     found = _values(rest, {**GATE, **READING}, place, problems, more=FILES)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        problems.append(f"{place}.{FILES}: expected tables, each under [[tool.stagebridge.{FILES}]]")
+        problems.append(
+            f"{place}.{FILES}: expected tables, each under [[tool.stagebridge.{FILES}]]"
+        )
         tables = []
     files = list(_tables(tables, f"{place}.{FILES}", problems, folder))
     BridgeError.raise_if(problems)
@@ -190,7 +200,11 @@ def _tables(
 
 
 def _values(
-    given: Mapping[str, Any], kinds: Mapping[str, Kind], place: str, problems: list[str], more: str = ""
+    given: Mapping[str, Any],
+    kinds: Mapping[str, Kind],
+    place: str,
+    problems: list[str],
+    more: str = "",
 ) -> dict[str, Any]:
     """Return the values by the names of their keys, with dashes; add a message to `problems` for each wrong one."""
     found = dict[str, Any]()

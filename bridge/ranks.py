@@ -47,7 +47,9 @@ BY_MICROBATCH: Mapping[str, Callable[[Values], bool]] = {
     ),
 }
 """What a run computes for a microbatch as a whole, so that its size changes the numbers."""
-UNEVEN = "each microbatch counts the same in the mean, however many tokens the loss leaves out there"
+UNEVEN = (
+    "each microbatch counts the same in the mean, however many tokens the loss leaves out there"
+)
 
 
 def effect_of_ranks(

@@ -1,5 +1,4 @@
-"""Refusals: one error with every problem of a source, including problems that the first ones hide.
-"""
+"""Refusals: one error with every problem of a source, including problems that the first ones hide."""
 
 from __future__ import annotations
 
@@ -123,7 +122,9 @@ def hangs(problem: str, name: str) -> bool:
     """
     leaf = name.rpartition(".")[2]
     said = PLACE.sub("", problem).partition(":")[2] if _subject(problem) else problem
-    return not SPLITS_NOTHING.search(leaf) and any(mine.search(leaf) and theirs.search(said) for mine, theirs in HANGING)
+    return not SPLITS_NOTHING.search(leaf) and any(
+        mine.search(leaf) and theirs.search(said) for mine, theirs in HANGING
+    )
 
 
 def _subject(problem: str) -> str:

@@ -65,8 +65,7 @@ class Releases:
         return not start or self.place(version) >= self.place(start)
 
     def within(self, version: str, since: str = "", until: str = "") -> bool:
-        """Return whether `version` is in [since, until). An empty `since` or `until` is no bound.
-        """
+        """Return whether `version` is in [since, until). An empty `since` or `until` is no bound."""
         return self.since(version, since) and not (until and self.since(version, until))
 
     def having(self, version: str, rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -100,8 +99,7 @@ class Releases:
         )
 
     def last(self, until: str) -> str:
-        """Return the last release before `until`, or the newest known release if `until` is empty.
-        """
+        """Return the last release before `until`, or the newest known release if `until` is empty."""
         return self.known[self.place(until) - 1] if until else self.known[-1]
 
 
@@ -131,9 +129,7 @@ class Release:
 
     def names(self, rows: Mapping[str, Windowed]) -> frozenset[str]:
         """Return the names of the rows that apply to this release."""
-        return frozenset(
-            name for name, row in rows.items() if self.within(row.since, row.until)
-        )
+        return frozenset(name for name, row in rows.items() if self.within(row.since, row.until))
 
 
 def unknown_release(version: str, known: Sequence[str]) -> str:

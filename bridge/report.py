@@ -94,7 +94,9 @@ def difference_json(
     names: tuple[str, str], sides: tuple[Config, Config], told: Iterable[Finding], code: Exit
 ) -> outputs.Compared:
     """The differences in meaning of two configs as one JSON object."""
-    first, second = (_side_with_file(name, config) for name, config in zip(names, sides, strict=True))
+    first, second = (
+        _side_with_file(name, config) for name, config in zip(names, sides, strict=True)
+    )
     return {
         "first": first,
         "second": second,

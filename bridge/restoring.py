@@ -125,7 +125,9 @@ class Way:
     @cached_property
     def anew(self) -> Given:
         """All settings, as the table writes them from the meaning of the edited config."""
-        return settings_for(self.ours, self.dialect, self.version, self.world_size, self.settings_with_rule)
+        return settings_for(
+            self.ours, self.dialect, self.version, self.world_size, self.settings_with_rule
+        )
 
     @cached_property
     def own(self) -> Given:
@@ -135,7 +137,9 @@ class Way:
         return self._in_own_terms(self.goal)
 
     def _in_own_terms(self, ours: Meaning) -> Given:
-        return settings_for(ours, self.dialect, self.version, self.carry.world_size, self.settings_with_rule)
+        return settings_for(
+            ours, self.dialect, self.version, self.carry.world_size, self.settings_with_rule
+        )
 
     def best_config(self) -> Config:
         """Return the candidate that loses the fewest edits. Among several, choose the one with the
@@ -181,10 +185,15 @@ class Way:
         """
         was, table = self._in_own_terms(self.before), claims(self.dialect)
         stand = [
-            path for path in self.edited if not self.changed.isdisjoint(table[path].paths_of_plan(path))
+            path
+            for path in self.edited
+            if not self.changed.isdisjoint(table[path].paths_of_plan(path))
         ]
         written = {
-            path: _merge_values(self.settings_with_rule.get(path), was.get(path), self.own.get(path)) for path in stand
+            path: _merge_values(
+                self.settings_with_rule.get(path), was.get(path), self.own.get(path)
+            )
+            for path in stand
         }
         return _with(self.settings_with_rule, self.overruling.union(stand), {**self.own, **written})
 
@@ -372,7 +381,12 @@ class Way:
             carriers = rules[ours].carriers(ours)
             if told.isdisjoint(carriers):
                 path = next(
-                    (path for path in carriers if path in self.settings_with_rule or path in target.given), ours
+                    (
+                        path
+                        for path in carriers
+                        if path in self.settings_with_rule or path in target.given
+                    ),
+                    ours,
                 )
                 effect = rules[ours].effect_of_losing((ours,), target.effective)
                 message = f"{ours} has another value than before: {why}"
@@ -409,7 +423,13 @@ def _finding_on_setting(
         fate = f"the file has {show_value(now, 30)}" if stays else "which was not put back"
         how = How.APPROXIMATE if stays else How.DROPPED
         yield Finding(
-            place, f"the sidecar says {show_value(said, 30)}, {fate}: {reason}", weight, True, how, said, now
+            place,
+            f"the sidecar says {show_value(said, 30)}, {fate}: {reason}",
+            weight,
+            True,
+            how,
+            said,
+            now,
         )
 
 

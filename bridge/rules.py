@@ -269,7 +269,9 @@ def rename(
     )
 
 
-def spare_parameters(decay: str, scope: str, note: str, *, lossy: str = "", source: str = "") -> Rule:
+def spare_parameters(
+    decay: str, scope: str, note: str, *, lossy: str = "", source: str = ""
+) -> Rule:
     """A rule for parameters that a stack never decays. It has an effect only if the setting `decay`
     is given.
     """
@@ -311,8 +313,7 @@ def count_rule(
 
 
 def opposite_switch(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
-    """Return a rule for a switch of the stack that is the opposite of the switch in a plan field.
-    """
+    """Return a rule for a switch of the stack that is the opposite of the switch in a plan field."""
     return convert(
         theirs,
         ours,
@@ -536,7 +537,11 @@ def complete_rules(
             rows.setdefault(why(path), []).append(path)
     return (
         *mapped,
-        *(only_ours(path, note=note, effect=_effect_of_loss(path)) for path, note in left.items() if note),
+        *(
+            only_ours(path, note=note, effect=_effect_of_loss(path))
+            for path, note in left.items()
+            if note
+        ),
         *(
             only_theirs(
                 *found,

@@ -337,7 +337,8 @@ def spans(text: str) -> list[tuple[int, int, str]]:
         small = "".join(min(letter.lower(), letter, key=len) for letter in text)
     # At one place the longest comes first, and all that overlap it are dropped.
     found = sorted(
-        [*_find_by_name(text, small), *_find_by_shape(text, small)], key=lambda span: (span[0], -span[1])
+        [*_find_by_name(text, small), *_find_by_shape(text, small)],
+        key=lambda span: (span[0], -span[1]),
     )
     kept: list[tuple[int, int, str]] = []
     for span in found:

@@ -131,9 +131,10 @@ def _section(found: Iterable[tuple[Keys, Any]]) -> dict[str, Any]:
     return section
 
 
-def settings_that_changed(parts: Iterable[SectionSetting], section: Any) -> tuple[SectionSetting, ...]:
-    """Return the settings in `parts` that `section` lacks or that have another value in `section`.
-    """
+def settings_that_changed(
+    parts: Iterable[SectionSetting], section: Any
+) -> tuple[SectionSetting, ...]:
+    """Return the settings in `parts` that `section` lacks or that have another value in `section`."""
     held = dict(leaves(section))
     return tuple(part for part in parts if part.keys not in held or held[part.keys] != part.value)
 
@@ -161,7 +162,9 @@ def is_told(config: Config, rule: Rule, ours: str, named: AbstractSet[str]) -> b
         return True
     # To look at a section costs a reading of the whole config for each of its settings.
     sections = (
-        path for path in rule.theirs if any(one.startswith(path.removesuffix(REST)) for one in named)
+        path
+        for path in rule.theirs
+        if any(one.startswith(path.removesuffix(REST)) for one in named)
     )
     parts = (part for path in sections for part in settings(config, rule, path))
     return any(part.path in named and ours in part.stands for part in parts)

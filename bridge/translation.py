@@ -1,5 +1,4 @@
-"""Translate: lift a config to a Plan, lower the Plan to a dialect, and measure and name every loss.
-"""
+"""Translate: lift a config to a Plan, lower the Plan to a dialect, and measure and name every loss."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ class Result:
 
 
 def remarks(target: Config) -> Iterator[Finding]:
-    """Findings on the target, without findings on missing settings, which are in `Result.missing`.
-    """
+    """Findings on the target, without findings on missing settings, which are in `Result.missing`."""
     return (finding for finding in target.findings if finding.how is not How.MISSING)
 
 
@@ -183,7 +181,9 @@ def translate(
         if same:
             raise
         # The problems name settings that the user never wrote.
-        refused = ConfigError(*(f"converted to {dialect.title}: {problem}" for problem in error.problems))
+        refused = ConfigError(
+            *(f"converted to {dialect.title}: {problem}" for problem in error.problems)
+        )
         refused.words = error.words
         raise refused from None
     if same:
@@ -222,10 +222,14 @@ def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) ->
     same = loss.before is None or section or loss.before == loss.after
     if loss.how in (None, How.DEFAULTED) or loss.change or not same:
         return loss
-    fields = [ours for ours in loss.about if ours != loss.path and meant.get(ours) != kept.get(ours)]
+    fields = [
+        ours for ours in loss.about if ours != loss.path and meant.get(ours) != kept.get(ours)
+    ]
     if section and not fields:
         return loss
-    turns = [f"{ours} {full_text(meant.get(ours))} -> {full_text(kept.get(ours))}" for ours in fields]
+    turns = [
+        f"{ours} {full_text(meant.get(ours))} -> {full_text(kept.get(ours))}" for ours in fields
+    ]
     if loss.before is not None and not section:
         turns.insert(0, show_value(loss.before))
     ours = next(iter(fields), "")
@@ -242,7 +246,9 @@ def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
     the target. Return None if the source's stack refuses the result.
     """
     try:
-        return lower_values(kept, config.dialect, config.version, config.world_size or world_of(kept))
+        return lower_values(
+            kept, config.dialect, config.version, config.world_size or world_of(kept)
+        )
     except BridgeError:
         return None
 
@@ -277,7 +283,11 @@ class _Trip:
             return False
         meant, kept = self.meant.plain, self.kept.plain
         # A setting without fields of its own may tell those of another rule.
-        rules = [rule] if rule.ours else [one for one in self.config.dialect.rules if path in one.carries]
+        rules = (
+            [rule]
+            if rule.ours
+            else [one for one in self.config.dialect.rules if path in one.carries]
+        )
         said = [ours for one in rules for ours in one.paths_of_plan(path) if ours in meant]
         return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
 
@@ -344,7 +354,9 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
     )
 
 
-def _find_losses(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
+def _find_losses(
+    trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
+) -> Iterator[Finding]:
     """Yield findings on the `changed` paths of one rule. `lost` are the rule's plan fields whose
     meaning changed.
     """
@@ -356,12 +368,30 @@ def _find_losses(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[st
     unheld = blurred and _holds_nothing(rule, trip.meant)
     effect = _weight(rule, lost, blurred, config, trip.target)
     for path in sorted(changed, key=lambda path: path not in config.given):
-        before, after, given = config.effective.get(path, config.given.get(path)), trip.value_after_return(path), path in config.given
+        before, after, given = (
+            config.effective.get(path, config.given.get(path)),
+            trip.value_after_return(path),
+            path in config.given,
+        )
         mine = tuple(ours for ours in lost if ours in rule.paths_of_plan(path))
-        whole = rule.becomes is not None and not mine and not rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
-        if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _is_reported_elsewhere(trip, path, mine, told)):
+        whole = (
+            rule.becomes is not None
+            and not mine
+            and not rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
+        )
+        if not given and (
+            not lost
+            or not effect.reaches(Effect.NUMBERS)
+            or _is_reported_elsewhere(trip, path, mine, told)
+        ):
             continue
-        how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.all_open(rule.paths_of_plan(path))))
+        how = _fate(
+            rule,
+            path,
+            mine,
+            blurred and not whole,
+            unheld or (bool(mine) and trip.all_open(rule.paths_of_plan(path))),
+        )
         if how is How.DERIVED and trip.has_arrived(rule, path):
             continue
         # The way back may use another setting; then the plan field has the value to show.
@@ -384,7 +414,18 @@ def _find_losses(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[st
         change = ""
         if rule.becomes and how is not How.DERIVED and not mine:
             change = rule.becomes(named, rule.values_in_view(rule.theirs, config.effective))
-        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, about=mine)
+        finding = Finding(
+            named,
+            reason,
+            weight,
+            given,
+            how,
+            before,
+            after,
+            config.origins.get(named),
+            change=change,
+            about=mine,
+        )
         yield from _in_parts(trip, rule, lost, finding)
 
 
@@ -464,7 +505,9 @@ def _fate_of(rule: Rule, part: SectionSetting, mine: tuple[str, ...], trip: _Tri
     return How.DROPPED if part.behind or not rule.ours else How.DERIVED
 
 
-def _worth(trip: _Trip, rule: Rule, whole: Finding, part: SectionSetting, mine: tuple[str, ...]) -> Effect:
+def _worth(
+    trip: _Trip, rule: Rule, whole: Finding, part: SectionSetting, mine: tuple[str, ...]
+) -> Effect:
     """Return the effect of losing a setting of a section on the run: the effect of losing the
     setting's plan fields or the effect of losing the setting's own value, whichever is worse.
     """
@@ -524,7 +567,14 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
                 open_.setdefault(reason, []).append(ours)
             else:
                 yield Finding(
-                    ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], about=(ours,)
+                    ours,
+                    reason,
+                    effect,
+                    False,
+                    How.APPROXIMATE,
+                    meant[ours],
+                    kept[ours],
+                    about=(ours,),
                 )
     for reason, fields in open_.items():
         before = {path.removeprefix("model."): meant[path] for path in fields}
@@ -618,9 +668,7 @@ def _has_remark(target: Config, ours: str, effect: Effect) -> bool:
     """
     rule = plan_claims(target.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
-    return any(
-        remark.path in paths and remark.effect.reaches(effect) for remark in remarks(target)
-    )
+    return any(remark.path in paths and remark.effect.reaches(effect) for remark in remarks(target))
 
 
 def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
@@ -716,7 +764,9 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         opened.setdefault((path, repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
-        lost = next((mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None)
+        lost = next(
+            (mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None
+        )
         why = f"{config.dialect.name} leaves {', '.join(fields)} open"
         cause = f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
         if lost is not None:
@@ -726,7 +776,15 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
         yield Finding(
-            path, message, effect, False, How.DEFAULTED, None, after, cause=cause, about=tuple(fields)
+            path,
+            message,
+            effect,
+            False,
+            How.DEFAULTED,
+            None,
+            after,
+            cause=cause,
+            about=tuple(fields),
         )
 
 

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-settings.register_profile("suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("suite")
 """No test depends on the speed of the machine, and every run draws the same."""
 
@@ -29,10 +35,14 @@ PLANTED = (
     *("contextlib", "functools", "types", "warnings", "collections"),
 )
 
-if find_spec("stagebridge") is None:  # a checkout that is not installed: this process and others find the package where it lies
+if (
+    find_spec("stagebridge") is None
+):  # a checkout that is not installed: this process and others find the package where it lies
     places = [str(HOME), str(HOME / "bridge" / "cli" / "front")]
     sys.path += places
-    os.environ["PYTHONPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*places, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
 
 # What tests of several folders share. `tests` itself must not be on the path: its folders have names
 # of stacks, and where a stack is not installed Python would take them for it.
@@ -51,7 +61,9 @@ def pytest_configure() -> None:
     """Refuse a folder without facts at once: a typing error must not pass as a run on the samples."""
     folder = named()
     if folder is not None and not (folder / "truth").is_dir():
-        raise pytest.UsageError(f"{VARIABLE}: no folder truth in {folder}; name the folder of facts, or unset the variable")
+        raise pytest.UsageError(
+            f"{VARIABLE}: no folder truth in {folder}; name the folder of facts, or unset the variable"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,7 +75,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.shared)
-        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) and "fuzz" not in item.path.parts:
+        if (
+            getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+            and "fuzz" not in item.path.parts
+        ):
             item.add_marker(pytest.mark.once)
 
 
@@ -73,7 +88,9 @@ def planted(tmp_path: Path) -> Iterator[Path]:
     folder, ran = tmp_path / "planted", tmp_path / "ran"
     folder.mkdir()
     for name in PLANTED:
-        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write(__file__ + chr(10))\nraise SystemExit('planted')\n")
+        (folder / f"{name}.py").write_text(
+            f"open({str(ran)!r}, 'a').write(__file__ + chr(10))\nraise SystemExit('planted')\n"
+        )
     yield folder
     assert not ran.exists(), ran.read_text()
 

@@ -38,7 +38,11 @@ LEADS = re.compile(r"(git clone|pip install|cd) ")
 CODE = re.compile(r"#.*\bends with (\d+)")
 CLONE = re.compile(r"git clone (\S+)")
 SUITE = "pip install -c constraints.txt tox && tox"
-IMPORTED = {"deepspeed": "deepspeed", "megatron": "megatron.core", "huggingface": "transformers, accelerate"}
+IMPORTED = {
+    "deepspeed": "deepspeed",
+    "megatron": "megatron.core",
+    "huggingface": "transformers, accelerate",
+}
 """Stacks that an extra brings. README has no commands for them, so they are imported, and a config is checked next to them."""
 BUILT = {"deepspeed": "deepspeed"}
 """Packages without wheels: they are built here without torch, as in an environment that never saw them."""
@@ -78,14 +82,18 @@ def commands(readme: str) -> Iterator[Command]:
 def walk(readme: str, extra: str) -> Iterator[Command]:
     """README's commands for an extra, in their order."""
     for command in commands(readme):
-        if command.text != SUITE and (command.extra == extra or (command.extra == NONE and LEADS.match(command.text))):
+        if command.text != SUITE and (
+            command.extra == extra or (command.extra == NONE and LEADS.match(command.text))
+        ):
             yield command
 
 
 def entered(extra: str, clone: Path) -> Iterator[Command]:
     """What else is tried in an environment: the start, a check, and the stack of the extra."""
     yield Command("stagebridge --help > help.txt", extra)
-    loads = "import bridge, compat, stagebridge; [compat.load(name).schema for name in compat.names()]"
+    loads = (
+        "import bridge, compat, stagebridge; [compat.load(name).schema for name in compat.names()]"
+    )
     yield Command(f"python -P -c '{loads}'", extra)
     if extra in IMPORTED:
         yield Command(f"python -P -c 'import {IMPORTED[extra]}'", extra)
@@ -98,14 +106,18 @@ def planted(clone: Path, extra: str) -> Iterator[Command]:
     """An editable install starts in the root of its clone, and none of the files planted there is imported."""
     yield Command(f"cd {shlex.quote(str(clone))} && pip install -q -c constraints.txt -e .")
     for name in PLANTED:
-        yield Command(f"echo 'open(\"ran\", \"a\").write(__file__ + chr(10)); raise SystemExit(9)' > {name}.py")
+        yield Command(
+            f'echo \'open("ran", "a").write(__file__ + chr(10)); raise SystemExit(9)\' > {name}.py'
+        )
     demo = "stagebridge-demo/ds_config.json"
     for tool in ("stagebridge", "python -P -m stagebridge", "python -m stagebridge"):
         yield Command(f"{tool} check {demo} --world-size 8 -q")
     if extra:
         yield Command(f"stagebridge train {demo} --fit --steps 1")
         yield Command("stagebridge demo -o planted-demo > demo.txt")
-        yield Command(f"PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train {demo} --fit --steps 1")
+        yield Command(
+            f"PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train {demo} --fit --steps 1"
+        )
     yield Command("test ! -e ran")
 
 
@@ -118,38 +130,79 @@ def run(extra: str, home: Path, wheel: Path, work: Path) -> tuple[str, bool, flo
     readme = (home / "README.md").read_text("utf-8")
     address = CLONE.search(readme)
     url = address[1] if address else str(home)
-    redirected = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{home}.insteadOf", "GIT_CONFIG_VALUE_0": url}
+    redirected = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{home}.insteadOf",
+        "GIT_CONFIG_VALUE_0": url,
+    }
     named = f"{wheel}[{extra}]" if extra else str(wheel)
-    start = f"python -m pip install -q -c {home}/constraints.txt --find-links {wheel.parent} '{named}'"
+    start = (
+        f"python -m pip install -q -c {home}/constraints.txt --find-links {wheel.parent} '{named}'"
+    )
     clone = place / "here" / Path(url).name
-    script = "".join(command.script() for command in (Command(start), *walk(readme, extra), *entered(extra, clone)))
-    environment = {**clean(environ), **redirected, "PATH": path, "VIRTUAL_ENV": str(place / "venv"), "DS_ACCELERATOR": "cpu"}
+    script = "".join(
+        command.script()
+        for command in (Command(start), *walk(readme, extra), *entered(extra, clone))
+    )
+    environment = {
+        **clean(environ),
+        **redirected,
+        "PATH": path,
+        "VIRTUAL_ENV": str(place / "venv"),
+        "DS_ACCELERATOR": "cpu",
+    }
     output = place / "output"
     with output.open("w") as file:
         command = ["bash", "-uc", script]
-        done = subprocess.run(command, cwd=place / "here", env=environment, stdout=file, stderr=file, check=False)
+        done = subprocess.run(
+            command, cwd=place / "here", env=environment, stdout=file, stderr=file, check=False
+        )
     return output.read_text("utf-8"), done.returncode == 0, time.monotonic() - began
 
 
 def clean(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment without what names another Python, or lets tests find this clone."""
-    return {name: value for name, value in variables.items() if not name.startswith(("PYTHON", "STAGEBRIDGE", "COV", "TOX"))}
+    return {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith(("PYTHON", "STAGEBRIDGE", "COV", "TOX"))
+    }
 
 
 def build(home: Path, work: Path, others: Sequence[str]) -> Path:
     """Build the wheel of a clone, and next to it other packages."""
     subprocess.run([sys.executable, "-m", "venv", work / "builder"], check=True)
-    pip = [work / "builder" / "bin" / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", work / "wheels"]
-    subprocess.run([*pip, "-c", home / "constraints.txt", "--no-cache-dir", home, *others], check=True)
+    pip = [
+        work / "builder" / "bin" / "python",
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        work / "wheels",
+    ]
+    subprocess.run(
+        [*pip, "-c", home / "constraints.txt", "--no-cache-dir", home, *others], check=True
+    )
     (wheel,) = (work / "wheels").glob("stagebridge-*.whl")
     return wheel
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Open the door of each extra. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="extras to try, 'none' among them; all by default")
-    parser.add_argument("--home", type=Path, default=HOME, help="the clone whose README and package are tried")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "extras",
+        nargs="*",
+        metavar="EXTRA",
+        help="extras to try, 'none' among them; all by default",
+    )
+    parser.add_argument(
+        "--home", type=Path, default=HOME, help="the clone whose README and package are tried"
+    )
     options = parser.parse_args(arguments)
     home = options.home.resolve()
     project = tomllib.loads((home / "pyproject.toml").read_text("utf-8"))["project"]
@@ -163,8 +216,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tried = pool.map(lambda extra: run(extra, home, wheel, work), extras)
         for extra, (said, fine, seconds) in zip(extras, tried, strict=True):
             opened &= fine
-            shown = said if not fine else "\n".join(line for line in said.splitlines() if line.startswith("$ "))
-            print(f"== {extra or 'none'}: {'opened' if fine else 'STAYS SHUT'} after {seconds:.0f} s\n{shown}", flush=True)
+            shown = (
+                said
+                if not fine
+                else "\n".join(line for line in said.splitlines() if line.startswith("$ "))
+            )
+            print(
+                f"== {extra or 'none'}: {'opened' if fine else 'STAYS SHUT'} after {seconds:.0f} s\n{shown}",
+                flush=True,
+            )
     return 0 if opened else 1
 
 

@@ -42,7 +42,11 @@ def modules() -> dict[str, Path]:
 def imports(name: str, *, at_load: bool) -> set[str]:
     """Modules of ours that `name` imports: all of them, or those that loading it imports."""
     tree = _tree(name)
-    return {module for node in (_loading(tree) if at_load else ast.walk(tree)) for module in _imported(node)} - {name}
+    return {
+        module
+        for node in (_loading(tree) if at_load else ast.walk(tree))
+        for module in _imported(node)
+    } - {name}
 
 
 @cache
@@ -53,7 +57,9 @@ def _tree(name: str) -> ast.Module:
 def _loading(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
         typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if not typing_only and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if not typing_only and not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+        ):
             yield node
             yield from _loading(node)
 
@@ -77,7 +83,9 @@ def part(module: str) -> str:
 
 def everyone(test: Callable[..., None]) -> Callable[..., None]:
     """For every module; what its text says is the same on every Python."""
-    marked: Callable[..., None] = pytest.mark.once(pytest.mark.parametrize("module", sorted(modules()))(test))
+    marked: Callable[..., None] = pytest.mark.once(
+        pytest.mark.parametrize("module", sorted(modules()))(test)
+    )
     return marked
 
 
@@ -89,7 +97,9 @@ def test_modules_are_found() -> None:
 @everyone
 def test_the_core_knows_no_stack(module: str) -> None:
     if module.startswith("bridge"):
-        assert not [name for name in imports(module, at_load=False) if name.split(".")[0] == "compat"]
+        assert not [
+            name for name in imports(module, at_load=False) if name.split(".")[0] == "compat"
+        ]
 
 
 @everyone
@@ -99,7 +109,11 @@ def test_torch_stays_in_the_runtime_of_a_stack(module: str) -> None:
         loading = (node for node in _loading(_tree(module)) if isinstance(node, ast.Import))
         used = {alias.name.split(".")[0] for node in loading for alias in node.names}
         assert not used & {"torch", "deepspeed"}
-        assert not [name for name in imports(module, at_load=False) if ".runtime" in name or name.startswith("bridge.engine")]
+        assert not [
+            name
+            for name in imports(module, at_load=False)
+            if ".runtime" in name or name.startswith("bridge.engine")
+        ]
 
 
 @everyone
@@ -112,8 +126,14 @@ def test_no_dialect_knows_another(module: str) -> None:
 @everyone
 def test_only_what_generates_configs_imports_hypothesis_or_what_does(module: str) -> None:
     """Hypothesis comes with the extra `test` alone; no other part may need it, at load or later."""
-    if not module.startswith("bridge.testing") and module != "bridge.cli.fuzz" and not module.endswith(".strategies"):
-        assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.testing")]
+    if (
+        not module.startswith("bridge.testing")
+        and module != "bridge.cli.fuzz"
+        and not module.endswith(".strategies")
+    ):
+        assert not [
+            name for name in imports(module, at_load=False) if name.startswith("bridge.testing")
+        ]
         assert "hypothesis" not in {name.split(".")[0] for name in _outside(module)}
 
 
@@ -129,13 +149,19 @@ def _outside(module: str) -> Iterator[str]:
 def test_layers_import_downwards(module: str) -> None:
     if module.startswith("bridge.") and part(module) in LAYERS:
         above = LAYERS[LAYERS.index(part(module)) + 1 :]
-        assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.") and part(name) in above]
+        assert not [
+            name
+            for name in imports(module, at_load=False)
+            if name.startswith("bridge.") and part(name) in above
+        ]
 
 
 @everyone
 def test_nothing_imports_the_command_line(module: str) -> None:
     if part(module) != "cli":
-        assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.cli")]
+        assert not [
+            name for name in imports(module, at_load=False) if name.startswith("bridge.cli")
+        ]
 
 
 REFUSALS = ("ConfigError", "SourceError", "UnrecognisedError")
@@ -147,15 +173,24 @@ NO_CONFIG = (".runtime", ".state", ".harvest", ".strategies", ".releases")
 def refuses(module: str) -> bool:
     """Whether a module makes such an error, or calls what raises one: `raise_if` of its class, `unless` of a reading."""
     calls = (node.func for node in ast.walk(_tree(module)) if isinstance(node, ast.Call))
-    made = (ast.unparse(function).removesuffix(".raise_if").rpartition(".")[2] for function in calls)
+    made = (
+        ast.unparse(function).removesuffix(".raise_if").rpartition(".")[2] for function in calls
+    )
     return any(name in (*REFUSALS, "unless") for name in made)
 
 
 @pytest.mark.once
 def test_a_config_of_megatron_is_refused_by_rows_of_checks_or_by_the_reader() -> None:
     """A condition on settings is a row, which `run` evaluates; a value without a meaning is refused by `read`."""
-    sides = [name for name in modules() if name.startswith("compat.megatron") and not any(aside in name for aside in NO_CONFIG)]
-    assert {name for name in sides if refuses(name)} == {"compat.megatron.arguments.steps", "compat.megatron.formats"}
+    sides = [
+        name
+        for name in modules()
+        if name.startswith("compat.megatron") and not any(aside in name for aside in NO_CONFIG)
+    ]
+    assert {name for name in sides if refuses(name)} == {
+        "compat.megatron.arguments.steps",
+        "compat.megatron.formats",
+    }
 
 
 @pytest.mark.once
@@ -193,12 +228,16 @@ def test_heavy_modules_would_be_seen() -> None:
 
 @pytest.mark.parametrize("name", compat.names())
 def test_loading_a_dialect_is_light(name: str) -> None:
-    light = loaded(f"import bridge, compat; compat.load({name!r}).rules; compat.load({name!r}).schema")
+    light = loaded(
+        f"import bridge, compat; compat.load({name!r}).rules; compat.load({name!r}).schema"
+    )
     assert not light & set(HEAVY)
 
 
 def test_importing_the_package_is_light() -> None:
-    assert not loaded("import bridge, compat, bridge.files, bridge.plan, bridge.translation, bridge.report") & set(HEAVY)
+    assert not loaded(
+        "import bridge, compat, bridge.files, bridge.plan, bridge.translation, bridge.report"
+    ) & set(HEAVY)
     assert "pydantic" not in loaded("import bridge")
 
 
@@ -207,7 +246,10 @@ def test_help_loads_no_stack() -> None:
     light = loaded(code)
     assert not light & (set(HEAVY) - {"typer", "rich"})
     assert "compat" not in light
-    assert not loaded(code.replace("'convert', ", "")) & {*HEAVY, "compat", "pydantic"} - {"typer", "rich"}
+    assert not loaded(code.replace("'convert', ", "")) & {*HEAVY, "compat", "pydantic"} - {
+        "typer",
+        "rich",
+    }
 
 
 def test_converting_needs_no_torch() -> None:

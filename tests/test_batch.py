@@ -23,7 +23,9 @@ def test_any_open_side_is_found(micro: int, accumulation: int, data: int) -> Non
 
 
 @given(SIDES, SIDES, SIDES, st.integers(1, 5000))
-def test_what_does_not_hold_is_refused(micro: int, accumulation: int, data: int, total: int) -> None:
+def test_what_does_not_hold_is_refused(
+    micro: int, accumulation: int, data: int, total: int
+) -> None:
     if total == micro * accumulation * data:
         assert solve(micro, accumulation, total, data).global_ == total
     else:

@@ -12,7 +12,16 @@ import compat
 from bridge.config import fields
 from bridge.rules import Effect
 
-SIZES = ["--micro-batch-size", "1", "--num-layers", "2", "--seq-length", "8", "--max-position-embeddings", "8"]
+SIZES = [
+    "--micro-batch-size",
+    "1",
+    "--num-layers",
+    "2",
+    "--seq-length",
+    "8",
+    "--max-position-embeddings",
+    "8",
+]
 ADAM = {"_target_": "torch.optim.Adagrad"}
 BLOCK = "model.base_model.decoder.block"
 FOUND: list[tuple[str, Any, str]] = [
@@ -24,8 +33,16 @@ FOUND: list[tuple[str, Any, str]] = [
         {"train_batch_size": 1, "flops_profiler": {"profile_step": -5}},
         "flops_profiler.profile_step",
     ),
-    ("fast_llm", {"optimizer": {"learning_rate": {"minimum": -5.0}}}, "optimizer.learning_rate.minimum"),
-    ("fast_llm", {"model": {"base_model": {"decoder": {"block": {"mixer": {"heads": -160}}}}}}, f"{BLOCK}.mixer.heads"),
+    (
+        "fast_llm",
+        {"optimizer": {"learning_rate": {"minimum": -5.0}}},
+        "optimizer.learning_rate.minimum",
+    ),
+    (
+        "fast_llm",
+        {"model": {"base_model": {"decoder": {"block": {"mixer": {"heads": -160}}}}}},
+        f"{BLOCK}.mixer.heads",
+    ),
     ("merak", ["--output_dir", "x", "--max_grad_norm", "-5"], "args.max_grad_norm"),
     ("automodel", {"optimizer": {**ADAM, "lr_decay": -1.0}}, "optimizer.lr_decay"),
 ]
@@ -34,7 +51,9 @@ FOUND: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("stack", "source", "path"), FOUND)
 def test_a_number_that_no_run_can_mean(stack: str, source: Any, path: str) -> None:
     found = [
-        it for it in compat.load(stack).read(source, world_size=1).findings if it.path == path and "no run can use" in it.message
+        it
+        for it in compat.load(stack).read(source, world_size=1).findings
+        if it.path == path and "no run can use" in it.message
     ]
     assert [(it.effect, it.given) for it in found] == [(Effect.NUMBERS, True)]
 

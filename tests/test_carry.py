@@ -48,7 +48,9 @@ def editable(dialect: Dialect) -> set[str]:
 
 
 common = pytest.mark.parametrize(
-    "ours, theirs", [both for both in PAIRS if editable(both[0]) & editable(both[1])], ids=lambda dialect: dialect.name
+    "ours, theirs",
+    [both for both in PAIRS if editable(both[0]) & editable(both[1])],
+    ids=lambda dialect: dialect.name,
 )
 """Pairs that can say the same of some field: a config of a model and DeepSpeed's file have none."""
 
@@ -87,7 +89,9 @@ def test_there_and_back_gives_what_was_written(ours: Dialect, theirs: Dialect) -
 @common
 def test_an_edit_survives_the_way_back(ours: Dialect, theirs: Dialect) -> None:
     @QUIET
-    @given(files(ours), st.sampled_from(sorted(editable(ours) & editable(theirs))), st.integers(0, 1))
+    @given(
+        files(ours), st.sampled_from(sorted(editable(ours) & editable(theirs))), st.integers(0, 1)
+    )
     def law(config: Config, path: str, which: int) -> None:
         result = translated(config, theirs)
         edited = edit(result.config, path, EDITS[path][which])
@@ -96,8 +100,13 @@ def test_an_edit_survives_the_way_back(ours: Dialect, theirs: Dialect) -> None:
             after = translate(edited, ours, config.version, config.world_size).config
         except bridge.BridgeError:
             return  # the edit and the rest do not go together there, which is said
-        assert bridge.lift(back).values().get(path) in (EDITS[path][which], bridge.lift(after).values().get(path))
-        touched = {name for rule in ours.rules if path in rule.ours for name in (*rule.theirs, *rule.sees)}
+        assert bridge.lift(back).values().get(path) in (
+            EDITS[path][which],
+            bridge.lift(after).values().get(path),
+        )
+        touched = {
+            name for rule in ours.rules if path in rule.ours for name in (*rule.theirs, *rule.sees)
+        }
         touched |= {name for rule in ours.rules if touched & {*rule.sees} for name in rule.theirs}
         for name in config.given.keys() - touched:
             assert back.given.get(name) in (config.given[name], after.given.get(name)), name
@@ -105,11 +114,17 @@ def test_an_edit_survives_the_way_back(ours: Dialect, theirs: Dialect) -> None:
     law()
 
 
-@pytest.mark.parametrize("name", sorted(theirs.name for theirs in DIALECTS if "model.hidden" in editable(theirs)))
+@pytest.mark.parametrize(
+    "name", sorted(theirs.name for theirs in DIALECTS if "model.hidden" in editable(theirs))
+)
 @pytest.mark.parametrize("family, key", [("bloom", "hidden_size"), ("gptj", "n_embd")])
-def test_an_edit_is_written_in_the_keys_of_the_source_s_family(family: str, key: str, name: str) -> None:
+def test_an_edit_is_written_in_the_keys_of_the_source_s_family(
+    family: str, key: str, name: str
+) -> None:
     """What came back from the other stack reads as another family, whose keys this one does not know."""
-    source = compat.load("huggingface").config({"model_type": family, "n_layer": 1, key: 192}, world_size=1, entry="file")
+    source = compat.load("huggingface").config(
+        {"model_type": family, "n_layer": 1, key: 192}, world_size=1, entry="file"
+    )
     result = translate(source, compat.load(name))
     edited = written_over(result.config, {"model.hidden": 768}, bridge.lift(result.config).values())
     back = returned(result, source, edited)
@@ -138,8 +153,14 @@ def written_over(config: Config, changes: dict[str, Any], plan: dict[str, Any]) 
     given = dict(config.given)
     for rule in config.dialect.rules:
         if set(rule.ours) & changes.keys():
-            group = {name: plan[name] for name in (*rule.ours, *rule.sees) if name in plan} | changes
-            given |= {name: said for name, said in rule.write(group, config.context).items() if said is not None}
+            group = {
+                name: plan[name] for name in (*rule.ours, *rule.sees) if name in plan
+            } | changes
+            given |= {
+                name: said
+                for name, said in rule.write(group, config.context).items()
+                if said is not None
+            }
     return config.dialect.config(given, config.version, config.world_size, config.entry)
 
 
@@ -151,7 +172,9 @@ def test_a_sidecar_survives_its_text() -> None:
     assert again.digest == carry.digest_of("{}\n")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"stagebridge": 99}', '{"stagebridge": 1}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"stagebridge": 99}', '{"stagebridge": 1}', "\x00"]
+)
 def test_what_is_no_sidecar_is_refused(text: str) -> None:
     with pytest.raises(SourceError, match="sidecar"):
         carry.parse(text, "sidecar")
@@ -180,7 +203,11 @@ def edited_leaf(config: Config, path: str, value: Any) -> Config:
 
 @pytest.mark.parametrize(
     "path, value",
-    [("model.base_model.decoder.num_blocks", 40), ("model.base_model.hidden_size", 2048), ("optimizer.weight_decay", 0.2)],
+    [
+        ("model.base_model.decoder.num_blocks", 40),
+        ("model.base_model.hidden_size", 2048),
+        ("optimizer.weight_decay", 0.2),
+    ],
 )
 def test_an_edit_loses_nothing_that_it_does_not_touch(path: str, value: Any) -> None:
     """Though the stack cannot say all that it means: the weights that were drawn for so many layers."""
@@ -189,30 +216,54 @@ def test_an_edit_loses_nothing_that_it_does_not_touch(path: str, value: Any) -> 
     result = translate(source, fast_llm)
     sidecar = carry.parse(result.carry.text(result.written.text), "sidecar")
     back = translate(edited_leaf(result.config, path, value), megatron, source.version, 8, sidecar)
-    changed = {"num_layers", "hidden_size", "weight_decay", "end_weight_decay", "start_weight_decay", "weight_decay_incr_style"}
+    changed = {
+        "num_layers",
+        "hidden_size",
+        "weight_decay",
+        "end_weight_decay",
+        "start_weight_decay",
+        "weight_decay_incr_style",
+    }
     assert {name: back.config.given.get(name) for name in source.given.keys() - changed} == {
         name: given for name, given in source.given.items() if name not in changed
     }
     assert not back.config.given.get("calculate_per_token_loss")
-    assert not [finding for finding in back.findings if "not put back" in finding.message and "weight" not in finding.path]
+    assert not [
+        finding
+        for finding in back.findings
+        if "not put back" in finding.message and "weight" not in finding.path
+    ]
 
 
 @pytest.mark.parametrize(
     "name, path, value, edited",
     [
-        ("fast_llm", "optimizer.learning_rate.warmup_iterations", 200, {"lr_warmup_samples": 12800}),
+        (
+            "fast_llm",
+            "optimizer.learning_rate.warmup_iterations",
+            200,
+            {"lr_warmup_samples": 12800},
+        ),
         ("fast_llm", "training.train_iters", 5000, {"train_samples": 320000}),
         ("automodel", "step_scheduler.max_steps", 5000, {"train_samples": 320000}),
         ("automodel", "lr_scheduler.lr_warmup_steps", 200, {"lr_warmup_samples": 12800}),
     ],
 )
-def test_a_launch_that_counts_samples_still_does(name: str, path: str, value: int, edited: dict[str, int]) -> None:
-    megatron, counts = compat.load("megatron"), "--train-samples 640000 --lr-decay-samples 600000 --lr-warmup-samples 6400 "
+def test_a_launch_that_counts_samples_still_does(
+    name: str, path: str, value: int, edited: dict[str, int]
+) -> None:
+    megatron, counts = (
+        compat.load("megatron"),
+        "--train-samples 640000 --lr-decay-samples 600000 --lr-warmup-samples 6400 ",
+    )
     rest = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 --bf16 "
     batch = "--micro-batch-size 4 --global-batch-size 64 --lr 3e-4 --lr-decay-style cosine --vocab-size 50257"
     source = megatron.read((counts + rest + batch).split(), world_size=8)
     result = translate(source, compat.load(name))
-    assert dict(returned(result, source, edited_leaf(result.config, path, value)).given) == dict(source.given) | edited
+    assert (
+        dict(returned(result, source, edited_leaf(result.config, path, value)).given)
+        == dict(source.given) | edited
+    )
 
 
 ROPE = {
@@ -222,25 +273,46 @@ ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-SIZES = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 512}
+SIZES = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+}
 
 
-@pytest.mark.parametrize("given", [{"rope_theta": 5e5, "rope_scaling": ROPE}, {"rope_parameters": {"rope_theta": 5e5, **ROPE}}])
+@pytest.mark.parametrize(
+    "given",
+    [{"rope_theta": 5e5, "rope_scaling": ROPE}, {"rope_parameters": {"rope_theta": 5e5, **ROPE}}],
+)
 @pytest.mark.parametrize("name", ["megatron", "fast_llm", "automodel"])
-@pytest.mark.parametrize("path, key, value", [("base", "rope_theta", 1e6), ("scaling.factor", "factor", 4.0)])
-def test_an_edit_keeps_the_spelling_of_the_source(given: dict[str, Any], name: str, path: str, key: str, value: float) -> None:
+@pytest.mark.parametrize(
+    "path, key, value", [("base", "rope_theta", 1e6), ("scaling.factor", "factor", 4.0)]
+)
+def test_an_edit_keeps_the_spelling_of_the_source(
+    given: dict[str, Any], name: str, path: str, key: str, value: float
+) -> None:
     source = compat.load("huggingface").config({**SIZES, **given}, world_size=1, entry="file")
     result = translate(source, compat.load(name))
     ours = f"model.rotary.{path}"
-    back = returned(result, source, written_over(result.config, {ours: value}, bridge.lift(result.config).values()))
+    back = returned(
+        result,
+        source,
+        written_over(result.config, {ours: value}, bridge.lift(result.config).values()),
+    )
     (mapping,) = given.keys() - {"rope_theta"}
-    kept = dict(source.given) | ({key: value} if key in given else {mapping: {**given[mapping], key: value}})
+    kept = dict(source.given) | (
+        {key: value} if key in given else {mapping: {**given[mapping], key: value}}
+    )
     assert dict(back.given) == kept
 
 
 def test_what_clashes_with_an_edit_is_named_and_nothing_else_is_left_out() -> None:
     megatron = compat.load("megatron")
-    source = megatron.read(LAUNCH.replace("--num-layers", "--encoder-num-layers").split(), world_size=8)
+    source = megatron.read(
+        LAUNCH.replace("--num-layers", "--encoder-num-layers").split(), world_size=8
+    )
     result = translate(source, compat.load("fast_llm"))
     sidecar = carry.parse(result.carry.text(result.written.text), "sidecar")
     edited = edited_leaf(result.config, "model.base_model.decoder.num_blocks", 40)

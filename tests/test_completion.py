@@ -37,10 +37,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = Path(bridge.__file__).parents[1]
     monkeypatch.setenv("PATH", os.pathsep.join((str(tool.parent), os.environ["PATH"])))
     front = source / "bridge" / "cli" / "front"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(source), str(front), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join((str(source), str(front), os.environ.get("PYTHONPATH", "")))
+    )
     monkeypatch.setenv("SHELL", "/bin/bash")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 1}}))
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 1}})
+    )
     (tmp_path / "broken.json").write_text("{")
     return tmp_path
 
@@ -48,8 +52,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def completed(*lines: str) -> list[set[str]]:
     """What bash offers at the end of each line; a blank at the end begins a new word."""
     words = [" ".join(map(shlex.quote, line.split(" "))) for line in lines]
-    script = 'eval "$(_STAGEBRIDGE_COMPLETE=source_bash stagebridge)"\n' + "".join(ASK.format(words=one) for one in words)
-    done = subprocess.run([str(SHELL), "--norc", "-c", script], capture_output=True, text=True, check=False)
+    script = 'eval "$(_STAGEBRIDGE_COMPLETE=source_bash stagebridge)"\n' + "".join(
+        ASK.format(words=one) for one in words
+    )
+    done = subprocess.run(
+        [str(SHELL), "--norc", "-c", script], capture_output=True, text=True, check=False
+    )
     assert not done.stderr, done.stderr
     return [set(part.split()) for part in done.stdout.split("--\n")[:-1]]
 
@@ -69,17 +77,33 @@ def test_a_real_bash_completes_values(folder: Path) -> None:
         "stagebridge check d",
     )
     assert found[0] == {"check", "checkpoint"} and found[1] == STACKS
-    assert found[2] == found[3] == {one for one in compat.load("deepspeed").versions if one.startswith("0.19")}
+    assert (
+        found[2]
+        == found[3]
+        == {one for one in compat.load("deepspeed").versions if one.startswith("0.19")}
+    )
     assert found[4] == set(), "an unreadable file is no reason for an error amid the line"
-    assert found[5] == {"gradient_clipping"} and found[6] and all(one.startswith("gradient_clipping/") for one in found[6])
-    assert found[7:] == [{"sarif"}, {"lr_warmup_fraction"}, set()], "the shell itself completes file names"
+    assert (
+        found[5] == {"gradient_clipping"}
+        and found[6]
+        and all(one.startswith("gradient_clipping/") for one in found[6])
+    )
+    assert found[7:] == [{"sarif"}, {"lr_warmup_fraction"}, set()], (
+        "the shell itself completes file names"
+    )
 
 
 def test_zsh_and_fish_get_values_too(folder: Path) -> None:
     line = "stagebridge convert ds.json --to mega"
     for shell, more in (("zsh", {}), ("fish", {"_TYPER_COMPLETE_FISH_ACTION": "get-args"})):
         asked = {"_STAGEBRIDGE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, **more}
-        done = subprocess.run(["stagebridge"], env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["stagebridge"],
+            env={**os.environ, **asked},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert "megatron" in done.stdout and "merak" not in done.stdout and not done.stderr
 
 
@@ -89,9 +113,17 @@ def test_every_source_of_values_gives_what_its_option_takes() -> None:
         found = list(source({}, "to", ""))
         assert found or label in ("V", "FIELD"), label
     kinds = set(completing.VALUES["checkpoint", "FORMAT"]({}, "to", ""))
-    assert kinds < set(formats.all_formats()) and "megatron-ranks" not in kinds and "universal" in kinds
+    assert (
+        kinds < set(formats.all_formats())
+        and "megatron-ranks" not in kinds
+        and "universal" in kinds
+    )
     moved = set(completing.VALUES["move", "STACK"]({}, "to", ""))
     refused = {one for one in STACKS if type(compat.load(one)).saves is Dialect.saves}
-    assert moved == (STACKS - refused) | {"native"} and {"deepspeed", "megatron"} <= moved and refused
-    newest = iter(completing.VALUES["*", "V"]({"to": "megatron", "from_": "merak"}, "from_version", ""))
+    assert (
+        moved == (STACKS - refused) | {"native"} and {"deepspeed", "megatron"} <= moved and refused
+    )
+    newest = iter(
+        completing.VALUES["*", "V"]({"to": "megatron", "from_": "merak"}, "from_version", "")
+    )
     assert next(newest) == compat.load("merak").versions[-1]

@@ -35,7 +35,9 @@ def accepted_rows(shared: Path | None) -> Iterator[dict[str, Any]]:
 
 
 def to_deepspeed(row: Mapping[str, Any]) -> Result:
-    source = compat.load("megatron").read(row["flags"], row["version"], row["world_size"], lenient=True)
+    source = compat.load("megatron").read(
+        row["flags"], row["version"], row["world_size"], lenient=True
+    )
     return translate(source, compat.load("deepspeed"))
 
 
@@ -50,7 +52,11 @@ def expected_stage(args: Mapping[str, Any]) -> int:
         stage = 1
     pipeline = args["pipeline_model_parallel_size"] > 1
     stage = min(stage, 1) if pipeline else stage
-    return max(stage, 1) if args["bf16"] or args["fp16"] or (pipeline and args["clip_grad"] > 0) else stage
+    return (
+        max(stage, 1)
+        if args["bf16"] or args["fp16"] or (pipeline and args["clip_grad"] > 0)
+        else stage
+    )
 
 
 def convertible(shared: Path | None) -> Iterator[tuple[dict[str, Any], Result]]:
@@ -64,8 +70,14 @@ def convertible(shared: Path | None) -> Iterator[tuple[dict[str, Any], Result]]:
 
 def data_ranks(result: Result) -> int:
     """Those of the launch, and where DeepSpeed has no way to share its sequences the ranks that shared them."""
-    tensor, stages, context = (result.plan.values().get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
-    data, heads = result.source.effective["data_parallel_size"], result.plan.values().get("model.heads") or 1
+    tensor, stages, context = (
+        result.plan.values().get(f"parallel.{axis}") or 1
+        for axis in ("tensor", "pipeline", "context")
+    )
+    data, heads = (
+        result.source.effective["data_parallel_size"],
+        result.plan.values().get("model.heads") or 1,
+    )
     return int(data * context if stages > 1 or heads % (tensor * context) else data)
 
 
@@ -98,10 +110,17 @@ def test_every_launch_equals_the_table(shared: Path | None) -> None:
     shares: Counter[str] = Counter()
     for row, result in convertible(shared):
         wanted = expected(row["args"], data_ranks(result))
-        assert {path: result.config.effective[path] for path in wanted} == wanted, (row["recipe"], row["version"])
+        assert {path: result.config.effective[path] for path in wanted} == wanted, (
+            row["recipe"],
+            row["version"],
+        )
         shares["rows"] += 1
-        shares["same numbers"] += all(finding.effect is not Effect.NUMBERS for finding in result.findings)
-    print(f"{shares['same numbers']} of {shares['rows']} launches have no finding of effect 'different numbers'")
+        shares["same numbers"] += all(
+            finding.effect is not Effect.NUMBERS for finding in result.findings
+        )
+    print(
+        f"{shares['same numbers']} of {shares['rows']} launches have no finding of effect 'different numbers'"
+    )
     assert shares["rows"] > 1040 if shared else shares["rows"] == 161
 
 
@@ -111,7 +130,9 @@ def test_what_the_optimizers_class_refuses_is_refused() -> None:
     assert len(refused) == 7
     for row in refused:
         with pytest.raises(BridgeError, match="precision_aware_optimizer"):
-            compat.load("megatron").read(row["flags"], row["version"], row["world_size"], lenient=True)
+            compat.load("megatron").read(
+                row["flags"], row["version"], row["world_size"], lenient=True
+            )
 
 
 def test_the_real_class_accepts_every_launch(shared: Path | None) -> None:
@@ -123,6 +144,8 @@ def test_the_real_class_accepts_every_launch(shared: Path | None) -> None:
         wanted = expected(row["args"], data_ranks(result))
         config = real(json.loads(result.written.text), data_ranks(result))
         assert config.train_batch_size == wanted["train_batch_size"], row["recipe"]
-        assert config.gradient_accumulation_steps == wanted["gradient_accumulation_steps"], row["recipe"]
+        assert config.gradient_accumulation_steps == wanted["gradient_accumulation_steps"], row[
+            "recipe"
+        ]
         assert config.zero_config.stage == wanted["zero_optimization.stage"], row["recipe"]
         assert config.gradient_clipping == wanted["gradient_clipping"], row["recipe"]

@@ -19,7 +19,9 @@ def program(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(PROGRAM))
 
 
-def test_every_proposal_has_an_answer(program: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_proposal_has_an_answer(
+    program: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert program["main"]() == 0, capsys.readouterr().out
     told = capsys.readouterr().out.splitlines()
     assert len(told) > 100 and told[-1].endswith(", 0 open, 0 declined in vain")
@@ -42,4 +44,6 @@ def test_it_fails_on_a_proposal_without_an_answer_and_on_an_answer_without_a_pro
 
 
 def test_reasons_say_something(program: dict[str, Any]) -> None:
-    assert all(len(reason.split()) > 2 for reason in json.loads(program["DECLINED"].read_text("utf-8")))
+    assert all(
+        len(reason.split()) > 2 for reason in json.loads(program["DECLINED"].read_text("utf-8"))
+    )

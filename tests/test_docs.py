@@ -55,14 +55,19 @@ def test_pages_are_current() -> None:
 def test_what_is_out_of_date_is_named(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("__pycache__"))
-    page, guide, odd = docs / "fidelity" / "README.md", docs / "multi-stage.md", docs / "dialects" / "gone.md"
+    page, guide, odd = (
+        docs / "fidelity" / "README.md",
+        docs / "multi-stage.md",
+        docs / "dialects" / "gone.md",
+    )
     page.write_text(page.read_text("utf-8").replace("| exact |", "| exactly |"), "utf-8")
     guide.write_text(guide.read_text("utf-8").replace("refused |", "taken |", 1), "utf-8")
     odd.write_text("a stack that is no more", "utf-8")
     done = generate(docs, "--check")
     assert done.returncode == 1
     assert set(done.stdout.splitlines()) == {
-        f"out of date: {path}" for path in ("fidelity/README.md", "multi-stage.md", "dialects/gone.md")
+        f"out of date: {path}"
+        for path in ("fidelity/README.md", "multi-stage.md", "dialects/gone.md")
     }
     assert odd.exists()
 
@@ -109,7 +114,11 @@ def test_every_field_is_on_its_page(name: str) -> None:
 @needs_docs
 def test_the_guide_counts_as_fast_llm_does() -> None:
     """Gathers and reductions that Fast-LLM's own order of work gives for 8 stages (multi_stage.py, schedule.py)."""
-    rows = re.findall(r"^\| (\d+)(?: \(all\))? \| (\d+)(?: \(all\))? \|[^|]*\| (.*?) \| (.*?) \| (.*?) \|", guide(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+)(?: \(all\))? \| (\d+)(?: \(all\))? \|[^|]*\| (.*?) \| (.*?) \| (.*?) \|",
+        guide(),
+        re.MULTILINE,
+    )
     found = {(int(weights), int(grads)): tuple(runs) for weights, grads, *runs in rows}
     assert found[8, 8] == ("8, 8", "8, 8", "8, 8")
     assert found[8, 2] == ("8, 8", "8, 32", "8, 8")
@@ -120,10 +129,18 @@ def test_the_guide_counts_as_fast_llm_does() -> None:
 
 @needs_docs
 def test_the_guide_says_what_is_refused() -> None:
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in guide().splitlines() if line.startswith("| `")]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in guide().splitlines()
+        if line.startswith("| `")
+    ]
     rows = {first: rest for first, *rest in lines}
     assert rows["`zero_stage: 0`"] == ["refused"] * 3
-    assert rows["`zero_stage: 2, num_grad_buffers: 2`"] == ["weights whole, gradients 2 buffers", "refused", "refused"]
+    assert rows["`zero_stage: 2, num_grad_buffers: 2`"] == [
+        "weights whole, gradients 2 buffers",
+        "refused",
+        "refused",
+    ]
     assert rows["`stages_per_pipeline_stage: 2`"] == ["refused"] * 3
 
 
@@ -138,7 +155,11 @@ def guide() -> str:
 @everyone
 def test_every_field_is_explained(name: str) -> None:
     known = fields(compat.load(name).schema)
-    assert [path for path, leaf in known.items() if len(leaf.doc.split()) < 2 or not leaf.doc.endswith(".")] == []
+    assert [
+        path
+        for path, leaf in known.items()
+        if len(leaf.doc.split()) < 2 or not leaf.doc.endswith(".")
+    ] == []
 
 
 @everyone
@@ -164,9 +185,17 @@ def test_disagreements_are_about_fields_and_releases(name: str) -> None:
     ("name", "path", "expected"),
     [
         ("deepspeed", "gradient_clipping", [("0.15.0", "0.19.2", 0.0), ("0.19.3", "0.19.8", 1.0)]),
-        ("megatron", "cpu_offloading_weights", [("0.9.0", "0.14.0", True), ("0.15.0", "0.20.0.dev20260822", False)]),
+        (
+            "megatron",
+            "cpu_offloading_weights",
+            [("0.9.0", "0.14.0", True), ("0.15.0", "0.20.0.dev20260822", False)],
+        ),
         ("megatron", "moe_extended_tp", [("0.9.0", "0.16.1", False)]),
-        ("merak", "args.parallel_vocab", [("0.1.0", "0.1.0", True), ("1.1.1", "2.2.2+main", False)]),
+        (
+            "merak",
+            "args.parallel_vocab",
+            [("0.1.0", "0.1.0", True), ("1.1.1", "2.2.2+main", False)],
+        ),
         (
             "automodel",
             "distributed.mp_policy.reduce_dtype",
@@ -210,10 +239,18 @@ def test_what_the_matrix_calls_safe_survives(source: str, target: str) -> None:
             result = translate(config, other)
         except BridgeError:
             return
-        lost = {finding.path for finding in result.findings if finding.given and finding.how in (How.DROPPED, How.APPROXIMATE)}
+        lost = {
+            finding.path
+            for finding in result.findings
+            if finding.given and finding.how in (How.DROPPED, How.APPROXIMATE)
+        }
         assert [path for path in lost & passages.keys() if passages[path].lossless] == []
         for report in result.fields:
-            assert [path for path in report.sources if path in passages and passages[path].how is How.DROPPED] == []
+            assert [
+                path
+                for path in report.sources
+                if path in passages and passages[path].how is How.DROPPED
+            ] == []
 
     check()
 
@@ -225,4 +262,6 @@ def test_counts_are_of_fields_that_arrive_with_limits() -> None:
     assert kept.keys() == {f"{source} to {target}" for source, target in PAIRS}
     for counts in kept.values():
         assert counts["configs"] > 0
-        assert all(0 <= lost <= given <= counts["configs"] for given, lost in counts["fields"].values())
+        assert all(
+            0 <= lost <= given <= counts["configs"] for given, lost in counts["fields"].values()
+        )

@@ -36,7 +36,9 @@ LAW = settings(
 each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 
 
-def drifted(name: str, source: Any, version: str, to_version: str, world_size: int | None = 8) -> Drift:
+def drifted(
+    name: str, source: Any, version: str, to_version: str, world_size: int | None = 8
+) -> Drift:
     dialect = compat.load(name)
     return drift(lambda release: dialect.read(source, release, world_size), version, to_version)
 
@@ -44,7 +46,9 @@ def drifted(name: str, source: Any, version: str, to_version: str, world_size: i
 # Laws
 
 
-def in_a_file(law: Callable[[Drift, Config], None], dialect: Dialect, folder: Path, *, other: bool) -> None:
+def in_a_file(
+    law: Callable[[Drift, Config], None], dialect: Dialect, folder: Path, *, other: bool
+) -> None:
     """Check `law` for files of any release, in the same release or in any other, with the migrated file read back."""
     suffix = next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}"))
 
@@ -52,12 +56,18 @@ def in_a_file(law: Callable[[Drift, Config], None], dialect: Dialect, folder: Pa
     @given(st.data())
     def check(data: st.DataObject) -> None:
         version = data.draw(st.sampled_from(dialect.versions))
-        to_version = data.draw(st.sampled_from([name for name in dialect.versions if name != version])) if other else version
+        to_version = (
+            data.draw(st.sampled_from([name for name in dialect.versions if name != version]))
+            if other
+            else version
+        )
         config = data.draw(configs(dialect, version=version, entry=entries(dialect)[0]))
         with TemporaryDirectory(dir=folder) as inside:
             path, migrated = Path(inside, f"a.{suffix}"), Path(inside, f"b.{suffix}")
             dialect.write(config, path)
-            found = drift(lambda release: dialect.read(path, release, config.world_size), version, to_version)
+            found = drift(
+                lambda release: dialect.read(path, release, config.world_size), version, to_version
+            )
             assert found.migrated is not None
             dialect.write(found.migrated, migrated)
             law(found, dialect.read(migrated, to_version, config.world_size))
@@ -70,7 +80,9 @@ def in_a_file(law: Callable[[Drift, Config], None], dialect: Dialect, folder: Pa
 def test_the_same_release_is_no_drift(dialect: Dialect, tmp_path: Path) -> None:
     def law(found: Drift, back: Config) -> None:
         assert found.same
-        assert not (found.changes or found.new or found.lapsed or found.remarks or found.edits or found.left)
+        assert not (
+            found.changes or found.new or found.lapsed or found.remarks or found.edits or found.left
+        )
         assert back.given == found.before.given
 
     in_a_file(law, dialect, tmp_path, other=False)
@@ -78,7 +90,9 @@ def test_the_same_release_is_no_drift(dialect: Dialect, tmp_path: Path) -> None:
 
 @pytest.mark.once
 @each
-def test_the_migrated_file_means_the_same_or_says_where_not(dialect: Dialect, tmp_path: Path) -> None:
+def test_the_migrated_file_means_the_same_or_says_where_not(
+    dialect: Dialect, tmp_path: Path
+) -> None:
     """Every effective value and every plan field that differs after the migration is named."""
 
     def law(found: Drift, back: Config) -> None:
@@ -86,7 +100,9 @@ def test_the_migrated_file_means_the_same_or_says_where_not(dialect: Dialect, tm
         assert back.given == found.migrated.given
         named = said(found)
         assert unlike(found.before.effective, back.effective).keys() <= named
-        for ours, (was, now) in unlike(bridge.lift(found.before).values(), bridge.lift(back).values()).items():
+        for ours, (was, now) in unlike(
+            bridge.lift(found.before).values(), bridge.lift(back).values()
+        ).items():
             rule = next(rule for rule in dialect.rules if ours in rule.ours)
             if None in (was, now) and found.before.given.keys().isdisjoint(rule.theirs):
                 continue  # one of the releases has no word for it, and the file says nothing about it
@@ -97,13 +113,23 @@ def test_the_migrated_file_means_the_same_or_says_where_not(dialect: Dialect, tm
 
 def said(found: Drift) -> set[str]:
     """Settings that a user is told about: left behind, in other words, refused, added, or only in one of the releases."""
-    other_words = {change.path for change in found.changes if change.kind in (ChangeKind.RENAMED, ChangeKind.GONE, ChangeKind.REFUSED)}
+    other_words = {
+        change.path
+        for change in found.changes
+        if change.kind in (ChangeKind.RENAMED, ChangeKind.GONE, ChangeKind.REFUSED)
+    }
     added = {path for path in found.edits if path not in found.before.given}
-    return {change.path for change in found.left} | other_words | added | {*found.new, *found.lapsed}
+    return (
+        {change.path for change in found.left} | other_words | added | {*found.new, *found.lapsed}
+    )
 
 
 def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: (one.get(path), other.get(path)) for path in {**one, **other} if one.get(path) != other.get(path)}
+    return {
+        path: (one.get(path), other.get(path))
+        for path in {**one, **other}
+        if one.get(path) != other.get(path)
+    }
 
 
 @pytest.mark.once
@@ -114,7 +140,11 @@ def test_a_file_without_settings_of_its_own_drifts_by_defaults_alone(dialect: Di
         for one, other in ((version, to_version), (to_version, version)):
             config = dialect.config(SMALL.get(dialect.name, {}), one, 1)
             found = drift(partial(dialect.config, config.given, world_size=1), one, other)
-            assert not [change for change in found.changes if change.kind in (ChangeKind.GONE, ChangeKind.RENAMED, ChangeKind.REFUSED)]
+            assert not [
+                change
+                for change in found.changes
+                if change.kind in (ChangeKind.GONE, ChangeKind.RENAMED, ChangeKind.REFUSED)
+            ]
 
 
 # NVIDIA's own migrations, as its recipes changed between tags
@@ -141,7 +171,10 @@ BACKEND = {"moe_flex_dispatcher_backend": "deepep"}
 GRAPHS = "--transformer-impl transformer_engine --te-rng-tracker"
 NVIDIA = {
     "encoder pipeline dropped": Edit(
-        "0.12.0", "0.14.0", "--encoder-pipeline-model-parallel-size 0", ("encoder_pipeline_model_parallel_size",)
+        "0.12.0",
+        "0.14.0",
+        "--encoder-pipeline-model-parallel-size 0",
+        ("encoder_pipeline_model_parallel_size",),
     ),
     "custom FSDP": Edit(
         "0.13.0",
@@ -151,7 +184,13 @@ NVIDIA = {
         ("use_custom_fsdp",),
         {"use_megatron_fsdp": True},
     ),
-    "graphs": Edit("0.14.0", "0.15.0", f"--enable-cuda-graph {GRAPHS}", ("enable_cuda_graph",), {"cuda_graph_impl": "local"}),
+    "graphs": Edit(
+        "0.14.0",
+        "0.15.0",
+        f"--enable-cuda-graph {GRAPHS}",
+        ("enable_cuda_graph",),
+        {"cuda_graph_impl": "local"},
+    ),
     "external graphs": Edit(
         "0.14.0",
         "0.15.0",
@@ -174,7 +213,9 @@ NVIDIA = {
         {"step_batch_size_schedule": "0:384 200B:768 400B:1152"},
     ),
     # The recipes went on to hybridep, another library; what keeps its meaning is deepep, as 0.18 says itself.
-    "DeepEP": Edit("0.17.0", "0.18.0", f"--moe-enable-deepep {MOE}", ("moe_enable_deepep",), BACKEND),
+    "DeepEP": Edit(
+        "0.17.0", "0.18.0", f"--moe-enable-deepep {MOE}", ("moe_enable_deepep",), BACKEND
+    ),
     "graph modules": Edit(
         "0.17.0",
         "0.18.0",
@@ -197,7 +238,11 @@ def test_nvidias_own_migrations(name: str) -> None:
     assert {path for path in edit.gone if path in found.before.given} == set(edit.gone)
     assert not set(edit.gone) & found.migrated.given.keys()
     assert {path: found.migrated.given.get(path) for path in edit.came} == edit.came
-    assert {change.path for change in found.changes if change.kind in (ChangeKind.RENAMED, ChangeKind.GONE)} & set(edit.gone)
+    assert {
+        change.path
+        for change in found.changes
+        if change.kind in (ChangeKind.RENAMED, ChangeKind.GONE)
+    } & set(edit.gone)
 
 
 FAR = (
@@ -212,14 +257,25 @@ FAR = (
 
 def test_recipes_migrate_as_nvidia_migrated_them(whole: Path) -> None:
     """Recipes with such a flag at one tag: what the migrated file has of NVIDIA's edits is what NVIDIA's next one has."""
-    rows = [json.loads(line) for line in (whole / "truth" / "megatron_cli.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (whole / "truth" / "megatron_cli.jsonl").read_text().splitlines()
+    ]
     recipes = [
-        row for row in rows if not row["recipe"].startswith("synthetic") and "args" in row and "config_rejected" not in row
+        row
+        for row in rows
+        if not row["recipe"].startswith("synthetic")
+        and "args" in row
+        and "config_rejected" not in row
     ]
     versions, compared = compat.load("megatron").versions, 0
     for row in recipes:
         later = sorted(
-            (other for other in recipes if other["recipe"] == row["recipe"] and after(other, row, versions)),
+            (
+                other
+                for other in recipes
+                if other["recipe"] == row["recipe"] and after(other, row, versions)
+            ),
             key=lambda other: versions.index(other["version"]),
         )
         for other in later[:1]:
@@ -244,21 +300,39 @@ INSTEAD = {
 def check_migration(row: Mapping[str, Any], other: Mapping[str, Any], dropped: list[str]) -> None:
     megatron = compat.load("megatron")
     read = {"world_size": row["world_size"], "lenient": True}
-    found = drift(lambda release: megatron.read(row["flags"], release, **read), row["version"], other["version"])
+    found = drift(
+        lambda release: megatron.read(row["flags"], release, **read),
+        row["version"],
+        other["version"],
+    )
     theirs = megatron.read(other["flags"], other["version"], **read)
     assert found.migrated is not None
     text = found.migrated.text()
     kept = [flag for flag in dropped if f"{flag}\n" in text]
-    assert not [flag for flag in kept if flag in INSTEAD], (row["recipe"], row["version"], other["version"])
+    assert not [flag for flag in kept if flag in INSTEAD], (
+        row["recipe"],
+        row["version"],
+        other["version"],
+    )
     for flag in dropped:
         if path := INSTEAD.get(flag):
-            assert found.migrated.given.get(path) == theirs.given.get(path), (row["recipe"], row["version"], other["version"])
+            assert found.migrated.given.get(path) == theirs.given.get(path), (
+                row["recipe"],
+                row["version"],
+                other["version"],
+            )
 
 
 # DeepSpeed's changes between releases, each with a file that meets it
 
 BATCH = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
-MOVED, GONE, REFUSED, RENAMED, NEW = ChangeKind.DEFAULT, ChangeKind.GONE, ChangeKind.REFUSED, ChangeKind.RENAMED, ChangeKind.NEW
+MOVED, GONE, REFUSED, RENAMED, NEW = (
+    ChangeKind.DEFAULT,
+    ChangeKind.GONE,
+    ChangeKind.REFUSED,
+    ChangeKind.RENAMED,
+    ChangeKind.NEW,
+)
 HALF = {"bf16": {"enabled": True}}
 DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any], ...] = (
     ("0.15.1", "0.15.2", {}, "steps_per_print", MOVED, 10, None),
@@ -272,9 +346,33 @@ DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any], ...
         "bf16",
         "bf16",
     ),
-    ("0.17.0", "0.17.1", {"bf16": {"enabled": True, "loss_scale": 1.0}}, "bf16.loss_scale", REFUSED, None, None),
-    ("0.16.3", "0.16.4", {"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel.autotp_size", NEW, None, 2),
-    ("0.17.1", "0.17.2", {"torch_autocast": {"enabled": True}}, "torch_autocast.enabled", NEW, None, True),
+    (
+        "0.17.0",
+        "0.17.1",
+        {"bf16": {"enabled": True, "loss_scale": 1.0}},
+        "bf16.loss_scale",
+        REFUSED,
+        None,
+        None,
+    ),
+    (
+        "0.16.3",
+        "0.16.4",
+        {"tensor_parallel": {"autotp_size": 2}},
+        "tensor_parallel.autotp_size",
+        NEW,
+        None,
+        2,
+    ),
+    (
+        "0.17.1",
+        "0.17.2",
+        {"torch_autocast": {"enabled": True}},
+        "torch_autocast.enabled",
+        NEW,
+        None,
+        True,
+    ),
     ("0.19.2", "0.19.3", {}, "gradient_clipping", MOVED, 0.0, 1.0),
     ("0.19.2", "0.19.3", HALF, "bf16.check_grad_overflow", MOVED, False, True),
     (
@@ -304,7 +402,15 @@ DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any], ...
         0,
         None,
     ),
-    ("0.19.5", "0.19.6", {"gradient_allreduce_op": "sum"}, "gradient_allreduce_op", NEW, None, "sum"),
+    (
+        "0.19.5",
+        "0.19.6",
+        {"gradient_allreduce_op": "sum"},
+        "gradient_allreduce_op",
+        NEW,
+        None,
+        "sum",
+    ),
     *(
         ("0.19.6", "0.19.7", section, path, GONE, None, None)
         for path, section in {
@@ -315,17 +421,38 @@ DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any], ...
         }.items()
     ),
     *(
-        ("0.19.6", "0.19.7", {"zero_optimization": {"stage": 3, name: value}}, f"zero_optimization.{name}", GONE, None, None)
+        (
+            "0.19.6",
+            "0.19.7",
+            {"zero_optimization": {"stage": 3, name: value}},
+            f"zero_optimization.{name}",
+            GONE,
+            None,
+            None,
+        )
         for name, value in {"mics_shard_size": 2, "mics_hierarchical_params_gather": True}.items()
     ),
     *(
-        ("0.19.6", "0.19.7", {"optimizer": {"type": name, "params": {"lr": 1e-3}}}, "optimizer.type", ChangeKind.DERIVED, None, None)
+        (
+            "0.19.6",
+            "0.19.7",
+            {"optimizer": {"type": name, "params": {"lr": 1e-3}}},
+            "optimizer.type",
+            ChangeKind.DERIVED,
+            None,
+            None,
+        )
         for name in ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")
     ),
     (
         "0.19.7",
         "0.19.8",
-        {"zero_optimization": {"stage": 3, "zeropp_loco_param": {"err_beta": 0.8, "reset_T": 1024}}},
+        {
+            "zero_optimization": {
+                "stage": 3,
+                "zeropp_loco_param": {"err_beta": 0.8, "reset_T": 1024},
+            }
+        },
         "zero_optimization.zeropp_loco_param",
         GONE,
         None,
@@ -334,7 +461,13 @@ DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any], ...
     (
         "0.19.5",
         "0.19.6",
-        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 1.0}}},
+        {
+            "zero_optimization": {
+                "stage": 2,
+                "offload_optimizer": {"device": "cpu"},
+                "zenflow": {"topk_ratio": 1.0},
+            }
+        },
         "zero_optimization.zenflow.topk_ratio",
         REFUSED,
         1.0,
@@ -365,11 +498,17 @@ DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any], ...
 
 
 @pytest.mark.parametrize("row", DEEPSPEED, ids=lambda row: f"{row[1]} {row[3]}")
-def test_deepspeeds_own_changes(row: tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any]) -> None:
+def test_deepspeeds_own_changes(
+    row: tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any],
+) -> None:
     version, to_version, section, path, kind, before, after = row
     deepspeed = compat.load("deepspeed")
     ranks = section.get("tensor_parallel", {}).get("autotp_size", 1)
-    found = drift(lambda release: deepspeed.read({**BATCH, **section}, release, ranks, lenient=True), version, to_version)
+    found = drift(
+        lambda release: deepspeed.read({**BATCH, **section}, release, ranks, lenient=True),
+        version,
+        to_version,
+    )
     changes = {change.path: change for change in found.changes}
     assert path in changes, list(changes)
     assert changes[path].kind is kind, changes[path]
@@ -383,8 +522,13 @@ def test_deepspeeds_own_changes(row: tuple[str, str, dict[str, Any], str, Change
 
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
-SUPER = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}}
-MASTER = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}, "zero_optimization": {"stage": 2}}
+SUPER = {
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}
+}
+MASTER = {
+    "bf16": {"enabled": True, "bf16_master_weights_and_grads": True},
+    "zero_optimization": {"stage": 2},
+}
 VOCAB = {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True}}
 CAME: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("0.16.6", "0.16.5", "compile.deepcompile", {"compile": {"deepcompile": True}}),
@@ -395,13 +539,33 @@ CAME: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         {"zero_optimization": {"stage": 2, **OFFLOAD, "zenflow": {"topk_ratio": 0.1}}},
     ),
     ("0.18.0", "0.17.6", "zero_optimization.offload_optimizer.super_offload", SUPER),
-    ("0.18.0", "0.17.6", "zero_optimization.leaf_module", {"zero_optimization": {"stage": 3, "leaf_module": {"classes": ["A"]}}}),
+    (
+        "0.18.0",
+        "0.17.6",
+        "zero_optimization.leaf_module",
+        {"zero_optimization": {"stage": 3, "leaf_module": {"classes": ["A"]}}},
+    ),
     ("0.18.3", "0.18.2", "bf16.bf16_master_weights_and_grads", MASTER),
-    ("0.18.6", "0.18.5", "tensor_parallel.preset_model", {"tensor_parallel": {"autotp_size": 2, "preset_model": "llama"}}),
-    ("0.19.2", "0.19.1", "expert_parallel", {"expert_parallel": {"enabled": True, "autoep_size": 2}}),
+    (
+        "0.18.6",
+        "0.18.5",
+        "tensor_parallel.preset_model",
+        {"tensor_parallel": {"autotp_size": 2, "preset_model": "llama"}},
+    ),
+    (
+        "0.19.2",
+        "0.19.1",
+        "expert_parallel",
+        {"expert_parallel": {"enabled": True, "autoep_size": 2}},
+    ),
     ("0.19.2", "0.19.1", "data_types.param_dtype", {"data_types": {"param_dtype": "fp32"}}),
     ("0.19.4", "0.19.3", "managed_gradient_accumulation", {"managed_gradient_accumulation": False}),
-    ("0.19.7", "0.19.6", "zero_optimization.compute_grad_norm", {"zero_optimization": {"stage": 2, "compute_grad_norm": True}}),
+    (
+        "0.19.7",
+        "0.19.6",
+        "zero_optimization.compute_grad_norm",
+        {"zero_optimization": {"stage": 2, "compute_grad_norm": True}},
+    ),
     (
         "0.19.7",
         "0.19.6",
@@ -409,19 +573,34 @@ CAME: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         {"zero_optimization": {"stage": 2, "parameter_alignment": True}},
     ),
     ("0.19.8", "0.19.7", "disable_python_gc", {"disable_python_gc": True}),
-    ("0.19.8", "0.19.7", "data_types.keep_in_fp32_modules", {"data_types": {"keep_in_fp32_modules": ["a"]}}),
+    (
+        "0.19.8",
+        "0.19.7",
+        "data_types.keep_in_fp32_modules",
+        {"data_types": {"keep_in_fp32_modules": ["a"]}},
+    ),
     ("0.19.8", "0.19.7", "tensor_parallel.vocab_parallel_lm_head", VOCAB),
 )
 
 
-@pytest.mark.parametrize("version, to_version, section, source", CAME, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    "version, to_version, section, source", CAME, ids=lambda value: str(value)[:40]
+)
 def test_what_deepspeed_added_is_gone_on_the_way_down(
     version: str, to_version: str, section: str, source: dict[str, Any]
 ) -> None:
     found = drifted("deepspeed", {**BATCH, **source}, version, to_version, 2)
-    assert any(change.path.startswith(section) and change.kind is GONE and change.given for change in found.changes)
-    assert any(change.path.startswith(section) for change in found.left) or "code.expert_parallel" in found.edits
-    assert found.migrated is not None and not any(path.startswith(section) for path in found.migrated.given)
+    assert any(
+        change.path.startswith(section) and change.kind is GONE and change.given
+        for change in found.changes
+    )
+    assert (
+        any(change.path.startswith(section) for change in found.left)
+        or "code.expert_parallel" in found.edits
+    )
+    assert found.migrated is not None and not any(
+        path.startswith(section) for path in found.migrated.given
+    )
 
 
 # Other stacks
@@ -435,23 +614,45 @@ def test_merak_gave_sequence_parallel_another_meaning() -> None:
 
 
 def test_fast_llm_renamed_its_dtype_and_moved_its_batch() -> None:
-    dtype = drifted("fast_llm", {"model": {"distributed": {"training_dtype": "bf16"}, "multi_stage": {}}}, "0.2.0", "0.3.0")
+    dtype = drifted(
+        "fast_llm",
+        {"model": {"distributed": {"training_dtype": "bf16"}, "multi_stage": {}}},
+        "0.2.0",
+        "0.3.0",
+    )
     assert dtype.edits == {
         "model.distributed.training_dtype": ("bf16", None),
         "model.distributed.compute_dtype": (None, "bf16"),
     }
-    source = {"batch": {"micro_batch_size": 2, "sequence_length": 128, "batch_size": 16}, "model": {"distributed": {}}}
+    source = {
+        "batch": {"micro_batch_size": 2, "sequence_length": 128, "batch_size": 16},
+        "model": {"distributed": {}},
+    }
     batch = drifted("fast_llm", source, "0.3.0", "0.4.0")
-    assert batch.migrated is not None and {change.path.partition(".")[0] for change in batch.left} == {"habits"}
+    assert batch.migrated is not None and {
+        change.path.partition(".")[0] for change in batch.left
+    } == {"habits"}
     assert bridge.lift(batch.migrated).batch == bridge.lift(batch.before).batch
 
 
 def test_what_a_release_always_does_is_a_change_though_no_setting_says_it() -> None:
-    found = drifted("fast_llm", {"batch": {"sequence_length": 128}, "model": {"distributed": {}}}, "0.3.0", "0.4.0")
-    silent = {change.path: (change.before, change.after) for change in found.changes if change.kind is ChangeKind.MEANING}
+    found = drifted(
+        "fast_llm",
+        {"batch": {"sequence_length": 128}, "model": {"distributed": {}}},
+        "0.3.0",
+        "0.4.0",
+    )
+    silent = {
+        change.path: (change.before, change.after)
+        for change in found.changes
+        if change.kind is ChangeKind.MEANING
+    }
     assert silent["habits.attention"] == ("sequence", "document")
     assert silent["habits.boundaries"] == ("trained", "masked")
-    source = {"batch": {"sequence_length": 128, "cross_document_attention": False}, "model": {"distributed": {}}}
+    source = {
+        "batch": {"sequence_length": 128, "cross_document_attention": False},
+        "model": {"distributed": {}},
+    }
     apart = drifted("fast_llm", source, "0.3.0", "0.4.0")
     assert "habits.attention" not in {change.path for change in apart.left}
 
@@ -472,7 +673,9 @@ def test_automodel_reduces_in_another_format() -> None:
 def test_unknown_releases_name_the_nearest_known_ones(dialect: Dialect) -> None:
     newest = dialect.newest
     last = dialect.versions[-1]
-    with pytest.raises(VersionError, match=f"{dialect.name}: unknown release 99.0; the nearest known is {last[:5]}"):
+    with pytest.raises(
+        VersionError, match=f"{dialect.name}: unknown release 99.0; the nearest known is {last[:5]}"
+    ):
         dialect.release("99.0")
     with pytest.raises(VersionError, match=r"the nearest known are .* and "):
         dialect.release(f"{dialect.versions[0]}.post1")
@@ -487,16 +690,39 @@ def test_unknown_releases_name_the_nearest_known_ones(dialect: Dialect) -> None:
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     path = tmp_path / "old.json"
-    path.write_text(json.dumps({**BATCH, "elasticity": {"enabled": False}, "aio": {"thread_count": 2}}))
+    path.write_text(
+        json.dumps({**BATCH, "elasticity": {"enabled": False}, "aio": {"thread_count": 2}})
+    )
     return path
 
 
-def test_the_migrated_file_is_written_and_means_the_same(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_migrated_file_is_written_and_means_the_same(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     new = tmp_path / "new.json"
-    assert run(["drift", str(old), "--from-version", "0.16.3", "--to-version", "0.19.8", "-o", str(new)]) == 1
+    assert (
+        run(
+            [
+                "drift",
+                str(old),
+                "--from-version",
+                "0.16.3",
+                "--to-version",
+                "0.19.8",
+                "-o",
+                str(new),
+            ]
+        )
+        == 1
+    )
     report = capsys.readouterr().out
-    assert "DeepSpeed 0.16.3 -> DeepSpeed 0.19.8 (newest known): the file is refused by 0.19.8" in report
-    assert all(word in report for word in ("elasticity", "aio.intra_op_parallelism", "gradient_clipping"))
+    assert (
+        "DeepSpeed 0.16.3 -> DeepSpeed 0.19.8 (newest known): the file is refused by 0.19.8"
+        in report
+    )
+    assert all(
+        word in report for word in ("elasticity", "aio.intra_op_parallelism", "gradient_clipping")
+    )
     written = json.loads(new.read_text())
     assert written["gradient_clipping"] == 0.0 and written["aio"] == {"intra_op_parallelism": 2}
     assert "elasticity" not in written
@@ -527,10 +753,15 @@ def test_drift_as_json(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--from-version", "0.16.3", "--to-version", "0.19.9"], "the nearest known is 0.19.8"),
         (["--from-version", "0.16.33"], "the nearest known are"),
         (["--from-version", "0.16.3", "-o", "OLD"], "is the file that is read"),
-        (["--from-version", "0.16.3", "-o", "OTHER"], "--force overwrites it, without -o the new file is printed"),
+        (
+            ["--from-version", "0.16.3", "-o", "OTHER"],
+            "--force overwrites it, without -o the new file is printed",
+        ),
     ],
 )
-def test_errors(old: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(
+    old: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = old.with_name("other.json")
     other.write_text("{}")
     words = [{"OLD": str(old), "OTHER": str(other)}.get(word, word) for word in arguments]
@@ -541,7 +772,9 @@ def test_errors(old: Path, arguments: list[str], problem: str, capsys: pytest.Ca
 
 
 @each
-def test_every_stack_drifts_on_the_command_line(dialect: Dialect, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_stack_drifts_on_the_command_line(
+    dialect: Dialect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Between the two newest releases, both ways, with the stack recognised or named; the newest is said aloud."""
     suffix = next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}"))
     first, last = dialect.versions[-2:]
@@ -549,7 +782,18 @@ def test_every_stack_drifts_on_the_command_line(dialect: Dialect, tmp_path: Path
     dialect.write(dialect.config(SMALL.get(dialect.name, {}), first, 1), path)
     for one, other in ((first, last), (last, first)):
         code = run(
-            ["drift", str(path), "--from", dialect.name, "--from-version", one, "--to-version", other, "--world-size", "1"]
+            [
+                "drift",
+                str(path),
+                "--from",
+                dialect.name,
+                "--from-version",
+                one,
+                "--to-version",
+                other,
+                "--world-size",
+                "1",
+            ]
         )
         report = capsys.readouterr().err
         assert code in (0, 2), report

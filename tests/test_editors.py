@@ -11,7 +11,11 @@ import compat
 from bridge.cli import run
 from tests.deepspeed.test_deepspeed_auto import HF
 
-GOOD: dict[str, Any] = {"train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+GOOD: dict[str, Any] = {
+    "train_batch_size": 8,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+}
 WRONG: list[dict[str, Any]] = [
     {**GOOD, "train_batch_sise": 8},
     {**GOOD, "train_batch_size": "many"},

@@ -38,7 +38,16 @@ EIGHT = ("--world-size", "8")
 LIGHT: dict[str, tuple[str, ...]] = {
     "help": ("help", "check"),
     "convert": ("convert", NAME, "--to", "megatron", *EIGHT),
-    "convert, a file": ("convert", "launch.args", "--to", "deepspeed", *EIGHT, "-o", "gewählt→.json", "--force"),
+    "convert, a file": (
+        "convert",
+        "launch.args",
+        "--to",
+        "deepspeed",
+        *EIGHT,
+        "-o",
+        "gewählt→.json",
+        "--force",
+    ),
     "check": ("check", NAME, "launch.args", *EIGHT, "--all"),
     "check, JSON": ("check", NAME, "--json", *EIGHT),
     "check, GitHub": ("check", NAME, "--format", "github", "--fail-on", "memory", *EIGHT),
@@ -61,33 +70,79 @@ SAMPLE = ("check", "check, GitHub", "check, refused", "check, wrong usage", "lay
 HEAVY: dict[str, tuple[str, ...]] = {
     "fuzz": ("fuzz", "merak", "--examples", "2"),
     "demo, training": ("demo", "-o", "größe"),
-    "train": ("train", NAME, "--steps", "2", "--fit", "--save", "größe/run", "--trace", "größe/trace", "--world-size", "1"),
+    "train": (
+        "train",
+        NAME,
+        "--steps",
+        "2",
+        "--fit",
+        "--save",
+        "größe/run",
+        "--trace",
+        "größe/trace",
+        "--world-size",
+        "1",
+    ),
     "verify": ("verify", NAME, "--to", "megatron", "--steps", "1", *EIGHT),
-    "move": ("move", NAME, "--checkpoint", "größe/run", "--to", "native", "-o", "größe/moved", "--world-size", "1"),
+    "move": (
+        "move",
+        NAME,
+        "--checkpoint",
+        "größe/run",
+        "--to",
+        "native",
+        "-o",
+        "größe/moved",
+        "--world-size",
+        "1",
+    ),
     "inspect": ("checkpoint", "inspect", "größe/run", "--tensors"),
-    "checkpoint convert": ("checkpoint", "convert", "größe/run", "--to", "safetensors", "-o", "größe/weights"),
+    "checkpoint convert": (
+        "checkpoint",
+        "convert",
+        "größe/run",
+        "--to",
+        "safetensors",
+        "-o",
+        "größe/weights",
+    ),
     "checkpoint diff": ("checkpoint", "diff", "größe/run", "größe/weights"),
     "trace show": ("trace", "show", "größe/trace"),
     "trace diff": ("trace", "diff", "größe/trace", "größe/trace"),
     "trace html": ("trace", "html", "größe/trace", "-o", "größe/page.html"),
     "trace watch": ("trace", "watch", "größe/trace"),
     "trace export": ("trace", "export", "größe/trace", "-o", "größe/board"),
-    "trace run": ("trace", "run", "--run", "größe/watched", "--", sys.executable, "-c", "print(ascii('größe'))"),
+    "trace run": (
+        "trace",
+        "run",
+        "--run",
+        "größe/watched",
+        "--",
+        sys.executable,
+        "-c",
+        "print(ascii('größe'))",
+    ),
 }
 """In the order in which they need each other."""
-VARYING = re.compile(r"(?m)^ *\d+% .*\n|\d+(\.\d+)?(e-\d+)? (m?s\b|MB/s|tokens/s|[MG]iB)|pid \d+|\bin \S+ s\b|0x\w+|loss +\S+")
+VARYING = re.compile(
+    r"(?m)^ *\d+% .*\n|\d+(\.\d+)?(e-\d+)? (m?s\b|MB/s|tokens/s|[MG]iB)|pid \d+|\bin \S+ s\b|0x\w+|loss +\S+"
+)
 
 
 def write_inputs(folder: Path) -> None:
     (folder / NAME).write_text(json.dumps(CONFIG, ensure_ascii=False), encoding="utf-8")
-    (folder / "fälsch.json").write_text('{"train_batch_size": "größe", "steps_per_print": "数据"}', encoding="utf-8")
+    (folder / "fälsch.json").write_text(
+        '{"train_batch_size": "größe", "steps_per_print": "数据"}', encoding="utf-8"
+    )
     (folder / "launch.args").write_text(launch_text(), encoding="utf-8")
 
 
 def in_ascii(text: str, encoding: str) -> str:
     """What `text` has to become: characters that the encoding has, and ASCII for the others."""
     lacking = {letter for letter in text if not encodable(letter, encoding)}
-    plain = {letter: terminal.PLAIN.get(letter, terminal.escape_character(letter)) for letter in lacking}
+    plain = {
+        letter: terminal.PLAIN.get(letter, terminal.escape_character(letter)) for letter in lacking
+    }
     return "".join(plain.get(letter, letter) for letter in text)
 
 
@@ -106,9 +161,13 @@ def judge(said: bytes, usual: bytes, encoding: str) -> None:
         assert VARYING.sub("", shown) == VARYING.sub("", wanted)
 
 
-def print_in(encoding: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[object, bytes, bytes]:
+def print_in(
+    encoding: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> tuple[object, bytes, bytes]:
     """The exit code of a command in this process, and what it prints on stdout and stderr."""
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]
+    streams = [
+        io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)
+    ]
     monkeypatch.setattr("sys.stdout", streams[0])
     monkeypatch.setattr("sys.stderr", streams[1])
     monkeypatch.setattr("sys.argv", ["stagebridge", *words])
@@ -118,7 +177,9 @@ def print_in(encoding: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("case", SAMPLE)
-def test_every_encoding_gets_the_same_text(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_encoding_gets_the_same_text(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     usual = print_in("utf-8", LIGHT[case], monkeypatch)
@@ -135,10 +196,15 @@ def test_boxes_and_names_in_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     table = print_in("ascii", LIGHT["layout"], monkeypatch)[1].decode("ascii")
     assert re.search(r"^ -{40,}$", table, re.MULTILINE)
     _, out, err = print_in("ascii", LIGHT["check, refused"], monkeypatch)
-    assert rb"error: f\xe4lsch.json: line 1: train_batch_size: found 'gr\xf6\xdfe'" in err and out == b""
+    assert (
+        rb"error: f\xe4lsch.json: line 1: train_batch_size: found 'gr\xf6\xdfe'" in err
+        and out == b""
+    )
 
 
-def test_a_converted_file_on_stdout_is_as_o_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_converted_file_on_stdout_is_as_o_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_inputs(tmp_path)
     (tmp_path / "names.yaml").write_text("run: {experiment_name: größe_数据}\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -149,7 +215,9 @@ def test_a_converted_file_on_stdout_is_as_o_writes_it(tmp_path: Path, monkeypatc
 
 
 def test_every_command_is_among_the_cases() -> None:
-    tried = {words[:2] if words[0] in ("checkpoint", "trace") else words[:1] for words in EVERY.values()}
+    tried = {
+        words[:2] if words[0] in ("checkpoint", "trace") else words[:1] for words in EVERY.values()
+    }
     assert leaves(get_command(app)) == tried
 
 
@@ -158,13 +226,19 @@ EVERY = {**LIGHT, **HEAVY}
 
 def leaves(command: object, before: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
     inner = getattr(command, "commands", None)
-    return {before} if inner is None else set().union(*(leaves(one, (*before, name)) for name, one in inner.items()))
+    return (
+        {before}
+        if inner is None
+        else set().union(*(leaves(one, (*before, name)) for name, one in inner.items()))
+    )
 
 
 def run_all(folder: Path, encodings: Sequence[str]) -> Iterator[str]:
     """Run every command in every encoding, and yield a line for each that is wrong."""
     usual: dict[str, subprocess.CompletedProcess[bytes]] = {}
-    subprocess.run([sys.executable, "-P", "-m", "stagebridge", "--version"], check=True)  # it has to be installed
+    subprocess.run(
+        [sys.executable, "-P", "-m", "stagebridge", "--version"], check=True
+    )  # it has to be installed
     for encoding in ("utf-8", *encodings):
         place = folder / encoding
         place.mkdir(parents=True)
@@ -172,10 +246,15 @@ def run_all(folder: Path, encodings: Sequence[str]) -> Iterator[str]:
         for case, words in EVERY.items():
             variables = {**os.environ, "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-P", "-m", "stagebridge", *words]
-            done = subprocess.run(command, cwd=place, env=variables, capture_output=True, check=False)
+            done = subprocess.run(
+                command, cwd=place, env=variables, capture_output=True, check=False
+            )
             told = usual.setdefault(case, done)
             try:
-                assert done.returncode == told.returncode and b"Traceback" not in done.stderr.replace(b"\0", b"")
+                assert (
+                    done.returncode == told.returncode
+                    and b"Traceback" not in done.stderr.replace(b"\0", b"")
+                )
                 judge(done.stdout, told.stdout, encoding)
                 judge(done.stderr, told.stderr, encoding)
             except (AssertionError, UnicodeDecodeError) as error:

@@ -13,7 +13,9 @@ import compat
 
 HOME = Path(__file__).resolve().parents[1] / "docs" / "generate"
 pytestmark = [pytest.mark.once, pytest.mark.skipif(not HOME.is_dir(), reason="runs in a checkout")]
-KNOWN: dict[str, dict[str, Any]] = json.loads((HOME / "examples.json").read_text("utf-8")) if HOME.is_dir() else {}
+KNOWN: dict[str, dict[str, Any]] = (
+    json.loads((HOME / "examples.json").read_text("utf-8")) if HOME.is_dir() else {}
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,11 @@ def examples() -> Any:
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_example_yields_its_rule(name: str, examples: Any) -> None:
     dialect = compat.load(name)
-    silent = [rule for rule, example in KNOWN[name].items() if rule not in examples.spoken(dialect, example)]
+    silent = [
+        rule
+        for rule, example in KNOWN[name].items()
+        if rule not in examples.spoken(dialect, example)
+    ]
     assert not silent
 
 
@@ -44,11 +50,16 @@ def test_every_rule_has_one_or_a_reason_why_not(name: str, examples: Any) -> Non
 
 def test_rows_of_one_id_do_not_share_an_example_that_speaks_of_one_of_them(examples: Any) -> None:
     dialect = compat.load("deepspeed")
-    rows = {row.message: cell for row, cell in zip(dialect.checks, examples.cells(dialect), strict=True)}
+    rows = {
+        row.message: cell for row, cell in zip(dialect.checks, examples.cells(dialect), strict=True)
+    }
     assert "zenflow" in rows["sum is not possible with zenflow; use mean"]
     assert rows["sum is not possible with compile.deepcompile; use mean"] == examples.ELSEWHERE
 
 
 def test_an_example_is_shown_as_it_is_typed(examples: Any) -> None:
     assert examples.shown({"source": ["--data", "a b"], "ranks": 2}) == "`--data 'a b'` on 2 ranks"
-    assert examples.shown({"object": "Config", "source": {"size": None}, "version": "1.0"}) == "`Config(size=None)` in 1.0"
+    assert (
+        examples.shown({"object": "Config", "source": {"size": None}, "version": "1.0"})
+        == "`Config(size=None)` in 1.0"
+    )

@@ -39,7 +39,11 @@ scalars = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | names
 )
-data = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4), max_leaves=20)
+data = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=20,
+)
 
 
 def problem(text: str, suffix: str = "") -> str:
@@ -72,7 +76,9 @@ class TestJson:
         assert lax.lines == strict.lines
 
     def test_comments_trailing_commas_and_bare_words_are_hjson(self) -> None:
-        document = parse("{\n // why\n a: 1,\n 'b': [1, 2,],\n c: bare words # kept by HJSON\n}", suffix=".json")
+        document = parse(
+            "{\n // why\n a: 1,\n 'b': [1, 2,],\n c: bare words # kept by HJSON\n}", suffix=".json"
+        )
         assert document.format == "hjson"
         assert document.data == {"a": 1, "b": [1, 2], "c": "bare words # kept by HJSON"}
         assert document.line("b", 1) == 4
@@ -85,7 +91,10 @@ class TestJson:
             ('{"a": [-Infinity]}', "line 1: found -Infinity"),
             ('{"a": {\n"b": 1e400}}', "line 2: a.b: found NaN, infinity or a number out of range"),
             ("{a:\n 1e400\n}", "line 2: a: found NaN, infinity or a number out of range"),
-            ('{"a": ' + "9" * 5000 + "}", "line 1: a: found NaN, infinity or a number out of range"),
+            (
+                '{"a": ' + "9" * 5000 + "}",
+                "line 1: a: found NaN, infinity or a number out of range",
+            ),
             ('{"a": 1, "b": ', "ends within a value"),
             ('{"a": [1, 2', "ends within a value"),
             ('{"a": 1\n"b": 2', "line 2: found '\"b\": 2'; expecting ',' delimiter"),
@@ -122,7 +131,10 @@ class TestYaml:
         assert type(found.data["x"]) is type(value)
         assert not found.strings
 
-    @pytest.mark.parametrize(("text", "value"), [("1e-6", 1e-6), ("1e5", 1e5), ("1.5e6", 1.5e6), ("-.5", -0.5), ("5E+1", 50.0)])
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [("1e-6", 1e-6), ("1e5", 1e5), ("1.5e6", 1.5e6), ("-.5", -0.5), ("5E+1", 50.0)],
+    )
     def test_numbers_that_yaml_1_1_leaves_as_strings(self, text: str, value: float) -> None:
         found = load_yaml(f"x:\n  - {text}\n")
         assert found.data == {"x": [value]}
@@ -142,7 +154,9 @@ class TestYaml:
             theirs = yaml.safe_load(f"[{text}]")
         except (yaml.YAMLError, ValueError, AttributeError):
             return
-        if not isinstance(theirs, list) or any(isinstance(item, dict) or item != item for item in theirs):
+        if not isinstance(theirs, list) or any(
+            isinstance(item, dict) or item != item for item in theirs
+        ):
             return
         if any(isinstance(item, float) and math.isinf(item) for item in theirs):
             return
@@ -193,7 +207,10 @@ class TestYaml:
     @pytest.mark.parametrize(
         ("text", "says"),
         [
-            ("a: 1\nb: !!python/object/apply:os.system ['touch pwned']\n", "line 2: found the tag !!python/object/apply"),
+            (
+                "a: 1\nb: !!python/object/apply:os.system ['touch pwned']\n",
+                "line 2: found the tag !!python/object/apply",
+            ),
             ("!!python/object:builtins.dict {}\n", "found the tag !!python/object"),
             ("a: !mine 1\n", "found the tag !mine"),
             ("a: !!binary aGk=\n", "found the tag !!binary"),
@@ -223,8 +240,14 @@ class TestYaml:
 
     @pytest.mark.parametrize("kind", ["list", "mapping", "merge"])
     def test_an_alias_bomb_is_refused(self, kind: str) -> None:
-        form = {"list": "[{0},{0},{0}]", "mapping": "{{p: {0}, q: {0}, r: {0}}}", "merge": "{{<<: {0}, k{1}: {0}}}"}[kind]
-        lines = ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} " + form.format(f"*a{n - 1}", n) for n in range(1, 40)]
+        form = {
+            "list": "[{0},{0},{0}]",
+            "mapping": "{{p: {0}, q: {0}, r: {0}}}",
+            "merge": "{{<<: {0}, k{1}: {0}}}",
+        }[kind]
+        lines = ["a0: &a0 {x: 1, y: 2}"] + [
+            f"a{n}: &a{n} " + form.format(f"*a{n - 1}", n) for n in range(1, 40)
+        ]
         assert "more than 20,000 values, aliases expanded" in problem("\n".join(lines), ".yaml")
 
 
@@ -247,17 +270,34 @@ class TestWords:
     def test_a_launch(self) -> None:
         text = "# sizes\n--tp 2 # two\n\n--name='a b' --path s3://x#y \\\n  --empty ''\n--say \"$HOME \\\"q\\\"\" a\\ b\n"
         found = load_words(text)
-        assert found.data == ["--tp", "2", "--name=a b", "--path", "s3://x#y", "--empty", "", "--say", '$HOME "q"', "a b"]
+        assert found.data == [
+            "--tp",
+            "2",
+            "--name=a b",
+            "--path",
+            "s3://x#y",
+            "--empty",
+            "",
+            "--say",
+            '$HOME "q"',
+            "a b",
+        ]
         assert [found.line(n) for n in range(len(found.data))] == [2, 2, 4, 4, 4, 5, 5, 6, 6, 6]
 
-    def test_nothing_is_expanded_or_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nothing_is_expanded_or_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         found = load_words("--a $(touch pwned) `touch pwned` ${HOME} ~ * ; touch pwned\n")
         assert found.data[1:3] == ["$(touch", "pwned)"]
         assert "${HOME}" in found.data
         assert not list(tmp_path.iterdir())
 
-    @given(st.lists(names.filter(lambda name: "\0" not in name and "\r" not in name), min_size=1, max_size=6))
+    @given(
+        st.lists(
+            names.filter(lambda name: "\0" not in name and "\r" not in name), min_size=1, max_size=6
+        )
+    )
     def test_quoted_words_survive(self, words: list[str]) -> None:
         import shlex
 
@@ -291,7 +331,11 @@ class TestSources:
         assert parse(text).format == format
 
     def test_the_suffix_wins(self, tmp_path: Path) -> None:
-        for suffix, text, format in [(".yaml", '{"a": 1}', "yaml"), (".HJSON", "a: 1", "hjson"), (".txt", "--a", "flags")]:
+        for suffix, text, format in [
+            (".yaml", '{"a": 1}', "yaml"),
+            (".HJSON", "a: 1", "hjson"),
+            (".txt", "--a", "flags"),
+        ]:
             path = tmp_path / f"x{suffix}"
             path.write_text(text)
             assert load(path).format == format
@@ -383,7 +427,12 @@ class TestWriting:
         assert (tmp_path / "link").is_symlink()
 
     @pytest.mark.parametrize(
-        ("name", "says"), [("no/x", "there is no directory"), (".", "found a directory"), ("pipe", "a device or a pipe")]
+        ("name", "says"),
+        [
+            ("no/x", "there is no directory"),
+            (".", "found a directory"),
+            ("pipe", "a device or a pipe"),
+        ],
     )
     def test_obstacles(self, name: str, says: str, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
@@ -395,7 +444,9 @@ class TestWriting:
             write_all({tmp_path / "a": "x", tmp_path / "no" / "b": "y"})
         assert not list(tmp_path.iterdir())
 
-    def test_a_failed_rename_is_undone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_rename_is_undone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         old, new, last = tmp_path / "old", tmp_path / "new", tmp_path / "last"
         old.write_text("before")
         replace = os.replace

@@ -28,7 +28,8 @@ def test_a_stack_holds(name: str) -> None:
     to = compat.load(NAMES[NAMES.index(name) - 1])
     seen = list[int]()
     covered, failure = fuzz(
-        Task(dialect, to, to_version=to.versions[-1], examples=12), lambda so_far: seen.append(so_far.examples)
+        Task(dialect, to, to_version=to.versions[-1], examples=12),
+        lambda so_far: seen.append(so_far.examples),
     )
     assert failure is None, failure
     assert covered.examples == 12 and seen == list(range(1, 13))
@@ -46,9 +47,17 @@ def test_another_seed_tries_other_configs() -> None:
 
 # Broken copies of a small stack
 
-SWAPPED = ("rules.py", 'return {"spread": stage if', 'stage = {1: 2, 2: 1}.get(stage, stage)\n    return {"spread": stage if')
+SWAPPED = (
+    "rules.py",
+    'return {"spread": stage if',
+    'stage = {1: 2, 2: 1}.get(stage, stage)\n    return {"spread": stage if',
+)
 """Levels 1 and 2 are written for one another, and read as they are: no longer symmetrical."""
-FORGOTTEN = ("__init__.py", "config.given.as_nested()", 'Values({**config.given, "tail": ""}).nested()')
+FORGOTTEN = (
+    "__init__.py",
+    "config.given.as_nested()",
+    'Values({**config.given, "tail": ""}).nested()',
+)
 """The writer forgets what the user said."""
 
 
@@ -62,17 +71,20 @@ def broken(folder: Path, file: str, old: str, new: str) -> Path:
 
 
 def stagebridge(place: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, compat.PATH: str(place), "PYTHONPATH": str(Path(compat.__path__[0]).parent)}
+    environment = {
+        **os.environ,
+        compat.PATH: str(place),
+        "PYTHONPATH": str(Path(compat.__path__[0]).parent),
+    }
     command = [sys.executable, "-P", "-m", "bridge.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=folder, check=False
+    )
 
 
 @pytest.mark.parametrize(
     "where, stage, smallest",
-    [
-        (SWAPPED, LIFTING, [{"spread": 1}, {"spread": 2}]),
-        (FORGOTTEN, READING, [{"tail": ""}, {}]),
-    ],
+    [(SWAPPED, LIFTING, [{"spread": 1}, {"spread": 2}]), (FORGOTTEN, READING, [{"tail": ""}, {}])],
     ids=["swapped", "forgotten"],
 )
 def test_a_broken_rule_is_found_and_shown_by_the_smallest_config(
@@ -93,17 +105,33 @@ def test_a_broken_rule_is_found_and_shown_by_the_smallest_config(
     repeated = stagebridge(place, *again[1].split(), "--json", folder=tmp_path)
     said = json.loads(repeated.stdout)
     assert repeated.returncode == said["exit_code"] == 2
-    assert json.loads(said["failure"]["text"]) == json.loads(text[1]) and said["failure"]["stage"] == stage
+    assert (
+        json.loads(said["failure"]["text"]) == json.loads(text[1])
+        and said["failure"]["stage"] == stage
+    )
 
 
 # The command line
 
 
 def test_what_was_covered_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["fuzz", "merak", "--to", "deepspeed", "--examples", "10", "--from-version", "2.2.2", "--to-version", "0.19.7"]
+    words = [
+        "fuzz",
+        "merak",
+        "--to",
+        "deepspeed",
+        "--examples",
+        "10",
+        "--from-version",
+        "2.2.2",
+        "--to-version",
+        "0.19.7",
+    ]
     assert run(words) == 0
     out, progress = capsys.readouterr()
-    assert "Merak -> DeepSpeed 0.19.7: 10 configs of 1 of 9 releases" in out and out.endswith("no failure\n")
+    assert "Merak -> DeepSpeed 0.19.7: 10 configs of 1 of 9 releases" in out and out.endswith(
+        "no failure\n"
+    )
     assert "10 of 10 configs" in progress
     assert run([*words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -123,7 +151,9 @@ def test_wrong_usage(words: list[str], problem: str, capsys: pytest.CaptureFixtu
     assert problem in capsys.readouterr().err
 
 
-def test_without_hypothesis_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_hypothesis_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("bridge.cli.fuzz.find_spec", lambda name: None)
     assert run(["fuzz", "merak"]) == 1
     assert "pip install 'stagebridge[test]'" in capsys.readouterr().err

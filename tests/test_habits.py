@@ -41,7 +41,12 @@ def told(config: Config, name: str) -> set[str]:
     """The plan fields of findings that matter in a translation, and of the differences to its result."""
     result = bridge.translate(config, compat.load(name), world_size=WORLD)
     found = {ours for finding in result.findings if finding.matters for ours in finding.about}
-    apart = {ours for row in compare(config, result.config) if row.effect.reaches(Effect.ROUNDING) for ours in row.about}
+    apart = {
+        ours
+        for row in compare(config, result.config)
+        if row.effect.reaches(Effect.ROUNDING)
+        for ours in row.about
+    }
     assert {ours for ours in found if ours.startswith("habits.")} <= apart
     return found
 
@@ -49,21 +54,32 @@ def told(config: Config, name: str) -> set[str]:
 def test_documents_that_megatron_joins_and_fast_llm_keeps_apart() -> None:
     joined = told(megatron(FLAGS), "fast_llm")
     assert joined >= {"habits.attention", "habits.boundaries"}
-    assert not {ours for ours in told(megatron(FLAGS + APART), "fast_llm") if ours.startswith("habits.")}
-    there = bridge.translate(megatron(FLAGS + APART), compat.load("fast_llm"), world_size=WORLD).config
+    assert not {
+        ours for ours in told(megatron(FLAGS + APART), "fast_llm") if ours.startswith("habits.")
+    }
+    there = bridge.translate(
+        megatron(FLAGS + APART), compat.load("fast_llm"), world_size=WORLD
+    ).config
     back = bridge.translate(there, compat.load("megatron"), world_size=WORLD).config
-    assert all(back.given[path] for path in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"))
+    assert all(
+        back.given[path] for path in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+    )
     # A script that brings the data decides by itself.
     assert not {ours for ours in told(megatron(FLAGS), "deepspeed") if ours.startswith("habits.")}
 
 
 def fast_llm(model: dict[str, Any]) -> Config:
-    source = {"training": {"train_iters": 10}, "model": {"base_model": {"hidden_size": 64, **model}}}
+    source = {
+        "training": {"train_iters": 10},
+        "model": {"base_model": {"hidden_size": 64, **model}},
+    }
     return compat.load("fast_llm").read(source, world_size=WORLD)
 
 
 def test_adapters_are_on_the_layers_that_the_source_adapts() -> None:
-    there = bridge.translate(fast_llm({"peft": {"type": "lora", "rank": 8}}), compat.load("automodel"), world_size=WORLD)
+    there = bridge.translate(
+        fast_llm({"peft": {"type": "lora", "rank": 8}}), compat.load("automodel"), world_size=WORLD
+    )
     assert there.config.given["peft.*"] == {"target_modules": ["*.q_proj", "*.v_proj"]}
     assert "adapters.targets" not in {ours for finding in there.findings for ours in finding.about}
     back = bridge.translate(there.config, compat.load("fast_llm"), world_size=WORLD)
@@ -83,7 +99,13 @@ def test_the_factor_of_a_whole_part_is_another_than_that_of_its_weight() -> None
 
 MERAK = {
     "init": {"pp": 1, "tp": 1, "dp": 8},
-    "args": {"output_dir": "o", "per_device_train_batch_size": 1, "max_steps": 10, "max_grad_norm": 1.0, "num_layers": 2},
+    "args": {
+        "output_dir": "o",
+        "per_device_train_batch_size": 1,
+        "max_steps": 10,
+        "max_grad_norm": 1.0,
+        "num_layers": 2,
+    },
 }
 
 
@@ -95,7 +117,9 @@ def merak(**args: Any) -> Config:
 def test_the_inverse_square_root_without_warmup_has_three_meanings(name: str) -> None:
     cold = told(merak(lr_scheduler_type="inverse_sqrt", warmup_steps=0), name)
     assert "habits.inverse_sqrt" in cold
-    assert "habits.inverse_sqrt" not in told(merak(lr_scheduler_type="inverse_sqrt", warmup_steps=4), name)
+    assert "habits.inverse_sqrt" not in told(
+        merak(lr_scheduler_type="inverse_sqrt", warmup_steps=4), name
+    )
 
 
 def test_a_value_that_is_the_default_is_lost_all_the_same() -> None:
@@ -104,7 +128,9 @@ def test_a_value_that_is_the_default_is_lost_all_the_same() -> None:
 
 
 def test_dropout_that_a_family_does_not_read_is_none() -> None:
-    config = compat.load("huggingface").read({"model_type": "phi3", "embd_pdrop": 0.1, "num_hidden_layers": 2})
+    config = compat.load("huggingface").read(
+        {"model_type": "phi3", "embd_pdrop": 0.1, "num_hidden_layers": 2}
+    )
     assert not bridge.lift(config).model.embedding.dropout
 
 
@@ -124,17 +150,34 @@ class Case(NamedTuple):
     alike: Mapping[str, Any] | None
 
 
-KEPT = {"habits.attention": "document", "habits.positions": "document", "habits.boundaries": "masked"}
+KEPT = {
+    "habits.attention": "document",
+    "habits.positions": "document",
+    "habits.boundaries": "masked",
+}
 FACTORS = {"optimizer.embedding_lr": 2.0, "optimizer.output_lr": 2.0}
-LORA = {"adapters.rank": 8, "adapters.alpha": 8.0, "adapters.targets": ("query", "value"), "habits.adapter_dropout": "input"}
+LORA = {
+    "adapters.rank": 8,
+    "adapters.alpha": 8.0,
+    "adapters.targets": ("query", "value"),
+    "habits.adapter_dropout": "input",
+}
 COLD = {"optimizer.schedule.name": "inverse_sqrt", "optimizer.schedule.warmup_steps": 0}
 WARM = {"optimizer.schedule.warmup_steps": 5}
-DROPS = {**KEPT, "model.dropout": 0.1, "model.attention.dropout": 0.1, "model.embedding.dropout": 0.1, "parallel.data": 2}
+DROPS = {
+    **KEPT,
+    "model.dropout": 0.1,
+    "model.attention.dropout": 0.1,
+    "model.embedding.dropout": 0.1,
+    "parallel.data": 2,
+}
 FP16 = {"precision.compute": "fp16"}
 MUON = {"optimizer.name": "muon", "optimizer.momentum": 0.9}
 CASES = (
     Case("habits.attention", "megatron", ("fast_llm",), KEPT, {"habits.attention": "sequence"}, {}),
-    Case("habits.boundaries", "megatron", ("fast_llm",), KEPT, {"habits.boundaries": "trained"}, {}),
+    Case(
+        "habits.boundaries", "megatron", ("fast_llm",), KEPT, {"habits.boundaries": "trained"}, {}
+    ),
     Case(
         "habits.positions",
         "megatron",
@@ -146,13 +189,34 @@ CASES = (
     Case("habits.attention", "fast_llm", ("megatron",), {}, {}, None),
     Case("habits.inverse_sqrt", "merak", ("megatron", "deepspeed", "automodel"), COLD, {}, WARM),
     Case("habits.inverse_sqrt", "megatron", ("deepspeed", "automodel"), COLD, {}, WARM),
-    Case("habits.overflow_steps", "merak", ("megatron", "deepspeed"), FP16, {}, {"precision.compute": "bf16"}),
+    Case(
+        "habits.overflow_steps",
+        "merak",
+        ("megatron", "deepspeed"),
+        FP16,
+        {},
+        {"precision.compute": "bf16"},
+    ),
     Case("habits.clip_scope", "merak", ("megatron", "deepspeed"), {"parallel.tensor": 2}, {}, FP16),
-    Case("habits.dropout_ranks", "megatron", ("fast_llm",), DROPS, {}, {"habits.dropout_ranks": "apart"}),
+    Case(
+        "habits.dropout_ranks",
+        "megatron",
+        ("fast_llm",),
+        DROPS,
+        {},
+        {"habits.dropout_ranks": "apart"},
+    ),
     Case("habits.muon_qkv", "megatron", ("deepspeed",), MUON, {}, {"habits.muon_qkv": "whole"}),
     Case("habits.adapter_init", "fast_llm", ("automodel",), LORA, {}, {"adapters.rank": None}),
     Case("habits.adapter_init", "automodel", ("fast_llm",), LORA, {}, {"adapters.rank": None}),
-    Case("adapters.targets", "automodel", ("fast_llm",), LORA, {"adapters.targets": ("query", "output")}, {}),
+    Case(
+        "adapters.targets",
+        "automodel",
+        ("fast_llm",),
+        LORA,
+        {"adapters.targets": ("query", "output")},
+        {},
+    ),
     Case(
         "habits.adapter_dropout",
         "automodel",
@@ -183,7 +247,11 @@ CASES = (
 def drawn(case: Case, said: Mapping[str, Any], draw: random.Random) -> tuple[Config, Config]:
     """A run of the source's stack, and its translation."""
     heads, layers = draw.choice((2, 4, 8)), draw.choice((2, 4, 6))
-    width, length, steps = heads * draw.choice((16, 32)), draw.choice((64, 128)), draw.randrange(20, 200)
+    width, length, steps = (
+        heads * draw.choice((16, 32)),
+        draw.choice((64, 128)),
+        draw.randrange(20, 200),
+    )
     run = {
         "model.layers": layers,
         "model.hidden": width,
@@ -215,7 +283,9 @@ def drawn(case: Case, said: Mapping[str, Any], draw: random.Random) -> tuple[Con
     }
     world = int(run["parallel.data"]) * int(run.get("parallel.tensor", 1))
     source = bridge.lower(Plan.of(run), compat.load(case.source), world_size=world)
-    return source, bridge.translate(source, compat.load(draw.choice(case.targets)), world_size=world).config
+    return source, bridge.translate(
+        source, compat.load(draw.choice(case.targets)), world_size=world
+    ).config
 
 
 def worst(case: Case, one: Config, other: Config) -> tuple[Effect, Effect, Effect]:
@@ -223,7 +293,9 @@ def worst(case: Case, one: Config, other: Config) -> tuple[Effect, Effect, Effec
     translated = bridge.translate(one, other.dialect, world_size=other.world_size).findings
     found = (translated, compare(one, other), compare(other, one))
     about = ([row.effect for row in rows if case.ours in row.about] for rows in found)
-    first, second, third = (min(effects, key=lambda effect: effect.rank, default=Effect.NONE) for effects in about)
+    first, second, third = (
+        min(effects, key=lambda effect: effect.rank, default=Effect.NONE) for effects in about
+    )
     return first, second, third
 
 
@@ -231,7 +303,9 @@ def test_pairs_that_differ_in_one_behaviour_are_told_apart() -> None:
     draw, missed = random.Random(1), Counter[str]()
     for number in range(COUNT):
         case = [case for case in CASES if case.alike is not None][number % (len(CASES) - 1)]
-        if any(effect is not Effect.NUMBERS for effect in worst(case, *drawn(case, case.apart, draw))):
+        if any(
+            effect is not Effect.NUMBERS for effect in worst(case, *drawn(case, case.apart, draw))
+        ):
             missed[f"{case.ours}: {case.source}"] += 1
     assert not missed
 

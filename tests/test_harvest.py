@@ -42,7 +42,11 @@ FACTS = Path(releases.__file__).parent
 def rows(version: str) -> Rows:
     """What the repository says of a release."""
     found = json.loads((FACTS / "classes.json").read_text("utf-8"))
-    return [row for row in found if releases.RELEASES.within(version, row.get("since", ""), row.get("until", ""))]
+    return [
+        row
+        for row in found
+        if releases.RELEASES.within(version, row.get("since", ""), row.get("until", ""))
+    ]
 
 
 def source(name: str, found: Iterable[Mapping[str, Any]]) -> str:
@@ -58,7 +62,10 @@ def source(name: str, found: Iterable[Mapping[str, Any]]) -> str:
     texts = {field: kind for field, kind, _ in text}
     defaults = {field: f"field(default_factory=lambda: {default!r})" for field, _, default in text}
     defaults |= {field: f"field(default_factory={name}_{field})" for field in inner}
-    lines = [f"    {field}: {texts.get(field, 'Any')!r} = {default}" for field, default in defaults.items()]
+    lines = [
+        f"    {field}: {texts.get(field, 'Any')!r} = {default}"
+        for field, default in defaults.items()
+    ]
     return "\n".join([*nested, "@dataclass", f"class {name}:", *(lines or ["    pass"]), ""])
 
 
@@ -71,21 +78,32 @@ def tree(folder: Path, version: str, found: Rows) -> Path:
     }
     for (section, strategy), places in homes.items():
         module, _, name = places[0].partition(":")
-        mine = [row for row in found if (row["section"], row.get("strategy", "")) == (section, strategy)]
+        mine = [
+            row for row in found if (row["section"], row.get("strategy", "")) == (section, strategy)
+        ]
         texts[(PARTS + module).removeprefix("nemo_automodel.")] = texts.get(
             (PARTS + module).removeprefix("nemo_automodel."), ""
         ) + source(name, mine)
-    sizes = {row["name"]: row["default"] for row in found if row["section"] == "distributed" and not row.get("strategy")}
+    sizes = {
+        row["name"]: row["default"]
+        for row in found
+        if row["section"] == "distributed" and not row.get("strategy")
+    }
     texts["recipes._dist_utils"] = f"_PARALLELISM_DEFAULTS = {sizes!r}\n"
     for module, text in texts.items():
         path = folder / "nemo_automodel" / (module.replace(".", "/") + ".py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"from dataclasses import dataclass, field\nfrom typing import Any\n\n{text}", "utf-8")
+        path.write_text(
+            f"from dataclasses import dataclass, field\nfrom typing import Any\n\n{text}", "utf-8"
+        )
     return folder
 
 
 def _parts(version: str) -> list[str]:
-    return [f"{name} = {part}\n" for name, part in zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)]
+    return [
+        f"{name} = {part}\n"
+        for name, part in zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    ]
 
 
 @pytest.fixture
@@ -98,7 +116,20 @@ def into(tmp_path: Path) -> Path:
 
 
 def harvest(version: str, root: Path, into: Path, stack: str = "automodel") -> int:
-    return main([stack, version, "--from", str(root), "--into", str(into), "--count", "0", "--day", "2030-01-01"])
+    return main(
+        [
+            stack,
+            version,
+            "--from",
+            str(root),
+            "--into",
+            str(into),
+            "--count",
+            "0",
+            "--day",
+            "2030-01-01",
+        ]
+    )
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -141,9 +172,22 @@ def add_megatron_arguments(parser):
     return parser
 """
 FLAGS: Rows = [
-    {"options": ["--backend"], "dest": "backend", "action": "store", "type": "name", "choices": ["flash", "fused", "local"]},
+    {
+        "options": ["--backend"],
+        "dest": "backend",
+        "action": "store",
+        "type": "name",
+        "choices": ["flash", "fused", "local"],
+    },
     {"options": ["--fused"], "dest": "fused", "action": "true", "excludes": ["--no-fused"]},
-    {"options": ["--layers"], "dest": "layers", "action": "store", "type": "int", "nargs": "+", "default": [1, 2]},
+    {
+        "options": ["--layers"],
+        "dest": "layers",
+        "action": "store",
+        "type": "int",
+        "nargs": "+",
+        "default": [1, 2],
+    },
     {"options": ["--layout"], "dest": "layout", "action": "store", "type": "layers"},
     {"options": ["--maybe"], "dest": "maybe", "action": "store", "type": "bool", "default": True},
     {
@@ -158,8 +202,20 @@ FLAGS: Rows = [
     {"options": ["--no-fused"], "dest": "fused", "action": "false", "excludes": ["--fused"]},
     {"options": ["--on", "--no-on"], "dest": "on", "action": "switch"},
     {"options": ["--ranks"], "dest": "ranks", "action": "store", "type": "integers"},
-    {"options": ["--rate"], "dest": "rate", "action": "store", "type": "float", "choices": [0.5, 1.0]},
-    {"options": ["--spaced"], "dest": "spaced", "action": "store", "type": "layers_spaced", "default": 1},
+    {
+        "options": ["--rate"],
+        "dest": "rate",
+        "action": "store",
+        "type": "float",
+        "choices": [0.5, 1.0],
+    },
+    {
+        "options": ["--spaced"],
+        "dest": "spaced",
+        "action": "store",
+        "type": "layers_spaced",
+        "default": 1,
+    },
     {"options": ["-h", "--help"], "dest": "help", "action": "help"},
 ]
 """What is read of the flags above; the first of two with one destination gives the default."""
@@ -187,7 +243,9 @@ DEFAULTS = {
 }
 
 
-def test_flags_and_fields_of_megatron_are_read_from_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_and_fields_of_megatron_are_read_from_its_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = {"core/package_info.py": "MAJOR = 0\nMINOR = 99\nPATCH = 0\n"}
     texts |= dict.fromkeys(CLASSES.values(), "") | {CLASSES["TransformerConfig"]: DATACLASS}
     into = write(tmp_path / "into", {"known.json": '{"0.98.0": ""}'})
@@ -197,7 +255,10 @@ def test_flags_and_fields_of_megatron_are_read_from_its_source(tmp_path: Path, c
     write(root, {"megatron/training/arguments.py": SCRIPT})
     assert harvest("0.99.0", root, into, "megatron") == 0
     said = capsys.readouterr().out
-    assert "facts not read from this release (1):\n  ['--unknown']: unknown action _StoreAction or type words_of" in said
+    assert (
+        "facts not read from this release (1):\n  ['--unknown']: unknown action _StoreAction or type words_of"
+        in said
+    )
     found = {name: json.loads(text) for name, text in contents(into).items()}
     assert found["flags.json"] == sorted(FLAGS, key=lambda row: (row["dest"], row["options"]))
     assert {row["name"]: row["default"] for row in found["classes.json"]} == DEFAULTS
@@ -240,14 +301,26 @@ def core_transformer_config_from_args(args): return TransformerConfig(args.layer
 def test_a_source_tree_of_megatron_judges_launches(tmp_path: Path) -> None:
     empty = (*FUSED, "megatron.core.utils", "megatron.core.msc_utils", "megatron.training.training")
     texts = {f"{module.replace('.', '/')}.py": "" for module in empty}
-    root = write(tmp_path, {**texts, "megatron/core/msc_utils.py": "msc = None", "megatron/training/arguments.py": LAUNCHED})
+    root = write(
+        tmp_path,
+        {
+            **texts,
+            "megatron/core/msc_utils.py": "msc = None",
+            "megatron/training/arguments.py": LAUNCHED,
+        },
+    )
     with closing(Process("megatron", "0.99.0", root)) as process:
-        answers = [process.ask({"flags": ["--layers", layers], "ranks": 2}) for layers in ("2", "3", "many", "4", "8")]
+        answers = [
+            process.ask({"flags": ["--layers", layers], "ranks": 2})
+            for layers in ("2", "3", "many", "4", "8")
+        ]
     missing = "No module named 'a_kernel_library'"
     assert answers == [
         {"held": {"args.layers": 2, "args.ranks": 2, "TransformerConfig.num_layers": 2}},
         {"refused": "refused by Megatron itself: AssertionError: 3 layers"},
-        {"refused": "refused by Megatron itself: Refused: argument --layers: invalid int value: 'many'"},
+        {
+            "refused": "refused by Megatron itself: Refused: argument --layers: invalid int value: 'many'"
+        },
         {"lacks": f"ModuleNotFoundError: {missing}"},
         {"lacks": f"ModuleNotFoundError: {missing}"},
     ]
@@ -257,18 +330,35 @@ class Canned:
     """Answers in turn as a release would, whatever it is asked."""
 
     def __init__(self) -> None:
-        self.answers = cycle([{"held": {}}, {"refused": "found 3 of 'x'"}, {"refused": "found 4 of 'y'"}, {"lacks": "no 'x'"}])
+        self.answers = cycle(
+            [
+                {"held": {}},
+                {"refused": "found 3 of 'x'"},
+                {"refused": "found 4 of 'y'"},
+                {"lacks": "no 'x'"},
+            ]
+        )
 
     def ask(self, question: Any) -> dict[str, Any]:
         return next(self.answers)
 
 
 def test_verdicts_are_counted_by_who_refuses() -> None:
-    tally = verdicts(cast(Process, Canned()), compat.load("megatron"), megatron.KNOWN[-1], 24, lambda number, count: None)
+    tally = verdicts(
+        cast(Process, Canned()),
+        compat.load("megatron"),
+        megatron.KNOWN[-1],
+        24,
+        lambda number, count: None,
+    )
     assert tally.sides.total() == 24
     lacking = tally.lacking["this machine lacks what the config needs: no …"]
     assert tally.sides[VerdictSide.LEFT_OUT] == tally.lacking.total() == lacking
-    assert tally.sides[VerdictSide.THEIRS] == tally.differences[f"{VerdictSide.THEIRS}: found … of …"] > 0
+    assert (
+        tally.sides[VerdictSide.THEIRS]
+        == tally.differences[f"{VerdictSide.THEIRS}: found … of …"]
+        > 0
+    )
     assert len(tally.rows[True]) == tally.sides[VerdictSide.ACCEPTED]
     assert len(tally.rows[False]) == tally.sides[VerdictSide.REFUSED] > 1
     # Of refusals that differ in values alone, one is recorded.
@@ -289,7 +379,9 @@ def test_a_known_release_gives_what_the_repository_has(
 ) -> None:
     before = contents(into)
     assert harvest(version, tree(tmp_path / "tree", version, rows(version)), into) == 0
-    assert f"{len(rows(version))} facts unchanged, 0 rows begin, 0 rows end" in capsys.readouterr().out
+    assert (
+        f"{len(rows(version))} facts unchanged, 0 rows begin, 0 rows end" in capsys.readouterr().out
+    )
     assert contents(into) == before
 
 
@@ -303,14 +395,26 @@ def test_a_release_that_changed_nothing_adds_one_line(into: Path, tmp_path: Path
     assert json.loads(after["known.json"])["0.99.0"] == "2030-01-01"
 
 
-def test_a_new_release_begins_and_ends_only_what_changed(into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_release_begins_and_ends_only_what_changed(
+    into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = rows(NEWEST)
     changed = next(row for row in found if row["name"] == "zero_dp_strategy")
-    found = [{**row, "default": 2} if row is changed else row for row in found if row["name"] != "pp_seq_len"]
+    found = [
+        {**row, "default": 2} if row is changed else row
+        for row in found
+        if row["name"] != "pp_seq_len"
+    ]
     found.append({"section": "distributed.pipeline", "name": "wings", "type": "int", "default": 3})
     assert harvest("0.99.0", tree(tmp_path / "tree", "0.99.0", found), into) == 0
-    before, after = json.loads((FACTS / "classes.json").read_text()), json.loads((into / "classes.json").read_text())
-    came, went = [row for row in after if row not in before], [row for row in before if row not in after]
+    before, after = (
+        json.loads((FACTS / "classes.json").read_text()),
+        json.loads((into / "classes.json").read_text()),
+    )
+    came, went = (
+        [row for row in after if row not in before],
+        [row for row in before if row not in after],
+    )
     assert len(after) == len(before) + 2 and len(went) == 2
     assert {(row["name"], row.get("since"), row.get("until")) for row in came} == {
         ("wings", "0.99.0", None),
@@ -319,8 +423,13 @@ def test_a_new_release_begins_and_ends_only_what_changed(into: Path, tmp_path: P
         ("pp_seq_len", "0.4.0", "0.99.0"),
     }
     told = capsys.readouterr().out
-    assert "distributed.pipeline.wings: new, 3 by default; add a line to the schema and a rule" in told
-    assert "distributed.zero_dp_strategy: 3 by default until now, 2 from now on (memory or speed)" in told
+    assert (
+        "distributed.pipeline.wings: new, 3 by default; add a line to the schema and a rule" in told
+    )
+    assert (
+        "distributed.zero_dp_strategy: 3 by default until now, 2 from now on (memory or speed)"
+        in told
+    )
     assert "distributed.pipeline.pp_seq_len: removed" in told
 
 
@@ -348,16 +457,36 @@ def test_the_newest_deepspeed_taken_out_and_harvested_again_gives_the_same_table
     pytest.importorskip("deepspeed")
     installed, newest = metadata.version("deepspeed"), deepspeed.KNOWN[-1]
     if installed != newest:
-        pytest.skip(f"DeepSpeed {installed} is installed, the newest that the tables know is {newest}")
+        pytest.skip(
+            f"DeepSpeed {installed} is installed, the newest that the tables know is {newest}"
+        )
     facts = Path(deepspeed.__file__).parent
     into = taken_out(facts, tmp_path / "facts", newest)
     (into / "places.json").write_text("[]\n")
     before = contents(into)
-    assert main(["deepspeed", newest, "--into", str(into), "--count", "0", "--day", deepspeed.DATES[newest]]) == 0
+    assert (
+        main(
+            [
+                "deepspeed",
+                newest,
+                "--into",
+                str(into),
+                "--count",
+                "0",
+                "--day",
+                deepspeed.DATES[newest],
+            ]
+        )
+        == 0
+    )
     told, after = capsys.readouterr().out, contents(into)
     assert "17 rows begin, 8 rows end" in told
     assert "graph_harvesting: refused from now on; say what replaces it" in told
-    assert [name for name in after if after[name] != before[name]] == ["keys.json", "known.json", "places.json"]
+    assert [name for name in after if after[name] != before[name]] == [
+        "keys.json",
+        "known.json",
+        "places.json",
+    ]
     for name in (name for name in after if name != "places.json"):
         assert after[name] == (facts / name).read_text("utf-8"), name
 
@@ -442,14 +571,21 @@ SMALL = {"breadth": "?", "width": "int>0", "below": "{}Layer", "rate": "float", 
 
 def packaged(folder: Path, texts: Mapping[str, str]) -> Path:
     """The folder with these modules of Fast-LLM in it."""
-    return write(folder, {f"fast_llm/{name.replace('.', '/')}.py": dedent(text) for name, text in texts.items()})
+    return write(
+        folder,
+        {f"fast_llm/{name.replace('.', '/')}.py": dedent(text) for name, text in texts.items()},
+    )
 
 
-def test_keys_and_classes_of_fast_llm_are_read_from_its_own_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_and_classes_of_fast_llm_are_read_from_its_own_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = packaged(tmp_path / "tree", FAST_LLM)
     into = write(tmp_path / "into", {"known.json": '{"0.98.0": ""}'})
     assert harvest("0.99.0", root, into, "fast_llm") == 0
-    assert "wings: new, 3 by default; add a line to the schema and a rule" in capsys.readouterr().out
+    assert (
+        "wings: new, 3 by default; add a line to the schema and a rule" in capsys.readouterr().out
+    )
     found = {name: json.loads(text) for name, text in contents(into).items()}
     assert {row["key"]: (row["type"], row.get("default")) for row in found["keys.json"]} == {
         "type": ("str", None),
@@ -464,7 +600,13 @@ def test_keys_and_classes_of_fast_llm_are_read_from_its_own_classes(tmp_path: Pa
         {"class": "Layer", "fields": {"breadth": "?", "width": "int>0"}, **types},
         {"class": "Small", "fields": SMALL},
     ]
-    packaged(root, {"__init__": '__version__ = "1.0.0"', "layers": FAST_LLM["layers"].replace("gt, 0", "gt, 1")})
+    packaged(
+        root,
+        {
+            "__init__": '__version__ = "1.0.0"',
+            "layers": FAST_LLM["layers"].replace("gt, 0", "gt, 1"),
+        },
+    )
     assert harvest("1.0.0", root, into, "fast_llm") == 0
     told = capsys.readouterr().out
     assert "4 facts" not in told and "6 facts unchanged, 2 rows begin, 2 rows end" in told
@@ -478,34 +620,72 @@ def test_the_newest_merak_taken_out_and_read_again_gives_the_same_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts, newest = Path(merak.__file__).parent, merak.KNOWN[-1]
-    stated = [row for row in json.loads((facts / "arguments.json").read_text()) if not row.get("until")]
+    stated = [
+        row for row in json.loads((facts / "arguments.json").read_text()) if not row.get("until")
+    ]
     into = taken_out(facts, tmp_path / "facts", newest)
     (into / "places.json").write_text("[]\n")
     arguments, init, lists = (
-        [(row["name"].removeprefix(section), row["type"], row["default"]) for row in stated if row["name"].startswith(section)]
+        [
+            (row["name"].removeprefix(section), row["type"], row["default"])
+            for row in stated
+            if row["name"].startswith(section)
+        ]
         for section in ("args.", "init.", "tp_lists.")
     )
     texts = {
         "setup.py": 'setup(\n    name="merak",\n    version="2.2.2",  # Required\n)\n',
         "Merak/args.py": "class MerakArguments(TrainingArguments):\n"
-        + "".join(f"    {name}: {kind} = field(default={value!r})\n" for name, kind, value in arguments),
+        + "".join(
+            f"    {name}: {kind} = field(default={value!r})\n" for name, kind, value in arguments
+        ),
         "Merak/functions.py": function("init", init) + function("set_tp_layer_lists", lists),
     }
     before = contents(into)
     root = write(tmp_path / "tree", texts)
-    assert main(["merak", newest, "--from", str(root), "--into", str(into), "--count", "0", "--day", merak.DATES[newest]]) == 0
+    assert (
+        main(
+            [
+                "merak",
+                newest,
+                "--from",
+                str(root),
+                "--into",
+                str(into),
+                "--count",
+                "0",
+                "--day",
+                merak.DATES[newest],
+            ]
+        )
+        == 0
+    )
     assert f"{len(stated) - 1} facts unchanged, 1 rows begin, 0 rows end" in capsys.readouterr().out
     after = contents(into)
-    assert [name for name in after if after[name] != before[name]] == ["arguments.json", "known.json"]
-    assert all(after[name] == (facts / name).read_text("utf-8") for name in ("arguments.json", "known.json"))
+    assert [name for name in after if after[name] != before[name]] == [
+        "arguments.json",
+        "known.json",
+    ]
+    assert all(
+        after[name] == (facts / name).read_text("utf-8")
+        for name in ("arguments.json", "known.json")
+    )
     assert main(["merak", newest, "--from", str(root), "--into", str(into), "--record"]) == 0
-    assert "no configs are judged, because the stack has no runtime/real.py" in capsys.readouterr().out
+    assert (
+        "no configs are judged, because the stack has no runtime/real.py" in capsys.readouterr().out
+    )
 
 
 def function(name: str, parameters: Iterable[tuple[str, str, Any]]) -> str:
     """A function with these parameters, those without a default first."""
-    needed = [f"{word}: {kind}" for word, kind, default in parameters if default is None and kind == "int"]
-    others = [f"{word}: {kind} = {default!r}" for word, kind, default in parameters if default is not None or kind != "int"]
+    needed = [
+        f"{word}: {kind}" for word, kind, default in parameters if default is None and kind == "int"
+    ]
+    others = [
+        f"{word}: {kind} = {default!r}"
+        for word, kind, default in parameters
+        if default is not None or kind != "int"
+    ]
     return f"def {name}({', '.join(needed + others)}): ...\n"
 
 
@@ -517,7 +697,9 @@ def function(name: str, parameters: Iterable[tuple[str, str, Any]]) -> str:
         ("0.19.8\n", "0.19.8"),
     ],
 )
-def test_a_source_tree_states_its_version_in_one_of_three_ways(text: str, told: str, tmp_path: Path) -> None:
+def test_a_source_tree_states_its_version_in_one_of_three_ways(
+    text: str, told: str, tmp_path: Path
+) -> None:
     assert version_in(write(tmp_path, {"info.py": text}) / "info.py") == told
 
 
@@ -535,7 +717,9 @@ def test_keys_that_are_looked_for_are_heard_with_their_defaults() -> None:
     assert heard == {"steps": None, "rate": 0.5, "aio": None, "aio.size": 4, "aio.depth": None}
 
 
-def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_said(
+    into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = contents(into)
     small = tree(tmp_path / "tree", "0.2.9", rows(NEWEST))
     cases = {
@@ -552,7 +736,9 @@ def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_no_window_moves_when_a_release_is_added() -> None:
-    newest = re.compile(r"(since|until)[=(]\s*(\w+\.)?KNOWN\[-1\]|^[A-Z_]+ = KNOWN\[-1\]", re.MULTILINE)
+    newest = re.compile(
+        r"(since|until)[=(]\s*(\w+\.)?KNOWN\[-1\]|^[A-Z_]+ = KNOWN\[-1\]", re.MULTILINE
+    )
     texts = {path: path.read_text("utf-8") for path in Path(compat.__file__).parent.rglob("*.py")}
     assert len(texts) > 100
     assert not [path for path, text in texts.items() if newest.search(text)]
@@ -578,4 +764,8 @@ def test_one_type_has_one_spelling(one: str, other: str) -> None:
 
 
 def test_names_are_gathered_over_releases() -> None:
-    assert unite_names({"a": ["x"], "b": "text"}, {"a": ["w"], "b": "other", "c": ["y"]}) == {"a": ["w", "x"], "b": "text", "c": ["y"]}
+    assert unite_names({"a": ["x"], "b": "text"}, {"a": ["w"], "b": "other", "c": ["y"]}) == {
+        "a": ["w", "x"],
+        "b": "text",
+        "c": ["y"],
+    }

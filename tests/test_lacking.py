@@ -18,12 +18,28 @@ Said = Callable[[str], str]
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
+def said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Said:
     """The errors of a command in a folder with a converted file that lies there alone."""
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(launch_text())
     Path("there").mkdir()
-    assert run(["convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "there/ds.json"]) == 0
+    assert (
+        run(
+            [
+                "convert",
+                "launch.args",
+                "--to",
+                "deepspeed",
+                "--world-size",
+                "8",
+                "-o",
+                "there/ds.json",
+            ]
+        )
+        == 0
+    )
     Path("ds.json").write_bytes(Path("there/ds.json").read_bytes())
     capsys.readouterr()
 
@@ -64,8 +80,12 @@ def test_where_sizes_divide_the_problem_itself_names_it(said: Said) -> None:
         "check launch.args --world-size 3",
     ],
 )
-def test_it_is_not_named_where_it_lies_there_or_is_no_cause(command: str, said: Said, tmp_path: Path) -> None:
-    Path("other.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 9}}))
+def test_it_is_not_named_where_it_lies_there_or_is_no_cause(
+    command: str, said: Said, tmp_path: Path
+) -> None:
+    Path("other.json").write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 9}})
+    )
     keys = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
     Path("more.json").write_text(json.dumps({**keys, "train_batch_size": 32}))  # of 8 ranks
     Path("uneven.json").write_text(json.dumps({**keys, "train_batch_size": 30}))

@@ -23,22 +23,35 @@ sys.exit(launched.code(mine))
 """
 
 
-def ranks(*problems: str, folder: Path, world: str = "", first: int = 0, **more: str) -> list[tuple[str, int]]:
+def ranks(
+    *problems: str, folder: Path, world: str = "", first: int = 0, **more: str
+) -> list[tuple[str, int]]:
     """What a rank for each of the problems does, all of one parent: whether it speaks, and its exit code."""
     started = []
     for rank, problem in enumerate(problems, first):
-        said = {"RANK": str(rank), "WORLD_SIZE": world or str(len(problems)), "TMPDIR": str(folder), **more}
+        said = {
+            "RANK": str(rank),
+            "WORLD_SIZE": world or str(len(problems)),
+            "TMPDIR": str(folder),
+            **more,
+        }
         if more:
             place = folder / "attempt_0" / str(rank) / "error.json"
             place.parent.mkdir(parents=True)
             said["TORCHELASTIC_ERROR_FILE"] = str(place)
         words = [sys.executable, "-c", RANK, problem]
-        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, **said}))
+        started.append(
+            subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, **said})
+        )
     return [(process.communicate(timeout=60)[0].strip(), process.returncode) for process in started]
 
 
 def test_one_speaks_for_all_and_all_end_alike(tmp_path: Path) -> None:
-    assert sorted(ranks("x: wrong", "x: wrong", "x: wrong", folder=tmp_path)) == [("quiet", 1), ("quiet", 1), ("said", 1)]
+    assert sorted(ranks("x: wrong", "x: wrong", "x: wrong", folder=tmp_path)) == [
+        ("quiet", 1),
+        ("quiet", 1),
+        ("said", 1),
+    ]
 
 
 def test_a_rank_that_is_late_is_quiet_too(tmp_path: Path) -> None:
@@ -53,7 +66,10 @@ def test_a_rank_that_is_started_again_says_it_again(tmp_path: Path) -> None:
 
 def test_who_has_another_error_says_that(tmp_path: Path) -> None:
     found = ranks("x: wrong", "y: wrong", "x: wrong", folder=tmp_path)
-    assert sorted(word for word, _ in found) == ["quiet", "said", "said"] and found[1] == ("said", 1)
+    assert sorted(word for word, _ in found) == ["quiet", "said", "said"] and found[1] == (
+        "said",
+        1,
+    )
 
 
 def test_torchrun_hears_of_one_failure_and_of_its_words(tmp_path: Path) -> None:
@@ -66,14 +82,20 @@ def test_torchrun_hears_of_one_failure_and_of_its_words(tmp_path: Path) -> None:
 
 def test_a_process_alone_waits_for_nobody(tmp_path: Path) -> None:
     words = [sys.executable, "-c", RANK, "x: wrong"]
-    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    alone = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
+    }
     start = time.monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, env={**alone, "TMPDIR": str(tmp_path)}, check=False)
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**alone, "TMPDIR": str(tmp_path)}, check=False
+    )
     assert (done.stdout.strip(), done.returncode) == ("said", 1)
     assert not list(tmp_path.iterdir()) and time.monotonic() - start < 60
 
 
-def test_a_mark_that_a_killed_launch_left_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_that_a_killed_launch_left_silences_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bridge.cli import launched
 
     monkeypatch.setenv("RANK", "0")

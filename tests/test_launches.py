@@ -31,8 +31,16 @@ SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("exec python a.py {}", "a.py", None),
     ("time -p python a.py {}", "a.py", None),
     ("command torchrun a.py {}", "a.py", 1),
-    ("timeout --foreground 10 python -m torch.distributed.launch --nproc_per_node 4 a.py {}", "a.py", 4),
-    ("ray job submit --address=x --runtime-env-json='{{}}' -- python3 train.py {}", "train.py", None),
+    (
+        "timeout --foreground 10 python -m torch.distributed.launch --nproc_per_node 4 a.py {}",
+        "a.py",
+        4,
+    ),
+    (
+        "ray job submit --address=x --runtime-env-json='{{}}' -- python3 train.py {}",
+        "train.py",
+        None,
+    ),
     ("mpirun -np 16 -x A=1 --bind-to none -H a:8,b:8 python a.py {}", "a.py", 16),
     ("mpirun -npernode 8 python a.py {}", "a.py", None),
     ("srun -N2 --ntasks-per-node=8 python -u -m pkg.train {}", "pkg.train", 16),
@@ -65,12 +73,20 @@ SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("cat > run.sh <<EOF\npython a.py {}\nEOF\nsbatch -N 2 run.sh", "a.py", None),
     ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python a.py {}", "a.py", 8),
     ("#SBATCH --nodes=2\nsrun torchrun --nproc_per_node 4 --nnodes 2 a.py {}", "a.py", 8),
-    ('#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nsrun --container-mounts="$PWD:/w" python a.py {}', "a.py", 16),
+    (
+        '#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nsrun --container-mounts="$PWD:/w" python a.py {}',
+        "a.py",
+        16,
+    ),
     ("srun --ntasks=4 --container-image=$IMAGE --foo $BAR python a.py {}", "a.py", 4),
     ("srun $ARGS --ntasks=4 python a.py {}", "a.py", 4),
     ("srun --ntasks=4 $ARGS python a.py {}", "a.py", None),
     ("srun --ntasks=$N python a.py {}", "a.py", None),
-    ("torchrun --nproc_per_node 4 --nnodes 2 --rdzv_id=$JOB --master_port $PORT a.py {}", "a.py", 8),
+    (
+        "torchrun --nproc_per_node 4 --nnodes 2 --rdzv_id=$JOB --master_port $PORT a.py {}",
+        "a.py",
+        8,
+    ),
     ("torchrun $ARGS --nproc_per_node 4 --nnodes 2 a.py {}", "a.py", 8),
     ("torchrun $ARGS --nproc_per_node 4 a.py {}", "a.py", None),
 )
@@ -95,7 +111,9 @@ NONE = (
 
 
 @pytest.mark.parametrize(("command", "program", "ranks"), SEEN)
-def test_a_launch_is_seen_whatever_stands_around_it(command: str, program: str, ranks: int | None) -> None:
+def test_a_launch_is_seen_whatever_stands_around_it(
+    command: str, program: str, ranks: int | None
+) -> None:
     (launch,) = Script(command.format(FLAGS), "launch.sh").launches
     assert (launch.program, launch.texts, launch.ranks) == (program, FLAGS.split(), ranks)
 
@@ -128,26 +146,43 @@ def test_words_that_name_a_launcher_are_no_launch(command: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "unknown"),
     [
-        ("N=2\nbash -c 'python a.py --num-layers $N'", ["--num-layers", "$N"], "does not export the variable"),
+        (
+            "N=2\nbash -c 'python a.py --num-layers $N'",
+            ["--num-layers", "$N"],
+            "does not export the variable",
+        ),
         ("export N=2\nbash -c 'python a.py --num-layers $N'", ["--num-layers", "2"], ""),
         ("N=2 bash -c 'python a.py --num-layers $N'", ["--num-layers", "2"], ""),
         ('N=2\nbash -c "python a.py --num-layers $N"', ["--num-layers", "2"], ""),
-        ("export N=2\nssh host 'python a.py --num-layers $N'", ["--num-layers", "$N"], "does not export the variable"),
+        (
+            "export N=2\nssh host 'python a.py --num-layers $N'",
+            ["--num-layers", "$N"],
+            "does not export the variable",
+        ),
         ("bash -c 'N=4'\npython a.py --num-layers ${N:-2}", ["--num-layers", "2"], ""),
         ("python a.py --num-layers 2\nexec python b.py\npython c.py", ["--num-layers", "2"], ""),
-        ("cat words | xargs torchrun a.py --num-layers 2", ["--num-layers", "2", "xargs"], "input of xargs"),
+        (
+            "cat words | xargs torchrun a.py --num-layers 2",
+            ["--num-layers", "2", "xargs"],
+            "input of xargs",
+        ),
     ],
 )
 def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unknown: str) -> None:
     first, *rest = Script(text, "launch.sh").launches
-    assert first.texts == words and [launch.program for launch in rest] == ["b.py"] * ("exec" in text)
+    assert first.texts == words and [launch.program for launch in rest] == ["b.py"] * (
+        "exec" in text
+    )
     assert unknown in "".join(first.opaque.values()) and bool(unknown) is bool(first.opaque)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("exit 0\ntorchrun a.py --n 2", "line 2: a shell does not reach this line: line 1 ends the script"),
+        (
+            "exit 0\ntorchrun a.py --n 2",
+            "line 2: a shell does not reach this line: line 1 ends the script",
+        ),
         ("if [ -z $A ]; then\nexit 1\nfi\ntorchrun a.py", "if [ -z $A ]; then); set --env A=..."),
         (
             "f() {\ntorchrun a.py\n}",
@@ -165,7 +200,10 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
             "A=1\nif [ $A = 2 ]; then\n  torchrun a.py\nfi",
             "line 3: this line is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
         ),
-        ("bash train.sh 8", "line 1: this line starts another script, train.sh; pass that script instead"),
+        (
+            "bash train.sh 8",
+            "line 1: this line starts another script, train.sh; pass that script instead",
+        ),
     ],
 )
 def test_a_line_that_is_no_run_says_why(text: str, said: str) -> None:
@@ -178,16 +216,23 @@ def test_a_line_that_is_no_run_says_why(text: str, said: str) -> None:
 
 
 def test_what_a_pipe_writes_is_not_taken_for_empty() -> None:
-    script = Script('cat t.json | sed "s/a/b/" > ds.json\ndeepspeed a.py --deepspeed_config ds.json\n', "launch.sh")
+    script = Script(
+        'cat t.json | sed "s/a/b/" > ds.json\ndeepspeed a.py --deepspeed_config ds.json\n',
+        "launch.sh",
+    )
     (launch,) = script.launches
     content = launch.file(launch.words[1])
     assert content is not None and text_if_known(content) is None
 
 
 def test_an_array_that_a_missing_file_may_set_is_any_number_of_words() -> None:
-    script = Script('source gone.sh\ntorchrun a.py --colocate "${ARGS[@]}" --n 2 "${ARGS[*]}"\n', "launch.sh")
+    script = Script(
+        'source gone.sh\ntorchrun a.py --colocate "${ARGS[@]}" --n 2 "${ARGS[*]}"\n', "launch.sh"
+    )
     (launch,) = script.launches
-    loose = [any(isinstance(piece, Unknown) and piece.loose for piece in word) for word in launch.words]
+    loose = [
+        any(isinstance(piece, Unknown) and piece.loose for piece in word) for word in launch.words
+    ]
     assert loose == [False, True, False, False, False]
 
 
@@ -206,13 +251,25 @@ def test_an_array_that_a_missing_file_may_set_is_any_number_of_words() -> None:
         ("echo A=1 > c.sh\npython gen.py\n. ./c.sh\ntorchrun a.py $A", "may set the variable"),
         ("bash gen.sh\necho A=1 > c.sh\n. ./c.sh\ntorchrun a.py $A", ""),
         ("echo A=1 > c.sh\nnvidia-smi\ntorchrun b.py --c c.sh\n. ./c.sh\ntorchrun a.py $A", ""),
-        ("echo 1 > c\nenv X=1 python gen.py\ntorchrun a.py $(cat c)", "env X=1 (line 2) may write the file"),
+        (
+            "echo 1 > c\nenv X=1 python gen.py\ntorchrun a.py $(cat c)",
+            "env X=1 (line 2) may write the file",
+        ),
         ("echo 1 > c\npython -c 'import torch; print(2)'\ntorchrun a.py $(cat c)", ""),
-        ("echo 1 > c\npython -c 'open(1)'\ntorchrun a.py $(cat c)", "python -c (line 2) may write the file"),
-        ("echo 1 > c\npython gen.py\ntorchrun a.py $(cat c)", "python gen.py (line 2) may write the file"),
+        (
+            "echo 1 > c\npython -c 'open(1)'\ntorchrun a.py $(cat c)",
+            "python -c (line 2) may write the file",
+        ),
+        (
+            "echo 1 > c\npython gen.py\ntorchrun a.py $(cat c)",
+            "python gen.py (line 2) may write the file",
+        ),
         ("echo 1 > c.x\nrm *.x\ntorchrun a.py $(cat c.x)", "rm may change the file (line 2)"),
         ("echo 1 > c.x\nrm -rf *.y out/*\nmkdir -p $X\ntorchrun a.py $(cat c.y)", "no such file"),
-        ("echo 1 > c\nsed -i s/1/2/ $F\ntorchrun a.py $(cat c)", "sed -i (line 2) may write the file"),
+        (
+            "echo 1 > c\nsed -i s/1/2/ $F\ntorchrun a.py $(cat c)",
+            "sed -i (line 2) may write the file",
+        ),
         ("cd /\ntorchrun a.py $(cat pyproject.toml)", "no such file"),
         (
             "O=$(getopt -a -l tp: -- $X)\nwhile :; do case $O in x) A=1 ;; *) break ;; esac; done\ntorchrun a.py $A",
@@ -249,7 +306,12 @@ def test_what_the_user_says_holds_behind_a_missing_file() -> None:
 def test_what_is_taken_of_a_file_that_is_not_read_is_a_finding(name: str, taken: str) -> None:
     script = Script(f"source {name}\npython pretrain_gpt.py --micro-batch-size 1\n", "launch.sh")
     (found,) = find_unread_sources(script, script.launches[0])
-    assert taken in found.message and found.path == f"source {name}" and found.origin is not None and found.origin.line == 1
+    assert (
+        taken in found.message
+        and found.path == f"source {name}"
+        and found.origin is not None
+        and found.origin.line == 1
+    )
 
 
 def test_a_file_outside_of_the_folder_is_opened_where_that_is_allowed(tmp_path: Path) -> None:
@@ -257,7 +319,10 @@ def test_a_file_outside_of_the_folder_is_opened_where_that_is_allowed(tmp_path: 
     (tmp_path / "common.sh").write_text("A=7\n", "utf-8")
     launch = str(tmp_path / "job" / "launch.sh")
     script = Script("source ../common.sh\ntorchrun a.py $A\n", launch)
-    assert list(script.launches[0].opaque) == [0] and "give --allow-path" in next(find_unread_sources(script, script.launches[0])).message
+    assert (
+        list(script.launches[0].opaque) == [0]
+        and "give --allow-path" in next(find_unread_sources(script, script.launches[0])).message
+    )
     with reaching(tmp_path / "job", [tmp_path]):
         assert Script("source ../common.sh\ntorchrun a.py $A\n", launch).launches[0].texts == ["7"]
 

@@ -28,7 +28,9 @@ def test_ranks_are_spread_over_nodes_evenly(ranks: int, count: int, each: int) -
 
 @pytest.mark.parametrize("stack", ["megatron", "automodel", "fast_llm", "deepspeed"])
 def test_512_ranks_are_64_nodes_of_8(stack: str) -> None:
-    written = bridge.translate(compat.load("megatron").read(LAUNCH.split(), None, 512), compat.load(stack)).written
+    written = bridge.translate(
+        compat.load("megatron").read(LAUNCH.split(), None, 512), compat.load(stack)
+    ).written
     words = list(written.command)
     flag = "--nnodes" if stack != "deepspeed" else "--num_nodes"
     each = "--nproc-per-node" if stack != "deepspeed" else "--num_gpus"
@@ -36,19 +38,36 @@ def test_512_ranks_are_64_nodes_of_8(stack: str) -> None:
 
 
 COMMANDS = [
-    ("megatron", "my run.args", "xargs -a 'my run.args' torchrun --nproc-per-node 8 pretrain_gpt.py"),
+    (
+        "megatron",
+        "my run.args",
+        "xargs -a 'my run.args' torchrun --nproc-per-node 8 pretrain_gpt.py",
+    ),
     ("megatron", "run.sh", "bash run.sh"),
     ("automodel", "my.yaml", "torchrun --nproc-per-node 8 -m nemo_automodel.cli.app my.yaml"),
-    ("fast_llm", "my.yaml", "torchrun --nproc-per-node 8 --no-python fast-llm train gpt --config my.yaml"),
+    (
+        "fast_llm",
+        "my.yaml",
+        "torchrun --nproc-per-node 8 --no-python fast-llm train gpt --config my.yaml",
+    ),
     ("fast_llm", "my.args", "xargs -a my.args torchrun --nproc-per-node 8 --no-python fast-llm"),
-    ("merak", "my.args", "xargs -a my.args torchrun --nproc-per-node 8 train.py --output_dir output"),
+    (
+        "merak",
+        "my.args",
+        "xargs -a my.args torchrun --nproc-per-node 8 train.py --output_dir output",
+    ),
     ("deepspeed", "my.json", "deepspeed --num_gpus 8 train.py --deepspeed_config my.json"),
 ]
 
 
 @pytest.mark.parametrize(("stack", "name", "command"), COMMANDS)
 def test_the_report_names_the_file_that_was_written(
-    stack: str, name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    stack: str,
+    name: str,
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("source.args").write_text(LAUNCH)
@@ -65,19 +84,26 @@ def test_a_recipe_names_the_class_that_its_app_starts() -> None:
         assert ("--config" in written.command) is not named
 
 
-FILES = ["--data-path '0.5 my data' \"it's\"\n--bf16\n", "# of a run\n--data-path 'a  b' # beside\n  # and behind\n--bf16\n"]
+FILES = [
+    "--data-path '0.5 my data' \"it's\"\n--bf16\n",
+    "# of a run\n--data-path 'a  b' # beside\n  # and behind\n--bf16\n",
+]
 
 
 @pytest.mark.parametrize("text", FILES)
 def test_words_arrive_whole(text: str, tmp_path: Path) -> None:
     (tmp_path / "my run.args").write_text(text)
     command = launching.line(launching.fed(["printf", "%s\\n"], "my run.args", text))
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == shlex.split(text, comments=True)
 
 
 def test_what_no_command_reads_is_not_given_one() -> None:
-    assert launching.fed(["x"], "f", "--name 'a # b'\n") == () and launching.fed(["x"], "f", "") == ()
+    assert (
+        launching.fed(["x"], "f", "--name 'a # b'\n") == () and launching.fed(["x"], "f", "") == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +117,11 @@ def test_what_no_command_reads_is_not_given_one() -> None:
     ],
 )
 def test_the_program_is_that_of_the_script(
-    program: str, named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str,
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(f"torchrun --nproc-per-node 8 {program} {LAUNCH}\n")
@@ -108,7 +138,12 @@ def test_the_program_is_that_of_the_script(
     ],
 )
 def test_the_command_names_the_file_from_the_folder_of_the_user(
-    to: str, out: str, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    to: str,
+    out: str,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("sub").mkdir()

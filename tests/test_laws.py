@@ -116,9 +116,14 @@ def test_a_plan_survives_its_own_dialect(dialect: Dialect) -> None:
         back = bridge.lift(again(plan, config)).values()
         # A launch has to have a number of positions, even where nothing limits them. A foreign function that builds the
         # model chooses the format of its weights; what is written names the stack's own function, which has a default.
-        filled = {"model.embedding.max_positions", *(["precision.master"] if "model._target_" in config.given else [])}
+        filled = {
+            "model.embedding.max_positions",
+            *(["precision.master"] if "model._target_" in config.given else []),
+        }
         filled -= plan.values().keys()
-        assert {path: value for path, value in back.items() if path not in filled} == {**plan.values()}
+        assert {path: value for path, value in back.items() if path not in filled} == {
+            **plan.values()
+        }
 
     holds(law, files(dialect).filter(has_one_mesh).filter(starts))
 
@@ -126,7 +131,9 @@ def test_a_plan_survives_its_own_dialect(dialect: Dialect) -> None:
 def has_one_mesh(config: Config) -> bool:
     """Whether all ranks lie on the mesh of a Plan; those of a separate encoder, or of weight shards, do not."""
     parallel = bridge.lift(config).parallel
-    product = prod(size or 1 for size in (parallel.data, parallel.tensor, parallel.pipeline, parallel.context))
+    product = prod(
+        size or 1 for size in (parallel.data, parallel.tensor, parallel.pipeline, parallel.context)
+    )
     return config.world_size in (None, product)
 
 
@@ -147,7 +154,11 @@ def wrong_claims(claimed: list[str], known: Mapping[str, Any], file: str) -> lis
     counts = Counter(claimed)
     return [
         *(f"{path}: no rule has it; add one to {file}" for path in known if not counts[path]),
-        *(f"{path}: {counts[path]} rules have it; keep one in {file}" for path in known if counts[path] > 1),
+        *(
+            f"{path}: {counts[path]} rules have it; keep one in {file}"
+            for path in known
+            if counts[path] > 1
+        ),
         *(f"{path}: no such field; correct it in {file}" for path in counts if path not in known),
     ]
 
@@ -205,7 +216,10 @@ def test_findings_list_what_a_translation_changes(dialect: Dialect) -> None:
     def law(config: Config) -> None:
         for result in translations(config):
             back = there_and_back(config, result)
-            kept, meant = plain(bridge.lift(result.config).values()), plain(bridge.lift(config).values())
+            kept, meant = (
+                plain(bridge.lift(result.config).values()),
+                plain(bridge.lift(config).values()),
+            )
             changed = [path for path in config.given if changes(config, result, path, back)]
             may, must = (
                 {
@@ -230,7 +244,9 @@ def changes(config: Config, result: Result, path: str, back: Mapping[str, Any]) 
     return not rule.ours or any(before.get(meant) != after.get(meant) for meant in rule.ours)
 
 
-def arrives(config: Config, meant: Mapping[str, Any], held: Mapping[str, Any], path: str, opened: bool) -> bool:
+def arrives(
+    config: Config, meant: Mapping[str, Any], held: Mapping[str, Any], path: str, opened: bool
+) -> bool:
     """Whether every plan field that a setting stands for is the same in the target, and one of them takes effect: with those that
     the setting leaves open, or without."""
     rule = next(rule for rule in config.dialect.rules if path in rule.theirs)
@@ -240,7 +256,9 @@ def arrives(config: Config, meant: Mapping[str, Any], held: Mapping[str, Any], p
     rules = [rule] if rule.ours else [one for one in config.dialect.rules if path in one.carries]
     carried = [ours for one in rules for ours in one.paths_of_plan(path)]
     said = [ours for ours in carried if ours in meant]
-    return bool(said) and all(held.get(ours) == meant.get(ours) for ours in (carried if opened else said))
+    return bool(said) and all(
+        held.get(ours) == meant.get(ours) for ours in (carried if opened else said)
+    )
 
 
 def translations(config: Config) -> Iterator[Result]:
@@ -253,7 +271,9 @@ def translations(config: Config) -> Iterator[Result]:
 
 
 def losses(result: Result) -> set[str]:
-    return {finding.path for finding in result.findings if finding.given and finding.how is not None} - {*result.source.opaque}
+    return {
+        finding.path for finding in result.findings if finding.given and finding.how is not None
+    } - {*result.source.opaque}
 
 
 def there_and_back(config: Config, result: Result) -> Mapping[str, Any]:
@@ -295,7 +315,9 @@ def test_the_other_stack_reads_what_is_written(dialect: Dialect, tmp_path: Path)
 def said_to_lack(result: Result, error: BridgeError) -> bool:
     """Whether all that the reader stops at was named: a source about one thing alone leaves the others open."""
     named = {finding.path for finding in result.config.findings}
-    return all(problem.partition(":")[0] in named and "missing" in problem for problem in error.problems)
+    return all(
+        problem.partition(":")[0] in named and "missing" in problem for problem in error.problems
+    )
 
 
 # 8. One verdict for one pair
@@ -306,6 +328,8 @@ def test_diff_is_never_milder_than_convert(dialect: Dialect) -> None:
     """`diff` names each cause of `convert`, and says the same both ways; tests/verdicts.py tries more."""
 
     def law(config: Config) -> None:
-        assert not {theirs.name: broken for theirs in DIALECTS if (broken := judge(config, theirs)[1])}
+        assert not {
+            theirs.name: broken for theirs in DIALECTS if (broken := judge(config, theirs)[1])
+        }
 
     holds(law, configs(dialect), at=settings(LAW, max_examples=2 * MORE))

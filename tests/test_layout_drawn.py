@@ -25,7 +25,9 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("ending", PICTURES)
-def test_a_picture_is_what_its_file_ends_in(ending: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_is_what_its_file_ends_in(
+    ending: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     path = Path(f"ranks{ending}")
     assert run([*words, "--plot", str(path), "--memory", "80"]) in (0, 2)
@@ -39,18 +41,31 @@ def test_a_picture_is_what_its_file_ends_in(ending: str, words: list[str], capsy
     assert "found a file that is not a picture of stagebridge" in capsys.readouterr().err
 
 
-def test_it_says_ranks_kinds_sizes_and_the_memory(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_ranks_kinds_sizes_and_the_memory(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         assert run([*words, "--plot", "ranks.svg", "--memory", "80"]) in (0, 2)
     text = Path("ranks.svg").read_text()
-    told = ["weights", "gradients", "master", "moments", "memory of a device: 80 GiB", "ranks 0-3", "ranks 4-7", "on 8 ranks"]
+    told = [
+        "weights",
+        "gradients",
+        "master",
+        "moments",
+        "memory of a device: 80 GiB",
+        "ranks 0-3",
+        "ranks 4-7",
+        "on 8 ranks",
+    ]
     assert not [word for word in told if word not in text]
     width = float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
     assert width <= 720
 
 
-def test_ranks_that_keep_the_same_are_one_bar_and_the_largest_is_always_drawn(tmp_path: Path) -> None:
+def test_ranks_that_keep_the_same_are_one_bar_and_the_largest_is_always_drawn(
+    tmp_path: Path,
+) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     sizes = [Bar((rank,), dict.fromkeys(KINDS, rank + 1)) for rank in range(BARS + 20)]
     same = Bar((99,), sizes[0].bytes)
@@ -59,7 +74,10 @@ def test_ranks_that_keep_the_same_are_one_bar_and_the_largest_is_always_drawn(tm
     text = (tmp_path / "many.svg").read_text()
     assert f"the {BARS} largest of {BARS + 20} groups of equal ranks" in text
     assert f">rank {BARS + 19}<" in text and ">rank 1<" not in text
-    assert merge_bars([*sizes, same])[0].ranks == (0, 99) and len(merge_bars([*sizes, same])) == BARS + 20
+    assert (
+        merge_bars([*sizes, same])[0].ranks == (0, 99)
+        and len(merge_bars([*sizes, same])) == BARS + 20
+    )
 
 
 def test_a_memory_far_beyond_the_bars_is_told_in_words(words: list[str]) -> None:
@@ -73,11 +91,16 @@ def test_a_memory_far_beyond_the_bars_is_told_in_words(words: list[str]) -> None
     assert max(ticks) < 1000
 
 
-def test_ranks_that_keep_more_than_a_device_has_stop_the_run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_keep_more_than_a_device_has_stop_the_run(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([*words, "--memory", "1", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     (finding,) = (one for one in found["findings"] if one["path"] == "memory")
-    assert finding["effect"] == "the run stops" and "ranks 0-7: found up to 4.9 GiB" in finding["message"]
+    assert (
+        finding["effect"] == "the run stops"
+        and "ranks 0-7: found up to 4.9 GiB" in finding["message"]
+    )
     assert found["memory"] == 2**30
     assert run([*words, "--memory", "24"]) in (0, 2)
 
@@ -86,7 +109,10 @@ def test_an_ending_of_no_picture_is_refused_before_anything_is_written(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words, "--plot", "ranks.gif"]) == 1
-    assert "ranks.gif: found .gif, expected a picture .png, .svg, .pdf, .html" in capsys.readouterr().err
+    assert (
+        "ranks.gif: found .gif, expected a picture .png, .svg, .pdf, .html"
+        in capsys.readouterr().err
+    )
     assert not Path("ranks.gif").exists()
 
 
@@ -95,11 +121,22 @@ def test_ranks_are_named_in_runs() -> None:
     assert ranks_text([*range(0, 40, 4)]) == "ranks 0, 4, 8, 12, 16 and 5 more"
 
 
-@pytest.mark.parametrize(("size", "shown"), [(3 * 2**30, "3.00"), (2**20, "1.00"), (3 * 2**40, "3,072")])
-def test_sizes_are_in_a_unit_of_their_own_with_three_digits(size: int, shown: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "shown"), [(3 * 2**30, "3.00"), (2**20, "1.00"), (3 * 2**40, "3,072")]
+)
+def test_sizes_are_in_a_unit_of_their_own_with_three_digits(
+    size: int, shown: str, tmp_path: Path
+) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        draw([Bar((0,), {**dict.fromkeys(KINDS, 0), "weights": size})], "one", None, tmp_path / "one.svg")
+        draw(
+            [Bar((0,), {**dict.fromkeys(KINDS, 0), "weights": size})],
+            "one",
+            None,
+            tmp_path / "one.svg",
+        )
     text = (tmp_path / "one.svg").read_text()
-    assert f"> {shown}<" in text and f">{'MiB' if size < 2**30 else 'GiB'} kept between steps" in text
+    assert (
+        f"> {shown}<" in text and f">{'MiB' if size < 2**30 else 'GiB'} kept between steps" in text
+    )
     assert figure(6.41) == "6.41"

@@ -55,7 +55,11 @@ BEYOND: dict[str, tuple[str, str, str]] = {
     "sexagesimal": ("x.yaml", "a: " + "1" * 5000 + ":1", "out of range"),
     "integer": ("x.json", '{"a": 9223372036854775808}', "a whole number beyond 64 bits"),
     "negative integer": ("x.yaml", "a: -9223372036854775809", "a whole number beyond 64 bits"),
-    "Python expression": ("x", "x = [" + "1+" * 2000 + "1]", "a long expression, expected a literal"),
+    "Python expression": (
+        "x",
+        "x = [" + "1+" * 2000 + "1]",
+        "a long expression, expected a literal",
+    ),
 }
 """Name of the file, its content, and what the message must say."""
 
@@ -64,14 +68,18 @@ def test_a_text_beyond_the_limit_is_not_searched_for_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     searched = list[int]()
-    monkeypatch.setattr("bridge.cli.convert.keep_hidden", lambda text, named=None: searched.append(len(text)))
+    monkeypatch.setattr(
+        "bridge.cli.convert.keep_hidden", lambda text, named=None: searched.append(len(text))
+    )
     (tmp_path / "x.yaml").write_text("a" * limits.FILE)
     assert run(["check", str(tmp_path / "x.yaml")]) == 1
     assert "more than 512 KiB of text" in capsys.readouterr().err and max(searched) <= limits.TEXT
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_files_beyond_a_limit(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_beyond_a_limit(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, content, says = BEYOND[name]
     (tmp_path / file).write_text(content)
     assert run(["check", str(tmp_path / file)]) == 1
@@ -89,28 +97,43 @@ def test_files_beyond_a_limit(name: str, tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_a_name_beyond_all_names_is_shown_in_part(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(LAUNCH)
     Path("long.args").write_text(f"{LAUNCH.strip()} --{'x' * 5000} 3\n")
-    Path("long.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"x" * 5000: 1}}))
+    Path("long.json").write_text(
+        json.dumps({"train_batch_size": 8, "zero_optimization": {"x" * 5000: 1}})
+    )
     run(words)
     said = "".join(capsys.readouterr())
     assert "x" * 40 in said and said.count("x") < 200 and "…" in said
 
 
-@pytest.mark.parametrize("flags", ["--lr inf", "--lr nan", "--train-iters 9223372036854775808", "--seed " + "9" * 5000])
+@pytest.mark.parametrize(
+    "flags", ["--lr inf", "--lr nan", "--train-iters 9223372036854775808", "--seed " + "9" * 5000]
+)
 def test_flags_beyond_a_number(flags: str) -> None:
     option = flags.partition(" ")[0].removeprefix("--").replace("-", "_")
     with pytest.raises(BridgeError, match=f"{option}|--{option}"):
         compat.load("megatron").read(LAUNCH + flags)
 
 
-@pytest.mark.parametrize("flags", ["", "--num-experts 8 --moe-layer-freq 2", "--window-size 8,0 --window-attn-skip-freq 2"])
+@pytest.mark.parametrize(
+    "flags",
+    ["", "--num-experts 8 --moe-layer-freq 2", "--window-size 8,0 --window-attn-skip-freq 2"],
+)
 def test_layers_beyond_all_models_are_not_gone_through_one_by_one(flags: str) -> None:
-    config = compat.load("megatron").read(LAUNCH.replace("--num-layers 4", f"--num-layers {2**62}") + flags)
-    with pytest.raises(ConfigError, match=r"model\.layers: found 4,611,686,018,427,387,904, expected at most 20,000"):
+    config = compat.load("megatron").read(
+        LAUNCH.replace("--num-layers 4", f"--num-layers {2**62}") + flags
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.layers: found 4,611,686,018,427,387,904, expected at most 20,000",
+    ):
         lift(config)
 
 
@@ -124,7 +147,9 @@ def test_names_of_many_parts() -> None:
 
 def test_many_problems_are_not_all_listed() -> None:
     with pytest.raises(ConfigError) as caught:
-        compat.load("deepspeed").read("{" + ",".join(f'"train_batch_siz{number}": 1' for number in range(5000)) + "}")
+        compat.load("deepspeed").read(
+            "{" + ",".join(f'"train_batch_siz{number}": 1' for number in range(5000)) + "}"
+        )
     assert len(caught.value.problems) == limits.PROBLEMS + 1
     assert caught.value.problems[-1] == "more than 200 problems; is this the right file?"
     assert nearest("lrr", ["lr"], limits.PROBLEMS) == "; did you mean lr?"
@@ -145,15 +170,28 @@ def test_many_names_that_are_kept_with_a_remark() -> None:
     source = "".join(f"distributed_{number}: 1\n" for number in range(400))
     findings = compat.load("automodel").read(source).findings
     meant = [finding.path for finding in findings if "did you mean distributed" in finding.message]
-    assert 0 < len(meant) < len([finding for finding in findings if finding.path.startswith("distributed_")])
+    assert (
+        0
+        < len(meant)
+        < len([finding for finding in findings if finding.path.startswith("distributed_")])
+    )
 
 
 @pytest.mark.parametrize(
     "words",
-    [["schedule", "--csv"], ["schedule", "--png"], ["train", "--save"], ["train", "--trace"], ["demo", "--no-train", "-o"]],
+    [
+        ["schedule", "--csv"],
+        ["schedule", "--png"],
+        ["train", "--save"],
+        ["train", "--trace"],
+        ["demo", "--no-train", "-o"],
+    ],
 )
 def test_only_a_converted_file_goes_to_standard_output(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(LAUNCH)
@@ -162,9 +200,14 @@ def test_only_a_converted_file_goes_to_standard_output(
     assert "write to standard output" in capsys.readouterr().err and os.listdir() == ["launch.args"]
 
 
-@pytest.mark.parametrize("command", [["convert", "--to", "deepspeed"], ["drift", "--to-version", "0.16.1"]])
+@pytest.mark.parametrize(
+    "command", [["convert", "--to", "deepspeed"], ["drift", "--to-version", "0.16.1"]]
+)
 def test_a_dash_is_standard_output(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(LAUNCH)
@@ -177,9 +220,15 @@ def test_a_dash_is_standard_output(
 
 
 @pytest.mark.parametrize("output", [".", "..", "/", "a" * 300, "a" * 250, "missing/x.json"])
-@pytest.mark.parametrize("command", [["convert", "--to", "deepspeed"], ["drift", "--to-version", "0.16.1"]])
+@pytest.mark.parametrize(
+    "command", [["convert", "--to", "deepspeed"], ["drift", "--to-version", "0.16.1"]]
+)
 def test_outputs_that_no_file_can_have(
-    command: list[str], output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    output: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(LAUNCH)
@@ -193,7 +242,14 @@ def test_outputs_that_no_file_can_have(
     assert os.listdir() == ["launch.args"]
 
 
-SIDECAR = {"stagebridge": 1, "digest": "", "dialect": "megatron", "version": "0.16.1", "world_size": 8, "entry": "flags"}
+SIDECAR = {
+    "stagebridge": 1,
+    "digest": "",
+    "dialect": "megatron",
+    "version": "0.16.1",
+    "world_size": 8,
+    "entry": "flags",
+}
 
 
 @pytest.mark.parametrize(
@@ -255,8 +311,14 @@ def test_matching_without_going_back_is_matching() -> None:
         pattern = expression([(char, True) for char in _expression(random)], random.random() < 0.2)
         found, first = pattern.search(text), steps.first(pattern, text, 0, False)
         assert (found is None) is (first is None), pattern
-        assert not found or not first or (found.start() == first.start() and found.end() <= first.end()), pattern
-        assert bool(pattern.fullmatch(text)) is (len(text) in steps.ends(pattern, text, (0,))), pattern
+        assert (
+            not found
+            or not first
+            or (found.start() == first.start() and found.end() <= first.end())
+        ), pattern
+        assert bool(pattern.fullmatch(text)) is (len(text) in steps.ends(pattern, text, (0,))), (
+            pattern
+        )
         compared += 1
 
 
@@ -264,7 +326,24 @@ def _expression(random: Random, depth: int = 0) -> str:
     """Some regular expression."""
     kind = random.randrange(5) if depth < 4 else 0
     if kind == 0:
-        return random.choice(("a", "b", ".", "[ab]", "[^a]", r"\.", "[[:digit:]]", "^", "$", r"\b", r"\w", "a*", ".+", "a?"))
+        return random.choice(
+            (
+                "a",
+                "b",
+                ".",
+                "[ab]",
+                "[^a]",
+                r"\.",
+                "[[:digit:]]",
+                "^",
+                "$",
+                r"\b",
+                r"\w",
+                "a*",
+                ".+",
+                "a?",
+            )
+        )
     if kind in (1, 2):
         return _expression(random, depth + 1) + _expression(random, depth + 1)
     if kind == 3:
@@ -282,12 +361,20 @@ def test_time_is_up_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SECONDS", 0.05)
-    with pytest.raises(BridgeError, match=r"more work than can be done in 0\.05 s of processor time"), stay_within_limits():
+    with (
+        pytest.raises(
+            BridgeError, match=r"more work than can be done in 0\.05 s of processor time"
+        ),
+        stay_within_limits(),
+    ):
         while True:
             with suppress(Exception):  # what a careless reader does must not keep it going
                 sum(range(10_000))
 
 
 def test_memory_is_up() -> None:
-    with pytest.raises(BridgeError, match="more data than fits into 1 GiB of memory"), stay_within_limits():
+    with (
+        pytest.raises(BridgeError, match="more data than fits into 1 GiB of memory"),
+        stay_within_limits(),
+    ):
         bytearray(1 << 40)

@@ -11,7 +11,13 @@ from bridge.errors import BridgeError
 from bridge.testing import configs, entries
 
 DIALECTS = tuple(compat.load(name) for name in compat.names())
-QUIET = settings(max_examples=80, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+QUIET = settings(
+    max_examples=80,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 
 
@@ -21,7 +27,12 @@ def test_live_objects_come_back(dialect: Dialect) -> None:
 
     It does not tell a field that was given as it is anyway from one that was not, so `given` is compared from then on.
     """
-    live = [(entry, version) for entry in entries(dialect)[1:] for version in dialect.versions if makes(dialect, entry, version)]
+    live = [
+        (entry, version)
+        for entry in entries(dialect)[1:]
+        for version in dialect.versions
+        if makes(dialect, entry, version)
+    ]
     if not live:
         pytest.skip(f"no library of {dialect.title} is installed that makes config objects")
 

@@ -34,13 +34,20 @@ def test_neither_stack_is_guessed(script: str, capsys: pytest.CaptureFixture[str
     assert "could be for deepspeed or megatron: it has settings of both" in capsys.readouterr().err
 
 
-def test_flags_that_change_numbers_and_are_not_read_are_told(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_change_numbers_and_are_not_read_are_told(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The learning rate is not in the DeepSpeed file, also where its value is not known."""
     assert run(["check", script, "--from", "deepspeed"]) == 2
     told = " ".join(capsys.readouterr().out.split())
     assert "optimizer.type (line 6)" in told
-    assert "Megatron-DeepSpeed builds optimizer and schedule from --lr, --train-iters, but stagebridge does not read" in told
-    assert run(["convert", script, "--from", "deepspeed", "--to", "megatron", "-o", "out.args"]) in (1, 2)
+    assert (
+        "Megatron-DeepSpeed builds optimizer and schedule from --lr, --train-iters, but stagebridge does not read"
+        in told
+    )
+    assert run(
+        ["convert", script, "--from", "deepspeed", "--to", "megatron", "-o", "out.args"]
+    ) in (1, 2)
     assert "does not read these flags" in " ".join(capsys.readouterr().out.split())
     other = SCRIPT.replace("--num-layers 24 --hidden-size 2048", "")  # a script of one's own
     Path("own.sh").write_text(other)
@@ -48,7 +55,9 @@ def test_flags_that_change_numbers_and_are_not_read_are_told(script: str, capsys
     assert "not read here" not in capsys.readouterr().out
 
 
-def test_megatron_says_whose_flags_these_are(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_megatron_says_whose_flags_these_are(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["check", script, "--from", "megatron", "--env", "LR=1e-4"]) == 1
     error = capsys.readouterr().err
     assert "--zero-stage: a flag of Megatron-DeepSpeed" in error and "did you mean" not in error
@@ -57,11 +66,41 @@ def test_megatron_says_whose_flags_these_are(script: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("flags", "release", "lenient", "code", "told"),
     [
-        ("--enable-gpt-oss", "0.19.2", (), 0, "left out; Megatron knows the flag only if NVIDIA ModelOpt is"),
-        ("--enable-gpt-oss --modelopt-enabled", "0.19.2", (), 2, "left out; NVIDIA ModelOpt changes the model"),
-        ("--export-kd-cfg kd.yaml --load x", "0.19.2", (), 2, "left out, with kd.yaml; NVIDIA ModelOpt changes"),
-        ("--enable-gpt-oss", "0.15.0", (), 1, "which pretrain_gpt.py of Megatron 0.15.0 does not have; leave"),
-        ("--enable-gpt-oss", "0.15.0", ("--lenient",), 0, "left out; Megatron knows the flag only if"),
+        (
+            "--enable-gpt-oss",
+            "0.19.2",
+            (),
+            0,
+            "left out; Megatron knows the flag only if NVIDIA ModelOpt is",
+        ),
+        (
+            "--enable-gpt-oss --modelopt-enabled",
+            "0.19.2",
+            (),
+            2,
+            "left out; NVIDIA ModelOpt changes the model",
+        ),
+        (
+            "--export-kd-cfg kd.yaml --load x",
+            "0.19.2",
+            (),
+            2,
+            "left out, with kd.yaml; NVIDIA ModelOpt changes",
+        ),
+        (
+            "--enable-gpt-oss",
+            "0.15.0",
+            (),
+            1,
+            "which pretrain_gpt.py of Megatron 0.15.0 does not have; leave",
+        ),
+        (
+            "--enable-gpt-oss",
+            "0.15.0",
+            ("--lenient",),
+            0,
+            "left out; Megatron knows the flag only if",
+        ),
     ],
 )
 def test_flags_of_modelopt_are_named_and_change_numbers_where_it_may_be_on(
@@ -76,13 +115,18 @@ def test_flags_of_modelopt_are_named_and_change_numbers_where_it_may_be_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(f"{launch_text()}\n{flags}\n")
-    assert run(["check", "launch.args", "--world-size", "8", "--from-version", release, *lenient]) == code
+    assert (
+        run(["check", "launch.args", "--world-size", "8", "--from-version", release, *lenient])
+        == code
+    )
     out = " ".join("".join(capsys.readouterr()).split())
     assert told in out and flags.split()[0] in out
 
 
 def test_no_release_has_a_flag_of_modelopt() -> None:
-    assert not [release for release in releases.KNOWN if releases.flags(release).keys() & flags.MODELOPT]
+    assert not [
+        release for release in releases.KNOWN if releases.flags(release).keys() & flags.MODELOPT
+    ]
 
 
 def test_a_format_that_is_only_read_is_not_proposed_to_be_written(
@@ -90,6 +134,12 @@ def test_a_format_that_is_only_read_is_not_proposed_to_be_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(launch_text())
-    assert run(["convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "out.sh"]) == 1
+    assert (
+        run(["convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "out.sh"])
+        == 1
+    )
     error = capsys.readouterr().err
-    assert "found suffix .sh, in which configs of DeepSpeed cannot be written; use .json or .hjson" in error
+    assert (
+        "found suffix .sh, in which configs of DeepSpeed cannot be written; use .json or .hjson"
+        in error
+    )

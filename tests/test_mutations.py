@@ -26,7 +26,15 @@ SOME = settings(
     suppress_health_check=list(HealthCheck),
 )
 MANY = settings(SOME, max_examples=2000)
-COMMON = {Mistake.UNKNOWN, Mistake.MISSPELLED, Mistake.TYPE, Mistake.SWITCH, Mistake.FRACTION, Mistake.INFINITE, Mistake.RELATION}
+COMMON = {
+    Mistake.UNKNOWN,
+    Mistake.MISSPELLED,
+    Mistake.TYPE,
+    Mistake.SWITCH,
+    Mistake.FRACTION,
+    Mistake.INFINITE,
+    Mistake.RELATION,
+}
 """Mistakes that every dialect has room for."""
 NAMED = {Mistake.UNKNOWN, Mistake.MISSPELLED}
 """What a dialect only names, not refuses, whose stack keeps any key: test_single_edits.py holds that.
@@ -35,7 +43,9 @@ Relations are those of batch and ranks, which a config about the model alone has
 """
 
 
-@pytest.mark.parametrize("dialect", [*map(compat.load, compat.names())], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    "dialect", [*map(compat.load, compat.names())], ids=lambda dialect: dialect.name
+)
 def test_an_edit_is_refused_by_name_or_means_the_same(dialect: Dialect) -> None:
     seen: Counter[Mistake] = Counter()
 
@@ -50,9 +60,19 @@ def test_an_edit_is_refused_by_name_or_means_the_same(dialect: Dialect) -> None:
             assert read.effective == mutation.config.effective, (mutation.key, mutation.value)
 
     SOME(given(mutations(dialect))(check))()
-    wanted = COMMON - (NAMED if REST in fields(dialect.schema) else set()) - ({Mistake.RELATION} if dialect.about else set())
+    wanted = (
+        COMMON
+        - (NAMED if REST in fields(dialect.schema) else set())
+        - ({Mistake.RELATION} if dialect.about else set())
+    )
     for mistake in wanted - seen.keys():
-        check(find(mutations(dialect), lambda mutation, wanted=mistake: mutation.mistake is wanted, settings=MANY))
+        check(
+            find(
+                mutations(dialect),
+                lambda mutation, wanted=mistake: mutation.mistake is wanted,
+                settings=MANY,
+            )
+        )
     assert seen.keys() >= wanted
 
 
@@ -65,10 +85,15 @@ def test_a_mutation_is_one_edit() -> None:
     def law(mutation: Mutation) -> None:
         before = _flat(mutation.config.given.as_nested())
         after = _flat(mutation.source)
-        changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        changed = {
+            path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+        }
         moved = {path for path in changed if not f"{path}.".startswith(f"{mutation.key}.")}
         assert changed - moved
-        assert not moved or (mutation.mistake is Mistake.MISSPELLED and len(moved) == 1), (changed, mutation.key)
+        assert not moved or (mutation.mistake is Mistake.MISSPELLED and len(moved) == 1), (
+            changed,
+            mutation.key,
+        )
 
     law()
 

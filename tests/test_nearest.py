@@ -6,7 +6,13 @@ import pytest
 
 from bridge.errors import nearest
 
-KNOWN = ("--enable-msc", "--tensor-model-parallel-size", "--micro-batch-size", "--batch-size", "--lr")
+KNOWN = (
+    "--enable-msc",
+    "--tensor-model-parallel-size",
+    "--micro-batch-size",
+    "--batch-size",
+    "--lr",
+)
 
 
 @pytest.mark.parametrize(

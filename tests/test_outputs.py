@@ -45,7 +45,10 @@ COMMANDS = {
         "check ds.json --json --nothing",
     ],
     "diff": ["diff launch.args ds.json --world-size 8 --json", "diff launch.args bad.json --json"],
-    "drift": ["drift ds.json --from-version 0.16.0 --to-version 0.19.8 --json", "drift ds.json --to-version 9 --json"],
+    "drift": [
+        "drift ds.json --from-version 0.16.0 --to-version 0.19.8 --json",
+        "drift ds.json --to-version 9 --json",
+    ],
     "layout": [
         "layout launch.args --world-size 8 --vocab 1000 --json",
         "layout ds.json --ranks 4 --model gpt2 --memory 1 --json",
@@ -61,19 +64,41 @@ COMMANDS = {
     "fuzz": ["fuzz merak --examples 3 --json", "fuzz merak --to deepspeed --examples 3 --json"],
 }
 WRONG = {
-    "convert": ["convert none.json --to deepspeed --json", "convert ds.json --to none --format json", "convert --json"],
-    "check": ["check none.json --json", "check bad.json ds.json --fail-on x --format=json", "check --json --none"],
-    "diff": ["diff ds.json none.json --json", "diff ds.json bad.json --format json", "diff ds.json --json"],
+    "convert": [
+        "convert none.json --to deepspeed --json",
+        "convert ds.json --to none --format json",
+        "convert --json",
+    ],
+    "check": [
+        "check none.json --json",
+        "check bad.json ds.json --fail-on x --format=json",
+        "check --json --none",
+    ],
+    "diff": [
+        "diff ds.json none.json --json",
+        "diff ds.json bad.json --format json",
+        "diff ds.json --json",
+    ],
     "drift": ["drift none.json --json", "drift ds.json --from-version 1 --json", "drift --json"],
     "layout": ["layout none.json --json", "layout ds.json --ranks 0 --json", "layout --json"],
     "schedule": ["schedule none.json --json", "schedule ds.json --microbatches x --json"],
     "show": ["show none --json", "show deepspeed none --json", "show --json"],
     "fuzz": ["fuzz none --json", "fuzz merak --to none --json", "fuzz merak --examples x --json"],
     "train": ["train none.json --json", "train ds.json --model none --json", "train --json"],
-    "verify": ["verify none.json --to megatron --json", "verify ds.json --json", "verify ds.json ds.json --json"],
-    "move": ["move none.json --checkpoint none --to native -o out --json", "move ds.json --to native -o out --json"],
+    "verify": [
+        "verify none.json --to megatron --json",
+        "verify ds.json --json",
+        "verify ds.json ds.json --json",
+    ],
+    "move": [
+        "move none.json --checkpoint none --to native -o out --json",
+        "move ds.json --to native -o out --json",
+    ],
     "checkpoint inspect": ["checkpoint inspect none --json", "checkpoint inspect --json"],
-    "checkpoint convert": ["checkpoint convert none --to safetensors -o out --json", "checkpoint convert none --json"],
+    "checkpoint convert": [
+        "checkpoint convert none --to safetensors -o out --json",
+        "checkpoint convert none --json",
+    ],
     "checkpoint diff": ["checkpoint diff none none --json", "checkpoint diff none --json"],
     "trace diff": ["trace diff none none --json", "trace diff none --json"],
     "trace show": ["trace show none --json", "trace show none --step x --json"],
@@ -82,7 +107,9 @@ WRONG = {
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
+def said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], Any]:
     """What a command prints on stdout, as data."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "launch.args").write_text(launch_text())
@@ -99,13 +126,19 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return call
 
 
-@pytest.mark.parametrize(("name", "command"), [(name, command) for name, rows in COMMANDS.items() for command in rows])
-def test_what_is_printed_is_what_the_schema_says(name: str, command: str, said: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "command"), [(name, command) for name, rows in COMMANDS.items() for command in rows]
+)
+def test_what_is_printed_is_what_the_schema_says(
+    name: str, command: str, said: Callable[[str], Any]
+) -> None:
     assert not problems(name, said(command))
 
 
 @pytest.mark.parametrize("command", [command for rows in WRONG.values() for command in rows])
-def test_what_is_refused_says_why_in_an_object(command: str, said: Callable[[str], Any], tmp_path: Path) -> None:
+def test_what_is_refused_says_why_in_an_object(
+    command: str, said: Callable[[str], Any], tmp_path: Path
+) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.stagebridge]\n")
     name = next(name for name, rows in WRONG.items() if command in rows)
     found = said(command)
@@ -117,7 +150,9 @@ def test_every_command_with_an_object_is_refused_here_in_every_way() -> None:
     assert set(WRONG) == set(outputs.OUTPUTS) - {"baseline"}
 
 
-def test_an_object_behind_two_dashes_is_another_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_object_behind_two_dashes_is_another_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["trace", "run", "--ranks", "x", "--", "python", "--json"]) == 1
     assert not capsys.readouterr().out
 
@@ -131,11 +166,21 @@ def test_every_output_has_a_schema_that_refuses_another_object(name: str) -> Non
 @pytest.mark.parametrize("name", outputs.OUTPUTS)
 def test_the_page_tells_every_key(name: str) -> None:
     command = "check --write-baseline FILE" if name == "baseline" else f"{name} --json"
-    _, found, section = (HOME / "docs" / "json.md").read_text().partition(f"## `stagebridge {command}`\n")
+    _, found, section = (
+        (HOME / "docs" / "json.md").read_text().partition(f"## `stagebridge {command}`\n")
+    )
     schema = outputs.schema(name)
     names = {row["$ref"].rpartition("/")[2] for row in schema.get("anyOf", ())} - {"Refused"}
-    keys = {key for part in (schema, *map(schema.get("$defs", {}).get, names)) for key in part.get("properties", ())}
-    assert found and keys and not [key for key in keys if f"`{key}`" not in section.partition("\n## ")[0]]
+    keys = {
+        key
+        for part in (schema, *map(schema.get("$defs", {}).get, names))
+        for key in part.get("properties", ())
+    }
+    assert (
+        found
+        and keys
+        and not [key for key in keys if f"`{key}`" not in section.partition("\n## ")[0]]
+    )
 
 
 def test_a_schema_is_printed_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,10 +198,15 @@ def test_a_baseline_is_what_its_schema_says(said: Callable[[str], Any], tmp_path
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-def test_checkpoints_and_trainings_too(said: Callable[[str], Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_checkpoints_and_trainings_too(
+    said: Callable[[str], Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     small = "{'train_micro_batch_size_per_gpu': 1, 'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}}"
     (tmp_path / "small.json").write_text(small.replace("'", '"'))
-    assert run(["train", "small.json", "--steps", "2", "--save", "run", "--trace", "log", "--json"]) == 0
+    assert (
+        run(["train", "small.json", "--steps", "2", "--save", "run", "--trace", "log", "--json"])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for line in lines:
@@ -169,5 +219,7 @@ def test_checkpoints_and_trainings_too(said: Callable[[str], Any], capsys: pytes
         "trace diff": "trace diff log log --json",
     }.items():
         judge(name).validate(said(command))
-    judge("checkpoint convert").validate(said("checkpoint convert run --to safetensors -o again --dry-run --json"))
+    judge("checkpoint convert").validate(
+        said("checkpoint convert run --to safetensors -o again --dry-run --json")
+    )
     judge("checkpoint inspect").validate(said("checkpoint inspect nothing --json"))

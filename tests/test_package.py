@@ -43,7 +43,11 @@ def test_package_data_is_shipped() -> None:
     """Every data file of the checkout is where the imported package is."""
     places = {bridge: HOME / "bridge", compat: HOME / "compat", stagebridge: FRONT}
     for package, place in places.items():
-        files_in_it = [path for path in place.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+        files_in_it = [
+            path
+            for path in place.rglob("*")
+            if path.is_file() and path.suffix not in (".py", ".pyc")
+        ]
         data = [path for path in files_in_it if place == FRONT or FRONT not in path.parents]
         assert data
         for path in data:
@@ -68,12 +72,23 @@ def test_a_converter_alone_needs_no_torch() -> None:
 
 
 def test_extras() -> None:
-    assert set(PROJECT["optional-dependencies"]) == {"engine", "deepspeed", "megatron", "huggingface", "plot", "test"}
+    assert set(PROJECT["optional-dependencies"]) == {
+        "engine",
+        "deepspeed",
+        "megatron",
+        "huggingface",
+        "plot",
+        "test",
+    }
 
 
 def test_every_requirement_is_pinned() -> None:
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (HOME / "constraints.txt").read_text(), re.MULTILINE))
-    pinned = {name.lower().replace("_", "-").replace(".", "-"): version for name, version in pins.items()}
+    pins = dict(
+        re.findall(r"^([\w.-]+)==(\S+)$", (HOME / "constraints.txt").read_text(), re.MULTILINE)
+    )
+    pinned = {
+        name.lower().replace("_", "-").replace(".", "-"): version for name, version in pins.items()
+    }
     extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
     for line in [*PROJECT["dependencies"], *extras, "tox", "ruff", "mypy", "hatchling"]:
         wanted = Requirement(line)
@@ -99,7 +114,9 @@ def test_the_readme_example_runs() -> None:
 
 def test_nothing_names_a_machine() -> None:
     """No path of a machine and no host of a registry in what is published."""
-    words = re.compile(r"/(?:root|home|work|opt|tmp)/|https?://(?!(?:www\.)?(?:apache\.org|github\.com))")
+    words = re.compile(
+        r"/(?:root|home|work|opt|tmp)/|https?://(?!(?:www\.)?(?:apache\.org|github\.com))"
+    )
     for path in [
         HOME / "README.md",
         HOME / "CHANGELOG.md",

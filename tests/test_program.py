@@ -27,27 +27,58 @@ FILE = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "par
 def script_of(folder: Path, more: str = "", to: str = "deepspeed", name: str = "run.json") -> int:
     """What `convert --script` ends with."""
     (folder / "source.args").write_text(f"{LAUNCH} {more}")
-    return run(["convert", str(folder / "source.args"), "--to", to, "--world-size", "4", "--script", "-o", str(folder / name)])
+    return run(
+        [
+            "convert",
+            str(folder / "source.args"),
+            "--to",
+            to,
+            "--world-size",
+            "4",
+            "--script",
+            "-o",
+            str(folder / name),
+        ]
+    )
 
 
 SCRIPTS = {
-    "": ("STEPS, SEQUENCE = 10, 32", "SEED = 7", '"weight_decay": 0.1', "LambdaLR(optimizer, lr_factor)", "shift_labels"),
+    "": (
+        "STEPS, SEQUENCE = 10, 32",
+        "SEED = 7",
+        '"weight_decay": 0.1',
+        "LambdaLR(optimizer, lr_factor)",
+        "shift_labels",
+    ),
     "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1": (
         "num_stages=2",
         "activation_checkpoint_interval=1",
         "engine.train_batch(",
     ),
-    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": ("gradient_checkpointing_enable(",),
-    "--tensor-model-parallel-size 2": ('settings["tensor_parallel"] = {"autotp_size": 2}', "config=settings"),
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": (
+        "gradient_checkpointing_enable(",
+    ),
+    "--tensor-model-parallel-size 2": (
+        'settings["tensor_parallel"] = {"autotp_size": 2}',
+        "config=settings",
+    ),
 }
 
 
 @pytest.mark.parametrize("more", SCRIPTS)
-def test_the_script_of_deepspeed_is_whole(more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_of_deepspeed_is_whole(
+    more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert script_of(tmp_path, more) in (0, 2)
-    text, report = (tmp_path / "run.train.py").read_text(), capsys.readouterr().out.replace(f"{tmp_path}/", "")
+    text, report = (
+        (tmp_path / "run.train.py").read_text(),
+        capsys.readouterr().out.replace(f"{tmp_path}/", ""),
+    )
     ast.parse(text)
-    assert all(part in text for part in (*SCRIPTS[more], "save_checkpoint", "load_checkpoint", "'run.model.json'"))
+    assert all(
+        part in text
+        for part in (*SCRIPTS[more], "save_checkpoint", "load_checkpoint", "'run.model.json'")
+    )
     assert json.loads((tmp_path / "run.model.json").read_text())["model_type"] == "llama"
     assert not (tmp_path / "run.code.py").exists()
     line = "deepspeed --num_gpus 4 run.train.py --deepspeed_config run.json --data tokens.npy"
@@ -67,12 +98,24 @@ def test_what_no_script_can_do_is_refused_and_nothing_written(
     more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script_of(tmp_path, more) == 1
-    assert REFUSED[more] in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == ["source.args"]
+    assert REFUSED[more] in capsys.readouterr().err and [
+        path.name for path in tmp_path.iterdir()
+    ] == ["source.args"]
 
 
-def test_what_a_file_of_deepspeed_leaves_open_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_file_of_deepspeed_leaves_open_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(FILE))
-    words = ["convert", str(tmp_path / "ds.json"), "--to", "deepspeed", "--world-size", "2", "--script"]
+    words = [
+        "convert",
+        str(tmp_path / "ds.json"),
+        "--to",
+        "deepspeed",
+        "--world-size",
+        "2",
+        "--script",
+    ]
     assert run([*words, "-o", str(tmp_path / "run.json")]) == 1
     lacking = capsys.readouterr().out.partition("You still have to add")[2]
     assert all(name in lacking for name in ("run.model.json", "--sequence", "--steps", "--data"))
@@ -94,8 +137,15 @@ CODE = {
     "code.accelerator": "cpu",
     "code.parameter_groups": "groups.json",
 }
-PARTS = {"code.partition_method": {"code.pipeline_stages": 2}, "code.checkpoint_interval": {"code.checkpointing": True}}
-ELSEWHERE = {"code.context_parallel": "refused", "code.epochs": "steps are asked for", "code.accelerator": "in the launch line"}
+PARTS = {
+    "code.partition_method": {"code.pipeline_stages": 2},
+    "code.checkpoint_interval": {"code.checkpointing": True},
+}
+ELSEWHERE = {
+    "code.context_parallel": "refused",
+    "code.epochs": "steps are asked for",
+    "code.accelerator": "in the launch line",
+}
 
 
 @pytest.mark.parametrize("path", CODE)
@@ -111,18 +161,48 @@ def test_what_a_script_is_told_it_takes_or_names(path: str) -> None:
 
 
 def test_every_setting_of_a_script_is_looked_at() -> None:
-    beside = {path for path in fields(DEEPSPEED.schema) if path.startswith("code.") and not path.startswith("code.scheduler.")}
-    assert {path for path in CODE if not path.startswith("code.scheduler.")} | {*ELSEWHERE} == beside
+    beside = {
+        path
+        for path in fields(DEEPSPEED.schema)
+        if path.startswith("code.") and not path.startswith("code.scheduler.")
+    }
+    assert {path for path in CODE if not path.startswith("code.scheduler.")} | {
+        *ELSEWHERE
+    } == beside
 
 
-def test_the_script_of_megatron_lies_beside_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_of_megatron_lies_beside_its_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert script_of(tmp_path, to="megatron", name="run.args") in (0, 2)
-    assert (tmp_path / "run.sh").read_text().endswith('torchrun --nproc-per-node 4 pretrain_gpt.py "${ARGS[@]}" "$@"\n')
+    assert (
+        (tmp_path / "run.sh")
+        .read_text()
+        .endswith('torchrun --nproc-per-node 4 pretrain_gpt.py "${ARGS[@]}" "$@"\n')
+    )
     assert f"Launch\nbash {tmp_path}/run.sh\n" in capsys.readouterr().out
     assert script_of(tmp_path, to="megatron", name="whole.sh") in (0, 2)
 
 
-def test_there_is_none_for_others_or_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script_of(tmp_path, to="merak", name="run.args") == 1 and "no script can be written" in capsys.readouterr().err
-    assert run(["convert", str(tmp_path / "source.args"), "--to", "deepspeed", "--world-size", "4", "--script"]) == 1
+def test_there_is_none_for_others_or_without_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        script_of(tmp_path, to="merak", name="run.args") == 1
+        and "no script can be written" in capsys.readouterr().err
+    )
+    assert (
+        run(
+            [
+                "convert",
+                str(tmp_path / "source.args"),
+                "--to",
+                "deepspeed",
+                "--world-size",
+                "4",
+                "--script",
+            ]
+        )
+        == 1
+    )
     assert "needs -o OUT" in capsys.readouterr().err

@@ -54,16 +54,23 @@ def test_a_terminal_gets_one_line_that_goes(clock: list[float]) -> None:
     assert "\n" not in shown and shown.endswith("\r\x1b[K") and shown.count("left") == 18
 
 
-def test_no_time_left_is_printed_before_the_second_part_since_the_first_loads_what_all_need(clock: list[float]) -> None:
+def test_no_time_left_is_printed_before_the_second_part_since_the_first_loads_what_all_need(
+    clock: list[float],
+) -> None:
     said = io.StringIO()
     meter = progress.Meter("the files", said)
     for done, at in ((1, 130), (2, 131), (3, 136)):
         clock[0] = at
         meter(done, 30)
-    assert said.getvalue().splitlines() == ["  3% of the files", " 10% of the files, 1 min 21 s left"]
+    assert said.getvalue().splitlines() == [
+        "  3% of the files",
+        " 10% of the files, 1 min 21 s left",
+    ]
 
 
-def test_fuzz_and_checkpoints_leave_out_the_first_part_too(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_fuzz_and_checkpoints_leave_out_the_first_part_too(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its time, at the pace of all, made the first estimate several times too long."""
     tick = fuzz._progress_printer(Task(compat.load("megatron"), examples=100))
     meter = checkpoint.Progress(1000)
@@ -89,7 +96,9 @@ def test_items_count_by_their_size_and_loops_inside_are_not_told() -> None:
     assert list(count_items("ab")) == ["a", "b"]
 
 
-def test_parts_are_shares_of_the_whole_even_where_more_come_than_were_expected_or_one_fails() -> None:
+def test_parts_are_shares_of_the_whole_even_where_more_come_than_were_expected_or_one_fails() -> (
+    None
+):
     heard: list[tuple[float, float]] = []
     course = Course(2)
     with listening(lambda done, total: heard.append((done, total))):
@@ -106,7 +115,9 @@ def test_parts_are_shares_of_the_whole_even_where_more_come_than_were_expected_o
         assert list(count_items(range(2))) == [0, 1]
 
 
-def test_what_ranks_say_is_told_between_states_of_the_one_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_ranks_say_is_told_between_states_of_the_one_line(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     told, terminal = ProgressPrinter("the runs"), Terminal()
     told.meter = progress.Meter("the runs", terminal)
     clock[0] += 10
@@ -120,6 +131,8 @@ def test_what_ranks_say_is_told_between_states_of_the_one_line(clock: list[float
     assert capsys.readouterr().err == "  native engine\n"
 
 
-@pytest.mark.parametrize(("done", "said"), [(0.5, "10 s"), (0.1, "1 min 30 s"), (0.001, "2 h 46 min")])
+@pytest.mark.parametrize(
+    ("done", "said"), [(0.5, "10 s"), (0.1, "1 min 30 s"), (0.001, "2 h 46 min")]
+)
 def test_the_time_left_is_in_words(done: float, said: str) -> None:
     assert progress.time_to_go(10.0, done, 1.0) == said

@@ -13,7 +13,11 @@ from bridge.files import parse
 @pytest.mark.parametrize(
     ("text", "data", "format"),
     [
-        ("{'a': True, 'b': None, 'c': (1, -2.5)}", {"a": True, "b": None, "c": [1, -2.5]}, "python"),
+        (
+            "{'a': True, 'b': None, 'c': (1, -2.5)}",
+            {"a": True, "b": None, "c": [1, -2.5]},
+            "python",
+        ),
         ("config = {'a': {'b': 1e-6},\n 'c': [],}", {"a": {"b": 1e-6}, "c": []}, "python"),
         ("config: dict[str, int] = {'a': 1}", {"a": 1}, "python"),
         ("# a comment\n{'a': 1}", {"a": 1}, "python"),
@@ -35,7 +39,10 @@ def test_lines_are_those_of_the_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("config = {'a': open('/tmp/x', 'w')}", "line 1: found open('/tmp/x', 'w'), expected a literal"),
+        (
+            "config = {'a': open('/tmp/x', 'w')}",
+            "line 1: found open('/tmp/x', 'w'), expected a literal",
+        ),
         ("{'a': 1,\n 'b': torch.float16}", "line 2: found torch.float16, expected a literal"),
         ("{'a': 1, **{'b': 2}, 'c': None}", "found the key **"),
         ("{1: True, 'a': False}", "found the key 1"),

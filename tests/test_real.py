@@ -16,7 +16,9 @@ from bridge.dialect import Config
 from bridge.errors import VersionError
 from bridge.testing import configs
 
-REAL = sorted(place.parents[1].name for place in Path(compat.__file__).parent.glob("*/runtime/real.py"))
+REAL = sorted(
+    place.parents[1].name for place in Path(compat.__file__).parent.glob("*/runtime/real.py")
+)
 """Dialects that can ask their stack."""
 FEWER = settings(
     max_examples=50,

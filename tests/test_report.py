@@ -39,7 +39,9 @@ Said = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
+def said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Said:
     """Runs the command line in a folder with two launches: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -56,7 +58,13 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 CONVERT = ("convert", "sampled.args", "--to", "deepspeed", "--world-size", "8")
 
 
-def finding(effect: Effect, message: str = "why", path: str = "x", how: How | None = How.DROPPED, **more: Any) -> Finding:
+def finding(
+    effect: Effect,
+    message: str = "why",
+    path: str = "x",
+    how: How | None = How.DROPPED,
+    **more: Any,
+) -> Finding:
     return Finding(path, message, effect, how=how, **more)
 
 
@@ -67,11 +75,23 @@ class TestVerdict:
             ([], "same run"),
             ([finding(Effect.NONE)], "same run"),
             ([finding(Effect.COST)], "same run; 1 effect on memory or speed"),
-            ([finding(Effect.ROUNDING), finding(Effect.COST)], "same up to rounding; 1 effect on memory or speed"),
-            ([finding(Effect.NUMBERS, "one"), finding(Effect.NUMBERS, "two")], "different numbers: 2 things"),
-            ([finding(Effect.NUMBERS), finding(Effect.NUMBERS, path="y")], "different numbers: 1 thing"),
+            (
+                [finding(Effect.ROUNDING), finding(Effect.COST)],
+                "same up to rounding; 1 effect on memory or speed",
+            ),
+            (
+                [finding(Effect.NUMBERS, "one"), finding(Effect.NUMBERS, "two")],
+                "different numbers: 2 things",
+            ),
+            (
+                [finding(Effect.NUMBERS), finding(Effect.NUMBERS, path="y")],
+                "different numbers: 1 thing",
+            ),
             ([finding(Effect.STOPS), finding(Effect.NUMBERS)], "will not start: 1 thing"),
-            ([finding(Effect.STOPS, how=How.MISSING)], "will not start: 1 setting still to be added"),
+            (
+                [finding(Effect.STOPS, how=How.MISSING)],
+                "will not start: 1 setting still to be added",
+            ),
             ([finding(Effect.NUMBERS, how=How.MISSING)], "incomplete: 1 setting still to be added"),
             ([finding(Effect.NONE, how=How.MISSING)], "same run; 1 setting still to be added"),
             (
@@ -79,7 +99,10 @@ class TestVerdict:
                 "same run; 1 effect on memory or speed; 1 setting still to be added",
             ),
             (
-                [finding(Effect.NUMBERS, how=How.MISSING), finding(Effect.NONE, how=How.MISSING, path="y")],
+                [
+                    finding(Effect.NUMBERS, how=How.MISSING),
+                    finding(Effect.NONE, how=How.MISSING, path="y"),
+                ],
                 "incomplete: 2 settings still to be added",
             ),
             (
@@ -94,23 +117,40 @@ class TestVerdict:
     @pytest.mark.parametrize(
         ("snippet", "left"),
         [
-            ("import math\nscale = 2.0\ndef root(x):\n    return math.sqrt(x) / scale\nroots = [*map(root, range(3))]\n", set()),
-            ("engine = start(model=model, groups=[p for p in model.parameters()])\n", {"start", "model"}),
+            (
+                "import math\nscale = 2.0\ndef root(x):\n    return math.sqrt(x) / scale\nroots = [*map(root, range(3))]\n",
+                set(),
+            ),
+            (
+                "engine = start(model=model, groups=[p for p in model.parameters()])\n",
+                {"start", "model"},
+            ),
             ("def loss(x):\n    return criterion(x)\n", {"criterion"}),
             ("", set()),
         ],
     )
-    def test_what_the_script_has_to_make_is_a_condition_of_the_same_run(self, snippet: str, left: set[str]) -> None:
+    def test_what_the_script_has_to_make_is_a_condition_of_the_same_run(
+        self, snippet: str, left: set[str]
+    ) -> None:
         assert unbound(snippet) == left
         condition = ", if the script builds the same model" if left else ""
         assert translation_verdict([], snippet) == f"same run{condition}"
-        assert translation_verdict([finding(Effect.ROUNDING)], snippet) == f"same up to rounding{condition}"
+        assert (
+            translation_verdict([finding(Effect.ROUNDING)], snippet)
+            == f"same up to rounding{condition}"
+        )
         cost = translation_verdict([finding(Effect.COST)], snippet)
         assert cost == f"same run{condition}; 1 effect on memory or speed"
-        assert translation_verdict([finding(Effect.NUMBERS)], snippet) == "different numbers: 1 thing"
+        assert (
+            translation_verdict([finding(Effect.NUMBERS)], snippet) == "different numbers: 1 thing"
+        )
 
     def test_a_remark_is_told_once_and_a_cause_has_one_row(self) -> None:
-        twice = [finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, path="y")]
+        twice = [
+            finding(Effect.NUMBERS, before=[1]),
+            finding(Effect.NUMBERS, before=[1]),
+            finding(Effect.NUMBERS, path="y"),
+        ]
         (row,) = causes(twice)
         assert [one.path for one in row.findings] == ["x", "y"]
 
@@ -122,18 +162,35 @@ class TestVerdict:
 
 
 class TestRows:
-    def test_a_count_of_samples_says_what_it_becomes_and_of_what_it_is_rounded(self, said: Said) -> None:
+    def test_a_count_of_samples_says_what_it_becomes_and_of_what_it_is_rounded(
+        self, said: Said
+    ) -> None:
         text = said(*CONVERT)[2]
-        assert "lr_warmup_samples (line 1) 3906252 samples -> 30518 steps, rounded up from 30517.6\n" in text
-        assert "train_samples (line 1) 1953125000 samples -> 15258789 steps, rounded down from 15258789.1\n" in text
-        (row,) = re.findall(r"^  2 .*? samples.*?counts are rounded to whole optimizer steps$", text, re.MULTILINE | re.DOTALL)
+        assert (
+            "lr_warmup_samples (line 1) 3906252 samples -> 30518 steps, rounded up from 30517.6\n"
+            in text
+        )
+        assert (
+            "train_samples (line 1) 1953125000 samples -> 15258789 steps, rounded down from 15258789.1\n"
+            in text
+        )
+        (row,) = re.findall(
+            r"^  2 .*? samples.*?counts are rounded to whole optimizer steps$",
+            text,
+            re.MULTILINE | re.DOTALL,
+        )
         assert row.count(" samples -> ") == 3
 
     def test_a_rate_that_stays_constant_has_no_length(self, said: Said, tmp_path: Path) -> None:
         """Steps of the run are no length of a warmup without a decay, so nothing was rounded or left to a default."""
         warmup = {"type": "WarmupLR", "params": {"warmup_max_lr": 2e-5, "warmup_num_steps": 100}}
         optimizer = {"type": "AdamW", "params": {"lr": 2e-5}}
-        data = {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": optimizer, "scheduler": warmup}
+        data = {
+            "train_batch_size": 8,
+            "gradient_clipping": 1.0,
+            "optimizer": optimizer,
+            "scheduler": warmup,
+        }
         (tmp_path / "sch.json").write_text(json.dumps(data))
         verdicts = set()
         for steps in ((), ("--code", "steps=1000")):
@@ -142,17 +199,28 @@ class TestRows:
             verdicts.add(text.partition(",")[0])
         assert verdicts == {"different numbers: 1 thing"}
 
-    def test_a_value_is_told_in_the_words_of_file_and_target(self, said: Said, tmp_path: Path) -> None:
-        (tmp_path / "x.args").write_text(SAMPLED.replace("--lr-warmup-samples 3906252", "--lr-warmup-samples 1280"))
+    def test_a_value_is_told_in_the_words_of_file_and_target(
+        self, said: Said, tmp_path: Path
+    ) -> None:
+        (tmp_path / "x.args").write_text(
+            SAMPLED.replace("--lr-warmup-samples 3906252", "--lr-warmup-samples 1280")
+        )
         text = said("convert", "x.args", "--to", "deepspeed", "--world-size", "8", "--all", "-v")[2]
         assert re.search(r"^.*\b10\b.*lr_warmup_samples.*$", text, re.MULTILINE)
-        decay = json.dumps({"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}})
+        decay = json.dumps(
+            {
+                "train_batch_size": 8,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}},
+            }
+        )
         (tmp_path / "ds.json").write_text(decay)
         text = said("convert", "ds.json", "--to", "megatron", "--world-size", "8")[2]
         row = " optimizer.params.weight_decay (line 1) 0.1; optimizer.decay_scope 'all' -> 'matrices'\n"
         assert row in text
 
-    def test_what_is_lost_comes_before_counts_that_were_rounded_and_in_the_order_of_the_file(self) -> None:
+    def test_what_is_lost_comes_before_counts_that_were_rounded_and_in_the_order_of_the_file(
+        self,
+    ) -> None:
         told = [
             finding(Effect.NUMBERS, "rounded", "a", change="9 -> 1", origin=Origin(1)),
             finding(Effect.NUMBERS, "dropped", "b", origin=Origin(5)),
@@ -164,18 +232,36 @@ class TestRows:
         (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
         words = ("convert", "recipe.json", "--to", "megatron", "--world-size", "8")
         text, findings = said(*words)[2], json.loads(said(*words, "--json")[1])["findings"]
-        opened = [one for one in findings if one["how"] == "defaulted" and " leaves " in one["message"]]
+        opened = [
+            one for one in findings if one["how"] == "defaulted" and " leaves " in one["message"]
+        ]
         assert len(opened) > 10
         row = "NeMo AutoModel leaves the value open; Megatron-Core uses its own default"
-        assert text.count(row) == 1 and all(f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened)
+        assert text.count(row) == 1 and all(
+            f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened
+        )
 
-    def test_what_is_left_open_stands_in_the_words_of_the_target(self, said: Said, tmp_path: Path) -> None:
+    def test_what_is_left_open_stands_in_the_words_of_the_target(
+        self, said: Said, tmp_path: Path
+    ) -> None:
         (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
-        text = " ".join(said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2].split())
-        assert "normalization 'LayerNorm'" in text and "swiglu False" in text and "model.norm" not in text
+        text = " ".join(
+            said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2].split()
+        )
+        assert (
+            "normalization 'LayerNorm'" in text
+            and "swiglu False" in text
+            and "model.norm" not in text
+        )
 
-    def test_a_setting_that_moves_stands_with_its_value_in_the_file(self, said: Said, tmp_path: Path) -> None:
-        staged = {"strategy": "fsdp2", "pp_size": 2, "pipeline": {"pp_schedule": "1f1b", "pp_microbatch_size": 1}}
+    def test_a_setting_that_moves_stands_with_its_value_in_the_file(
+        self, said: Said, tmp_path: Path
+    ) -> None:
+        staged = {
+            "strategy": "fsdp2",
+            "pp_size": 2,
+            "pipeline": {"pp_schedule": "1f1b", "pp_microbatch_size": 1},
+        }
         (tmp_path / "recipe.json").write_text(json.dumps({**RECIPE, "distributed": staged}))
         text = said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2]
         assert " distributed.strategy (line 1) 'fsdp2' -> use_distributed_optimizer True\n" in text
@@ -193,7 +279,9 @@ class TestRows:
 
     def test_what_was_not_set_is_said_so(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "one.json").write_text(json.dumps({"train_batch_size": 8}))
-        (tmp_path / "two.json").write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": 1.0}))
+        (tmp_path / "two.json").write_text(
+            json.dumps({"train_batch_size": 8, "gradient_clipping": 1.0})
+        )
         for words in (("diff", "one.json", "two.json"), ("diff", "two.json", "one.json")):
             text = said(*words, "--world-size", "8")[1]
             assert not re.search(r"(null|None|nothing) ->|-> (null|None|nothing)", text)
@@ -206,7 +294,9 @@ class TestRows:
         assert part.count("Megatron refuses to start without this setting") == 1
         count = len(re.findall("^  add ", part, re.MULTILINE))
         assert f", {count} settings still to be added\n" in text and count > 6
-        assert not re.search("same numbers|different numbers", part), "a run that does not start has no numbers"
+        assert not re.search("same numbers|different numbers", part), (
+            "a run that does not start has no numbers"
+        )
 
     @pytest.mark.parametrize("width", ["60", "80"])
     def test_a_setting_that_goes_on_stands_deeper_than_the_reason(
@@ -214,7 +304,11 @@ class TestRows:
     ) -> None:
         monkeypatch.setenv("COLUMNS", width)
         lines = said(*CONVERT)[2].splitlines()
-        at = next(place for place, line in enumerate(lines) if line.startswith("  2 train_samples") or "train_samples" in line)
+        at = next(
+            place
+            for place, line in enumerate(lines)
+            if line.startswith("  2 train_samples") or "train_samples" in line
+        )
         assert lines[at + 1].startswith(" " * 8) and re.match(r" {6}\w", lines[at + 2])
 
     def test_what_is_without_effect_is_counted_and_shown_on_demand(self, said: Said) -> None:
@@ -223,7 +317,11 @@ class TestRows:
         count = int(re.findall(r"(\d+) findings? without effect \(--all shows them\)", usual)[0])
         findings = json.loads(said(*CONVERT, "--json")[1])["findings"]
         assert count == sum(one["effect"] == "same numbers" for one in findings)
-        assert "save_interval" not in usual and "save_interval" in everything and "Same numbers" in everything
+        assert (
+            "save_interval" not in usual
+            and "save_interval" in everything
+            and "Same numbers" in everything
+        )
 
     def test_quiet_is_one_line(self, said: Said) -> None:
         assert said(*CONVERT, "-q")[2] == said(*CONVERT)[2].splitlines()[0] + "\n"
@@ -231,14 +329,25 @@ class TestRows:
 
     def test_only_one_effect(self, said: Said) -> None:
         text = said(*CONVERT, "--only", "numbers")[2]
-        assert "Different numbers" in text and "Memory or speed" not in text and "overlap_param_gather" not in text
+        assert (
+            "Different numbers" in text
+            and "Memory or speed" not in text
+            and "overlap_param_gather" not in text
+        )
         assert "--only: found 'loud', expected one of" in said(*CONVERT, "--only", "loud")[2]
 
     def test_verbose_tells_where_each_written_value_comes_from(self, said: Said) -> None:
         text = said("convert", "demo.args", "--to", "deepspeed", "--world-size", "8", "-v")[2]
         row = next(line for line in text.splitlines() if line.startswith(" optimizer.params.eps"))
         line = launch_text().splitlines().index("--adam-eps 1.0e-8") + 1
-        assert row.split() == ["optimizer.params.eps", "1e-08", "adam_eps", "(line", f"{line})", "exact"]
+        assert row.split() == [
+            "optimizer.params.eps",
+            "1e-08",
+            "adam_eps",
+            "(line",
+            f"{line})",
+            "exact",
+        ]
 
     def test_a_check_shows_what_is_harmless_too(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "x.args").write_text(SAMPLED + " --lr 2e-3")
@@ -268,7 +377,9 @@ class TestWidths:
             assert re.sub(r"\s+", "", one["message"]) in packed and one["path"] in packed
 
     @pytest.mark.parametrize("width", range(60, 130, 7))
-    def test_an_arrow_stands_on_the_line_of_its_value(self, said: Said, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    def test_an_arrow_stands_on_the_line_of_its_value(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch, width: int
+    ) -> None:
         monkeypatch.setenv("COLUMNS", str(width))
         text = said("convert", "demo.args", "--to", "deepspeed", "--world-size", "8", "--all")[2]
         assert " -> nothing" in text and not re.search(r"->$", text, re.MULTILINE)
@@ -292,7 +403,10 @@ class TestWidths:
             assert path in text.split(), words
             assert not re.search(r" $", text, re.MULTILINE)
 
-    @pytest.mark.parametrize("words", [("layout", "demo.args", "--vocab", "32000"), ("show", "deepspeed", "gradient_clipping")])
+    @pytest.mark.parametrize(
+        "words",
+        [("layout", "demo.args", "--vocab", "32000"), ("show", "deepspeed", "gradient_clipping")],
+    )
     def test_tables_of_other_commands_keep_to_the_width(
         self, said: Said, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
     ) -> None:
@@ -303,9 +417,15 @@ class TestWidths:
             assert max(map(len, shown[width].splitlines())) <= width
             assert not re.search(r" $", shown[width], re.MULTILINE)
         packed, heads = re.sub(r"\s+", "", shown[60]), {"layers", "collective", "stack"}
-        assert [word for word in re.findall(r"[\w.]+", shown[200]) if word not in packed and word not in heads] == []
+        assert [
+            word
+            for word in re.findall(r"[\w.]+", shown[200])
+            if word not in packed and word not in heads
+        ] == []
 
-    def test_nonsense_in_columns_is_ignored(self, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nonsense_in_columns_is_ignored(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         usual = said(*CONVERT)[2]
         monkeypatch.setenv("COLUMNS", "wide")
         assert said(*CONVERT)[2] == usual
@@ -328,28 +448,50 @@ class TestFiles:
         assert said(*CONVERT, "-o", "ds.json")[0] == 2
         assert '"lr": 0.002' in (tmp_path / "ds.json").read_text()
 
-    @pytest.mark.parametrize("name", ["ds.json", "ds.code.py", "ds.code.json", "ds.json.carry.json"])
-    def test_an_edited_one_is_kept_unless_forced(self, said: Said, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        "name", ["ds.json", "ds.code.py", "ds.code.json", "ds.json.carry.json"]
+    )
+    def test_an_edited_one_is_kept_unless_forced(
+        self, said: Said, tmp_path: Path, name: str
+    ) -> None:
         said(*CONVERT, "-o", "ds.json")
-        edited = "# mine\n" if name.endswith(".carry.json") else (tmp_path / name).read_text() + "\n# mine\n"
+        edited = (
+            "# mine\n"
+            if name.endswith(".carry.json")
+            else (tmp_path / name).read_text() + "\n# mine\n"
+        )
         (tmp_path / name).write_text(edited)
         now = {path: path.read_text() for path in tmp_path.iterdir()}
         code, out, err = said(*CONVERT, "-o", "ds.json")
-        assert (code, out) == (1, "") and f"{name}: was edited since it was written" in err and "--force" in err
+        assert (
+            (code, out) == (1, "")
+            and f"{name}: was edited since it was written" in err
+            and "--force" in err
+        )
         assert {path: path.read_text() for path in tmp_path.iterdir()} == now
         assert said(*CONVERT, "-o", "ds.json", "--force")[0] == 2
         assert (tmp_path / name).read_text() != edited
 
     def test_a_file_of_somebody_else_is_kept(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "new.args").write_text("--lr 1\n")
-        for words in (("convert", "demo.args", "--to", "megatron"), ("drift", "demo.args", "--to-version", "0.18.0")):
+        for words in (
+            ("convert", "demo.args", "--to", "megatron"),
+            ("drift", "demo.args", "--to-version", "0.18.0"),
+        ):
             code, _, err = said(*words, "--world-size", "8", "-o", "new.args")
-            assert code == 1 and "new.args: was edited" in err and (tmp_path / "new.args").read_text() == "--lr 1\n"
+            assert (
+                code == 1
+                and "new.args: was edited" in err
+                and (tmp_path / "new.args").read_text() == "--lr 1\n"
+            )
 
     def test_a_dry_run_shows_a_diff_and_writes_nothing(self, said: Said, tmp_path: Path) -> None:
         assert said(*CONVERT, "--dry-run")[0] == 1
         text = said(*CONVERT, "-o", "ds.json", "--dry-run")[1]
-        assert re.search(r"^ds\.json: new, \d+ lines$", text, re.MULTILINE) and not (tmp_path / "ds.json").exists()
+        assert (
+            re.search(r"^ds\.json: new, \d+ lines$", text, re.MULTILINE)
+            and not (tmp_path / "ds.json").exists()
+        )
         said(*CONVERT, "-o", "ds.json")
         path = tmp_path / "ds.json"
         path.write_text(path.read_text().replace('"lr": 0.001', '"lr": 0.5'))
@@ -357,7 +499,10 @@ class TestFiles:
         text = said(*CONVERT, "-o", "ds.json", "--dry-run")[1]
         assert "ds.json: was edited, needs --force" in text and "ds.code.py: as it is" in text
         lines = text.splitlines()
-        assert [line.strip(" ,") for line in lines if re.match(r'[-+] +"lr"', line)] == ['-      "lr": 0.5', '+      "lr": 0.001']
+        assert [line.strip(" ,") for line in lines if re.match(r'[-+] +"lr"', line)] == [
+            '-      "lr": 0.5',
+            '+      "lr": 0.001',
+        ]
         assert path.read_text() == edited
         told = json.loads(said(*CONVERT, "-o", "ds.json", "--dry-run", "--json")[1])
         assert told["dry_run"] is True and '+      "lr": 0.001,' in told["changes"]

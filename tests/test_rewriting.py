@@ -33,7 +33,9 @@ def rewritten(text: str, suffix: str, **changes: Any) -> list[str]:
     dialect = compat.load("megatron")
     version, original = dialect.versions[-1], Original(text, suffix)
     reading = dialect.parse(original.document, version, lenient=True)
-    given = {path: value for path, value in {**reading.given, **changes}.items() if value is not None}
+    given = {
+        path: value for path, value in {**reading.given, **changes}.items() if value is not None
+    }
     config = dialect.build(Reading(Values(given), reading.entry), version, reading.world_size)
     new = dialect.reword_for_release(config, original, version)
     assert dict(dialect.parse(Original(new, suffix).document, version, lenient=True).given) == given
@@ -45,8 +47,17 @@ def rewritten(text: str, suffix: str, **changes: Any) -> list[str]:
     ("changes", "lines"),
     [
         ({}, []),
-        ({"micro_batch_size": 8}, ["-    --micro-batch-size $MICRO \\", "+    --micro-batch-size 8 \\"]),
-        ({"clip_grad": 0.5}, ["-    --clip-grad 1.0 --train-iters 1000 \\", "+    --clip-grad 0.5 --train-iters 1000 \\"]),
+        (
+            {"micro_batch_size": 8},
+            ["-    --micro-batch-size $MICRO \\", "+    --micro-batch-size 8 \\"],
+        ),
+        (
+            {"clip_grad": 0.5},
+            [
+                "-    --clip-grad 1.0 --train-iters 1000 \\",
+                "+    --clip-grad 0.5 --train-iters 1000 \\",
+            ],
+        ),
         (
             {"hidden_size": 2048},
             [
@@ -55,16 +66,27 @@ def rewritten(text: str, suffix: str, **changes: Any) -> list[str]:
             ],
         ),
         ({"min_lr": None}, ["-    --lr 3e-4 --min-lr 3e-5 \\", "+    --lr 3e-4 \\"]),
-        ({"swiglu": None}, ["-MODEL_ARGS+=(--swiglu '--disable-bias-linear')", "+MODEL_ARGS+=('--disable-bias-linear')"]),
         (
-            {"position_embedding_type": None},
-            ['-    "--position-embedding-type rope"'],
+            {"swiglu": None},
+            [
+                "-MODEL_ARGS+=(--swiglu '--disable-bias-linear')",
+                "+MODEL_ARGS+=('--disable-bias-linear')",
+            ],
         ),
-        ({"global_batch_size": 256}, ["-    --global-batch-size=${GLOBAL} \\", "+    --global-batch-size=256 \\"]),
-        ({"recompute_activations": True}, ["-    --data-path $DATA \\", "+    --data-path $DATA --recompute-activations \\"]),
+        ({"position_embedding_type": None}, ['-    "--position-embedding-type rope"']),
+        (
+            {"global_batch_size": 256},
+            ["-    --global-batch-size=${GLOBAL} \\", "+    --global-batch-size=256 \\"],
+        ),
+        (
+            {"recompute_activations": True},
+            ["-    --data-path $DATA \\", "+    --data-path $DATA --recompute-activations \\"],
+        ),
     ],
 )
-def test_a_script_keeps_everything_but_the_words_that_change(changes: dict[str, Any], lines: list[str]) -> None:
+def test_a_script_keeps_everything_but_the_words_that_change(
+    changes: dict[str, Any], lines: list[str]
+) -> None:
     assert rewritten((SCRIPTS / "megatron.sh").read_text(), ".sh", **changes) == lines
 
 
@@ -113,13 +135,21 @@ lr: 3.e-4
     ("text", "changes", "lines"),
     [
         (RECIPE, {}, []),
-        (RECIPE, {"num_layers": 8}, ["-  --num-layers: 4   # small", "+  --num-layers: 8   # small"]),
+        (
+            RECIPE,
+            {"num_layers": 8},
+            ["-  --num-layers: 4   # small", "+  --num-layers: 8   # small"],
+        ),
         (RECIPE, {"bf16": None}, ["-  --bf16: true"]),
         (RECIPE, {"clip_grad": 0.5}, ["+  --clip-grad: 0.5"]),
         (RECIPE, {"lr": 2e-5}, ["-  --lr: 3.0e-4 # peak", "+  --lr: '2e-05' # peak"]),
         (SECTIONS, {}, []),
         (SECTIONS, {"num_layers": 8}, ["-  num_layers: 4   # small", "+  num_layers: 8   # small"]),
-        (SECTIONS, {"micro_batch_size": 4}, ["-micro_batch_size: 2 # of a rank", "+micro_batch_size: 4 # of a rank"]),
+        (
+            SECTIONS,
+            {"micro_batch_size": 4},
+            ["-micro_batch_size: 2 # of a rank", "+micro_batch_size: 4 # of a rank"],
+        ),
         (SECTIONS, {"lr": 2e-5}, ["-lr: 3.e-4", "+lr: 2.0e-05"]),
         (SECTIONS, {"bf16": None}, ["-  bf16: True", "+  bf16: null"]),
         (SECTIONS, {"clip_grad": 0.5}, ["+clip_grad: 0.5"]),
@@ -134,10 +164,26 @@ def test_words_that_cannot_be_said_in_place_are_refused() -> None:
         rewritten((SCRIPTS / "megatron.sh").read_text(), ".sh", data_path=["two words"])
 
 
-def test_there_and_back_is_the_same_file_and_edits_are_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_and_back_is_the_same_file_and_edits_are_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target, back = tmp_path / "launch.sh", tmp_path / "ds.json", tmp_path / "back.sh"
     shutil.copy(SCRIPTS / "megatron.sh", source)
-    assert run(["convert", str(source), "--to", "deepspeed", "-o", str(target), "--env", "LOG_INTERVAL=5"]) == 2
+    assert (
+        run(
+            [
+                "convert",
+                str(source),
+                "--to",
+                "deepspeed",
+                "-o",
+                str(target),
+                "--env",
+                "LOG_INTERVAL=5",
+            ]
+        )
+        == 2
+    )
     assert run(["convert", str(target), "--to", "megatron", "-o", str(back)]) in (0, 2)
     assert back.read_text() == source.read_text()
     edited = {**json.loads(target.read_text()), "gradient_clipping": 0.25}
@@ -147,23 +193,43 @@ def test_there_and_back_is_the_same_file_and_edits_are_small(tmp_path: Path, cap
     capsys.readouterr()
 
 
-def test_another_release_renames_the_flags_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_release_renames_the_flags_in_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target = tmp_path / "old.args", tmp_path / "new.args"
     source.write_text(FLAGS + "--num-query-groups 2 --group-query-attention # grouped\n")
-    wanted = ["convert", str(source), "--to", "megatron", "--from-version", "0.9.0", "--to-version", "0.19.2", "-o", str(target)]
+    wanted = [
+        "convert",
+        str(source),
+        "--to",
+        "megatron",
+        "--from-version",
+        "0.9.0",
+        "--to-version",
+        "0.19.2",
+        "-o",
+        str(target),
+    ]
     assert run(wanted) in (0, 2)
     assert "# grouped" in target.read_text() and "# sizes" in target.read_text()
     capsys.readouterr()
 
 
-def test_a_new_script_is_read_as_it_was_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_script_is_read_as_it_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target = tmp_path / "launch.args", tmp_path / "launch.sh"
     source.write_text(FLAGS.replace("=2", "=2 --tensor-model-parallel-size 2"))
-    assert run(["convert", str(source), "--to", "megatron", "--world-size", "4", "-o", str(target)]) in (0, 2)
+    assert run(
+        ["convert", str(source), "--to", "megatron", "--world-size", "4", "-o", str(target)]
+    ) in (0, 2)
     dialect = compat.load("megatron")
     before, after = dialect.read(source, world_size=4), dialect.read(target)
     assert (dict(after.given), after.world_size) == (dict(before.given), 4)
-    assert target.read_text().startswith("#!/bin/bash\n") and "torchrun --nproc-per-node 4 pretrain_gpt.py" in target.read_text()
+    assert (
+        target.read_text().startswith("#!/bin/bash\n")
+        and "torchrun --nproc-per-node 4 pretrain_gpt.py" in target.read_text()
+    )
     capsys.readouterr()
 
 
@@ -186,7 +252,10 @@ HJSON = """{
         ({}, []),
         (
             {"train_micro_batch_size_per_gpu": 2},
-            ["-  train_micro_batch_size_per_gpu: 4   # of a rank", "+  train_micro_batch_size_per_gpu: 2   # of a rank"],
+            [
+                "-  train_micro_batch_size_per_gpu: 4   # of a rank",
+                "+  train_micro_batch_size_per_gpu: 2   # of a rank",
+            ],
         ),
         ({"zero_optimization.stage": 2}, ["-    stage: 1  // light", "+    stage: 2  // light"]),
         ({"bf16.enabled": False}, ["-  bf16: {enabled: true}", "+  bf16: {enabled: false}"]),
@@ -206,7 +275,9 @@ def test_hjson_keeps_its_comments(changes: dict[str, Any], lines: list[str]) -> 
     assert [line for line in changed if not line.startswith("@@")] == lines
 
 
-def test_a_here_document_is_written_back_into_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_here_document_is_written_back_into_its_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target, back = tmp_path / "launch.sh", tmp_path / "launch.args", tmp_path / "back.sh"
     shutil.copy(SCRIPTS / "deepspeed.sh", source)
     assert run(["convert", str(source), "--to", "megatron", "-o", str(target)]) in (0, 2)

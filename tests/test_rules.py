@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 import compat
 from bridge.dialect import Dialect
 from bridge.plan import paths
-from bridge.rules import Context, Effect, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from bridge.rules import (
+    Context,
+    Effect,
+    Rule,
+    always,
+    convert,
+    lacks,
+    only_ours,
+    only_theirs,
+    rename,
+)
 from bridge.translation import translate
 from compat.deepspeed import leftovers
 
@@ -35,8 +45,16 @@ RULES = Path(__file__).with_name("checks.txt")
 def test_ids_of_checks_never_change() -> None:
     """A row whose words change keeps its id by `name`; a row that is new adds its id to the list."""
     known = RULES.read_text(encoding="utf-8").split()
-    found = sorted({f"{dialect.name}/{check.rule}".replace(" ", "") for dialect in DIALECTS for check in dialect.checks})
-    assert found == known, f"write these, one to a line, into {RULES.name} unless an id of it is gone: {set(found) ^ set(known)}"
+    found = sorted(
+        {
+            f"{dialect.name}/{check.rule}".replace(" ", "")
+            for dialect in DIALECTS
+            for check in dialect.checks
+        }
+    )
+    assert found == known, (
+        f"write these, one to a line, into {RULES.name} unless an id of it is gone: {set(found) ^ set(known)}"
+    )
 
 
 @each
@@ -48,7 +66,12 @@ def test_every_check_says_what_and_where(dialect: Dialect) -> None:
 
 def test_convert_takes_one_path_or_several() -> None:
     one = convert("a", "optimizer.lr", lambda values, context: {}, lambda values, context: {})
-    both = convert(("a", "b"), ("optimizer.lr", "optimizer.eps"), lambda values, context: {}, lambda values, context: {})
+    both = convert(
+        ("a", "b"),
+        ("optimizer.lr", "optimizer.eps"),
+        lambda values, context: {},
+        lambda values, context: {},
+    )
     assert (one.theirs, one.ours) == (("a",), ("optimizer.lr",))
     assert (both.theirs, both.ours) == (("a", "b"), ("optimizer.lr", "optimizer.eps"))
     assert both.paths_of_plan("a") == both.ours
@@ -82,20 +105,33 @@ def test_one_sided_rules_say_nothing_of_the_other_side() -> None:
 
 
 def test_an_effect_may_hang_on_the_values() -> None:
-    rule = convert("a", "loss", lambda v, c: {}, lambda v, c: {}, effect=lambda v: Effect.NUMBERS if v.get("a") else Effect.NONE)
+    rule = convert(
+        "a",
+        "loss",
+        lambda v, c: {},
+        lambda v, c: {},
+        effect=lambda v: Effect.NUMBERS if v.get("a") else Effect.NONE,
+    )
     assert rule.effect_of({"a": 1}) is Effect.NUMBERS
     assert rule.effect_of({}) is Effect.NONE
     assert rename("a", "loss", effect=Effect.COST).effect_of({}) is Effect.COST
 
 
-@pytest.mark.parametrize(("since", "reached"), [("1.2.9", True), ("1.2.10", True), ("1.10.0", False), ("1.2.10.post1", False)])
+@pytest.mark.parametrize(
+    ("since", "reached"),
+    [("1.2.9", True), ("1.2.10", True), ("1.10.0", False), ("1.2.10.post1", False)],
+)
 def test_releases_compare_by_number(since: str, reached: bool) -> None:
     assert NEWEST.since(since) is reached
 
 
 @each
 def test_every_row_that_keeps_something_back_says_why(dialect: Dialect) -> None:
-    silent = [rule.theirs or rule.ours for rule in dialect.rules if not (rule.theirs and rule.ours) and not rule.note]
+    silent = [
+        rule.theirs or rule.ours
+        for rule in dialect.rules
+        if not (rule.theirs and rule.ours) and not rule.note
+    ]
     assert silent == []
 
 
@@ -103,7 +139,9 @@ def test_every_row_that_keeps_something_back_says_why(dialect: Dialect) -> None:
 def test_what_a_path_stands_for_is_in_its_group(dialect: Dialect) -> None:
     for rule in dialect.rules:
         assert {*rule.carries} <= {*rule.theirs, *rule.sees}, rule.theirs
-        assert {ours for path in rule.carries for ours in rule.paths_of_plan(path)} <= {*rule.ours}, rule.theirs
+        assert {ours for path in rule.carries for ours in rule.paths_of_plan(path)} <= {
+            *rule.ours
+        }, rule.theirs
 
 
 @each
@@ -115,12 +153,18 @@ def effect_without_values(rule: Rule) -> Effect:
     return rule.effect_of({})
 
 
-FILE = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "fused": True}}}
+FILE = {
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "fused": True}},
+}
 LAUNCH = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1"
     " --global-batch-size 16 --lr 1e-3 --lr-decay-style constant --train-iters 9 --tokenizer-type NullTokenizer --vocab-size 99"
 )
-LIVE, SAFE = "zero_optimization.stage3_max_live_parameters", "torch_autocast.lower_precision_safe_modules"
+LIVE, SAFE = (
+    "zero_optimization.stage3_max_live_parameters",
+    "torch_autocast.lower_precision_safe_modules",
+)
 ACTIVATION, ADAMW = "expert_parallel.expert_activation", "torch.optim.AdamW"
 
 
@@ -128,27 +172,77 @@ ACTIVATION, ADAMW = "expert_parallel.expert_activation", "torch.optim.AdamW"
     ("stack", "source", "path", "effect"),
     [
         ("deepspeed", FILE, "optimizer.params.fused", Effect.ROUNDING),
-        ("deepspeed", {**FILE, "expert_parallel": {"enabled": True, "expert_activation": "gelu"}}, ACTIVATION, Effect.NUMBERS),
-        ("deepspeed", {**FILE, "expert_parallel": {"expert_activation": "gelu"}}, ACTIVATION, Effect.NONE),
-        ("deepspeed", {**FILE, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 9}}, LIVE, Effect.COST),
-        ("deepspeed", {**FILE, "zero_optimization": {"stage": 1, "stage3_max_live_parameters": 9}}, LIVE, Effect.NONE),
-        ("deepspeed", {**FILE, "torch_autocast": {"lower_precision_safe_modules": ["a.B"]}}, SAFE, Effect.NONE),
+        (
+            "deepspeed",
+            {**FILE, "expert_parallel": {"enabled": True, "expert_activation": "gelu"}},
+            ACTIVATION,
+            Effect.NUMBERS,
+        ),
+        (
+            "deepspeed",
+            {**FILE, "expert_parallel": {"expert_activation": "gelu"}},
+            ACTIVATION,
+            Effect.NONE,
+        ),
+        (
+            "deepspeed",
+            {**FILE, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 9}},
+            LIVE,
+            Effect.COST,
+        ),
+        (
+            "deepspeed",
+            {**FILE, "zero_optimization": {"stage": 1, "stage3_max_live_parameters": 9}},
+            LIVE,
+            Effect.NONE,
+        ),
+        (
+            "deepspeed",
+            {**FILE, "torch_autocast": {"lower_precision_safe_modules": ["a.B"]}},
+            SAFE,
+            Effect.NONE,
+        ),
         ("megatron", f"{LAUNCH} --logits-save-top-k 9", "logits_save_top_k", Effect.NONE),
-        ("megatron", f"{LAUNCH} --flight-recorder-dump-path a", "flight_recorder_dump_path", Effect.NONE),
-        ("automodel", {"optimizer": {"_target_": ADAMW, "capturable": True}}, "optimizer.capturable", Effect.ROUNDING),
+        (
+            "megatron",
+            f"{LAUNCH} --flight-recorder-dump-path a",
+            "flight_recorder_dump_path",
+            Effect.NONE,
+        ),
+        (
+            "automodel",
+            {"optimizer": {"_target_": ADAMW, "capturable": True}},
+            "optimizer.capturable",
+            Effect.ROUNDING,
+        ),
         ("automodel", {"dataset": {"seq_len": 64}}, "dataset.seq_len", Effect.NUMBERS),
         ("automodel", {"dataloader": {"pin_memory": True}}, "dataloader.pin_memory", Effect.COST),
-        ("automodel", {"model": {"config": {"architectures": ["a"]}}}, "model.config.architectures", Effect.NONE),
+        (
+            "automodel",
+            {"model": {"config": {"architectures": ["a"]}}},
+            "model.config.architectures",
+            Effect.NONE,
+        ),
     ],
 )
-def test_an_effect_follows_from_the_use_of_a_setting_and_its_switch(stack: str, source: Any, path: str, effect: Effect) -> None:
+def test_an_effect_follows_from_the_use_of_a_setting_and_its_switch(
+    stack: str, source: Any, path: str, effect: Effect
+) -> None:
     to = compat.load("megatron" if stack == "deepspeed" else "deepspeed")
     config = compat.load(stack).read(source.split() if isinstance(source, str) else source, None, 8)
-    found = {finding.path: finding.effect for finding in translate(config, to).findings if finding.given}
+    found = {
+        finding.path: finding.effect for finding in translate(config, to).findings if finding.given
+    }
     assert found[path] is effect
 
 
 def test_every_key_of_deepspeed_that_no_plan_field_stands_for_names_its_reader() -> None:
-    left = [path for rule in compat.load("deepspeed").rules if not rule.ours for path in rule.theirs]
-    assert not [path for path in left if leftovers.why(path).note == leftovers.UNKNOWN[1] and not path.startswith("code.")]
+    left = [
+        path for rule in compat.load("deepspeed").rules if not rule.ours for path in rule.theirs
+    ]
+    assert not [
+        path
+        for path in left
+        if leftovers.why(path).note == leftovers.UNKNOWN[1] and not path.startswith("code.")
+    ]
     assert all(place and note for _, note, place, _ in leftovers.READ)

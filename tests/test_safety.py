@@ -36,7 +36,11 @@ step_scheduler:
 PRIVATE = "root:x:0:0:not for you\n"
 FLAGS = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64\n"
 FLAGS += "--micro-batch-size 2 --global-batch-size 16 --lr 3e-4 --bf16\n"
-SCRIPT = "#!/bin/bash\ntorchrun --nproc-per-node 8 pretrain_gpt.py \\\n" + FLAGS.strip().replace("\n", " \\\n") + "\n"
+SCRIPT = (
+    "#!/bin/bash\ntorchrun --nproc-per-node 8 pretrain_gpt.py \\\n"
+    + FLAGS.strip().replace("\n", " \\\n")
+    + "\n"
+)
 NAMED = {
     "automodel": RECIPE.format(csv="{path}"),
     "deepspeed": "#!/bin/sh\ndeepspeed train.py --deepspeed_config {path}\n",
@@ -64,13 +68,21 @@ def said(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
 @pytest.mark.parametrize("stack", NAMED)
 @pytest.mark.parametrize("way", ["absolute", "upwards", "link"])
 def test_a_file_that_is_named_is_not_opened_outside(
-    stack: str, way: str, tmp_path: Path, private: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    stack: str,
+    way: str,
+    tmp_path: Path,
+    private: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "given"
     folder.mkdir()
     (folder / "link.json").symlink_to(private)
     path = {"absolute": str(private), "upwards": "../private/file.json", "link": "link.json"}[way]
-    file = folder / {"automodel": "recipe.yaml", "deepspeed": "launch.sh", "fast_llm": "run.args"}[stack]
+    file = (
+        folder
+        / {"automodel": "recipe.yaml", "deepspeed": "launch.sh", "fast_llm": "run.args"}[stack]
+    )
     file.write_text(NAMED[stack].format(path=path))
     opened: list[str] = []
     monkeypatch.setattr("builtins.open", _recorded(open, opened))
@@ -107,8 +119,12 @@ def test_a_file_in_the_folder_is_found_and_one_elsewhere_only_if_allowed(tmp_pat
         assert find("../b.csv") and find("b.csv") == tmp_path / "b.csv"
 
 
-def test_a_wrong_table_is_not_echoed_at_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "own.csv").write_text("\n".join(f"{'secret words ' * 20}{line}" for line in range(500)))
+def test_a_wrong_table_is_not_echoed_at_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.csv").write_text(
+        "\n".join(f"{'secret words ' * 20}{line}" for line in range(500))
+    )
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(csv="own.csv"))
     code, text = said(capsys, "check", tmp_path / "recipe.yaml")
     assert code == 1 and "495 more" in text and text.count("secret words") <= 5 and len(text) < 2000
@@ -122,7 +138,9 @@ OK = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 16}
 PAINTED = {
     "key.json": json.dumps({**OK, f"ke{ODD}y": 1}),
     "value.json": json.dumps({**OK, "zero_optimization": {"stage": ODD}}),
-    "free.json": json.dumps({**OK, "optimizer": {"type": ODD}, "wandb": {"enabled": True, "team": ODD}}),
+    "free.json": json.dumps(
+        {**OK, "optimizer": {"type": ODD}, "wandb": {"enabled": True, "team": ODD}}
+    ),
     "word.args": FLAGS + f"--data-path 'x{ODD}y' --wandb-project 'a{ODD}'\n",
     "script.sh": SCRIPT.rstrip() + f" --save 'x{ODD}' '--no-such{ODD}' 1\n# {ODD}\n",
     f"na{ODD}me.json": json.dumps({**OK, "unknown": 1}),
@@ -137,17 +155,29 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_text(PAINTED[name])
-    for words in (["check"], ["check", "--lenient", "--json"], ["convert", "--lenient", "--to", "megatron", "-o", "o.args"]):
+    for words in (
+        ["check"],
+        ["check", "--lenient", "--json"],
+        ["convert", "--lenient", "--to", "megatron", "-o", "o.args"],
+    ):
         _, text = said(
-            capsys, words[0], tmp_path / name, *words[1:-1], *([tmp_path / words[-1]] if "-o" in words else words[1:][-1:])
+            capsys,
+            words[0],
+            tmp_path / name,
+            *words[1:-1],
+            *([tmp_path / words[-1]] if "-o" in words else words[1:][-1:]),
         )
         assert not RAW.search(text), words
         assert text
 
 
-def test_a_file_cannot_add_lines_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_cannot_add_lines_to_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake = "x\n\nerror: nothing is wrong\nvalid"
-    (tmp_path / "a.json").write_text(json.dumps({"train_batch_size": 8, fake: 1, "wandb": {"enabled": True, "team": fake}}))
+    (tmp_path / "a.json").write_text(
+        json.dumps({"train_batch_size": 8, fake: 1, "wandb": {"enabled": True, "team": fake}})
+    )
     for options in ([], ["--lenient"]):
         _, text = said(capsys, "check", tmp_path / "a.json", *options)
         assert not re.search(r"^\s*(error: nothing is wrong|valid)\s*$", text, re.M)
@@ -189,11 +219,23 @@ def test_what_is_written_is_as_private_as_its_source(launch_of_mode: tuple[Path,
     folder = launch.parent
     (folder / "ds.json").touch(0o666)
     (folder / "ds.json").chmod(0o666)
-    assert run(["convert", str(launch), "--to", "deepspeed", "-o", str(folder / "ds.json")]) in (0, 2)
-    assert run(["drift", str(launch), "--to-version", "0.18.0", "-o", str(folder / "new.args")]) in (0, 2)
+    assert run(["convert", str(launch), "--to", "deepspeed", "-o", str(folder / "ds.json")]) in (
+        0,
+        2,
+    )
+    assert run(
+        ["drift", str(launch), "--to-version", "0.18.0", "-o", str(folder / "new.args")]
+    ) in (0, 2)
     assert run(["schedule", str(launch), "--csv", str(folder / "s.csv")]) == 0
     written = {path.name for path in folder.iterdir()} - {"launch.sh"}
-    assert written == {"ds.json", "ds.json.carry.json", "ds.code.json", "ds.code.py", "new.args", "s.csv"}
+    assert written == {
+        "ds.json",
+        "ds.json.carry.json",
+        "ds.code.json",
+        "ds.code.py",
+        "new.args",
+        "s.csv",
+    }
     assert not too_open(launch, wanted)
 
 
@@ -204,21 +246,41 @@ def test_a_picture_is_as_private_as_its_source(launch_of_mode: tuple[Path, int])
     assert (launch.parent / "s.png").exists() and not too_open(launch, wanted)
 
 
-def test_files_that_nobody_named_are_not_written_through_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_nobody_named_are_not_written_through_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.args").write_text(FLAGS)
     (tmp_path / "theirs").write_text("keep")
     (tmp_path / "ds.json.carry.json").symlink_to(tmp_path / "theirs")
     code, text = said(
-        capsys, "convert", tmp_path / "a.args", "--to", "deepspeed", "--world-size", "8", "-o", tmp_path / "ds.json"
+        capsys,
+        "convert",
+        tmp_path / "a.args",
+        "--to",
+        "deepspeed",
+        "--world-size",
+        "8",
+        "-o",
+        tmp_path / "ds.json",
     )
     assert code == 1 and "is a link" in text
     assert (tmp_path / "theirs").read_text() == "keep" and not (tmp_path / "ds.json").exists()
 
 
-def test_a_picture_does_not_replace_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_does_not_replace_its_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.args").write_text(FLAGS)
     for option in ("--png", "--csv"):
-        code, text = said(capsys, "schedule", tmp_path / "a.args", "--world-size", "8", option, tmp_path / "a.args")
+        code, text = said(
+            capsys,
+            "schedule",
+            tmp_path / "a.args",
+            "--world-size",
+            "8",
+            option,
+            tmp_path / "a.args",
+        )
         assert code == 1 and "is the file" in text and (tmp_path / "a.args").read_text() == FLAGS
 
 
@@ -241,7 +303,9 @@ def test_writers_at_once_leave_the_files_of_one(tmp_path: Path) -> None:
     write_all({tmp_path / name: "0\n" for name in ("a", "b", "c")})
     environment = {**os.environ, "PYTHONPATH": str(Path(bridge.__file__).parent.parent)}
     words = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [subprocess.Popen([*words, str(number), "40"], env=environment) for number in range(4)]
+    writers = [
+        subprocess.Popen([*words, str(number), "40"], env=environment) for number in range(4)
+    ]
     seen: set[str] = set()
     while any(writer.poll() is None for writer in writers):
         with shared(tmp_path):
@@ -274,7 +338,9 @@ def with_secrets(folder: Path) -> Path:
     return path
 
 
-def test_secrets_of_a_script_stay_in_it_and_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_of_a_script_stay_in_it_and_come_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script, target, back = with_secrets(tmp_path), tmp_path / "ds.json", tmp_path / "back.sh"
     for words in (
         ["check", script, "--json"],
@@ -291,10 +357,14 @@ def test_secrets_of_a_script_stay_in_it_and_come_back(tmp_path: Path, capsys: py
     assert not [leak for leak in LEAKS if leak in text]
     target.write_text(json.dumps({**json.loads(target.read_text()), "gradient_clipping": 0.25}))
     said(capsys, "convert", target, "--to", "megatron", "-o", back)
-    assert "--clip-grad 0.25" in back.read_text() and all(leak in back.read_text() for leak in LEAKS)
+    assert "--clip-grad 0.25" in back.read_text() and all(
+        leak in back.read_text() for leak in LEAKS
+    )
 
 
-def test_secrets_that_are_gone_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_that_are_gone_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script, target, back = with_secrets(tmp_path), tmp_path / "ds.json", tmp_path / "back.sh"
     said(capsys, "convert", script, "--to", "deepspeed", "-o", target)
     script.rename(tmp_path / "other.sh")
@@ -306,13 +376,21 @@ def test_secrets_that_are_gone_are_named(tmp_path: Path, capsys: pytest.CaptureF
     assert not [leak for leak in LEAKS if leak in back.read_text()]
 
 
-def test_a_secret_of_a_file_is_not_in_its_sidecar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_of_a_file_is_not_in_its_sidecar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target, back = tmp_path / "ds.json", tmp_path / "out.args", tmp_path / "back.json"
     source.write_text(json.dumps({**OK, "comet": {"enabled": True, "api_key": "not-for-you-1"}}))
-    for words in (["check", source, "--json"], ["check", source], ["convert", source, "--to", "megatron", "-o", target]):
+    for words in (
+        ["check", source, "--json"],
+        ["check", source],
+        ["convert", source, "--to", "megatron", "-o", target],
+    ):
         _, text = said(capsys, *words, "--world-size", "8")
         assert "not-for-you-1" not in text
-    assert not [path for path in set(tmp_path.iterdir()) - {source} if "not-for-you-1" in path.read_text()]
+    assert not [
+        path for path in set(tmp_path.iterdir()) - {source} if "not-for-you-1" in path.read_text()
+    ]
     said(capsys, "convert", target, "--to", "deepspeed", "--world-size", "8", "-o", back)
     assert json.loads(back.read_text())["comet"]["api_key"] == "not-for-you-1"
 
@@ -328,7 +406,10 @@ def test_a_secret_of_a_file_is_not_in_its_sidecar(tmp_path: Path, capsys: pytest
         ("${GITHUB_TOKEN:-abc}", "abc"),
         ('os.environ["OPENAI_API_KEY"] = "abc"', "abc"),
         ("x=sk-abcdefghijklmnop1234", "sk-abcdefghijklmnop1234"),
-        ("wandb login 0123456789012345678901234567890123456789", "0123456789012345678901234567890123456789"),
+        (
+            "wandb login 0123456789012345678901234567890123456789",
+            "0123456789012345678901234567890123456789",
+        ),
         ("id: AKIAABCDEFGHIJKLMNOP", "AKIAABCDEFGHIJKLMNOP"),
         ("token: ghp_abcdefghijklmnopqrst0123", "ghp_abcdefghijklmnopqrst0123"),
         ("my_token: abcdefgh12345678", "abcdefgh12345678"),
@@ -362,7 +443,10 @@ def test_a_secret_of_a_file_is_not_in_its_sidecar(tmp_path: Path, capsys: pytest
         ("aws configure set aws_secret_access_key hunter22", "hunter22"),
         ("machine h login me password hunter22", "hunter22"),
         ("git clone https://abcdef0123456789ab@host/x", "abcdef0123456789ab"),
-        ("https://hooks.slack.com/services/T000/B000/abcdef0123456789", "T000/B000/abcdef0123456789"),
+        (
+            "https://hooks.slack.com/services/T000/B000/abcdef0123456789",
+            "T000/B000/abcdef0123456789",
+        ),
         ("npm_abcdefghijklmnopqrst0123", "npm_abcdefghijklmnopqrst0123"),
         ("İ: Authorization: Bearer abc12", "abc12"),
     ],
@@ -377,18 +461,26 @@ def test_secrets_are_found(text: str, secret: str) -> None:
 def test_every_value_of_an_array_is_hidden() -> None:
     text = 'declare -A SECRETS=([one]=first-secret-1 [two]="second secret" third-secret-3) # end'
     hidden = Secrets.of(text).hide(text)
-    assert hidden == 'declare -A SECRETS=([one]=__hidden_SECRETS__ [two]="__hidden_SECRETS_2__" __hidden_SECRETS_3__) # end'
+    assert (
+        hidden
+        == 'declare -A SECRETS=([one]=__hidden_SECRETS__ [two]="__hidden_SECRETS_2__" __hidden_SECRETS_3__) # end'
+    )
 
 
 def test_many_secrets_are_all_hidden() -> None:
     """In one way through the text, each with a mark of its own."""
-    values = [f"{number}-of-{length}" + "x" * length for number in range(300) for length in (0, 7, 40)]
+    values = [
+        f"{number}-of-{length}" + "x" * length for number in range(300) for length in (0, 7, 40)
+    ]
     text = "".join(f"export MY_API_KEY={value}\n" for value in values)
     found = Secrets.of(text)
     assert len(found.marks) == len({*found.marks.values()}) == len(values)
     hidden = found.hide(text)
     assert not [value for value in values if value in hidden] and found.reveal(hidden) == text
-    assert values[-1] not in found.hide_known(f"({values[-1]})") and found.hide_known("nothing") == "nothing"
+    assert (
+        values[-1] not in found.hide_known(f"({values[-1]})")
+        and found.hide_known("nothing") == "nothing"
+    )
     found.forget()
     assert values[-1] in found.hide_known(values[-1])
 
@@ -446,7 +538,17 @@ def findings(text: str) -> list[dict[str, Any]]:
 def carried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Path]:
     """A translation and its sidecar."""
     (tmp_path / "launch.args").write_text(FLAGS)
-    said(capsys, "convert", tmp_path / "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", tmp_path / "ds.json")
+    said(
+        capsys,
+        "convert",
+        tmp_path / "launch.args",
+        "--to",
+        "deepspeed",
+        "--world-size",
+        "8",
+        "-o",
+        tmp_path / "ds.json",
+    )
     return tmp_path / "ds.json", tmp_path / "ds.json.carry.json"
 
 
@@ -471,11 +573,31 @@ def test_what_a_sidecar_says_and_cannot_be_used_is_a_finding(
     record = json.loads(place.read_text())
     record[part][path] = value
     place.write_text(json.dumps(record))
-    code, text = said(capsys, "convert", target, "--to", "megatron", "--world-size", "8", "--json", "-o", tmp_path / "b.args")
+    code, text = said(
+        capsys,
+        "convert",
+        target,
+        "--to",
+        "megatron",
+        "--world-size",
+        "8",
+        "--json",
+        "-o",
+        tmp_path / "b.args",
+    )
     if code != 1:
         found = findings(text)
-        assert [finding for finding in found if finding["path"] == path and "sidecar" in finding["message"]]
-        assert said(capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "c.args")[0] == 1
+        assert [
+            finding
+            for finding in found
+            if finding["path"] == path and "sidecar" in finding["message"]
+        ]
+        assert (
+            said(
+                capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "c.args"
+            )[0]
+            == 1
+        )
         assert not (tmp_path / "c.args").exists()
     else:
         assert path in text
@@ -483,27 +605,51 @@ def test_what_a_sidecar_says_and_cannot_be_used_is_a_finding(
 
 @pytest.mark.parametrize(
     ("key", "value", "effect", "says"),
-    [("version", "99.1", "different numbers", "unknown release 99.1"), ("dialect", "merak", "same numbers", "is from merak")],
+    [
+        ("version", "99.1", "different numbers", "unknown release 99.1"),
+        ("dialect", "merak", "same numbers", "is from merak"),
+    ],
 )
 def test_a_sidecar_that_is_not_used_is_a_finding(
     key: str, value: str, effect: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, place = carried(tmp_path, capsys)
     place.write_text(json.dumps({**json.loads(place.read_text()), key: value}))
-    _, text = said(capsys, "convert", target, "--to", "megatron", "--world-size", "8", "--json", "-o", tmp_path / "b.args")
+    _, text = said(
+        capsys,
+        "convert",
+        target,
+        "--to",
+        "megatron",
+        "--world-size",
+        "8",
+        "--json",
+        "-o",
+        tmp_path / "b.args",
+    )
     found = findings(text)[0]
     assert (found["path"], found["effect"]) == (place.name, effect)
     assert says in found["message"] and "not used" in found["message"]
-    assert said(capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "c.args")[0] == 1
+    assert (
+        said(capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "c.args")[
+            0
+        ]
+        == 1
+    )
 
 
-def test_a_sidecar_of_another_conversion_is_left_out_and_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sidecar_of_another_conversion_is_left_out_and_said_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Neither its digest nor its names are those of the file; a file that was renamed as it is keeps its own."""
     target, place = carried(tmp_path, capsys)
     kept = tmp_path / "renamed.json"
     kept.write_text(target.read_text())
     kept.with_name("renamed.json.carry.json").write_text(place.read_text())
-    assert "not used" not in said(capsys, "convert", kept, "--to", "megatron", "--world-size", "8", "--json")[1]
+    assert (
+        "not used"
+        not in said(capsys, "convert", kept, "--to", "megatron", "--world-size", "8", "--json")[1]
+    )
     kept.write_text(target.read_text() + "\n")
     _, text = said(capsys, "convert", kept, "--to", "megatron", "--world-size", "8", "--json")
     found = findings(text)[0]
@@ -529,12 +675,19 @@ def test_no_sidecar_of_an_earlier_conversion_is_left_beside_a_new_file(
     assert target.exists() and not place.exists()
 
 
-def test_a_digest_that_does_not_fit_is_said_first_and_strict_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_digest_that_does_not_fit_is_said_first_and_strict_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target, place = carried(tmp_path, capsys)
-    assert "the digest in the sidecar" not in said(capsys, "convert", target, "--to", "megatron", "--json")[1]
+    assert (
+        "the digest in the sidecar"
+        not in said(capsys, "convert", target, "--to", "megatron", "--json")[1]
+    )
     target.write_text(target.read_text() + "\n")
     _, text = said(capsys, "convert", target, "--to", "megatron", "--json")
     found = findings(text)
     assert found[0]["path"] == place.name and "digest" in found[0]["message"]
-    code, text = said(capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "b.args")
+    code, text = said(
+        capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "b.args"
+    )
     assert code == 1 and "digest" in text and not (tmp_path / "b.args").exists()

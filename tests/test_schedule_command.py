@@ -41,7 +41,10 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 def test_text(capsys: pytest.CaptureFixture[str], launch: str) -> None:
     code, out, _ = said(capsys, launch, "--world-size", "4")
     assert code == 0
-    assert "1f1b: 4 ranks, 4 stages, 8 microbatches; bubble 27.3% of the time, at most 4 activations in flight" in out
+    assert (
+        "1f1b: 4 ranks, 4 stages, 8 microbatches; bubble 27.3% of the time, at most 4 activations in flight"
+        in out
+    )
     assert "rank 3  .  .  .  F0 B0 -- F1 B1 -- " in out
 
 
@@ -61,7 +64,9 @@ def test_picture_and_table(capsys: pytest.CaptureFixture[str], launch: str, tmp_
     assert csv.read_text().splitlines()[3].startswith("3F0,3B0,3F1")
 
 
-@pytest.mark.parametrize(("option", "name"), [("--csv", "mine.csv"), ("--csv", "a.json"), ("--plot", "mine.svg")])
+@pytest.mark.parametrize(
+    ("option", "name"), [("--csv", "mine.csv"), ("--csv", "a.json"), ("--plot", "mine.svg")]
+)
 def test_a_file_of_another_kind_is_kept(
     capsys: pytest.CaptureFixture[str], launch: str, tmp_path: Path, option: str, name: str
 ) -> None:
@@ -70,7 +75,11 @@ def test_a_file_of_another_kind_is_kept(
     path = tmp_path / name
     path.write_text("0F0,1\n")
     code, _, error = said(capsys, launch, "--world-size", "4", option, str(path))
-    assert code == 1 and f"{path}: found a file that is not a" in error and path.read_text() == "0F0,1\n"
+    assert (
+        code == 1
+        and f"{path}: found a file that is not a" in error
+        and path.read_text() == "0F0,1\n"
+    )
     path.unlink()
     for _ in "again":
         assert said(capsys, launch, "--world-size", "4", option, str(path))[0] == 0
@@ -91,22 +100,39 @@ def test_a_picture_is_what_its_ending_says(
         return
     wide = int.from_bytes(path.read_bytes()[16:20], "big")
     said(capsys, launch, "--world-size", "4", "--microbatches", "512", "--plot", str(path))
-    assert wide == int.from_bytes(path.read_bytes()[16:20], "big") <= 1400, "a page wide at any length"
+    assert wide == int.from_bytes(path.read_bytes()[16:20], "big") <= 1400, (
+        "a page wide at any length"
+    )
 
 
-def test_another_ending_is_refused(capsys: pytest.CaptureFixture[str], launch: str, tmp_path: Path) -> None:
+def test_another_ending_is_refused(
+    capsys: pytest.CaptureFixture[str], launch: str, tmp_path: Path
+) -> None:
     for name in ("out.jpg", "out"):
         code, _, error = said(capsys, launch, "--world-size", "4", "--plot", str(tmp_path / name))
-        assert code == 1 and "expected a picture .png, .svg, .pdf, .html" in error and not (tmp_path / name).exists()
+        assert (
+            code == 1
+            and "expected a picture .png, .svg, .pdf, .html" in error
+            and not (tmp_path / name).exists()
+        )
 
 
-SHAPES = [ScheduleShape(4, 4, 8), ScheduleShape(4, 8, 16), ScheduleShape(4, 8, 512), ScheduleShape(8, 16, 64), ScheduleShape(64, 64, 512), ScheduleShape(64, 128, 512)]
+SHAPES = [
+    ScheduleShape(4, 4, 8),
+    ScheduleShape(4, 8, 16),
+    ScheduleShape(4, 8, 512),
+    ScheduleShape(8, 16, 64),
+    ScheduleShape(64, 64, 512),
+    ScheduleShape(64, 128, 512),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_unit_of_time_is_in_a_picture_once(shape: ScheduleShape) -> None:
     """Or stands for as many as are said."""
-    found = make_timeline(generate_schedule("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))
+    found = make_timeline(
+        generate_schedule("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape)
+    )
     drawn = picture_lines(found)
     assert max(line[-1].end for line in drawn) <= (UNITS if shape.ranks <= NUMBERED else BARE)
     assert len(drawn) < 10
@@ -119,11 +145,19 @@ def test_every_unit_of_time_is_in_a_picture_once(shape: ScheduleShape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_pieces_of_a_line_lie_apart_where_time_jumps_and_their_texts_never_meet(shape: ScheduleShape) -> None:
-    for line in picture_lines(make_timeline(generate_schedule("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))):
+def test_pieces_of_a_line_lie_apart_where_time_jumps_and_their_texts_never_meet(
+    shape: ScheduleShape,
+) -> None:
+    for line in picture_lines(
+        make_timeline(
+            generate_schedule("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape)
+        )
+    ):
         assert sum(bool(piece.said) for piece in line) <= 1
         for before, after in pairwise(line):
-            assert (before.stop == after.start) == (before.end == after.at) and before.end <= after.at
+            assert (before.stop == after.start) == (
+                before.end == after.at
+            ) and before.end <= after.at
 
 
 @pytest.mark.parametrize("count", [18, 25, 40])
@@ -134,10 +168,14 @@ def test_lines_of_a_picture_are_of_one_length(count: int) -> None:
     assert len(drawn) > 1 and max(lengths) - min(lengths) < len(drawn)
 
 
-def test_a_picture_of_many_ranks_has_no_object_for_each_action_and_is_no_taller_than_a_few_pages(tmp_path: Path) -> None:
+def test_a_picture_of_many_ranks_has_no_object_for_each_action_and_is_no_taller_than_a_few_pages(
+    tmp_path: Path,
+) -> None:
     """An object for each took eight seconds at 64 ranks and 512 microbatches, and three metres of paper."""
     pytest.importorskip("matplotlib")
-    draw_picture(make_timeline(generate_schedule("1f1b", ScheduleShape(64, 64, 512))), tmp_path / "many.svg")
+    draw_picture(
+        make_timeline(generate_schedule("1f1b", ScheduleShape(64, 64, 512))), tmp_path / "many.svg"
+    )
     text = (tmp_path / "many.svg").read_text()
     assert text.count("<path") < 500
     assert float(re.search(r'height="([\d.]+)pt"', text)[1]) < 72 * 15  # type: ignore[index]
@@ -146,10 +184,14 @@ def test_a_picture_of_many_ranks_has_no_object_for_each_action_and_is_no_taller_
 def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str], launch: str) -> None:
     code, _, error = said(capsys, launch, "--world-size", "4", "--microbatches", "1000000000")
     assert code == 1
-    assert error.startswith("error: batch.accumulation: found 1,000,000,000 microbatches through 4 stages, expected at most")
+    assert error.startswith(
+        "error: batch.accumulation: found 1,000,000,000 microbatches through 4 stages, expected at most"
+    )
 
 
-def test_fewer_microbatches_than_ranks_are_shown(capsys: pytest.CaptureFixture[str], launch: str) -> None:
+def test_fewer_microbatches_than_ranks_are_shown(
+    capsys: pytest.CaptureFixture[str], launch: str
+) -> None:
     """Megatron runs 1F1B on them as well (schedules.py, forward_backward_pipelining_without_interleaving)."""
     code, out, _ = said(capsys, launch, "--world-size", "4", "--json", "--microbatches", "2")
     assert code == 0 and json.loads(out)["rows"][0] == ["0F0", "0F1", "0B0", "0B1"]
@@ -164,4 +206,7 @@ def test_text_shows_what_repeats_once(capsys: pytest.CaptureFixture[str], launch
     found = make_timeline(generate_schedule("interleaved_1f1b", ScheduleShape(4, 8, 512)))
     parts = find_repeats(found)
     assert sum(part.times * (part.stop - part.start) for part in parts) == round(found.length)
-    assert max(part.times * part.further for part in parts) >= 480 and sum(part.stop - part.start for part in parts) < 150
+    assert (
+        max(part.times * part.further for part in parts) >= 480
+        and sum(part.stop - part.start for part in parts) < 150
+    )

@@ -67,10 +67,16 @@ def named(row: Mapping[str, Any]) -> str:
 def sizes(config: Config, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """What `config` says of the sizes in `wanted`."""
     paths = PATHS[config.dialect.name]
-    found = {name: config.given.get(paths[name], LEFT_OUT.get(name)) for name in wanted if name in paths}
+    found = {
+        name: config.given.get(paths[name], LEFT_OUT.get(name)) for name in wanted if name in paths
+    }
     return {
         **found,
-        **{name: value for name, value in (("precision", precision(config)), ("ranks", config.world_size)) if name in wanted},
+        **{
+            name: value
+            for name, value in (("precision", precision(config)), ("ranks", config.world_size))
+            if name in wanted
+        },
     }
 
 
@@ -83,13 +89,20 @@ def read(document: Document, row: Mapping[str, Any], name: str, lenient: bool = 
     """The script as the row starts it, not yet checked; leniently, unless its mistakes are asked for."""
     dialect = compat.load(name)
     assert isinstance(document.data, Script)
-    outside = {**row.get("environment", {}), **{str(place): word for place, word in enumerate(row.get("arguments", ()), 1)}}
-    script = Document(document.data.start_with(outside, row.get("launch")), {}, "script", name=document.name)
+    outside = {
+        **row.get("environment", {}),
+        **{str(place): word for place, word in enumerate(row.get("arguments", ()), 1)},
+    }
+    script = Document(
+        document.data.start_with(outside, row.get("launch")), {}, "script", name=document.name
+    )
     if "auto" in row and name == "deepspeed":
         facts = {**row["auto"], "world_size": row["world_size"]}
         return dialect.read(script, world_size=row["world_size"], lenient=lenient, auto=facts)  # type: ignore[call-arg]
     version = row.get("version", dialect.versions[-1])
-    return dialect.build(dialect.parse(script, version, lenient=lenient), version, row.get("world_size"))
+    return dialect.build(
+        dialect.parse(script, version, lenient=lenient), version, row.get("world_size")
+    )
 
 
 def check(document: Document, row: Mapping[str, Any]) -> None:
@@ -100,7 +113,9 @@ def check(document: Document, row: Mapping[str, Any]) -> None:
         with pytest.raises(BridgeError) as caught:
             read(document, row, name, lenient=False)
         for line, what in wrong:
-            assert any(f"line {line}: " in problem and what in problem for problem in caught.value.problems), caught.value
+            assert any(
+                f"line {line}: " in problem and what in problem for problem in caught.value.problems
+            ), caught.value
         assert len(caught.value.problems) >= len(wrong)
 
 
@@ -108,7 +123,9 @@ def check(document: Document, row: Mapping[str, Any]) -> None:
 def shown(repository: str, commit: str, path: str) -> str | None:
     """A file of a repository at a commit; None if it is not there."""
     folder = Path(CLONES or "") / repository.replace("/", "+") / "repo"
-    done = subprocess.run(["git", f"--git-dir={folder}", "show", f"{commit}:{path}"], capture_output=True, check=False)
+    done = subprocess.run(
+        ["git", f"--git-dir={folder}", "show", f"{commit}:{path}"], capture_output=True, check=False
+    )
     return done.stdout.decode("utf-8") if done.returncode == 0 else None
 
 
@@ -132,7 +149,9 @@ def test_real_scripts_say_what_a_human_reads(row: dict[str, Any], tmp_path: Path
         check(load(tmp_path / row["path"]), row)
 
 
-@pytest.mark.parametrize("row", OWN, ids=lambda row: f"{row['path']}{'-' + row['case'] if 'case' in row else ''}")
+@pytest.mark.parametrize(
+    "row", OWN, ids=lambda row: f"{row['path']}{'-' + row['case'] if 'case' in row else ''}"
+)
 def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
     check(load(HERE / row["path"]), row)
 
@@ -141,30 +160,57 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
     ("text", "said"),
     [
         ('echo "never closed\ntorchrun a.py --num-layers 2\n', "line 1: not shell syntax"),
-        ("if true; then\ntorchrun a.py --num-layers 2\n", "line 1: a statement is never closed; expected fi"),
+        (
+            "if true; then\ntorchrun a.py --num-layers 2\n",
+            "line 1: a statement is never closed; expected fi",
+        ),
         (
             "cat > a.json <<EOF\n$(x\nEOF\ntorchrun a.py --num-layers 2\n",
             "line 2: a bracket is never closed; expected )",
         ),
-        ("ls\ncat > ds.json <<EOF\n{\n", "line 2: a here-document is never closed; expected its delimiter"),
+        (
+            "ls\ncat > ds.json <<EOF\n{\n",
+            "line 2: a here-document is never closed; expected its delimiter",
+        ),
         (":(){ :|:& };:\n", "line 1: : calls itself without end"),
         ("f() { eval f; }\nf\n", "line 1: f calls itself without end"),
         ("A=x\n" + "A=$A$A$A$A\n" * 40, "A grows beyond 20,000 parts"),
         ("B='bash -c \"$B\"'\nexport B\neval eval eval '$B'\n", "found no run"),
         ("ls\n", "found no run with flags of Megatron; runs of the script: none"),
-        ("python prepare.py --in x\n", "found no run with flags of Megatron; runs of the script: line 1: prepare.py"),
-        ("torchrun a.py --num-layers 2\n# comment\n--bf16\ntorchrun b.py --num-layers 4\n", "--launch 2: line 4: b.py"),
-        ("torchrun a.py --hidden-size 2 \\\n# --bf16 \\\n--num-layers 2\n", "--num-layers: the flag is no part of the run"),
-        ("torchrun a.py --num-layers $((1/0))\n", "line 1: --num-layers: $((1/0)) (line 1) is not known"),
+        (
+            "python prepare.py --in x\n",
+            "found no run with flags of Megatron; runs of the script: line 1: prepare.py",
+        ),
+        (
+            "torchrun a.py --num-layers 2\n# comment\n--bf16\ntorchrun b.py --num-layers 4\n",
+            "--launch 2: line 4: b.py",
+        ),
+        (
+            "torchrun a.py --hidden-size 2 \\\n# --bf16 \\\n--num-layers 2\n",
+            "--num-layers: the flag is no part of the run",
+        ),
+        (
+            "torchrun a.py --num-layers $((1/0))\n",
+            "line 1: --num-layers: $((1/0)) (line 1) is not known",
+        ),
         ("for n in 2 4; do torchrun a.py --num-layers $n; done\n", "--launch 2: line 1: a.py"),
-        ("for n in $N; do torchrun a.py --num-layers $n; done\n", "a loop gives the variable several values"),
-        ("N=2\nwhile read x; do N=$x; done < f\ntorchrun a.py --num-layers $N\n", "line 3: --num-layers: $N"),
+        (
+            "for n in $N; do torchrun a.py --num-layers $n; done\n",
+            "a loop gives the variable several values",
+        ),
+        (
+            "N=2\nwhile read x; do N=$x; done < f\ntorchrun a.py --num-layers $N\n",
+            "line 3: --num-layers: $N",
+        ),
         ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
         (
             "torchrun pretrain_gpt.py $ALL\n",
             "$ALL (line 1) is not known: the script sets ALL nowhere; set --env ALL=...",
         ),
-        ("torchrun a.py --num-layers 2 --data-path x $U y\n", "may contain flags: $U (line 1) is not known"),
+        (
+            "torchrun a.py --num-layers 2 --data-path x $U y\n",
+            "may contain flags: $U (line 1) is not known",
+        ),
         (
             "run() { torchrun a.py --num-layers 4; }\nbash -c run\n",
             "line 1: this line is in the function run; line 2 names run, but no command that is read calls run",
@@ -175,7 +221,10 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ),
         ("L=$(date)$L\ntorchrun a.py --num-layers 2$L\n", "the value is the output of a command"),
         ("read -n 2 q <<< 42\ntorchrun a.py --num-layers $q\n", "read -n is not supported"),
-        ("trap 'x' RETURN\n", "line 1: a trap that runs where functions and sourced files end is not supported"),
+        (
+            "trap 'x' RETURN\n",
+            "line 1: a trap that runs where functions and sourced files end is not supported",
+        ),
         ("set -o posix\n", "line 1: set turns posix on, which is not supported"),
         ("(" * 4000, "not shell syntax"),
         ("x" * (2**20 + 1), "more than 1 MiB"),
@@ -205,7 +254,9 @@ def test_a_choice_that_does_not_exist_is_said() -> None:
     script = load(HERE / "several.sh")
     assert isinstance(script.data, Script)
     with pytest.raises(BridgeError, match=r"there is no run 4; the script starts 3"):
-        compat.load("megatron").read(Document(script.data.start_with({}, 4), {}, "script", name="several.sh"))
+        compat.load("megatron").read(
+            Document(script.data.start_with({}, 4), {}, "script", name="several.sh")
+        )
 
 
 TOKENS = (
@@ -223,4 +274,6 @@ def test_any_text_is_read_or_refused(words: list[str], noise: str) -> None:
         with suppress(BridgeError):
             script = Script(text, "launch.sh")
             for launch in script.launches:
-                assert len(launch.texts) == len(launch.lines) and all(line >= 1 for line in launch.lines)
+                assert len(launch.texts) == len(launch.lines) and all(
+                    line >= 1 for line in launch.lines
+                )

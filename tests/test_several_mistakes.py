@@ -51,7 +51,11 @@ class Planted:
     def untrue(self) -> list[str]:
         """What is said of the whole, and speaks of none of the mistakes."""
         said = [problem for problem in self.together.problems if problem not in self.alone]
-        return [problem for problem in said if not any(edit.is_named_by(BridgeError(problem)) for edit in self.edits)]
+        return [
+            problem
+            for problem in said
+            if not any(edit.is_named_by(BridgeError(problem)) for edit in self.edits)
+        ]
 
 
 @dataclass
@@ -67,8 +71,12 @@ class Tally:
     def add(self, one: Planted) -> None:
         self.planted += 1
         self.kinds.update(edit.mistake for edit in one.edits)
-        said = f"\n  of {[(edit.key, edit.value) for edit in one.edits]}\n  " + "\n  ".join(one.together.problems)
-        self.unnamed += [f"{edit.mistake}: {edit.key}: {edit.value!r}{said}" for edit in one.unnamed]
+        said = f"\n  of {[(edit.key, edit.value) for edit in one.edits]}\n  " + "\n  ".join(
+            one.together.problems
+        )
+        self.unnamed += [
+            f"{edit.mistake}: {edit.key}: {edit.value!r}{said}" for edit in one.unnamed
+        ]
         self.untrue += [f"{problem}{said}" for problem in one.untrue]
 
 
@@ -80,7 +88,9 @@ def planted(config: Config, seed: int, count: int = MISTAKES) -> Planted | None:
         edit = random.choice(found[random.choice(sorted(found))])
         if len(chosen) == count or any(_touch(edit, other) for other, _ in chosen):
             continue
-        mutation = _mutation(config, edit, edit_mapping(part_of(config.dialect).source(config), edit))
+        mutation = _mutation(
+            config, edit, edit_mapping(part_of(config.dialect).source(config), edit)
+        )
         problems = _refused(mutation)
         if problems is not None and mutation.is_named_by(problems):
             chosen.append((edit, mutation))
@@ -91,7 +101,11 @@ def planted(config: Config, seed: int, count: int = MISTAKES) -> Planted | None:
     for edit, _ in chosen:
         source = edit_mapping(source, edit)
     together = _refused(_mutation(config, chosen[0][0], source))
-    return Planted(config, [mutation for _, mutation in chosen], frozenset(alone), together) if together else None
+    return (
+        Planted(config, [mutation for _, mutation in chosen], frozenset(alone), together)
+        if together
+        else None
+    )
 
 
 def _mutation(config: Config, edit: Edit, source: Any) -> Mutation:
@@ -110,7 +124,11 @@ def invented(config: Config, seed: int) -> list[str]:
         reading = config.dialect.parse(mutation.source, config.version, False)
         _ = config.dialect.build(reading, config.version, config.world_size).effective
     except BridgeError as first:
-        more = [one for one in error.problems if one not in first.problems and not mutation.is_named_by(BridgeError(one))]
+        more = [
+            one
+            for one in error.problems
+            if one not in first.problems and not mutation.is_named_by(BridgeError(one))
+        ]
         return [f"{one}\n  of {edit.at} {edit.value!r}: {first}" for one in more]
     return []
 
@@ -120,7 +138,10 @@ def _touch(one: Edit, other: Edit) -> bool:
     places = [path for edit in (one, other) for path in (edit.at, edit.leaves or edit.at)]
     mine, theirs = places[:2], places[2:]
     shared = any(a[: len(b)] == b or b[: len(a)] == a for a in mine for b in theirs)
-    names = [" ".join(map(str, (*edit.at, *(edit.leaves or ()), edit.ours))).replace(".", " ") for edit in (one, other)]
+    names = [
+        " ".join(map(str, (*edit.at, *(edit.leaves or ()), edit.ours))).replace(".", " ")
+        for edit in (one, other)
+    ]
     return shared or any(hangs(f": {a}", b) for a, b in (names, reversed(names)))
 
 
@@ -156,7 +177,11 @@ def sampled(dialect: Dialect, examples: int) -> Tally:
 
 def judged() -> Iterator[Dialect]:
     """Stacks that refuse: one that keeps any key only names those that it does not know."""
-    return (dialect for dialect in map(compat.load, compat.names()) if REST not in fields(dialect.schema))
+    return (
+        dialect
+        for dialect in map(compat.load, compat.names())
+        if REST not in fields(dialect.schema)
+    )
 
 
 @pytest.mark.parametrize("dialect", [*judged()], ids=lambda dialect: dialect.name)
@@ -171,7 +196,10 @@ def test_a_misspelled_selector_hides_nothing() -> None:
     """What its section is follows from the name that was meant, so that the batch can be held against the ranks."""
     recipe = {
         "step_scheduler": {"made_up_key": 1, "global_batch_size": 33, "local_batch_size": 2},
-        "distributed": {"_taregt_": "nemo_automodel.components.distributed.fsdp2.FSDP2Manager", "tp_size": 2},
+        "distributed": {
+            "_taregt_": "nemo_automodel.components.distributed.fsdp2.FSDP2Manager",
+            "tp_size": 2,
+        },
     }
     with pytest.raises(BridgeError) as caught:
         compat.load("automodel").read(recipe, world_size=8)
@@ -212,13 +240,20 @@ WAVES: tuple[tuple[str, Any, int, tuple[str, ...]], ...] = (
     ),
     (
         "fast_llm",
-        {"model": {"distributed": {"tensor_parallel": 4}}, "schedule": {"made_up": 1}, "optimizer": {"beta_1": "many"}},
+        {
+            "model": {"distributed": {"tensor_parallel": 4}},
+            "schedule": {"made_up": 1},
+            "optimizer": {"beta_1": "many"},
+        },
         2,
         ("model.distributed.world_size: found 2", "schedule.made_up", "optimizer.beta_1"),
     ),
     (
         "merak",
-        {"init": {"pp": 3, "tp": 1, "dp": 1}, "args": {"split_method": "none", "warmup_steps": True}},
+        {
+            "init": {"pp": 3, "tp": 1, "dp": 1},
+            "args": {"split_method": "none", "warmup_steps": True},
+        },
         8,
         ("init: pp (3)", "args.split_method", "args.warmup_steps"),
     ),
@@ -236,12 +271,16 @@ WAVES: tuple[tuple[str, Any, int, tuple[str, ...]], ...] = (
 
 
 @pytest.mark.parametrize(("stack", "source", "ranks", "told"), WAVES)
-def test_sizes_that_do_not_fit_are_named_at_once(stack: str, source: Any, ranks: int, told: tuple[str, ...]) -> None:
+def test_sizes_that_do_not_fit_are_named_at_once(
+    stack: str, source: Any, ranks: int, told: tuple[str, ...]
+) -> None:
     """What stands beside them is refused as well, and none of it waits for a second report."""
     given = source.split() if isinstance(source, str) else source
     with pytest.raises(BridgeError) as caught:
         compat.load(stack).read(given, world_size=ranks)
-    assert [any(start in one for one in caught.value.problems) for start in told] == [True] * len(told), str(caught.value)
+    assert [any(start in one for one in caught.value.problems) for start in told] == [True] * len(
+        told
+    ), str(caught.value)
 
 
 if __name__ == "__main__":

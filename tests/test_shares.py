@@ -20,14 +20,24 @@ from bridge.testing.strategies import values as typed_values
 pytestmark = pytest.mark.once
 
 DIALECTS = tuple(compat.load(name) for name in compat.names())
-QUIET = settings(max_examples=20, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+QUIET = settings(
+    max_examples=20,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 
 
 @each
-def test_every_field_is_off_its_default_in_a_hundredth_of_the_configs_that_have_it(dialect: Dialect) -> None:
+def test_every_field_is_off_its_default_in_a_hundredth_of_the_configs_that_have_it(
+    dialect: Dialect,
+) -> None:
     """Drawn until each field shows it: a share below one in a hundred would give as many hits once in twenty times at most."""
-    shown = {path: not unshown(share) for path, share in shares(dialect, 1000, wanted=unshown).items()}
+    shown = {
+        path: not unshown(share) for path, share in shares(dialect, 1000, wanted=unshown).items()
+    }
     assert sorted(path for path, enough in shown.items() if not enough) == []
     assert fields(dialect.schema).keys() - shown.keys() == {*part_of(dialect).unsettable}
 

@@ -98,9 +98,17 @@ def test_families_of_constructs_are_read_as_bash_runs_them(bash: Bash) -> None:
 
 @pytest.mark.once
 @needs_bash
-@settings(derandomize=True, database=None, deadline=None, max_examples=COUNT, suppress_health_check=list(HealthCheck))
+@settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=COUNT,
+    suppress_health_check=list(HealthCheck),
+)
 @given(drawn=scripts())
-def test_generated_scripts_are_read_as_bash_runs_them(drawn: tuple[str, tuple[str, ...]], bash: Bash) -> None:
+def test_generated_scripts_are_read_as_bash_runs_them(
+    drawn: tuple[str, tuple[str, ...]], bash: Bash
+) -> None:
     text, _ = drawn
     kind, why = outcome(bash, text)
     assert kind != "different", why
@@ -113,7 +121,10 @@ def test_generated_scripts_are_read_as_bash_runs_them(drawn: tuple[str, tuple[st
         ("while true; do :; done\n", "more than 10,000 steps"),
         ("for ((;;)); do A=1; done\n", "more than 10,000 steps"),
         ("A=xxxxxxxxxxxxxxxx\nwhile true; do A=$A$A; done\n", "A grows beyond"),
-        ("set -u\nA=$((B + 1))\n", "line 2: $((B + 1)): a shell stops here: B is not set, and set -u is on; set --env B=..."),
+        (
+            "set -u\nA=$((B + 1))\n",
+            "line 2: $((B + 1)): a shell stops here: B is not set, and set -u is on; set --env B=...",
+        ),
         ("x=ab; B=${x@Z}\n", "line 1: ${x@Z}: a shell stops here: bad substitution"),
     ],
 )
@@ -181,12 +192,21 @@ def test_what_cannot_reach_a_run_is_no_reason_to_refuse_it(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('N=4; export "$V"=1', "line 1, which sets a variable of unknown name ($V=1), may change the variable; set --env N=..."),
+        (
+            'N=4; export "$V"=1',
+            "line 1, which sets a variable of unknown name ($V=1), may change the variable; set --env N=...",
+        ),
         ('N=4; declare "${V}_HOME=1"', None),
-        ("N=$(( 8 / WORLD_SIZE ))", "WORLD_SIZE not set: division by zero; set --env WORLD_SIZE=..."),
+        (
+            "N=$(( 8 / WORLD_SIZE ))",
+            "WORLD_SIZE not set: division by zero; set --env WORLD_SIZE=...",
+        ),
         ("N=$(( 8 / $WORLD_SIZE ))", "set --env WORLD_SIZE=..."),
         ("N=$(( $B / 2 ))\nC=$(( / 2 ))", "B not set: "),
-        ("shopt -s expand_aliases; alias torchrun='torchrun -x'", "changes the meaning of torchrun"),
+        (
+            "shopt -s expand_aliases; alias torchrun='torchrun -x'",
+            "changes the meaning of torchrun",
+        ),
         ("select N in 1 2; do break; done", "the value depends on a branch (line 1)"),
     ],
 )
@@ -202,8 +222,33 @@ def test_what_reaches_a_run_says_how_to_settle_it(text: str, said: str | None) -
 @pytest.mark.parametrize(
     "text",
     [
-        *(f"N=$(({form}))" for form in ("BS*8+8", "BS*0", "2**BS", "BS ? 2 : 1", "!BS", "-BS", "BS && 1", "~$BS", "(BS)")),
-        *(f"N=$(({form}))" for form in ("BS > 1", "7 % (BS+3)", "1 << BS", "${BS} + 1", "${X:-2}*BS", "8/BS", "BS++", "A=BS+4")),
+        *(
+            f"N=$(({form}))"
+            for form in (
+                "BS*8+8",
+                "BS*0",
+                "2**BS",
+                "BS ? 2 : 1",
+                "!BS",
+                "-BS",
+                "BS && 1",
+                "~$BS",
+                "(BS)",
+            )
+        ),
+        *(
+            f"N=$(({form}))"
+            for form in (
+                "BS > 1",
+                "7 % (BS+3)",
+                "1 << BS",
+                "${BS} + 1",
+                "${X:-2}*BS",
+                "8/BS",
+                "BS++",
+                "A=BS+4",
+            )
+        ),
         *(f"N=$(({form}))" for form in ("0 || BS", "10#$BS")),
         "N=$[BS*2]",
         "let N=BS*4",
@@ -267,11 +312,16 @@ def test_a_number_that_needs_no_unset_variable_is_known(text: str) -> None:
     assert launch.texts == ["--n", "4"] and not launch.opaque
 
 
-@pytest.mark.parametrize("name", ["HOSTNAME", "PWD", "UID", "RANDOM", "HOME", "SECONDS", "1", "19", "NEVER_SET"])
+@pytest.mark.parametrize(
+    "name", ["HOSTNAME", "PWD", "UID", "RANDOM", "HOME", "SECONDS", "1", "19", "NEVER_SET"]
+)
 def test_what_is_set_outside_is_not_known(name: str) -> None:
     script = Script(f'torchrun a.py --x "${{{name}}}"\n', "launch.sh")
     assert list(script.launches[0].opaque) == [1]
-    assert script.start_with({name: "7"}, None).launches[0].texts == ["--x", "7"] or name in ("RANDOM", "SECONDS")
+    assert script.start_with({name: "7"}, None).launches[0].texts == ["--x", "7"] or name in (
+        "RANDOM",
+        "SECONDS",
+    )
 
 
 @pytest.mark.parametrize("name", ["HOSTNAME", "PWD", "UID"])
@@ -303,17 +353,29 @@ def test_a_script_says_where_it_ends() -> None:
     ]
 
 
-@pytest.mark.parametrize(("template", "said_"), [(True, ""), (False, "t.json: no such file in the script's folder")])
+@pytest.mark.parametrize(
+    ("template", "said_"), [(True, ""), (False, "t.json: no such file in the script's folder")]
+)
 def test_a_template_is_filled_in(tmp_path: Path, template: bool, said_: str) -> None:
     if template:
         (tmp_path / "t.json").write_text('{"a": AAA, "b": BBB}\n', "utf-8")
-    text = 'T=t.json\nsed "s/AAA/3/" ${T} | sed "s/BBB/4/g" > c.json\ntorchrun a.py "$(cat c.json)"\n'
+    text = (
+        'T=t.json\nsed "s/AAA/3/" ${T} | sed "s/BBB/4/g" > c.json\ntorchrun a.py "$(cat c.json)"\n'
+    )
     launch = Script(text, str(tmp_path / "launch.sh")).launches[0]
     assert launch.texts == ['{"a": 3, "b": 4}'] if template else said_ in launch.opaque[0]
 
 
 @pytest.mark.parametrize(
-    "text", ["-e 's/a/b/w out'", "'y/a/b/'", "'s/\\(a*\\)*/\\1/'", "'s/a\\>/x/'", "'/a/,/b/d'", "--debug s/a/b/"]
+    "text",
+    [
+        "-e 's/a/b/w out'",
+        "'y/a/b/'",
+        "'s/\\(a*\\)*/\\1/'",
+        "'s/a\\>/x/'",
+        "'/a/,/b/d'",
+        "--debug s/a/b/",
+    ],
 )
 def test_what_sed_does_otherwise_is_not_known(text: str) -> None:
     launch = Script(f'torchrun a.py "$(echo a | sed {text})"\n', "launch.sh").launches[0]
@@ -323,7 +385,12 @@ def test_what_sed_does_otherwise_is_not_known(text: str) -> None:
 def test_arguments_come_from_outside() -> None:
     script = Script('f() { torchrun a.py "$@" "$#"; }\nf "$@" x\n', "launch.sh")
     assert script.launches[0].texts == ["x", "1"]
-    assert script.start_with({"1": "--bf16", "2": "a b"}, None).launches[0].texts == ["--bf16", "a b", "x", "3"]
+    assert script.start_with({"1": "--bf16", "2": "a b"}, None).launches[0].texts == [
+        "--bf16",
+        "a b",
+        "x",
+        "3",
+    ]
 
 
 PLACES = (
@@ -360,7 +427,9 @@ UNSURE = (
 def beside(tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "size.sh").write_text("SIZE=(--num-layers 4)\n", encoding="utf-8")
-    (tmp_path / "models" / "beside.sh").write_text('. "$(dirname "${BASH_SOURCE[0]}")/size.sh"\n', encoding="utf-8")
+    (tmp_path / "models" / "beside.sh").write_text(
+        '. "$(dirname "${BASH_SOURCE[0]}")/size.sh"\n', encoding="utf-8"
+    )
     return tmp_path / "launch.sh"
 
 
@@ -382,9 +451,15 @@ def test_a_file_of_another_place_leaves_its_variables_unknown(beside: Path, firs
     assert launch.opaque and not {"2", "4"} & set(launch.texts)
 
 
-def test_placeholders_of_a_sourced_file_are_all_named_with_its_name_and_lines(tmp_path: Path) -> None:
-    (tmp_path / "cfg.sh").write_text("# a\nexport P=<your partition, please>\nN=2\nQ=<your account>\n")
-    (tmp_path / "main.sh").write_text("#!/bin/bash\nX=1\n. `pwd`/cfg.sh\ntorchrun a.py --num-layers $X\n")
+def test_placeholders_of_a_sourced_file_are_all_named_with_its_name_and_lines(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cfg.sh").write_text(
+        "# a\nexport P=<your partition, please>\nN=2\nQ=<your account>\n"
+    )
+    (tmp_path / "main.sh").write_text(
+        "#!/bin/bash\nX=1\n. `pwd`/cfg.sh\ntorchrun a.py --num-layers $X\n"
+    )
     with pytest.raises(BridgeError) as caught:
         load("megatron").read(tmp_path / "main.sh")
     said = [problem.partition(" is a placeholder")[0] for problem in caught.value.problems]

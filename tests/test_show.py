@@ -28,9 +28,20 @@ def show(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_a_field_shows_meaning_default_by_release_and_where_it_goes(show: Any) -> None:
     code, out, err = show("deepspeed", "gradient_clipping")
     assert (code, err) == (0, "")
-    for part in ("float >= 0", "0.0  (0.15.0 to 0.19.2)", "1.0  (0.19.3 to 0.19.8)", "optimizer.clip", "different numbers"):
+    for part in (
+        "float >= 0",
+        "0.0  (0.15.0 to 0.19.2)",
+        "1.0  (0.19.3 to 0.19.8)",
+        "optimizer.clip",
+        "different numbers",
+    ):
         assert part in out
-    for elsewhere in ("clip_grad_norm.max_norm", "optimizer.gradient_norm_clipping", "clip_grad", "args.max_grad_norm"):
+    for elsewhere in (
+        "clip_grad_norm.max_norm",
+        "optimizer.gradient_norm_clipping",
+        "clip_grad",
+        "args.max_grad_norm",
+    ):
         assert elsewhere in out
 
 
@@ -38,27 +49,40 @@ def test_a_field_shows_meaning_default_by_release_and_where_it_goes(show: Any) -
     ("words", "parts"),
     [
         (("megatron", "params_dtype"), ("the default is None", "the default is torch.float32")),
-        (("megatron", "autocast_dtype"), ("default is the value of pipeline_dtype", "default is the value of params_dtype")),
+        (
+            ("megatron", "autocast_dtype"),
+            ("default is the value of pipeline_dtype", "default is the value of params_dtype"),
+        ),
         (("merak", "init.pp"), ("dp, tp, pp", "pass the degrees by name")),
         (("automodel", "distributed.pipeline.pp_schedule"), ("v_schedule", "ZBVZeroBubble")),
-        (("fast_llm", "model.multi_stage.num_grad_buffers"), ("the default is 1", "one buffer for each stage")),
+        (
+            ("fast_llm", "model.multi_stage.num_grad_buffers"),
+            ("the default is 1", "one buffer for each stage"),
+        ),
     ],
 )
-def test_documentation_that_the_code_contradicts_is_named(show: Any, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
+def test_documentation_that_the_code_contradicts_is_named(
+    show: Any, words: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
     _, out, _ = show(*words)
     flat = " ".join(out.split())
     assert "documented" in out and "but in the code" in out
     assert [part for part in parts if part not in flat] == []
 
 
-@pytest.mark.parametrize(("name", "flag", "path"), [("megatron", "--bf16", "bf16"), ("merak", "--zero_stage", "args.zero_stage")])
+@pytest.mark.parametrize(
+    ("name", "flag", "path"),
+    [("megatron", "--bf16", "bf16"), ("merak", "--zero_stage", "args.zero_stage")],
+)
 def test_a_flag_names_its_field(show: Any, name: str, flag: str, path: str) -> None:
     assert json.loads(show(name, flag, "--json")[1])["path"] == path
 
 
 def test_a_section_shows_its_fields(show: Any) -> None:
     _, out, _ = show("automodel", "distributed.pipeline", "--json")
-    listed = [field["path"] for section in json.loads(out)["sections"] for field in section["fields"]]
+    listed = [
+        field["path"] for section in json.loads(out)["sections"] for field in section["fields"]
+    ]
     assert len(listed) == 16
     assert all(path.startswith("distributed.pipeline.") for path in listed)
 

@@ -28,7 +28,10 @@ DEEPSPEED: tuple[dict[str, Any], ...] = (
     {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
-        "optimizer": {"type": "OneBitAdam", "params": {"lr": 0.002, "freeze_step": 400, "comm_backend_name": "nccl"}},
+        "optimizer": {
+            "type": "OneBitAdam",
+            "params": {"lr": 0.002, "freeze_step": 400, "comm_backend_name": "nccl"},
+        },
         "fp16": {"enabled": True, "loss_scale": 0},
     },
     {
@@ -53,7 +56,11 @@ def sources(stack: str) -> Iterator[Source]:
         yield from map(json.loads, lines)
     else:
         paths = sorted((EXAMPLES / stack).iterdir())
-        yield from (load(path).data for path in paths if path.suffix in SUFFIXES and not path.name.endswith(OTHERS))
+        yield from (
+            load(path).data
+            for path in paths
+            if path.suffix in SUFFIXES and not path.name.endswith(OTHERS)
+        )
 
 
 def bases(stack: str) -> Iterator[Base]:
@@ -84,8 +91,11 @@ def compression(**shared: Any) -> dict[str, Any]:
     return BATCH | {
         "compression_training": {
             "sparse_pruning": {
-                "shared_parameters": {"enabled": True, "schedule_offset": 2000, "method": "l1"} | shared,
-                "different_groups": {"sp1": {"params": {"dense_ratio": 0.5}, "modules": ["attention.self"]}},
+                "shared_parameters": {"enabled": True, "schedule_offset": 2000, "method": "l1"}
+                | shared,
+                "different_groups": {
+                    "sp1": {"params": {"dense_ratio": 0.5}, "modules": ["attention.self"]}
+                },
             }
         }
     }
@@ -99,11 +109,25 @@ FOUND: tuple[tuple[str, Mapping[str, Any], str | None, str], ...] = (
     ("deepspeed", one_bit(LR=0.002), None, "LR"),
     ("deepspeed", one_bit(rl=0.002), None, "rl"),
     ("deepspeed", one_bit(weight_dceay=0.1), None, "weight_dceay"),
-    ("deepspeed", BATCH | {"optimizer": {"type": "Adm", "params": {"weight_dceay": 0.1}}}, None, "weight_dceay"),
-    ("deepspeed", BATCH | {"optimizer": {"type": "RMSprop", "params": {"aplha": 0.9}}}, None, "aplha"),
     (
         "deepspeed",
-        BATCH | {"optimizer": {"type": "AdamW"}, "scheduler": {"type": "StepLR", "params": {"setp_size": 9}}},
+        BATCH | {"optimizer": {"type": "Adm", "params": {"weight_dceay": 0.1}}},
+        None,
+        "weight_dceay",
+    ),
+    (
+        "deepspeed",
+        BATCH | {"optimizer": {"type": "RMSprop", "params": {"aplha": 0.9}}},
+        None,
+        "aplha",
+    ),
+    (
+        "deepspeed",
+        BATCH
+        | {
+            "optimizer": {"type": "AdamW"},
+            "scheduler": {"type": "StepLR", "params": {"setp_size": 9}},
+        },
         None,
         "setp_size",
     ),
@@ -115,20 +139,45 @@ FOUND: tuple[tuple[str, Mapping[str, Any], str | None, str], ...] = (
         "modules",
     ),
     ("fast_llm", {"model": {"base_model": {"head": {"type": "rms_norm"}}}}, None, "head.type"),
-    ("automodel", {"distributed": {"pp_size": 2, "pipeline": {"pp_schedule": ""}}}, None, "pp_schedule: found ''"),
+    (
+        "automodel",
+        {"distributed": {"pp_size": 2, "pipeline": {"pp_schedule": ""}}},
+        None,
+        "pp_schedule: found ''",
+    ),
     (
         "deepspeed",
         BATCH | {"data_efficiency": {"data_routing": {"random_ltd": {"random_ldt_layer_num": 4}}}},
         None,
         "random_ldt_layer_num",
     ),
-    ("automodel", {"rng": {"_target_": "nemo_automodel.components.training.rng.StatefulRNG", "SEED": 1}}, None, "SEED"),
+    (
+        "automodel",
+        {"rng": {"_target_": "nemo_automodel.components.training.rng.StatefulRNG", "SEED": 1}},
+        None,
+        "SEED",
+    ),
     ("automodel", {"rng": {"ranked": True}, "seed": 1234}, None, "do not read the rng section"),
     ("automodel", {"rng": {"ranked": True, "seed": 1234}}, None, "here 42"),
     ("automodel", {"dataloader": {"_tagret_": "torch.utils.data.DataLoader"}}, None, "_tagret_"),
-    ("automodel", {"peft": {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "aplha": 32}}, None, "aplha"),
-    ("automodel", {"optimizer": {"_target_": "flashoptim.FlashAdamW", "bteas": [0.9, 0.95]}}, None, "bteas"),
-    ("automodel", {"dataloader": {"collate_fn": {"pad_seq_len_divisibel": 8}}}, None, "pad_seq_len_divisibel"),
+    (
+        "automodel",
+        {"peft": {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "aplha": 32}},
+        None,
+        "aplha",
+    ),
+    (
+        "automodel",
+        {"optimizer": {"_target_": "flashoptim.FlashAdamW", "bteas": [0.9, 0.95]}},
+        None,
+        "bteas",
+    ),
+    (
+        "automodel",
+        {"dataloader": {"collate_fn": {"pad_seq_len_divisibel": 8}}},
+        None,
+        "pad_seq_len_divisibel",
+    ),
     ("fast_llm", {"training": {"logs": {"intreval": 10}}}, None, "intreval"),
     ("fast_llm", {"training": {"evaluators": {"validation": {"typ": "loss"}}}}, None, "typ"),
     ("fast_llm", {"data": {"datasets": {"training": {"type": "randmo"}}}}, None, "randmo"),
@@ -137,8 +186,12 @@ FOUND: tuple[tuple[str, Mapping[str, Any], str | None, str], ...] = (
 """Shrunk edits that once passed in silence: stack, source, release, and the word that has to be named."""
 
 
-@pytest.mark.parametrize("stack, source, version, key", FOUND, ids=[f"{row[0]}-{row[3]}" for row in FOUND])
-def test_what_once_passed_in_silence(stack: str, source: Mapping[str, Any], version: str | None, key: str) -> None:
+@pytest.mark.parametrize(
+    "stack, source, version, key", FOUND, ids=[f"{row[0]}-{row[3]}" for row in FOUND]
+)
+def test_what_once_passed_in_silence(
+    stack: str, source: Mapping[str, Any], version: str | None, key: str
+) -> None:
     try:
         findings = compat.load(stack).read(source, version=version, world_size=RANKS).findings
         said = [f"{finding.path}: {finding.message}" for finding in findings]

@@ -29,22 +29,41 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_spec("material") is None:
         pytest.skip("needs mkdocs-material")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(CONFIG), "-d", str(folder)]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement of its makers, not of our pages
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "-f",
+        str(CONFIG),
+        "-d",
+        str(folder),
+    ]
+    quiet = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+    }  # an advertisement of its makers, not of our pages
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=quiet)
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     return folder
 
 
 def test_every_page_is_there(site: Path) -> None:
-    pages = {path.relative_to(HOME / "docs").with_suffix(".html").as_posix() for path in (HOME / "docs").rglob("*.md")}
+    pages = {
+        path.relative_to(HOME / "docs").with_suffix(".html").as_posix()
+        for path in (HOME / "docs").rglob("*.md")
+    }
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {page.replace("README.html", "index.html") for page in pages} <= built
 
 
 def test_the_search_knows_every_field(site: Path) -> None:
     found = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
-    text = "\n".join(part["text"] for part in found if part["location"].startswith("dialects/megatron"))
+    text = "\n".join(
+        part["text"] for part in found if part["location"].startswith("dialects/megatron")
+    )
     from bridge.config import fields
 
     missing = [path for path in fields(compat.load("megatron").schema) if path not in text]
@@ -53,7 +72,11 @@ def test_the_search_knows_every_field(site: Path) -> None:
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
-        loads = [match[0] for match in LOADED.finditer(page.read_text("utf-8")) if "canonical" not in match[0]]
+        loads = [
+            match[0]
+            for match in LOADED.finditer(page.read_text("utf-8"))
+            if "canonical" not in match[0]
+        ]
         assert not loads, page
 
 
@@ -62,8 +85,21 @@ def shown_in_a_browser(address: str, folder: Path) -> str:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("needs a browser: chromium")
-    words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-    command = [*words, f"--user-data-dir={folder}", "--virtual-time-budget=8000", "--dump-dom", address]
+    words = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--no-first-run",
+    ]
+    command = [
+        *words,
+        f"--user-data-dir={folder}",
+        "--virtual-time-budget=8000",
+        "--dump-dom",
+        address,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
 
 
@@ -78,17 +114,32 @@ new Worker().postMessage({ type: 0, data: { config: "--as-it-is" } });
 
 
 def test_a_flag_is_searched_for_as_its_setting(tmp_path: Path) -> None:
-    queries = ["--tensor-model-parallel-size", "tensor-model-parallel-size", "-q lr", "cross-layer loss", "bf16.enabled"]
+    queries = [
+        "--tensor-model-parallel-size",
+        "tensor-model-parallel-size",
+        "-q lr",
+        "cross-layer loss",
+        "bf16.enabled",
+    ]
     script = (HOME / "docs" / "site" / "tables.js").as_uri()
-    (tmp_path / "asked.html").write_text(ASKED.replace("SCRIPT", script).replace("QUERIES", json.dumps(queries)))
+    (tmp_path / "asked.html").write_text(
+        ASKED.replace("SCRIPT", script).replace("QUERIES", json.dumps(queries))
+    )
     shown = shown_in_a_browser((tmp_path / "asked.html").as_uri(), tmp_path / "browser")
     said = shown.replace("&quot;", '"').rpartition("</script>")[2]
-    asked = [*["tensor_model_parallel_size"] * 2, "q lr", "cross-layer cross_layer loss", "bf16.enabled"]
+    asked = [
+        *["tensor_model_parallel_size"] * 2,
+        "q lr",
+        "cross-layer cross_layer loss",
+        "bf16.enabled",
+    ]
     assert re.findall(r'^"(.*)"$', said, re.MULTILINE) == asked and "--as-it-is" in said
 
 
 def test_a_page_of_a_stack_is_filtered_by_its_address(site: Path, tmp_path: Path) -> None:
-    shown = shown_in_a_browser(f"{(site / 'dialects' / 'megatron.html').as_uri()}?rows=overlap+param+gather", tmp_path)
+    shown = shown_in_a_browser(
+        f"{(site / 'dialects' / 'megatron.html').as_uri()}?rows=overlap+param+gather", tmp_path
+    )
     rows = re.findall(r"<tr( class=\"filtered-out\")?>\s*<td>(.*?)</tr>", shown, re.DOTALL)
     left = [text for gone, text in rows if not gone]
     assert 0 < len(left) < 60 < len(rows)

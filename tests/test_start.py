@@ -39,7 +39,10 @@ WORDS = {
 HEAVY = {"train", "verify"}
 """Run on ranks, with torch: tests of the engine start them among planted files too."""
 HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-CONFIG = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+}
 LAUNCH = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --global-batch-size 4 --seq-length 64 "
 LAUNCH += "--max-position-embeddings 64 --lr 1e-3 --train-iters 10 --pipeline-model-parallel-size 2"
 
@@ -47,7 +50,14 @@ LAUNCH += "--max-position-embeddings 64 --lr 1e-3 --train-iters 10 --pipeline-mo
 def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter in `folder`."""
     environment = {**os.environ, **variables}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        check=False,
+    )
 
 
 def test_planted_files_run_where_nothing_protects(planted: Path) -> None:
@@ -58,7 +68,9 @@ def test_planted_files_run_where_nothing_protects(planted: Path) -> None:
         ran.unlink()
 
 
-def test_the_core_does_not_start_where_files_of_the_current_directory_are_imported(tmp_path: Path) -> None:
+def test_the_core_does_not_start_where_files_of_the_current_directory_are_imported(
+    tmp_path: Path,
+) -> None:
     """Its first module says so before it imports anything but `sys`."""
     home = str(Path(bridge.__file__).parents[1])
     (tmp_path / "typing.py").write_text("print('planted')\n")
@@ -74,9 +86,13 @@ def test_no_file_of_the_current_directory_runs(planted: Path, command: str) -> N
     (planted / FILE).write_text(json.dumps(CONFIG))
     (planted / "launch.args").write_text(LAUNCH)
     (planted / "weights").mkdir()
-    (planted / "weights" / "model.safetensors").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + bytes(4))
+    (planted / "weights" / "model.safetensors").write_bytes(
+        len(HEADER).to_bytes(8, "little") + HEADER + bytes(4)
+    )
     done = started(planted, "-P", "-m", "stagebridge", command, *WORDS.get(command, (FILE,)))
-    refused = command == "trace" or (command in ("checkpoint", "move") and find_spec("torch") is None)
+    refused = command == "trace" or (
+        command in ("checkpoint", "move") and find_spec("torch") is None
+    )
     assert done.returncode in ((1,) if refused else (0, 2)), done.stderr
     assert "Traceback" not in done.stderr and done.stdout + done.stderr
 
@@ -88,22 +104,41 @@ def test_the_current_directory_is_taken_off_the_path(planted: Path, path: str) -
         (planted / f"{name}.py").unlink()
     home = os.environ.get("PYTHONPATH", "")
     safe = () if not path else ("-P",)
-    done = started(planted, *safe, "-m", "stagebridge", "check", "nothing.json", PYTHONPATH=os.pathsep.join((home, path)))
-    assert (done.returncode, done.stderr) == (1, "error: nothing.json: no such file; check the path\n")
+    done = started(
+        planted,
+        *safe,
+        "-m",
+        "stagebridge",
+        "check",
+        "nothing.json",
+        PYTHONPATH=os.pathsep.join((home, path)),
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: nothing.json: no such file; check the path\n",
+    )
 
 
 @pytest.mark.parametrize("name", ["bridge", "compat"])
 @pytest.mark.parametrize("kind", ["module", "package"])
-def test_another_package_in_the_place_of_ours_is_one_line(tmp_path: Path, name: str, kind: str) -> None:
+def test_another_package_in_the_place_of_ours_is_one_line(
+    tmp_path: Path, name: str, kind: str
+) -> None:
     file = tmp_path / (f"{name}.py" if kind == "module" else f"{name}/__init__.py")
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise RuntimeError('never run')")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    for words in (("-P", "-m", "stagebridge", "check", FILE), ("-P", "-c", "import stagebridge; stagebridge.lift")):
+    for words in (
+        ("-P", "-m", "stagebridge", "check", FILE),
+        ("-P", "-c", "import stagebridge; stagebridge.lift"),
+    ):
         done = started(tmp_path.parent, *words, PYTHONPATH=path)
         assert done.returncode == 1
         *before, line = done.stderr.splitlines()
-        assert f"stagebridge needs its own package {name}, but {file} is another package named {name}" in line
+        assert (
+            f"stagebridge needs its own package {name}, but {file} is another package named {name}"
+            in line
+        )
         assert words[1] == "-c" or not before
 
 
@@ -126,7 +161,9 @@ def test_the_package_gives_the_public_names() -> None:
     code += "assert all(getattr(stagebridge, name) is getattr(bridge, name) for name in bridge.__all__); "
     code += "from stagebridge import translate; assert stagebridge.__version__ == bridge.__version__; stagebridge.nothing"
     done = started(Path(), "-P", "-c", code)
-    assert done.stderr.splitlines()[-1] == "AttributeError: module 'bridge' has no attribute 'nothing'"
+    assert (
+        done.stderr.splitlines()[-1] == "AttributeError: module 'bridge' has no attribute 'nothing'"
+    )
 
 
 def test_importing_the_package_imports_nothing() -> None:

@@ -15,7 +15,11 @@ from bridge.errors import VersionError
 
 HOME = Path(__file__).parents[1]
 PROGRAM = HOME / "benchmarks" / "starts.py"
-TARGETS = {"deepspeed": ("automodel", "merak"), "megatron": ("fast_llm",), "huggingface": ("megatron",)}
+TARGETS = {
+    "deepspeed": ("automodel", "merak"),
+    "megatron": ("fast_llm",),
+    "huggingface": ("megatron",),
+}
 """For each stack, the stacks whose configs are converted."""
 PACKAGES = {"huggingface": "transformers"}
 COUNT = "4"
@@ -28,7 +32,9 @@ def test_nothing_stops_that_was_not_said(target: str) -> None:
     """In a process of its own: each stack makes the one group of ranks that a process can have."""
     pytest.importorskip(PACKAGES.get(target, target))
     try:
-        compat.load(target).release(import_module(f"compat.{target}.runtime.starting").release_of_package())
+        compat.load(target).release(
+            import_module(f"compat.{target}.runtime.starting").release_of_package()
+        )
     except VersionError as error:
         pytest.skip(str(error))
     words = [target, "--source", *TARGETS[target], "--count", COUNT]

@@ -22,7 +22,9 @@ import bridge
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "trace.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LONG = pytest.mark.skipif(not os.environ.get("STAGEBRIDGE_WALKS"), reason="takes longer: tox -e long")
+LONG = pytest.mark.skipif(
+    not os.environ.get("STAGEBRIDGE_WALKS"), reason="takes longer: tox -e long"
+)
 CODE = re.compile(r"\s+# exit code (\d+)$")
 
 
@@ -50,12 +52,19 @@ def blocks() -> list[Block]:
 def test_every_block_is_a_file_a_command_or_what_a_command_prints() -> None:
     kinds = [block.language for block in blocks()]
     assert len(kinds) == PAGE.count("```") / 2 and set(kinds) == {"python", "sh", "text"}
-    assert all(re.fullmatch(r"# \w+\.py", block.lines[0]) for block in blocks() if block.language == "python")
+    assert all(
+        re.fullmatch(r"# \w+\.py", block.lines[0])
+        for block in blocks()
+        if block.language == "python"
+    )
     assert all(before == "sh" for before, kind in pairwise(kinds) if kind == "text")
 
 
 def test_every_reference_within_the_page_leads_somewhere() -> None:
-    heads = {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)}
+    heads = {
+        re.sub(r"[^\w -]", "", head).lower().replace(" ", "-")
+        for head in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    }
     assert set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) <= heads
 
 
@@ -64,12 +73,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty one, with `stagebridge` and `python` on the path of a shell."""
     source, tools = Path(bridge.__file__).parents[1], tmp_path / "bin"
     tools.mkdir()
-    for name, words in (("stagebridge", f'{sys.executable} -P -m stagebridge "$@"'), ("python", f'{sys.executable} "$@"')):
+    for name, words in (
+        ("stagebridge", f'{sys.executable} -P -m stagebridge "$@"'),
+        ("python", f'{sys.executable} "$@"'),
+    ):
         (tools / name).write_text(f"#!/bin/sh\nexec {words}\n")
         (tools / name).chmod(0o755)
-    front = [str(source / "bridge" / "cli" / "front")] if (source / "bridge" / "cli" / "front").is_dir() else []
-    monkeypatch.setenv("PATH", os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"])))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(source), *front, os.environ.get("PYTHONPATH", ""))))
+    front = (
+        [str(source / "bridge" / "cli" / "front")]
+        if (source / "bridge" / "cli" / "front").is_dir()
+        else []
+    )
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"]))
+    )
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join((str(source), *front, os.environ.get("PYTHONPATH", "")))
+    )
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("COLUMNS", "160")  # a table as wide as the page shows it
     if "stagebridge" not in {entry.name for entry in entry_points(group="pytest11")}:
@@ -82,9 +102,16 @@ def shell(line: str, folder: Path) -> str:
     """What a command prints, on both streams; its exit code is the one that the page gives, or 0."""
     expected = CODE.search(line)
     done = subprocess.run(
-        ["bash", "-c", CODE.sub("", line)], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+        ["bash", "-c", CODE.sub("", line)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
-    assert done.returncode == int(expected[1] if expected else 0), f"{line}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == int(expected[1] if expected else 0), (
+        f"{line}\n{done.stdout}\n{done.stderr}"
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 
@@ -93,7 +120,9 @@ def held(printed: str, expected: Block) -> None:
     """All lines of the page were printed; `...` stands for anything, and columns are as wide as they need to be."""
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     for line in expected.lines:
-        pattern = re.compile(".*".join(re.escape(" ".join(part.split())) for part in line.split("...")))
+        pattern = re.compile(
+            ".*".join(re.escape(" ".join(part.split())) for part in line.split("..."))
+        )
         assert any(pattern.search(one) for one in lines), f"not printed: {line}\n\n{printed}"
 
 

@@ -26,12 +26,40 @@ LAUNCH = (
     " --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --lr 1e-4 --train-iters 10 --bf16"
 )
 FORKS = [
-    "--do-layernorm-bias-weight-decay", "--embedding-multiplier", "--epochs", "--eps-clip", "--freeze-LM", "--kl-loss-coef",
-    "--label-smoothing", "--log-optimizer-states-to-tensorboard", "--logit-softcap", "--lr-warmup-tokens", "--no-scaled-init",
-    "--patch-tokenizer-type", "--train-tokens", "--universal-checkpoint", "--use-rotary-v2", "--zero-stage",
+    "--do-layernorm-bias-weight-decay",
+    "--embedding-multiplier",
+    "--epochs",
+    "--eps-clip",
+    "--freeze-LM",
+    "--kl-loss-coef",
+    "--label-smoothing",
+    "--log-optimizer-states-to-tensorboard",
+    "--logit-softcap",
+    "--lr-warmup-tokens",
+    "--no-scaled-init",
+    "--patch-tokenizer-type",
+    "--train-tokens",
+    "--universal-checkpoint",
+    "--use-rotary-v2",
+    "--zero-stage",
 ]
 """Flags of Megatron-DeepSpeed, Pai-Megatron-Patch, slime and other forks."""
-WORDS = ["log", "save", "data", "name", "dir", "wandb", "no", "use", "loss", "alpha", "epochs", "print", "debug", "file"]
+WORDS = [
+    "log",
+    "save",
+    "data",
+    "name",
+    "dir",
+    "wandb",
+    "no",
+    "use",
+    "loss",
+    "alpha",
+    "epochs",
+    "print",
+    "debug",
+    "file",
+]
 
 
 def names(count: int, joint: str) -> list[str]:
@@ -65,7 +93,9 @@ def test_a_flag_of_a_launch(place: int) -> None:
         assert [one.effect for one in found if one.path == flag] == [Effect.NUMBERS]
     # Without --all, and before all that has a milder effect.
     lines = text.splitlines()
-    assert lines[0].startswith(("different numbers", "will not start")) and any(flag in line for line in lines[3:6])
+    assert lines[0].startswith(("different numbers", "will not start")) and any(
+        flag in line for line in lines[3:6]
+    )
 
 
 ENDS = [
@@ -78,9 +108,19 @@ ENDS = [
 
 @pytest.mark.parametrize(("early", "whole"), ENDS)
 def test_a_run_that_ends_earlier_is_another_run(early: str, whole: str) -> None:
-    short, long, plain = launch(early), launch(whole), launch("--load in" if "--load in" in whole else "")
-    for found in (compare(short, plain), compare(plain, short), translate(short, compat.load("deepspeed")).findings):
-        assert early.split()[0][2:].replace("-", "_") in {one.path for one in found if one.effect is Effect.NUMBERS}
+    short, long, plain = (
+        launch(early),
+        launch(whole),
+        launch("--load in" if "--load in" in whole else ""),
+    )
+    for found in (
+        compare(short, plain),
+        compare(plain, short),
+        translate(short, compat.load("deepspeed")).findings,
+    ):
+        assert early.split()[0][2:].replace("-", "_") in {
+            one.path for one in found if one.effect is Effect.NUMBERS
+        }
     assert {one.effect for one in compare(long, plain)} <= {Effect.NONE}
 
 
@@ -93,9 +133,15 @@ def test_a_run_of_another_stack_that_ends_earlier_is_another_run() -> None:
     length = {"train_iters": 20, "checkpoint": {"interval": 5}}
     fast = {"run": {"experiment_dir": "out"}, "training": length, "model": model}
     for stop, worst in ((10, Effect.NUMBERS), (20, Effect.NONE)):
-        assert effects("fast_llm", fast, {**fast, "training": {**length, "shutdown": {"interval": stop}}}) == {worst}
+        assert effects(
+            "fast_llm", fast, {**fast, "training": {**length, "shutdown": {"interval": stop}}}
+        ) == {worst}
     for on, worst in ((True, Effect.NUMBERS), (False, Effect.NONE)):
-        assert effects("deepspeed", {**DEEPSPEED, "autotuning": {"enabled": on, "end_profile_step": 3}}, DEEPSPEED) == {worst}
+        assert effects(
+            "deepspeed",
+            {**DEEPSPEED, "autotuning": {"enabled": on, "end_profile_step": 3}},
+            DEEPSPEED,
+        ) == {worst}
 
 
 HUGGING = "deepspeed --num_gpus 1 train.py --deepspeed ds.json --per_device_train_batch_size 2 --learning_rate 1e-4"
@@ -118,7 +164,9 @@ def test_launches_with_other_arguments_of_the_program_are_other_runs(tmp_path: P
     for other in others:
         for found in (compare(plain, other), compare(other, plain)):
             assert Effect.NUMBERS in {one.effect for one in found}
-        assert [one for one in report.all_of(other) if one.effect is Effect.NUMBERS and one.unknown] == []
+        assert [
+            one for one in report.all_of(other) if one.effect is Effect.NUMBERS and one.unknown
+        ] == []
 
 
 SOURCES: dict[str, dict[str, Any]] = {
@@ -141,7 +189,10 @@ def placed(data: dict[str, Any], key: str, path: str = "") -> Iterator[tuple[str
     yield f"{path}{key}", {**data, key: 1}
     for name, inner in data.items():
         if isinstance(inner, dict):
-            yield from ((where, {**data, name: more}) for where, more in placed(inner, key, f"{path}{name}."))
+            yield from (
+                (where, {**data, name: more})
+                for where, more in placed(inner, key, f"{path}{name}.")
+            )
 
 
 @pytest.mark.parametrize("stack", SOURCES)
@@ -175,11 +226,17 @@ def test_a_key_of_deepspeed_is_what_its_code_makes_of_it() -> None:
                 with pytest.raises(ConfigError, match=f"{path}: unknown key"):
                     dialect.read(data, world_size=1)
             else:
-                found = [one for one in report.all_of(dialect.read(data, world_size=1)) if one.path == path]
+                found = [
+                    one
+                    for one in report.all_of(dialect.read(data, world_size=1))
+                    if one.path == path
+                ]
                 assert [one.effect for one in found] == [Effect.NONE], path
 
 
-def test_two_files_that_agree_in_it_are_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_files_that_agree_in_it_are_the_same_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, other = tmp_path / "one.sh", tmp_path / "other.sh"
     for path, value in ((one, "3"), (other, "4")):
         path.write_text(f"{LAUNCH} --epochs {value}\n")

@@ -78,39 +78,59 @@ def prepared(fault: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_config_that_cannot_be_read(
-    command: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    fault: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if command in ("train", "verify") and find_spec("torch") is None:
         pytest.skip("needs torch")
-    monkeypatch.chdir(tmp_path)  # so that no pyproject.toml is read, which the disk would not give either
+    monkeypatch.chdir(
+        tmp_path
+    )  # so that no pyproject.toml is read, which the disk would not give either
     path = tmp_path / "launch.args"
     path.write_text(FLAGS)
     prepared(fault, path, monkeypatch)
     assert run([word.format(path) for word in COMMANDS[command]]) == 1
     out, err = capsys.readouterr()
     said = FOLDERS.get(command) if fault == "a directory" else None
-    assert (out, err.splitlines()) == ("", [f"error: {said.format(path) if said else f'{path}: {FAULTS[fault]}'}"])
+    assert (out, err.splitlines()) == (
+        "",
+        [f"error: {said.format(path) if said else f'{path}: {FAULTS[fault]}'}"],
+    )
 
 
 @pytest.mark.parametrize("fault", ["no right to", "a directory"])
 def test_a_sidecar_that_cannot_be_read(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, written, sidecar = (tmp_path / name for name in ("launch.args", "ds.json", "ds.json.carry.json"))
+    path, written, sidecar = (
+        tmp_path / name for name in ("launch.args", "ds.json", "ds.json.carry.json")
+    )
     path.write_text(FLAGS)
     run(["convert", str(path), "--to", "deepspeed", "-o", str(written)])
     capsys.readouterr()
     prepared(fault, sidecar, monkeypatch)
     code = run(["convert", str(written), "--to", "megatron"])
     _, err = capsys.readouterr()
-    assert code == 1 and str(sidecar) in err and len(err.splitlines()) == 1 and err.startswith("error: ")
+    assert (
+        code == 1
+        and str(sidecar) in err
+        and len(err.splitlines()) == 1
+        and err.startswith("error: ")
+    )
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 @pytest.mark.parametrize("fault", ["no right to", "a directory", "gone"])
 @pytest.mark.parametrize("words", [["show", "{}"], ["diff", "{}", "{}"]])
 def test_a_traced_run_that_cannot_be_read(
-    words: list[str], fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    fault: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "run.json").write_text("{}")
     prepared(fault, tmp_path / "run.json", monkeypatch)

@@ -27,13 +27,28 @@ pytestmark = pytest.mark.once
 
 HOME = Path(__file__).resolve().parents[1]
 PRINTED = (HOME / "README.md").read_text()
-README = re.sub(r"^```sh\n(.*?)^```$", lambda block: indent(block[1], "    "), PRINTED, flags=re.MULTILINE | re.DOTALL)
+README = re.sub(
+    r"^```sh\n(.*?)^```$",
+    lambda block: indent(block[1], "    "),
+    PRINTED,
+    flags=re.MULTILINE | re.DOTALL,
+)
 """The README with its commands indented, as those of the pages are."""
 WALKS = (HOME / "docs" / "walks.md").read_text()
 GATE = (HOME / "docs" / "gate.md").read_text()
 ENGINES = (HOME / "docs" / "engines.md").read_text()
 MODELS = (HOME / "docs" / "models.md").read_text()
-EXTRAS = ("torch", "numpy", "safetensors", "deepspeed", "megatron", "accelerate", "transformers", "matplotlib", "hypothesis")
+EXTRAS = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "deepspeed",
+    "megatron",
+    "accelerate",
+    "transformers",
+    "matplotlib",
+    "hypothesis",
+)
 TWO_ENGINES = {
     "train_batch_size": 8,
     "gradient_accumulation_steps": 2,
@@ -58,7 +73,9 @@ bridge.trace.batch("batch.safetensors", {"input_ids": tokens, "labels": tokens})
 """
 INSTALL = "pip install -c constraints.txt . && stagebridge demo --no-train"
 """The light command; what it installs is what tox installs, and the rest of it is run here."""
-LONG = pytest.mark.skipif(not os.environ.get("STAGEBRIDGE_WALKS"), reason="takes longer: tox -e long")
+LONG = pytest.mark.skipif(
+    not os.environ.get("STAGEBRIDGE_WALKS"), reason="takes longer: tox -e long"
+)
 TRAINS = re.compile(r"stagebridge (train|verify|move|checkpoint|trace)\b")
 COMMAND = re.compile(r"^    ((?:stagebridge|PYTHONSAFEPATH=1|sed|export) .*)$", re.MULTILINE)
 REFUSED = {"stagebridge convert zero3.json --to megatron"}
@@ -101,7 +118,10 @@ def of_readme() -> list[Walk]:
     return [
         Walk("the README's commands", commands(light)),
         Walk("the README's commands that train", commands(of["engine"])),
-        Walk("the README's commands that draw and generate", commands(of["plot"]) + commands(of["test"])),
+        Walk(
+            "the README's commands that draw and generate",
+            commands(of["plot"]) + commands(of["test"]),
+        ),
     ]
 
 
@@ -126,9 +146,18 @@ def folder(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     tool.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m stagebridge "$@"\n')
     tool.chmod(0o755)
     source = Path(bridge.__file__).parents[1]
-    front = [str(source / "bridge" / "cli" / "front")] if (source / "bridge" / "cli" / "front").is_dir() else []
-    monkeypatch.setenv("PATH", os.pathsep.join((str(tool.parent), str(Path(sys.executable).parent), os.environ["PATH"])))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(source), *front, os.environ.get("PYTHONPATH", ""))))
+    front = (
+        [str(source / "bridge" / "cli" / "front")]
+        if (source / "bridge" / "cli" / "front").is_dir()
+        else []
+    )
+    monkeypatch.setenv(
+        "PATH",
+        os.pathsep.join((str(tool.parent), str(Path(sys.executable).parent), os.environ["PATH"])),
+    )
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join((str(source), *front, os.environ.get("PYTHONPATH", "")))
+    )
     monkeypatch.setenv("STAGEBRIDGE_CLONE", str(HOME))
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.chdir(tmp_path / "here")
@@ -158,8 +187,12 @@ def test_every_command_of_the_readme_is_in_a_walk() -> None:
     }
 
 
-@pytest.mark.parametrize("walk", [pytest.param(walk, marks=LONG if walk.trains else ()) for walk in EVERY], ids=str)
-def test_every_command_does_what_it_is_printed_for(walk: Walk, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "walk", [pytest.param(walk, marks=LONG if walk.trains else ()) for walk in EVERY], ids=str
+)
+def test_every_command_does_what_it_is_printed_for(
+    walk: Walk, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     shell = walk.trains or any(command.startswith("export") for command in walk.commands)
     for option, extra in NEEDED.items():
         if any(option in command for command in walk.commands) and find_spec(extra) is None:
@@ -169,7 +202,9 @@ def test_every_command_does_what_it_is_printed_for(walk: Walk, folder: Path, cap
         said = f"set -u; {'; '.join(f'{command}; echo code: $?' for command in walk.commands)}"
         finished = subprocess.run(["bash", "-c", said], capture_output=True, text=True, check=False)
         codes = [int(code) for code in re.findall(r"^code: (\d+)$", finished.stdout, re.MULTILINE)]
-        assert len(codes) == len(walk.commands) and set(codes) <= {0, 2}, commands_ + finished.stdout + finished.stderr
+        assert len(codes) == len(walk.commands) and set(codes) <= {0, 2}, (
+            commands_ + finished.stdout + finished.stderr
+        )
         return
     for command in walk.commands:
         code = done(command, shell)
@@ -184,7 +219,9 @@ def test_the_light_commands_need_no_extra(folder: Path) -> None:
     words = [shlex.split(command)[1:] for command in of_readme()[0].commands]
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in EXTRAS)
     code = f"import json, sys; {blocked}\nfrom bridge.cli import run\nprint(json.dumps([run(line) for line in {words!r}]))"
-    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False
+    )
     codes = json.loads(found.stdout.splitlines()[-1])
     assert len(codes) == len(words) and set(codes) <= {0, 2}, found.stderr
 
@@ -200,7 +237,10 @@ def test_every_command_of_the_page_of_two_engines(folder: Path) -> None:
     (folder / "launch.args").write_text(SAME)
     made = subprocess.run([sys.executable, "-P", "-c", BATCH], check=False)
     assert made.returncode == 0
-    ends = [subprocess.run(["bash", "-c", command], check=False).returncode for command in commands(ENGINES)]
+    ends = [
+        subprocess.run(["bash", "-c", command], check=False).returncode
+        for command in commands(ENGINES)
+    ]
     assert ends == [2, 0], "the config leaves DeepSpeed's decay, the launch has Megatron's"
 
 
@@ -210,42 +250,90 @@ def test_a_script_of_deepspeed_runs_under_the_command_of_the_page_of_models(fold
         pytest.skip("needs torch")
     for name in ("train.py", "launch.args"):
         shutil.copy(HOME / "examples" / "deepspeed" / name, folder)
-    assert run(["convert", "launch.args", "--to", "deepspeed", "--world-size", "2", "-o", "ds_config.json", "--force"]) == 0
-    (command,) = re.findall(r"^    (torchrun .* -m compat\.deepspeed train\.py)$", MODELS, re.MULTILINE)
+    assert (
+        run(
+            [
+                "convert",
+                "launch.args",
+                "--to",
+                "deepspeed",
+                "--world-size",
+                "2",
+                "-o",
+                "ds_config.json",
+                "--force",
+            ]
+        )
+        == 0
+    )
+    (command,) = re.findall(
+        r"^    (torchrun .* -m compat\.deepspeed train\.py)$", MODELS, re.MULTILINE
+    )
     words = f"{command} --deepspeed_config ds_config.json"
     found = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout.splitlines()[-1])["step"] == 20
 
 
-def test_the_four_lines_become_what_the_readme_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_four_lines_become_what_the_readme_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = README.partition("Four lines of Megatron:\n\n")[2].partition("\n\nare, on 8 ranks")[0]
-    shown, _, rest = README.partition("these of DeepSpeed:\n\n")[2].partition("\n\nand, in the training script")
+    shown, _, rest = README.partition("these of DeepSpeed:\n\n")[2].partition(
+        "\n\nand, in the training script"
+    )
     script = rest.partition(":\n\n")[2].partition("\n\nand one row")[0]
     row = README.partition("changed the loss:\n\n")[2].partition("\n\nstagebridge translates")[0]
-    (tmp_path / "four.args").write_text("\n".join(line.strip() for line in flags.splitlines()) + "\n")
+    (tmp_path / "four.args").write_text(
+        "\n".join(line.strip() for line in flags.splitlines()) + "\n"
+    )
     target = tmp_path / "ds_config.json"
-    assert run(["convert", str(tmp_path / "four.args"), "--to", "deepspeed", "--world-size", "8", "-o", str(target)]) == 2
+    assert (
+        run(
+            [
+                "convert",
+                str(tmp_path / "four.args"),
+                "--to",
+                "deepspeed",
+                "--world-size",
+                "8",
+                "-o",
+                str(target),
+            ]
+        )
+        == 2
+    )
     err = capsys.readouterr().out
     code = target.with_suffix(".code.py").read_text()
     for part in dedent(script).split("\n\n\n"):
         assert f"{part.strip()}\n" in code, part
     expected, found = json.loads(f"{{{shown}}}"), json.loads(target.read_text())
     for name, value in expected.items():
-        kept = {key: found[name].get(key) for key in value} if isinstance(value, dict) else found[name]
-        assert (kept == value) or (name == "optimizer" and found[name]["params"].items() >= value["params"].items()), name
+        kept = (
+            {key: found[name].get(key) for key in value} if isinstance(value, dict) else found[name]
+        )
+        assert (kept == value) or (
+            name == "optimizer" and found[name]["params"].items() >= value["params"].items()
+        ), name
     told, rows = " ".join(err.split()), row.splitlines()
     assert err.startswith(rows[0].strip() + "\n") and " ".join(" ".join(rows[1:]).split()) in told
 
 
-def test_the_report_of_the_readme_is_the_one_that_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(shlex.split("convert megatron.args --to deepspeed --world-size 8 -o ds_config.json")) == 0
+def test_the_report_of_the_readme_is_the_one_that_is_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run(shlex.split("convert megatron.args --to deepspeed --world-size 8 -o ds_config.json"))
+        == 0
+    )
     out = capsys.readouterr().out.strip()
     assert "".join(f"    {line}".rstrip() + "\n" for line in out.splitlines()) in README
 
 
 @pytest.mark.parametrize("command", commands(GATE), ids=range(len(commands(GATE))))
-def test_every_command_of_the_page_of_the_gate(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_the_page_of_the_gate(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a clone of its own, with a folder of configs and one of jobs."""
     for name in ("configs", "jobs", "converted"):
         (folder / name).mkdir()

@@ -14,9 +14,7 @@ from bridge.errors import ConfigError
 from bridge.rules import How
 from bridge.translation import translate
 
-MEGATRON = (
-    "--micro-batch-size 2 --global-batch-size 8 --lr 0.001 --min-lr 0.0001 --lr-decay-style WSD --lr-wsd-decay-style {shape}"
-)
+MEGATRON = "--micro-batch-size 2 --global-batch-size 8 --lr 0.001 --min-lr 0.0001 --lr-decay-style WSD --lr-wsd-decay-style {shape}"
 LENGTHS = "--train-iters 100 --lr-warmup-iters 10 --lr-wsd-decay-iters 20"
 TEXT = "linear,10,0.0,0.001;constant,70,0.001;{last},20,0.001,0.0001{power}"
 POWERS = {"linear": ("linear", ""), "cosine": ("cosine", ""), "minus_sqrt": ("power", ",0.5")}
@@ -24,24 +22,40 @@ ALL = ("linear", "cosine", "exponential", "minus_sqrt")
 
 
 def megatron(shape: str) -> Config:
-    return compat.load("megatron").read(f"{MEGATRON} {LENGTHS}".format(shape=shape).split(), "0.16.1", 1)
+    return compat.load("megatron").read(
+        f"{MEGATRON} {LENGTHS}".format(shape=shape).split(), "0.16.1", 1
+    )
 
 
 def automodel(shape: str) -> Config:
-    steps = {"lr_warmup_steps": 10, "lr_decay_steps": 100, "wsd_decay_steps": 20, "lr_wsd_decay_style": shape}
+    steps = {
+        "lr_warmup_steps": 10,
+        "lr_decay_steps": 100,
+        "wsd_decay_steps": 20,
+        "lr_wsd_decay_style": shape,
+    }
     rates = {"lr_decay_style": "WSD", "init_lr": 0.0, "min_lr": 0.0001}
-    return compat.load("automodel").read({"optimizer": {"lr": 0.001}, "lr_scheduler": {**rates, **steps}})
+    return compat.load("automodel").read(
+        {"optimizer": {"lr": 0.001}, "lr_scheduler": {**rates, **steps}}
+    )
 
 
 def fast_llm(shape: str) -> Config:
     last, power = POWERS[shape]
     rate = {"base": 0.001, "schedule": TEXT.format(last=last, power=power)}
-    return compat.load("fast_llm").read({"optimizer": {"learning_rate": rate}, "training": {"train_iters": 100}})
+    return compat.load("fast_llm").read(
+        {"optimizer": {"learning_rate": rate}, "training": {"train_iters": 100}}
+    )
 
 
 def merak(shape: str) -> Config:
     kwargs = {"num_stable_steps": 70, "num_decay_steps": 20, "min_lr_ratio": 0.1}
-    given = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs, "warmup_steps": 10, "max_steps": 100}
+    given = {
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_scheduler_kwargs": kwargs,
+        "warmup_steps": 10,
+        "max_steps": 100,
+    }
     return compat.load("merak").read({"learning_rate": 0.001, **given}, world_size=1)
 
 
@@ -52,14 +66,23 @@ SCHEDULE = "optimizer.schedule."
 
 
 def schedule(plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {path.removeprefix(SCHEDULE): value for path, value in plan.items() if path.startswith(SCHEDULE)}
+    return {
+        path.removeprefix(SCHEDULE): value
+        for path, value in plan.items()
+        if path.startswith(SCHEDULE)
+    }
 
 
 @pytest.mark.parametrize(("source", "shape"), CASES)
 def test_the_same_schedule_in_four_languages(source: Any, shape: str) -> None:
     lengths = {"warmup_steps": 10, "total_steps": 100, "decay_steps": 20}
     rates = {"warmup_from": 0.0, "minimum": 0.0001}
-    assert schedule(bridge.lift(source(shape)).values()) == {"name": "wsd", "decay_shape": shape, **lengths, **rates}
+    assert schedule(bridge.lift(source(shape)).values()) == {
+        "name": "wsd",
+        "decay_shape": shape,
+        **lengths,
+        **rates,
+    }
 
 
 @pytest.mark.parametrize(("source", "shape"), CASES)
@@ -69,14 +92,21 @@ def test_who_can_say_a_decay_is_told_it(source: Any, shape: str) -> None:
         dialect = compat.load(target.__name__)
         back = schedule(bridge.lift(bridge.lower(plan, dialect, world_size=1)).values())
         assert (back == schedule(plan.values())) is (shape in shapes)
-    assert schedule(bridge.lift(bridge.lower(plan, compat.load("deepspeed"))).values()) == schedule(plan.values())
+    assert schedule(bridge.lift(bridge.lower(plan, compat.load("deepspeed"))).values()) == schedule(
+        plan.values()
+    )
 
 
 def test_samples_are_steps_and_a_part_of_a_step_is_said() -> None:
     flags = MEGATRON.format(shape="linear").split()
     counted = ["--train-samples", "800", "--lr-warmup-samples", "80", "--lr-wsd-decay-samples"]
-    whole, part = (compat.load("megatron").read([*flags, *counted, samples], "0.16.1", 1) for samples in ("160", "161"))
-    assert schedule(bridge.lift(whole).values()) == schedule(bridge.lift(megatron("linear")).values())
+    whole, part = (
+        compat.load("megatron").read([*flags, *counted, samples], "0.16.1", 1)
+        for samples in ("160", "161")
+    )
+    assert schedule(bridge.lift(whole).values()) == schedule(
+        bridge.lift(megatron("linear")).values()
+    )
     fates = [fate(config, "lr_wsd_decay_samples") for config in (whole, part)]
     assert fates == [None, How.APPROXIMATE]
 
@@ -89,8 +119,16 @@ def fate(config: Config, path: str) -> How | None:
 @pytest.mark.parametrize(
     ("stack", "source", "missing"),
     [
-        ("megatron", [*MEGATRON.format(shape="linear").split(), "--train-iters", "9"], "lr_wsd_decay_iters: missing"),
-        ("automodel", {"lr_scheduler": {"lr_decay_style": "WSD"}}, "lr_scheduler.wsd_decay_steps: missing"),
+        (
+            "megatron",
+            [*MEGATRON.format(shape="linear").split(), "--train-iters", "9"],
+            "lr_wsd_decay_iters: missing",
+        ),
+        (
+            "automodel",
+            {"lr_scheduler": {"lr_decay_style": "WSD"}},
+            "lr_scheduler.wsd_decay_steps: missing",
+        ),
         (
             "automodel",
             {"lr_scheduler": {"lr_decay_style": "WSD", "wsd_decay_steps": 3}},
@@ -98,7 +136,9 @@ def fate(config: Config, path: str) -> How | None:
         ),
     ],
 )
-def test_a_decay_without_its_length_or_shape_stops_training_and_is_refused(stack: str, source: Any, missing: str) -> None:
+def test_a_decay_without_its_length_or_shape_stops_training_and_is_refused(
+    stack: str, source: Any, missing: str
+) -> None:
     with pytest.raises(ConfigError, match=missing):
         bridge.lift(compat.load(stack).read(source))
 
@@ -124,7 +164,9 @@ def test_other_schedules_as_text_are_no_wsd(text: str) -> None:
 def test_fast_llm_warms_up_from_above_0_in_a_schedule_as_text(style: str) -> None:
     lengths = "--train-iters 100 --lr-decay-iters 100 --lr-warmup-iters 10 --lr-warmup-init 1e-5 --lr 0.001 --min-lr 0.0001"
     source = compat.load("megatron").read(
-        f"--micro-batch-size 2 --global-batch-size 8 {lengths} --lr-decay-style {style}".split(), "0.16.1", 1
+        f"--micro-batch-size 2 --global-batch-size 8 {lengths} --lr-decay-style {style}".split(),
+        "0.16.1",
+        1,
     )
     there = translate(source, compat.load("fast_llm"))
     back = translate(there.config, source.dialect, source.version, 1)

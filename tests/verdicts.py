@@ -43,11 +43,19 @@ def judge(source: Config, target: Dialect) -> tuple[str, list[str]]:
     if worst(there).rank > worst(causes).rank:
         broken.append(f"diff is milder: {worst(there)}, but convert: {worst(causes)}")
     if kind(there) != kind(back) or felt(there) != felt(back):
-        broken.append(f"diff disagrees with itself the other way round: {kind(there)}, {kind(back)}")
+        broken.append(
+            f"diff disagrees with itself the other way round: {kind(there)}, {kind(back)}"
+        )
     # What is about the model alone says nothing of a run, and `diff` still weighs what its translation adds.
-    if not source.dialect.about and worst(there).reaches(Effect.NUMBERS) and not worst(causes).reaches(Effect.NUMBERS):
+    if (
+        not source.dialect.about
+        and worst(there).reaches(Effect.NUMBERS)
+        and not worst(causes).reaches(Effect.NUMBERS)
+    ):
         harsher = next(row for row in there if row.effect.reaches(Effect.NUMBERS))
-        broken.append(f"diff finds what convert does not: {harsher.path} {harsher.change}: {harsher.message}")
+        broken.append(
+            f"diff finds what convert does not: {harsher.path} {harsher.change}: {harsher.message}"
+        )
     broken += contradictions((*result.findings, *there))
     broken += (f"diff of a config with itself: {one.path}" for one in compare(source, source))
     return worst(causes).name, broken
@@ -61,8 +69,12 @@ def contradictions(rows: Iterable[Finding]) -> Iterator[str]:
         before, arrow, after = row.change.partition(" -> ")
         valued = row.before is not None or row.after is not None
         # One sample and one step are two things.
-        other_unit = bool(before.split()[1:]) and before.split()[1:2] != after.replace(",", "").split()[1:2]
-        if (valued and row.before == row.after and not other_unit) or (arrow and before == after.rpartition(" ")[2]):
+        other_unit = (
+            bool(before.split()[1:]) and before.split()[1:2] != after.replace(",", "").split()[1:2]
+        )
+        if (valued and row.before == row.after and not other_unit) or (
+            arrow and before == after.rpartition(" ")[2]
+        ):
             yield f"one value before and after: {row.path} {row.before} {row.change}: {row.message}"
         if not row.message and not row.rule:
             yield f"no reason: {row.path} {row.before} {row.after}"
@@ -97,7 +109,9 @@ def names(row: Finding) -> set[str]:
 
 
 def worst(findings: Iterable[Finding]) -> Effect:
-    return min((one.effect for one in findings), key=lambda effect: effect.rank, default=Effect.NONE)
+    return min(
+        (one.effect for one in findings), key=lambda effect: effect.rank, default=Effect.NONE
+    )
 
 
 def felt(rows: Iterable[Finding]) -> dict[str, Effect]:
@@ -109,7 +123,9 @@ def felt(rows: Iterable[Finding]) -> dict[str, Effect]:
     return found
 
 
-def tried(source: Dialect, target: Dialect, count: int, tell: Callable[[Config, str, list[str]], None]) -> None:
+def tried(
+    source: Dialect, target: Dialect, count: int, tell: Callable[[Config, str, list[str]], None]
+) -> None:
     """Draw `count` configs of `source`, and tell what the law says of each."""
 
     @seed(34)

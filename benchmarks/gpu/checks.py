@@ -14,7 +14,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from tasks import ADAMW, CASES, LEVELS, MICROBATCHES, Case, Here, Outcome, Row, engine_of, gpt, holds, native, plain, trained
+from tasks import (
+    ADAMW,
+    CASES,
+    LEVELS,
+    MICROBATCHES,
+    Case,
+    Here,
+    Outcome,
+    Row,
+    engine_of,
+    gpt,
+    holds,
+    native,
+    plain,
+    trained,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +46,13 @@ HOME = Path(__file__).resolve().parents[2]
 def _bounded(what: str, case: Case, found: Outcome, expected: Outcome, half: bool = False) -> Row:
     losses, weights = found.apart(expected, case)
     first, second = HALF if half else EXACT
-    return Row(what, f"{losses:.1e}, {weights:.1e}", "", f"<= {first:g}, {second:g}", losses <= first and weights <= second)
+    return Row(
+        what,
+        f"{losses:.1e}, {weights:.1e}",
+        "",
+        f"<= {first:g}, {second:g}",
+        losses <= first and weights <= second,
+    )
 
 
 def environment(here: Here) -> Iterator[Row]:
@@ -41,8 +62,13 @@ def environment(here: Here) -> Iterator[Row]:
         yield Row("card", "not run")
         return
     card = torch.cuda.get_device_properties(0)
-    yield Row("card", f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {card.multi_processor_count} multiprocessors")
-    yield Row("CUDA, NCCL", f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}")
+    yield Row(
+        "card",
+        f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {card.multi_processor_count} multiprocessors",
+    )
+    yield Row(
+        "CUDA, NCCL", f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    )
 
 
 def numbers(here: Here) -> Iterator[Row]:
@@ -95,19 +121,36 @@ def dropout(here: Here) -> Iterator[Row]:
     """Masks differ by step, layer and microbatch, and are the same in a second run, at every level and in recomputation."""
     first = _masks(here, 0)
     number = LAYERS * ROUNDS * MICROBATCHES
-    yield holds("masks of all steps, layers and microbatches differ", len(set(first)) == len(first) == number, len(set(first)))
+    yield holds(
+        "masks of all steps, layers and microbatches differ",
+        len(set(first)) == len(first) == number,
+        len(set(first)),
+    )
     yield holds("a second run draws the same", _masks(here, 0) == first)
     yield holds("ZeRO 3 draws the same", _masks(here, 3) == first)
     yield holds("another seed draws others", not set(_masks(here, 0, seed=2)) & set(first))
-    again = _masks(here, 0, **{"recompute.granularity": "full", "recompute.method": "uniform", "recompute.layers": 1})
-    yield holds("recomputation draws each a second time", sorted(again) == sorted([*first, *first]), len(again))
+    again = _masks(
+        here,
+        0,
+        **{"recompute.granularity": "full", "recompute.method": "uniform", "recompute.layers": 1},
+    )
+    yield holds(
+        "recomputation draws each a second time",
+        sorted(again) == sorted([*first, *first]),
+        len(again),
+    )
 
 
 def streams(here: Here) -> Iterator[Row]:
     """A step on a stream of its own, with pinned inputs, gives the same numbers."""
     case = gpt(here)
     expected = native(here, case, 3)
-    pinned = Case(case.build, case.loss, case.loss_fn, [tuple(_host(here, part) for part in batch) for batch in case.batches])
+    pinned = Case(
+        case.build,
+        case.loss,
+        case.loss_fn,
+        [tuple(_host(here, part) for part in batch) for batch in case.batches],
+    )
     yield _bounded("inputs in pinned memory, ZeRO 3", case, native(here, pinned, 3), expected)
     if here.dry:
         yield Row("a stream of its own", "not run")
@@ -133,11 +176,17 @@ def devices(here: Here) -> Iterator[Row]:
     plan = Plan.of({"optimizer.lr": 1e-3, "batch.accumulation": MICROBATCHES})
     engine = initialize(case.build(), plan, case.loss_fn)
     index, current = engine.device.index, torch.cuda.current_device()
-    yield holds("the engine's device is the current one, with its index", index == current == 0, f"{engine.device}, {current}")
+    yield holds(
+        "the engine's device is the current one, with its index",
+        index == current == 0,
+        f"{engine.device}, {current}",
+    )
     # A launcher that shows each rank one device of its own.
     only = Environment(0, 1, local_rank=3)
     found = initialize(case.build(), plan, case.loss_fn, environment=only).device
-    yield holds("local rank 3 that sees one device takes it", found == torch.device("cuda:0"), str(found))
+    yield holds(
+        "local rank 3 that sees one device takes it", found == torch.device("cuda:0"), str(found)
+    )
 
 
 def memory(here: Here) -> Iterator[Row]:
@@ -147,7 +196,11 @@ def memory(here: Here) -> Iterator[Row]:
         engine = engine_of(here, case, level, half=True)
         trained(engine, case)
         found, said = sum(engine.bytes().values()), sum(engine.layout.bytes().values())
-        yield holds(f"bytes between steps as in the layout, ZeRO {level}", found <= said, f"{found} of {said}")
+        yield holds(
+            f"bytes between steps as in the layout, ZeRO {level}",
+            found <= said,
+            f"{found} of {said}",
+        )
     with tempfile.TemporaryDirectory() as folder:
         engine = engine_of(here, case, 3)
         trained(engine, case)
@@ -159,7 +212,13 @@ def memory(here: Here) -> Iterator[Row]:
             other.load_checkpoint(folder, "one")
             found = trained(other, other_case)
             found.weights = {name: weight.to(here.device) for name, weight in found.weights.items()}
-            yield _bounded(f"goes on from a checkpoint, ZeRO 3 to 1 on {title}", case, found, expected, half=place is not here)
+            yield _bounded(
+                f"goes on from a checkpoint, ZeRO 3 to 1 on {title}",
+                case,
+                found,
+                expected,
+                half=place is not here,
+            )
 
 
 def collectives(here: Here) -> Iterator[Row]:
@@ -175,7 +234,9 @@ def collectives(here: Here) -> Iterator[Row]:
     waited = time.perf_counter() - start
     comm.arrive()
     arrived = time.perf_counter() - start
-    yield holds("a wait does not block the host", here.dry or waited < 0.1, f"{waited * 1e3:.1f} ms")
+    yield holds(
+        "a wait does not block the host", here.dry or waited < 0.1, f"{waited * 1e3:.1f} ms"
+    )
     yield holds("the arrival does", here.dry or arrived > 0.2, f"{arrived * 1e3:.0f} ms")
     yield holds("nothing is under way afterwards", not comm._ON_DEVICE and not comm._UNDER_WAY)
     comm.leave()
@@ -184,7 +245,9 @@ def collectives(here: Here) -> Iterator[Row]:
 
 def _join(here: Here, rank: int, world: int, port: int = 29_513, backend: str = "") -> None:
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(backend or here.backend, init_method=address, rank=rank, world_size=world)
+    dist.init_process_group(
+        backend or here.backend, init_method=address, rank=rank, world_size=world
+    )
 
 
 LAYOUTS = {
@@ -216,7 +279,12 @@ def ranks(here: Here) -> Iterator[Row]:
             if isinstance(found, str):
                 yield Row(name, "failed", good=False, error=found)
                 continue
-            yield _bounded(f"{name}: against one process", case, Outcome(found["losses"], found["weights"]), expected)
+            yield _bounded(
+                f"{name}: against one process",
+                case,
+                Outcome(found["losses"], found["weights"]),
+                expected,
+            )
             yield holds(f"{name}: as many bytes sent as the layout says", found["traffic"])
 
 
@@ -275,8 +343,12 @@ def _script(here: Here, case: Case, level: int, half: bool) -> Outcome:
     }
     model = case.build()
     start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    if half:  # as DeepSpeed does, masters begin with weights that were rounded; plain torch's do not
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config
+    )
+    if (
+        half
+    ):  # as DeepSpeed does, masters begin with weights that were rounded; plain torch's do not
         _exact(engine.native, start)
     losses, total = [], 0.0
     for number, batch in enumerate(case.batches, 1):
@@ -300,12 +372,14 @@ def _exact(engine: Any, start: dict[str, Tensor]) -> None:
 
 def marked(here: Here) -> Iterator[Row]:
     """Tests that are marked `gpu`."""
-    files = [str(path) for path in sorted((HOME / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
+    files = [
+        str(path)
+        for path in sorted((HOME / "tests").rglob("test_*.py"))
+        if "mark.gpu" in path.read_text()
+    ]
     line = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
     done = subprocess.run(line, cwd=HOME, capture_output=True, text=True)
     last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
     good = None if here.dry and done.returncode in (0, 5) else done.returncode == 0
     error = "" if done.returncode in (0, 5) else done.stdout[-6000:] + done.stderr[-2000:]
     yield Row("tests marked gpu", last, "", "pass", good, error)
-
-

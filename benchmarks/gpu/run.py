@@ -46,7 +46,13 @@ def checks_of(part: str) -> Sequence[Any]:
     return {
         "environment": [checks.environment],
         "numbers": [checks.numbers],
-        "random": [checks.dropout, checks.streams, checks.devices, checks.memory, checks.collectives],
+        "random": [
+            checks.dropout,
+            checks.streams,
+            checks.devices,
+            checks.memory,
+            checks.collectives,
+        ],
         "ranks": [checks.ranks],
         "dropin": [checks.dropin_numbers],
         "tests": [checks.pop_to_mark],
@@ -83,7 +89,12 @@ def run_part(part: str, path: Path, dry: bool) -> None:
 
 
 def _failure(what: str, error: Exception) -> dict[str, Any]:
-    return {"what": what, "value": f"failed: {type(error).__name__}", "good": False, "error": traceback.format_exc()}
+    return {
+        "what": what,
+        "value": f"failed: {type(error).__name__}",
+        "good": False,
+        "error": traceback.format_exc(),
+    }
 
 
 @dataclass
@@ -98,11 +109,26 @@ class Started:
 
     def __post_init__(self) -> None:
         places = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {**os.environ, "PYTHONPATH": places, "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": places,
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONFAULTHANDLER": "1",
+        }
         variables |= {"CUDA_VISIBLE_DEVICES": ""} if self.dry else {}
-        line = [sys.executable, __file__, "--part", self.part, "--to", str(self.rows), *(["--dry"] if self.dry else [])]
+        line = [
+            sys.executable,
+            __file__,
+            "--part",
+            self.part,
+            "--to",
+            str(self.rows),
+            *(["--dry"] if self.dry else []),
+        ]
         with self.printed.open("wb") as out:
-            self.process = subprocess.Popen(line, stdout=out, stderr=out, env=variables, cwd=HOME, start_new_session=True)
+            self.process = subprocess.Popen(
+                line, stdout=out, stderr=out, env=variables, cwd=HOME, start_new_session=True
+            )
 
     @property
     def rows(self) -> Path:
@@ -134,11 +160,21 @@ class Started:
         found = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
         if why:
             said = self.printed.read_text(errors="replace")
-            found.append({"part": self.part, "what": WHOLLY, "value": why, "good": False, "error": said[-20_000:]})
+            found.append(
+                {
+                    "part": self.part,
+                    "what": WHOLLY,
+                    "value": why,
+                    "good": False,
+                    "error": said[-20_000:],
+                }
+            )
         return found
 
 
-def run_all(parts: Sequence[str], folder: Path, dry: bool, limit: float, whole: float) -> list[dict[str, Any]]:
+def run_all(
+    parts: Sequence[str], folder: Path, dry: bool, limit: float, whole: float
+) -> list[dict[str, Any]]:
     """Run parts, first those that may run at once. Return all rows."""
     end, found = time.monotonic() + whole, list[dict[str, Any]]()
     together = [part for part in TOGETHER if part in parts]
@@ -147,7 +183,10 @@ def run_all(parts: Sequence[str], folder: Path, dry: bool, limit: float, whole: 
     for group in [*groups, *([part] for part in ALONE if part in parts)]:
         until = min(end, time.monotonic() + limit)
         if until - time.monotonic() < LEAST:
-            rows = [{"part": part, "what": WHOLLY, "value": "not run: no time left", "good": False} for part in group]
+            rows = [
+                {"part": part, "what": WHOLLY, "value": "not run: no time left", "good": False}
+                for part in group
+            ]
             found += rows
             show(rows)
             continue
@@ -166,12 +205,25 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         value = row["value"]
         said = f"{value:.4g}" if isinstance(value, float) else str(value)
         verdict = {True: "ok", False: "**WRONG**", None: ""}[row.get("good")]
-        cells = (row["part"], row["what"], f"{said} {row.get('unit') or ''}".strip(), row.get("goal") or "", verdict)
+        cells = (
+            row["part"],
+            row["what"],
+            f"{said} {row.get('unit') or ''}".strip(),
+            row.get("goal") or "",
+            verdict,
+        )
         print(f"| {' | '.join(cells)} |", flush=True)
     for row in rows:
         if row.get("error"):
             last = row["error"].strip().splitlines()[-LAST:]
-            print("", f"{row['part']}, {row['what']}:", *(f"    {line[:300]}" for line in last), "", sep="\n", flush=True)
+            print(
+                "",
+                f"{row['part']}, {row['what']}:",
+                *(f"    {line[:300]}" for line in last),
+                "",
+                sep="\n",
+                flush=True,
+            )
 
 
 def has_device() -> bool:
@@ -182,12 +234,32 @@ def has_device() -> bool:
 
 def main() -> int:
     """Run the parts, print the table, and write the file. The exit code is 1 if a row is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join((*TOGETHER, *ALONE)), help="parts, separated by commas (default: all)")
-    parser.add_argument("--to", type=Path, default=Path("gpu.json"), help="file for all rows (default: %(default)s)")
-    parser.add_argument("--dry", action="store_true", help="on the CPU, without what needs a device")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a part (default: %(default)s; --dry: ten times)")
-    parser.add_argument("--whole", type=float, default=WHOLE, help="seconds for all (default: %(default)s; --dry: ten times)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        default=",".join((*TOGETHER, *ALONE)),
+        help="parts, separated by commas (default: all)",
+    )
+    parser.add_argument(
+        "--to", type=Path, default=Path("gpu.json"), help="file for all rows (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dry", action="store_true", help="on the CPU, without what needs a device"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT,
+        help="seconds for a part (default: %(default)s; --dry: ten times)",
+    )
+    parser.add_argument(
+        "--whole",
+        type=float,
+        default=WHOLE,
+        help="seconds for all (default: %(default)s; --dry: ten times)",
+    )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path[:0] = PATHS
@@ -197,20 +269,28 @@ def main() -> int:
     parts = given.only.split(",")
     unknown = sorted({*parts} - {*TOGETHER, *ALONE})
     if unknown:
-        parser.error(f"--only: found {', '.join(unknown)}, expected some of {', '.join((*TOGETHER, *ALONE))}")
+        parser.error(
+            f"--only: found {', '.join(unknown)}, expected some of {', '.join((*TOGETHER, *ALONE))}"
+        )
     start = time.monotonic()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     if not given.dry and not has_device():
-        rows: list[dict[str, Any]] = [{"part": part, "what": WHOLLY, "value": "not run: no device"} for part in parts]
+        rows: list[dict[str, Any]] = [
+            {"part": part, "what": WHOLLY, "value": "not run: no device"} for part in parts
+        ]
         show(rows)
     else:
         with tempfile.TemporaryDirectory() as folder:
             slower = 10 if given.dry else 1
-            rows = run_all(parts, Path(folder), given.dry, given.limit * slower, given.whole * slower)
+            rows = run_all(
+                parts, Path(folder), given.dry, given.limit * slower, given.whole * slower
+            )
     wrong = [row for row in rows if row.get("good") is False]
     seconds = time.monotonic() - start
     given.to.write_text(json.dumps({"dry": given.dry, "seconds": seconds, "rows": rows}, indent=1))
-    print(f"\n{sum('value' in row for row in rows)} rows, {len(wrong)} wrong; {seconds:.0f} s; all of it in {given.to}")
+    print(
+        f"\n{sum('value' in row for row in rows)} rows, {len(wrong)} wrong; {seconds:.0f} s; all of it in {given.to}"
+    )
     return 1 if wrong else 0
 
 

@@ -72,7 +72,9 @@ class Measured:
         self.sizes = SMALL if here.dry else LARGE
         self.sequence = 128 if here.dry else SEQUENCE
         generator = torch.Generator().manual_seed(7)
-        tokens = torch.randint(self.sizes["vocab_size"], (rows, self.sequence), generator=generator).to(here.device)
+        tokens = torch.randint(
+            self.sizes["vocab_size"], (rows, self.sequence), generator=generator
+        ).to(here.device)
         self.batch = {"input_ids": tokens, "labels": tokens}
 
     def model(self) -> nn.Module:
@@ -91,7 +93,9 @@ class Measured:
                 step()
             self.here.wait()
         except Exception as error:
-            return Row(name, f"failed: {type(error).__name__}", good=False, error=traceback.format_exc())
+            return Row(
+                name, f"failed: {type(error).__name__}", good=False, error=traceback.format_exc()
+            )
         gc.collect()
         self.ways[name] = way = Way(step, self.here.allocated() - before, said)
         if not self.here.dry:
@@ -129,7 +133,9 @@ class Measured:
 
     def ratios(self, name: str, to: str) -> list[float]:
         """Times of `name` as ratios to those of `to`, round by round, in increasing order."""
-        return sorted(mine / theirs for mine, theirs in zip(self.times[name], self.times[to], strict=True))
+        return sorted(
+            mine / theirs for mine, theirs in zip(self.times[name], self.times[to], strict=True)
+        )
 
     def seconds(self, name: str) -> float:
         """The median time of a step."""
@@ -141,20 +147,33 @@ class Measured:
         """
         sizes, tokens = self.sizes, self.rows * self.sequence
         hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
-        shared = 2 * hidden * hidden * (1 + sizes["num_key_value_heads"] / sizes["num_attention_heads"])
-        weights = layers * (shared + 3 * hidden * sizes["intermediate_size"]) + hidden * sizes["vocab_size"]
+        shared = (
+            2 * hidden * hidden * (1 + sizes["num_key_value_heads"] / sizes["num_attention_heads"])
+        )
+        weights = (
+            layers * (shared + 3 * hidden * sizes["intermediate_size"])
+            + hidden * sizes["vocab_size"]
+        )
         return tokens * (6 * weights + 12 * layers * hidden * self.sequence)
 
 
 def many(here: Here) -> int:
     """Sequences of a step that keeps the device busy, as many as its memory has room for."""
-    return 2 if here.dry else 16 if torch.cuda.get_device_properties(0).total_memory > 100 * 2**30 else 8
+    return (
+        2
+        if here.dry
+        else 16
+        if torch.cuda.get_device_properties(0).total_memory > 100 * 2**30
+        else 8
+    )
 
 
 def speed(here: Here) -> Iterator[Row]:
     """Steps of the engine at ZeRO 0 and 3, of a plain loop, of DDP and of FSDP2, in turns."""
     if not here.dry:
-        yield Row("product of two random matrices of 8192 x 8192 in bf16", _rate() / 1e12, "TFLOP/s")
+        yield Row(
+            "product of two random matrices of 8192 x 8192 in bf16", _rate() / 1e12, "TFLOP/s"
+        )
     dist.init_process_group(here.backend, init_method="tcp://127.0.0.1:29515", rank=0, world_size=1)
     found = Measured(here, many(here))
     builders: dict[str, Callable[[], tuple[Callable[[], Any], int]]] = {
@@ -200,7 +219,9 @@ def _table(found: Measured, base: str, goals: Mapping[str, float]) -> Iterator[R
             yield Row(name, "not run")
             continue
         text = f"{tokens / seconds:,.0f} tokens/s, {seconds * 1e3:.1f} ms, MFU {found.flops() / seconds / PEAK:.1%}"
-        text += f", peak {way.peak / MEBIBYTE:,.0f} MiB, between steps {way.kept / MEBIBYTE:,.0f} MiB"
+        text += (
+            f", peak {way.peak / MEBIBYTE:,.0f} MiB, between steps {way.kept / MEBIBYTE:,.0f} MiB"
+        )
         yield Row(name, text + (f" (layout: {way.said / MEBIBYTE:,.0f})" if way.said else ""))
         if name != base and base in found.ways:
             share = [1 / ratio for ratio in reversed(found.ratios(name, base))]
@@ -273,7 +294,9 @@ def _gaps(found: Measured, name: str) -> Row:
         busy += max(0, end - max(start, reached))
         reached = max(reached, end)
     whole = reached - spans[0][0]
-    return Row(title, f"{1 - busy / whole:.1%} of {whole / 2e3:.1f} ms, {len(spans) // 2} kernels a step")
+    return Row(
+        title, f"{1 - busy / whole:.1%} of {whole / 2e3:.1f} ms, {len(spans) // 2} kernels a step"
+    )
 
 
 def _spans(seen: Any) -> Sequence[tuple[float, float]]:
@@ -291,7 +314,11 @@ def attached(here: Here) -> Iterator[Row]:
     found = Measured(here, many(here))
     with tempfile.TemporaryDirectory() as folder:
         logs = Debug(layer_outputs=2, layer_gradients=2, all_param_gradients=2, param_update=2)
-        watches: dict[str, Any] = {"no attach": None, "attach, default": (None, None), "attach, level 2": (logs, folder)}
+        watches: dict[str, Any] = {
+            "no attach": None,
+            "attach, default": (None, None),
+            "attach, level 2": (logs, folder),
+        }
         for name, watch in watches.items():
             failed = found.add(name, lambda watch=watch: (_users(found, watch), 0))  # type: ignore[misc]
             if failed is not None:
@@ -307,7 +334,13 @@ def attached(here: Here) -> Iterator[Row]:
             title = f"{name}: time of a step to one without"
             middle = statistics.median(ratios)
             title += f" ({ratios[0]:.3f} to {ratios[-1]:.3f})" if not here.dry else ""
-            yield Row(title, "not run") if here.dry else at_most(title, middle, bound) if bound else Row(title, middle)
+            yield (
+                Row(title, "not run")
+                if here.dry
+                else at_most(title, middle, bound)
+                if bound
+                else Row(title, middle)
+            )
 
 
 def _users(found: Measured, watch: Any) -> Callable[[], Any]:
@@ -356,7 +389,9 @@ def _script(found: Measured, level: int) -> tuple[Callable[[], Any], int]:
         "optimizer": {"type": "AdamW", "params": dict(ADAMW)},
     }
     model = found.model()
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config
+    )
 
     def step() -> Any:
         loss = engine(**found.batch).loss

@@ -25,10 +25,14 @@ SETTINGS: Mapping[str, Any] = {
     "optimizer.weight_decay": 0.1,
     "optimizer.clip": 1.0,
 }
-ADAMW: Mapping[str, Any] = {name: SETTINGS[f"optimizer.{name}"] for name in ("lr", "betas", "eps", "weight_decay")}
+ADAMW: Mapping[str, Any] = {
+    name: SETTINGS[f"optimizer.{name}"] for name in ("lr", "betas", "eps", "weight_decay")
+}
 
 
-SHAPE = Architecture(layers=3, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=256, sequence=32, tied=False)
+SHAPE = Architecture(
+    layers=3, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=256, sequence=32, tied=False
+)
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,18 @@ class Case:
 def tokens_of(shape: Architecture, rows: int, number: int, device: torch.device) -> list[Tensor]:
     """Random tokens, the same on every device."""
     generator = torch.Generator().manual_seed(5)
-    return [torch.randint(shape.vocab, (rows, shape.sequence), generator=generator).to(device) for _ in range(number)]
+    return [
+        torch.randint(shape.vocab, (rows, shape.sequence), generator=generator).to(device)
+        for _ in range(number)
+    ]
 
 
 def gpt(here: Here, rows: int = 2) -> Case:
     """The engine's own GPT, a chain of layers."""
-    batches = [(tokens, tokens.roll(-1, 1)) for tokens in tokens_of(here.shape, rows, STEPS * MICROBATCHES, here.device)]
+    batches = [
+        (tokens, tokens.roll(-1, 1))
+        for tokens in tokens_of(here.shape, rows, STEPS * MICROBATCHES, here.device)
+    ]
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return mean_cross_entropy(model(batch[0]), batch[1])
@@ -120,10 +130,23 @@ def gpt(here: Here, rows: int = 2) -> Case:
 def llama(here: Here, rows: int = 2) -> Case:
     """A Llama of transformers, which the engine cuts into layers."""
     shape = here.shape
-    sizes = {"hidden_size": shape.hidden, "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers}
-    sizes |= {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "vocab_size": shape.vocab}
-    batches = [{"input_ids": tokens, "labels": tokens} for tokens in tokens_of(shape, rows, STEPS * MICROBATCHES, here.device)]
-    return Case(lambda: llama_of(here, sizes), lambda model, batch: model(**batch).loss, None, batches)
+    sizes = {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+    }
+    sizes |= {
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "vocab_size": shape.vocab,
+    }
+    batches = [
+        {"input_ids": tokens, "labels": tokens}
+        for tokens in tokens_of(shape, rows, STEPS * MICROBATCHES, here.device)
+    ]
+    return Case(
+        lambda: llama_of(here, sizes), lambda model, batch: model(**batch).loss, None, batches
+    )
 
 
 def llama_of(here: Here, sizes: Mapping[str, int]) -> nn.Module:
@@ -132,7 +155,11 @@ def llama_of(here: Here, sizes: Mapping[str, int]) -> nn.Module:
 
     torch.manual_seed(1)
     with here.device:
-        model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=4096, tie_word_embeddings=False, use_cache=False))
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                **sizes, max_position_embeddings=4096, tie_word_embeddings=False, use_cache=False
+            )
+        )
     return model.to(torch.float32).train()
 
 
@@ -150,10 +177,19 @@ class Outcome:
         """The largest relative difference of losses; and the distance of all weights from the other's, as a share of the way that
         these have come from the start.
         """
-        losses = max(abs(mine - theirs) / abs(theirs) for mine, theirs in zip(self.losses, other.losses, strict=True))
+        losses = max(
+            abs(mine - theirs) / abs(theirs)
+            for mine, theirs in zip(self.losses, other.losses, strict=True)
+        )
         start = dict(case.build().named_parameters())
-        far = sum(float((mine - other.weights[name]).double().square().sum()) for name, mine in self.weights.items())
-        way = sum(float((whole - start[name].detach()).double().square().sum()) for name, whole in other.weights.items())
+        far = sum(
+            float((mine - other.weights[name]).double().square().sum())
+            for name, mine in self.weights.items()
+        )
+        way = sum(
+            float((whole - start[name].detach()).double().square().sum())
+            for name, whole in other.weights.items()
+        )
         return losses, math.sqrt(far / way)
 
 
@@ -162,10 +198,16 @@ class Loop:
     bf16 and its gradients are summed in fp32, as mixed precision is usually done by hand.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any, Batch], Tensor], half: bool, called: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[[Any, Batch], Tensor], half: bool, called: Any = None
+    ) -> None:
         self.model, self.loss, self.half, self.called = model, loss, half, called or model
         self.weights = list(model.parameters())
-        self.masters = [nn.Parameter(weight.detach().float().clone()) for weight in self.weights] if half else self.weights
+        self.masters = (
+            [nn.Parameter(weight.detach().float().clone()) for weight in self.weights]
+            if half
+            else self.weights
+        )
         if half:  # weights alone: rotary frequencies would lose digits
             for weight in self.weights:
                 weight.data = weight.data.to(torch.bfloat16)
@@ -192,16 +234,24 @@ class Loop:
             return
         for weight, master in zip(self.weights, self.masters, strict=True):
             if weight.grad is not None:
-                master.grad = weight.grad.float() if master.grad is None else master.grad.add_(weight.grad)
+                master.grad = (
+                    weight.grad.float() if master.grad is None else master.grad.add_(weight.grad)
+                )
                 weight.grad = None
 
 
 def plain(case: Case, half: bool) -> Outcome:
     """Train a case with plain torch."""
     loop = Loop(case.build(), case.loss, half)
-    losses = [float(loop.step(case.batches[at : at + MICROBATCHES])) for at in range(0, len(case.batches), MICROBATCHES)]
+    losses = [
+        float(loop.step(case.batches[at : at + MICROBATCHES]))
+        for at in range(0, len(case.batches), MICROBATCHES)
+    ]
     names = [name for name, _ in loop.model.named_parameters()]
-    return Outcome(losses, {name: master.detach().clone() for name, master in zip(names, loop.masters, strict=True)})
+    return Outcome(
+        losses,
+        {name: master.detach().clone() for name, master in zip(names, loop.masters, strict=True)},
+    )
 
 
 def engine_of(here: Here, case: Case, level: int, half: bool = False, **values: Any) -> Engine:
@@ -219,5 +269,8 @@ def native(here: Here, case: Case, level: int, half: bool = False, **values: Any
 
 def trained(engine: Engine, case: Case) -> Outcome:
     """Train a case with an engine that exists."""
-    losses = [engine.train_batch(case.batches[at : at + MICROBATCHES]) for at in range(0, len(case.batches), MICROBATCHES)]
+    losses = [
+        engine.train_batch(case.batches[at : at + MICROBATCHES])
+        for at in range(0, len(case.batches), MICROBATCHES)
+    ]
     return Outcome(losses, {name: whole.clone() for name, whole in engine.state_dict()})

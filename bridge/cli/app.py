@@ -36,9 +36,7 @@ Folder = Annotated[
 FromFormat = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
-        "--from",
-        metavar="FORMAT",
-        help="Format of the checkpoint, if the folder holds several.",
+        "--from", metavar="FORMAT", help="Format of the checkpoint, if the folder holds several."
     ),
 ]
 Processes = Annotated[
@@ -522,8 +520,7 @@ def convert(
     script: Annotated[
         bool,
         typer.Option(
-            "--script",
-            help="Also write the script that starts the run (DeepSpeed, Megatron).",
+            "--script", help="Also write the script that starts the run (DeepSpeed, Megatron)."
         ),
     ] = False,
     force: Force = False,
@@ -539,12 +536,7 @@ def convert(
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
 @reads_file(counts=True, reports=True, gating=GATING, many=True)
-def check(
-    job: Job,
-    view: View,
-    gate: Any,
-    names: tuple[str, ...],
-) -> int:
+def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
     """Check one file or several files."""
     from bridge.cli.convert import check
 
@@ -557,7 +549,9 @@ def diff(
     job: Job,
     other: Annotated[
         str,
-        typer.Argument(metavar="OTHER", help="The config to compare FILE with.", show_default=False),
+        typer.Argument(
+            metavar="OTHER", help="The config to compare FILE with.", show_default=False
+        ),
     ],
     view: View,
     gate: Any,
@@ -573,7 +567,12 @@ def diff(
 def layout(
     job: Job,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="file, a known shape (tiny, gpt2, llama-7b, ...), or a model's folder.")
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="file, a known shape (tiny, gpt2, llama-7b, ...), or a model's folder.",
+        ),
     ] = "file",
     layers: ModelSize = None,
     hidden: ModelSize = None,
@@ -584,7 +583,11 @@ def layout(
     sequence: ModelSize = None,
     tied: Annotated[
         Optional[bool],  # noqa: UP045
-        typer.Option("--tied/--untied", help="Whether embedding and output layer share their weights.", show_default=False),
+        typer.Option(
+            "--tied/--untied",
+            help="Whether embedding and output layer share their weights.",
+            show_default=False,
+        ),
     ] = None,
     micro_batch: Annotated[
         Optional[int],  # noqa: UP045
@@ -627,9 +630,20 @@ def layout(
     from bridge.cli.layout import MODELS, Picture, Sizes, layout
 
     # By the names of the plan's model section, which `Sizes` takes.
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
+    sizes = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+        "vocab": vocab,
+    }
     given = {**sizes, "sequence": sequence, "tied": tied}
-    return layout(job, Sizes(check_choice("--model", model, MODELS), given, micro_batch), Picture(plot, memory))
+    return layout(
+        job,
+        Sizes(check_choice("--model", model, MODELS), given, micro_batch),
+        Picture(plot, memory),
+    )
 
 
 @app.command(
@@ -677,10 +691,7 @@ def schema_of(
 @app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
 @reads_file(counts=True)
 def drift(
-    job: Job,
-    to_version: ToVersion = None,
-    output: Output = None,
-    force: Force = False,
+    job: Job, to_version: ToVersion = None, output: Output = None, force: Force = False
 ) -> int:
     """Compare the meaning of one file in two releases."""
     from bridge.cli.drift import drift
@@ -698,7 +709,9 @@ def fuzz(
     to: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--to", metavar="DIALECT", help="Stack to convert the configs to, and back from; by default they are not converted."
+            "--to",
+            metavar="DIALECT",
+            help="Stack to convert the configs to, and back from; by default they are not converted.",
         ),
     ] = None,
     examples: Annotated[
@@ -795,33 +808,60 @@ def train(
     model: ModelToTrain = None,
     data: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--data", metavar="TEXT", help="File to train on, byte by byte; a bundled text by default."),
+        typer.Option(
+            "--data",
+            metavar="TEXT",
+            help="File to train on, byte by byte; a bundled text by default.",
+        ),
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Shrink sizes that do not fit the ranks launched, and say which.")] = False,
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit", help="Shrink sizes that do not fit the ranks launched, and say which."
+        ),
+    ] = False,
     engine: EngineToRun = "native",
     save: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--save", metavar="DIR", callback=own_place, help="Write a checkpoint at the end."),
+        typer.Option(
+            "--save", metavar="DIR", callback=own_place, help="Write a checkpoint at the end."
+        ),
     ] = None,
     resume: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--resume", metavar="DIR", help="Continue from the latest checkpoint there, of any layout."),
+        typer.Option(
+            "--resume",
+            metavar="DIR",
+            help="Continue from the latest checkpoint there, of any layout.",
+        ),
     ] = None,
     groups: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--groups", metavar="FILE", help="File with the optimizer's groups of parameters, as `move` writes it."),
+        typer.Option(
+            "--groups",
+            metavar="FILE",
+            help="File with the optimizer's groups of parameters, as `move` writes it.",
+        ),
     ] = None,
     deterministic: Annotated[
         bool,
         typer.Option("--deterministic", help="Make two runs equal bit by bit, at a loss of speed."),
     ] = False,
     trace: Traced = None,
-    trace_full: Annotated[bool, typer.Option("--trace-full", help="Write whole tensors into the log.")] = False,
+    trace_full: Annotated[
+        bool, typer.Option("--trace-full", help="Write whole tensors into the log.")
+    ] = False,
     desync: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--desync", metavar="WHAT", help="Compare ranks that must agree; on a mismatch: log, raise or dump."),
+        typer.Option(
+            "--desync",
+            metavar="WHAT",
+            help="Compare ranks that must agree; on a mismatch: log, raise or dump.",
+        ),
     ] = None,
-    desync_every: Annotated[int, typer.Option("--desync-every", metavar="N", min=1, help="Compare every N steps.")] = 1,
+    desync_every: Annotated[
+        int, typer.Option("--desync-every", metavar="N", min=1, help="Compare every N steps.")
+    ] = 1,
     silence: Silence = None,
     timeout: Timeout = None,
 ) -> int:
@@ -834,7 +874,23 @@ def train(
     if desync is not None:
         check_choice("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)
-    return train(job, TrainOptions(steps, known, data, fit, save, resume, groups, deterministic, watch, engine, silence, timeout))
+    return train(
+        job,
+        TrainOptions(
+            steps,
+            known,
+            data,
+            fit,
+            save,
+            resume,
+            groups,
+            deterministic,
+            watch,
+            engine,
+            silence,
+            timeout,
+        ),
+    )
 
 
 @app.command(
@@ -866,7 +922,11 @@ def verify(
     ] = None,
     batch: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--batch", metavar="FILE", help="Your batch, as bridge.trace.batch(FILE, batch) writes it."),
+        typer.Option(
+            "--batch",
+            metavar="FILE",
+            help="Your batch, as bridge.trace.batch(FILE, batch) writes it.",
+        ),
     ] = None,
     on: Annotated[
         Optional[str],  # noqa: UP045
@@ -886,12 +946,18 @@ def verify(
     ] = 4,
     steps: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--steps", metavar="N", min=1, help="Steps of each run; by default enough to show a difference."),
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            help="Steps of each run; by default enough to show a difference.",
+        ),
     ] = None,
     padded: Annotated[
         bool,
         typer.Option(
-            "--padded", help="Turn half of every third sample into padding that the loss leaves out."
+            "--padded",
+            help="Turn half of every third sample into padding that the loss leaves out.",
         ),
     ] = False,
 ) -> int:
@@ -907,37 +973,91 @@ def verify(
 def move(
     job: Job,
     checkpoint: Annotated[
-        Path, typer.Option("--checkpoint", metavar="DIR", help="Folder of the run's checkpoint.", show_default=False)
+        Path,
+        typer.Option(
+            "--checkpoint",
+            metavar="DIR",
+            help="Folder of the run's checkpoint.",
+            show_default=False,
+        ),
     ],
-    to: Annotated[str, typer.Option("--to", metavar="STACK", help="Stack to move to, or native.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="STACK", help="Stack to move to, or native.", show_default=False
+        ),
+    ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT", callback=own_place, help="Folder to write.", show_default=False)
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            callback=own_place,
+            help="Folder to write.",
+            show_default=False,
+        ),
     ],
     to_version: ToVersion = None,
     from_format: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--from-format", metavar="FORMAT", help="Format of the checkpoint, if the folder holds several."),
+        typer.Option(
+            "--from-format",
+            metavar="FORMAT",
+            help="Format of the checkpoint, if the folder holds several.",
+        ),
     ] = None,
     model: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--model", metavar="DIR", help="Folder with the model's config.json, if FILE does not state it."),
+        typer.Option(
+            "--model",
+            metavar="DIR",
+            help="Folder with the model's config.json, if FILE does not state it.",
+        ),
     ] = None,
     prove: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--prove", metavar="N", min=1, help="Resume the old and the new run for N steps, and compare them."),
+        typer.Option(
+            "--prove",
+            metavar="N",
+            min=1,
+            help="Resume the old and the new run for N steps, and compare them.",
+        ),
     ] = None,
     ranks: Annotated[
         int,
-        typer.Option("--ranks", metavar="N", min=1, max=8, help="Largest number of local ranks for the proof."),
+        typer.Option(
+            "--ranks",
+            metavar="N",
+            min=1,
+            max=8,
+            help="Largest number of local ranks for the proof.",
+        ),
     ] = 2,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
-    verify: Annotated[bool, typer.Option(help="Check the checkpoint against its own checksums first.")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Check the checkpoint against its own checksums first.")
+    ] = True,
     processes: Processes = 1,
 ) -> int:
     """Move one run."""
     from bridge.cli.move import MoveOptions, move
 
-    asked = MoveOptions(checkpoint, to, output, to_version, from_format, model, prove, ranks, processes, dry_run, verify)
+    asked = MoveOptions(
+        checkpoint,
+        to,
+        output,
+        to_version,
+        from_format,
+        model,
+        prove,
+        ranks,
+        processes,
+        dry_run,
+        verify,
+    )
     return move(job, asked)
 
 
@@ -1009,9 +1129,19 @@ def checkpoint_inspect(
 )
 def checkpoint_convert(
     folder: Folder,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format to write.", show_default=False)],
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="Format to write.", show_default=False)
+    ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT", callback=own_place, help="Folder to write.", show_default=False)
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            callback=own_place,
+            help="Folder to write.",
+            show_default=False,
+        ),
     ],
     from_: FromFormat = None,
     dtype: Annotated[
@@ -1034,17 +1164,27 @@ def checkpoint_convert(
     ] = None,
     level: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--level", metavar="L", min=0, max=3, help="ZeRO level to write, if the format depends on it."),
+        typer.Option(
+            "--level",
+            metavar="L",
+            min=0,
+            max=3,
+            help="ZeRO level to write, if the format depends on it.",
+        ),
     ] = None,
     names: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--names", metavar="NAMES", help="Names of parameters: huggingface, transformers, megatron, megatron-local, neutral."
+            "--names",
+            metavar="NAMES",
+            help="Names of parameters: huggingface, transformers, megatron, megatron-local, neutral.",
         ),
     ] = None,
     config: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--config", metavar="FILE", help="Config of the model, of any stack, for --names."),
+        typer.Option(
+            "--config", metavar="FILE", help="Config of the model, of any stack, for --names."
+        ),
     ] = None,
     samples: Annotated[
         Optional[int],  # noqa: UP045
@@ -1055,9 +1195,15 @@ def checkpoint_convert(
             help="Number of samples that the run has seen, if the checkpoint does not state it.",
         ),
     ] = None,
-    shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", help="Largest file of weights.")] = 5.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
-    verify: Annotated[bool, typer.Option(help="Check the checkpoint against its own checksums first.")] = True,
+    shard_size: Annotated[
+        float, typer.Option("--shard-size", metavar="GB", help="Largest file of weights.")
+    ] = 5.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Check the checkpoint against its own checksums first.")
+    ] = True,
     processes: Processes = 1,
     as_json: Json = False,
 ) -> int:
@@ -1065,7 +1211,12 @@ def checkpoint_convert(
     from bridge.cli.checkpoint import CheckpointOptions, convert
 
     wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": shard_size}
-    return convert(folder, CheckpointOptions(to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples))
+    return convert(
+        folder,
+        CheckpointOptions(
+            to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples
+        ),
+    )
 
 
 @checkpoint.command(
@@ -1118,7 +1269,8 @@ def trace_diff(
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also compare the steps after the first step that differs.")
+        bool,
+        typer.Option("--all", help="Also compare the steps after the first step that differs."),
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -1165,10 +1317,7 @@ def trace_watch(
     interval: Annotated[
         float,
         typer.Option(
-            "--interval",
-            metavar="S",
-            min=0.05,
-            help="Seconds between two reads of the log.",
+            "--interval", metavar="S", min=0.05, help="Seconds between two reads of the log."
         ),
     ] = 1.0,
 ) -> int:
@@ -1226,8 +1375,7 @@ def trace_run(
         ),
     ] = None,
     every: Annotated[
-        int,
-        typer.Option("--every", metavar="N", min=1, help="Log tensors in every Nth step."),
+        int, typer.Option("--every", metavar="N", min=1, help="Log tensors in every Nth step.")
     ] = 1,
     ranks: Annotated[
         Optional[str],  # noqa: UP045

@@ -61,9 +61,7 @@ TOO_LARGE = (
     "the config asks for sizes that no run has, or the file is not a config: reduce the sizes, or "
     "name another file"
 )
-TOO_BUSY = (
-    "following the commands of the script takes too long: replace commands by their results"
-)
+TOO_BUSY = "following the commands of the script takes too long: replace commands by their results"
 SCRIPTS = "bridge.files.shell"
 
 

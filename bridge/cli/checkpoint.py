@@ -290,12 +290,16 @@ LARGEST = 2.0**30
 """Size in gigabytes from which on `--shard-size` is refused as a mistake."""
 
 
-def _write_folder(written: PlannedFiles, folder: Path, hub: Hub, options: CheckpointOptions) -> None:
+def _write_folder(
+    written: PlannedFiles, folder: Path, hub: Hub, options: CheckpointOptions
+) -> None:
     from bridge.state.writing import write_checkpoint
 
     meter = Progress(sum(file.size for file in written.files))
     with as_private_as(folder):
-        write_checkpoint(written, options.output, hub.origin.files, meter.add_bytes, options.processes)
+        write_checkpoint(
+            written, options.output, hub.origin.files, meter.add_bytes, options.processes
+        )
     if not options.json:
         say(
             f"wrote {options.output}: {len(written.files)} files, {meter.total:,} bytes in {meter.seconds:.1f} s"
@@ -370,9 +374,7 @@ def _print_outcome(
     if beside.files:
         say(f"copied from {beside.folder}: {', '.join(file.name for file in beside.files)}")
     for file, rows in made if options.dry_run else ():
-        say(
-            f"{file.name}: {file.size:,} bytes, {f'{len(rows)} tensors' if rows else 'no tensors'}"
-        )
+        say(f"{file.name}: {file.size:,} bytes, {f'{len(rows)} tensors' if rows else 'no tensors'}")
         for row in rows:
             shape = "x".join(map(str, row.shape)) or "one"
             say(
@@ -424,7 +426,9 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         with progress.show_progress("the tensors"):
             lines = list(_compare_tensors(one, other))
         runs = {
-            key: values for key, values in _compare_counters(one, other).items() if values[0] != values[1]
+            key: values
+            for key, values in _compare_counters(one, other).items()
+            if values[0] != values[1]
         }
         verdicts = Counter(line.verdict for line in lines)
         if set(verdicts) - {EQUAL} or runs:
@@ -579,7 +583,9 @@ def _largest_difference(one: Lazy, other: Lazy) -> float:
     return most
 
 
-def _tell_lines(lines: list[TensorLine], verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> None:
+def _tell_lines(
+    lines: list[TensorLine], verdicts: Mapping[str, int], runs: Mapping[str, Any]
+) -> None:
     say(
         f"{len(lines)} tensors: {', '.join(f'{count} {verdict}' for verdict, count in verdicts.items()) or 'none'}"
     )

@@ -44,9 +44,7 @@ class Companions:
 
 def config_beside(place: Path) -> Path | None:
     """Return the config in the folder of a checkpoint, or in the folder around it; None if there is none."""
-    return next(
-        (path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None
-    )
+    return next((path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None)
 
 
 def companions(place: Path, given: Path | None) -> Companions:
@@ -63,7 +61,9 @@ def companions(place: Path, given: Path | None) -> Companions:
     except SourceError as error:
         return Companions(notes=tuple(f"not copied: {problem}" for problem in error.problems))
     if not _is_of_transformers(text):
-        return Companions(notes=(f"{config}: not copied, as a {CONFIG} of transformers has the key {KIND}",))
+        return Companions(
+            notes=(f"{config}: not copied, as a {CONFIG} of transformers has the key {KIND}",)
+        )
     files, notes = [File(CONFIG, (text,))], list[str]()
     for name in NAMES:
         path = config.parent / name

@@ -1,5 +1,4 @@
-"""The commands `convert`, `check` and `diff`: read, recognise, translate, compare, report, write.
-"""
+"""The commands `convert`, `check` and `diff`: read, recognise, translate, compare, report, write."""
 
 from __future__ import annotations
 
@@ -18,7 +17,16 @@ from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
 from bridge.cli import lacking, progress, sidecar
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.gated import OPEN, Gate, Looked, files_of, look_at_file, report_files, summary_line, worst_code
+from bridge.cli.gated import (
+    OPEN,
+    Gate,
+    Looked,
+    files_of,
+    look_at_file,
+    report_files,
+    summary_line,
+    worst_code,
+)
 from bridge.cli.gathering import GIT, STDIN, at_hand, limit_access, may_be_several
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, leave_no_sidecar, refuse_edited, refuse_other
@@ -119,7 +127,9 @@ def _output_paths(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
     )
     # The name of a file of a commit (git:REV:PATH) ends behind a colon, if PATH has no folder.
-    stems = [Path(file.rpartition(":")[2] if file.startswith(GIT) else file).stem for file, _ in files]
+    stems = [
+        Path(file.rpartition(":")[2] if file.startswith(GIT) else file).stem for file, _ in files
+    ]
     outputs = [folder / (stem + suffix) for stem in stems]
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
@@ -141,7 +151,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise SourceError(f"{folder}: cannot be made ({(error.strerror or str(error)).lower()})") from None
+        raise SourceError(
+            f"{folder}: cannot be made ({(error.strerror or str(error)).lower()})"
+        ) from None
 
 
 def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
@@ -154,7 +166,9 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
     files = _output_paths(asked, gate, names) if many else [(job.file, True, asked.output)]
     records, codes = list[Record](), list[int]()
 
-    def tell(job: Job, asked: Asked, result: Result, texts: object, told: Sequence[Finding]) -> None:
+    def tell(
+        job: Job, asked: Asked, result: Result, texts: object, told: Sequence[Finding]
+    ) -> None:
         for one in told:
             # A default of the target belongs to no setting of the source, so its help is that of the target.
             side = result.config if one.how is How.DEFAULTED else result.source
@@ -222,7 +236,10 @@ def _convert_file(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
         if asked.strict and not (result.exact and not beside.edited):
             _refuse_loss(result, job, beside, asked.view)
         result = replace(
-            result, put=write_in_format(result, output, _content_before(result, beside)) if output else None
+            result,
+            put=write_in_format(result, output, _content_before(result, beside))
+            if output
+            else None,
         )
         result = add_script(result, output) if asked.script else result
         texts = files_to_write(result, output, asked.with_carry) if output else {}
@@ -348,7 +365,9 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         findings = gate.choice.of(compare(one, two), other)
         code = report.exit_of(findings, job.threshold)
         records = [
-            replace(record(finding, other, two.dialect.name), help=_help_command(finding, (two, one)))
+            replace(
+                record(finding, other, two.dialect.name), help=_help_command(finding, (two, one))
+            )
             for finding in findings
         ]
         if gate.write_baseline:
@@ -390,7 +409,9 @@ def _read_sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
     open_ = stated.index(None)
     ranks = stated[1 - open_]
     shown = ["standard input" if name == STDIN else name for name in names]
-    note(f"{shown[open_]} does not state a number of ranks: read for {ranks} ranks, the number in {shown[1 - open_]}")
+    note(
+        f"{shown[open_]} does not state a number of ranks: read for {ranks} ranks, the number in {shown[1 - open_]}"
+    )
     sides[open_] = _read_side(replace(jobs[open_], world_size=ranks))
     return sides[0], sides[1]
 
@@ -517,7 +538,9 @@ def document_of(job: Job) -> Document:
     text = text_of(job)
     # Before it is parsed: errors of the parser quote the text.
     keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
-    document = _resolve_release(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
+    document = _resolve_release(
+        parse(text, name, "" if standard else Path(job.file).suffix.lower()), job
+    )
     if isinstance(document.data, Script):
         keep_hidden("", document.data.variables_with_value)
     return document
@@ -608,7 +631,9 @@ def _apply_world_size(job: Job, config: Config, carry: carry_over.Carry) -> Conf
         sized = read_job(replace(job, world_size=carry.world_size))
     except BridgeError:
         return config
-    note(f"note: read for {carry.world_size} ranks, the number in the sidecar; --world-size N changes that")
+    note(
+        f"note: read for {carry.world_size} ranks, the number in the sidecar; --world-size N changes that"
+    )
     return sized
 
 

@@ -132,7 +132,11 @@ def _draw_figure(found: Timeline) -> Figure:
 def _time_axis_label(found: Timeline) -> str:
     """Return the label of the time axis, which also explains the boxes."""
     apart = has_several_stages(found)
-    boxes = "boxes show stage·microbatch, narrow boxes only the microbatch" if apart else "boxes show the microbatch"
+    boxes = (
+        "boxes show stage·microbatch, narrow boxes only the microbatch"
+        if apart
+        else "boxes show the microbatch"
+    )
     if not _shows_numbers(found):
         boxes = "boxes are too small for the numbers of microbatches, which --json prints"
     paler = "; paler boxes: later stages of a rank" if apart else ""
@@ -196,7 +200,9 @@ def _draw_frame(axes: Axes, piece: PictureLine, ranks: int, units: int) -> None:
 def _draw_piece(axes: Axes, found: Timeline, piece: PictureLine) -> None:
     """Draw the whole piece as idle time, and on top the actions of the ranks."""
     ranks, long = range(found.schedule.ranks), piece.end - piece.at
-    _draw_boxes(axes, [(piece.at, rank, long) for rank in ranks], IDLE, hatch="////", edge="#bdbdbd")
+    _draw_boxes(
+        axes, [(piece.at, rank, long) for rank in ranks], IDLE, hatch="////", edge="#bdbdbd"
+    )
     boxes: dict[tuple[str, float], list[Box]] = {}
     apart = has_several_stages(found)
     for rank, row in enumerate(found.rows):

@@ -1,5 +1,4 @@
-"""The `fuzz` command: try generated configs, show progress, and print the smallest one that fails.
-"""
+"""The `fuzz` command: try generated configs, show progress, and print the smallest one that fails."""
 
 from __future__ import annotations
 
@@ -98,7 +97,11 @@ def _report_lines(task: Task, covered: Covered, failure: Failure | None, file: s
         f"\nThe smallest config found, for {task.dialect.title} {failure.config.version} on {ranks} ranks. Save as {file}:",
         "",
         failure.text.rstrip(),
-        *([f"\nSave as {_path_beside(file)} in the same folder:\n\n{_failure_code(failure)}"] if _failure_code(failure) else []),
+        *(
+            [f"\nSave as {_path_beside(file)} in the same folder:\n\n{_failure_code(failure)}"]
+            if _failure_code(failure)
+            else []
+        ),
         f"\nTo see the failure:\n  {command(task, failure, file)}\nTo find it again by fuzzing:\n  {_repeat_command(task)}",
     ]
 
@@ -128,7 +131,9 @@ def _repeat_command(task: Task) -> str:
     return shlex.join(["stagebridge", "fuzz", task.dialect.name, *to, *release, *numbers])
 
 
-def _report_object(task: Task, covered: Covered, failure: Failure | None, file: str) -> outputs.Fuzzed:
+def _report_object(
+    task: Task, covered: Covered, failure: Failure | None, file: str
+) -> outputs.Fuzzed:
     from bridge.testing.fuzz import command
 
     found: outputs.Failed | None = (

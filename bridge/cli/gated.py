@@ -21,16 +21,7 @@ from bridge.errors import BridgeError, SourceError, UnrecognisedError, nearest
 from bridge.exits import Exit
 from bridge.files import read_text, write_text
 from bridge.findings import Finding
-from bridge.gate import (
-    FORMATS,
-    REFUSED,
-    Choice,
-    Record,
-    baseline,
-    read_baseline,
-    record,
-    refusals,
-)
+from bridge.gate import FORMATS, REFUSED, Choice, Record, baseline, read_baseline, record, refusals
 from bridge.view import View
 
 TEXT, JSON = "text", "json"

@@ -36,7 +36,9 @@ def expand_names(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[
     """
     seen = set[str]()
     for name in names:
-        found = [(name, True)] if _is_single(name) else [(path, False) for path in _files_inside(name)]
+        found = (
+            [(name, True)] if _is_single(name) else [(path, False) for path in _files_inside(name)]
+        )
         if not found and glob.has_magic(name):
             raise SourceError(f"{name}: no file matches the pattern; check the pattern")
         for path, named in found:
@@ -113,7 +115,9 @@ def at_hand(name: str) -> Iterator[str]:
 
 def _path_below_top(path: str, name: str) -> str:
     """Return a path of the current folder relative to the top of the repository, as git expects."""
-    prefix = _run_git(["rev-parse", "--show-prefix"], name).decode(errors="replace").removesuffix("\n")
+    prefix = (
+        _run_git(["rev-parse", "--show-prefix"], name).decode(errors="replace").removesuffix("\n")
+    )
     below = os.path.normpath(os.path.join(prefix, path))
     if below.startswith(".."):
         raise SourceError(f"{name}: lies outside of the repository; check the path")

@@ -50,7 +50,9 @@ class Job:
         The command line wins. Lists are joined, with those of the command line last, so that of two
         values with one name they win too.
         """
-        named = {FIELDS.get(option, option.replace("-", "_")): value for option, value in said.items()}
+        named = {
+            FIELDS.get(option, option.replace("-", "_")): value for option, value in said.items()
+        }
         joined = {
             name: (*value, *self.typed.get(name, ())) if isinstance(value, tuple) else value
             for name, value in named.items()

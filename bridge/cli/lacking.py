@@ -13,7 +13,9 @@ from pathlib import Path
 from bridge.dialect import code_beside
 from bridge.errors import BridgeError
 
-SIZES = re.compile(r"\bworld size\b|\bagree on \d+ data-parallel ranks?\b|\branks share a batch\b|^parallel: ")
+SIZES = re.compile(
+    r"\bworld size\b|\bagree on \d+ data-parallel ranks?\b|\branks share a batch\b|^parallel: "
+)
 """Pattern of problems about the number of ranks or the size of the batch."""
 
 _READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)
@@ -22,7 +24,12 @@ _READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)
 def alone(file: Path) -> None:
     """Remember `file` for a later hint if its code part (.code.json) is missing."""
     read = _READ.get()
-    if read is not None and file.is_file() and not file.name.endswith(".code.json") and not code_beside(file).exists():
+    if (
+        read is not None
+        and file.is_file()
+        and not file.name.endswith(".code.json")
+        and not code_beside(file).exists()
+    ):
         read.append(file)
 
 

@@ -300,7 +300,8 @@ def as_json(
             for stage, layers in enumerate(outline.stages)
         ],
         "ranks": [
-            cast("outputs.Ranks", {"ranks": ranks, **content}) for ranks, content in _group_alike(outline)
+            cast("outputs.Ranks", {"ranks": ranks, **content})
+            for ranks, content in _group_alike(outline)
         ],
         "findings": list(map(report.finding_json, findings)),
         "exit_code": report.exit_of(findings, threshold),
@@ -408,7 +409,9 @@ def _mesh_table(mesh: Mesh) -> Grid:
     for name, axis in mesh.axes.items():
         if axis.size > 1:
             groups = mesh.groups(name)
-            parts = [_shorten_words([str(rank) for rank in group], 8, " ") for group in groups[:GROUPS]]
+            parts = [
+                _shorten_words([str(rank) for rank in group], 8, " ") for group in groups[:GROUPS]
+            ]
             more = f"; ... ({len(groups)} groups in all)" if len(groups) > GROUPS else ""
             table.add_row(name, str(axis.size), str(axis.stride), "; ".join(parts) + more)
     return table
@@ -431,7 +434,9 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     contents = {rank: known[outline.kind(rank)] for rank in ranks}
     # Of several that keep the same, the lowest.
     most = max(ranks, key=lambda rank: (_content_weight(contents[rank]), -rank))
-    alike = all(_content_weight(content) == _content_weight(contents[most]) for content in contents.values())
+    alike = all(
+        _content_weight(content) == _content_weight(contents[most]) for content in contents.values()
+    )
     who = (
         f"rank {most}, which keeps and sends the most bytes"
         if not alike
@@ -477,7 +482,9 @@ def _stages_table(outline: Outline, content: Mapping[str, Any], title: str) -> G
         _size_text(sizes["total"]),
         style="bold",
     )
-    table.caption = "; ".join(_buffers_sentence(content["flats"], kind) for kind in ("weights", "gradients"))
+    table.caption = "; ".join(
+        _buffers_sentence(content["flats"], kind) for kind in ("weights", "gradients")
+    )
     return table
 
 
@@ -486,7 +493,10 @@ def _flat_rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator
 
     def figures(flat: Mapping[str, Any]) -> tuple[str, ...]:
         slices, gradients = flat["slices"], flat["gradients"]
-        whole = (_size_text(flat["weights"]["bytes"]), _size_text(gradients["bytes"] if gradients else 0))
+        whole = (
+            _size_text(flat["weights"]["bytes"]),
+            _size_text(gradients["bytes"] if gradients else 0),
+        )
         own = tuple(_size_text(slices[kind]) for kind in ("gradients", "master", "moments"))
         return (str(flat["tied"]), f"{flat['parameters']:,}", *whole, *own)
 

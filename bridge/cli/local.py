@@ -58,7 +58,9 @@ def run_ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
             PATIENCE,
             GRACE,
         )
-        process = _start_ranks(order, {**_rank_environment(number), BUILDS: _builds_folder(stack)}, own)
+        process = _start_ranks(
+            order, {**_rank_environment(number), BUILDS: _builds_folder(stack)}, own
+        )
         stack.callback(_end_ranks, process)
         assert process.stdout is not None, "stdout of the process was opened as a pipe"
         yield from (line.rstrip("\n") for line in process.stdout)
@@ -110,7 +112,9 @@ def _builds_folder(stack: ExitStack) -> str:
     return named
 
 
-def _start_ranks(order: Order, environment: Mapping[str, str], own: IO[str]) -> subprocess.Popen[str]:
+def _start_ranks(
+    order: Order, environment: Mapping[str, str], own: IO[str]
+) -> subprocess.Popen[str]:
     # Entries that mean the current directory go: no file of the user's may be imported in place of ours. The exception is a
     # checkout that is not installed, from which this process imports too; it is named in full.
     named = [

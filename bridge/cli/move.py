@@ -186,7 +186,9 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
     config = convert.read_job(job)
     saved = hub.origin.world
     if config.world_size is None and saved:
-        note(f"note: read for {saved} ranks, the number in the checkpoint; --world-size N changes that")
+        note(
+            f"note: read for {saved} ranks, the number in the checkpoint; --world-size N changes that"
+        )
         job = replace(job, world_size=saved)
         config = convert.read_job(job)
     if _spares_norms(config, hub):
@@ -204,7 +206,9 @@ def _spares_norms(config: Config, hub: Hub) -> bool:
     from bridge.translation import lift
 
     scope = lift(config).optimizer.decay_scope
-    return bool(config.dialect.spared) and scope is not None and scope != SPARED and fits_config(hub)
+    return (
+        bool(config.dialect.spared) and scope is not None and scope != SPARED and fits_config(hub)
+    )
 
 
 def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarget:
@@ -217,7 +221,9 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     hub = _fit_names(source, result.config, dialect.parameters(result.config) or brought)
     # A stack that makes its own groups says nothing of the script that this config, or the one before it, belongs to.
     own = source.config.dialect.grouping or not dialect.scoped
-    groups = _groups_to_write(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
+    groups = (
+        _groups_to_write(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
+    )
     hub = _place_groups(hub, source, dialect.by_place, bool(groups))
     saves = dialect.saves(result.config, hub)
     hub = replace(
@@ -243,7 +249,8 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     written = dialect.resuming(written, CHECKPOINT, FILE if groups else "")
     result = replace(result, put=written)
     texts = {
-        path.name: text for path, text in convert.files_to_write(result, options.output / name, True).items()
+        path.name: text
+        for path, text in convert.files_to_write(result, options.output / name, True).items()
     }
     return MoveTarget(
         hub, result.config, written, {**texts, **_file_of(groups)}, saves, result, edits, groups
@@ -268,7 +275,9 @@ def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row
     from bridge.translation import lift
 
     optimizer = lift(config).optimizer
-    needed = groups.needs_group_file(hub, optimizer.decay_scope if scoped else None, config.dialect.by_place)
+    needed = groups.needs_group_file(
+        hub, optimizer.decay_scope if scoped else None, config.dialect.by_place
+    )
     return groups.groups_to_write(hub, optimizer) if needed else ()
 
 
@@ -493,7 +502,9 @@ def _write_move(whole: Files, job: Job, options: MoveOptions, source: MoveSource
     progress = Progress(sum(file.size for file in whole.files))
     private: list[str | Path] = [options.checkpoint, *([] if job.file == STDIN else [job.file])]
     with as_private_as(*private):
-        write_checkpoint(whole, options.output, source.hub.origin.files, progress.add_bytes, options.processes)
+        write_checkpoint(
+            whole, options.output, source.hub.origin.files, progress.add_bytes, options.processes
+        )
 
 
 # Reporting
@@ -517,7 +528,11 @@ def _lost_settings_line(findings: tuple[Finding, ...]) -> str:
 
 
 def _report_text(
-    source: MoveSource, target: MoveTarget, files: Files, findings: tuple[Finding, ...], options: MoveOptions
+    source: MoveSource,
+    target: MoveTarget,
+    files: Files,
+    findings: tuple[Finding, ...],
+    options: MoveOptions,
 ) -> str:
     out = StringIO()
     screen = console(out)
@@ -669,14 +684,18 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
             "it; drop --prove"
         )
     one = _engine_for_format(source.config, source.format.name)
-    other = _engine_for_format(target.config, NATIVE if options.to == NATIVE else target.saves.format)
+    other = _engine_for_format(
+        target.config, NATIVE if options.to == NATIVE else target.saves.format
+    )
     if options.model is None:
         raise BridgeError(
             "--prove: the model is not known; name the folder of its config.json with --model"
         )
     given = json.loads(read_text(options.model / "config.json"))
     layers = _layers_for_proof(source.hub, options.most)
-    model, dropped = cutting.without_dropout(cutting.config_with_layers(given, layers) if layers else given)
+    model, dropped = cutting.without_dropout(
+        cutting.config_with_layers(given, layers) if layers else given
+    )
     # Under the names that transformers gives the parameters of the model, which `_check_alike` compares by.
     hub = names.rename_under(
         source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None
@@ -732,7 +751,8 @@ def _layers_for_proof(hub: Hub, most: int) -> int | None:
     if cutting.count_elements(hub) <= most or count < 2:
         return None
     return max(
-        (number for number in range(1, count) if cutting.count_elements(hub, number) <= most), default=1
+        (number for number in range(1, count) if cutting.count_elements(hub, number) <= most),
+        default=1,
     )
 
 
@@ -805,7 +825,9 @@ def _prove_move(job: Job, options: MoveOptions, source: MoveSource, proof: Proof
     return told
 
 
-def _proof_starts(top: Path, options: MoveOptions, source: MoveSource, proof: Proof) -> dict[str, Any]:
+def _proof_starts(
+    top: Path, options: MoveOptions, source: MoveSource, proof: Proof
+) -> dict[str, Any]:
     """Return, for each side of the proof, the checkpoint from which its run starts.
 
     The checkpoint on disk is used if the ranks of the proof can read it; else a new one is written.
@@ -825,7 +847,9 @@ def _proof_starts(top: Path, options: MoveOptions, source: MoveSource, proof: Pr
         # Some formats can be read only by as many ranks as wrote them.
         fits = not form.fixed or layout.get("ranks") == hub.origin.world == proof.world
         found[side] = (
-            where if held is hub and fits else _write_checkpoint(top / side, held, form, proof.world)
+            where
+            if held is hub and fits
+            else _write_checkpoint(top / side, held, form, proof.world)
         )
     # A third run in fp32, from the same masters, tells how far rounding alone takes the losses.
     if source.hub.weight_dtype in ("BF16", "F16"):
@@ -838,7 +862,9 @@ def _proof_starts(top: Path, options: MoveOptions, source: MoveSource, proof: Pr
     return found
 
 
-def _write_checkpoint(folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None) -> Path:
+def _write_checkpoint(
+    folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None
+) -> Path:
     """Write a checkpoint for the proof. Returns the tag folder inside `folder`."""
     from bridge.state import formats
     from bridge.state.writing import write_checkpoint
@@ -897,11 +923,20 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
 
     here, job = detect(), Job(**spec["job"])
     join(here)
-    options = MoveOptions(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output", "model")}})
+    options = MoveOptions(
+        **{
+            **spec["options"],
+            **{name: Path(spec["options"][name]) for name in ("checkpoint", "output", "model")},
+        }
+    )
     try:
         with limit_access(job):
             source = convert.read_job(job)
-            target = source if options.to == NATIVE else without(_translate_config(job, options).config, spec["edits"])
+            target = (
+                source
+                if options.to == NATIVE
+                else without(_translate_config(job, options).config, spec["edits"])
+            )
         folder = Path(spec["model"])
         described = _model_config(folder)
         model = lift(described).model
@@ -912,17 +947,34 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
             smaller, differs = small(config, backend, spec["world"], model.layers)
             smaller = without(smaller, dict(config.dialect.loads.get(format, {})))
             changed |= differs
-            found[side] = Party(side, smaller, backend, Path(spec["starts"][side]), tuple(spec["groups"][side]))
+            found[side] = Party(
+                side, smaller, backend, Path(spec["starts"][side]), tuple(spec["groups"][side])
+            )
         wider = _widen_source(found["source"], spec)
         shape = json.loads((folder / "config.json").read_text())
         # A learned embedding of positions has no row beyond these.
-        most = next((shape[name] for name in POSITIONS if isinstance(shape.get(name), int)), SEQUENCE)
-        workload = Workload(Architecture(vocab=shape["vocab_size"], sequence=min(SEQUENCE, most)), model=model, folder=folder)
+        most = next(
+            (shape[name] for name in POSITIONS if isinstance(shape.get(name), int)), SEQUENCE
+        )
+        workload = Workload(
+            Architecture(vocab=shape["vocab_size"], sequence=min(SEQUENCE, most)),
+            model=model,
+            folder=folder,
+        )
         facts = names.describe_config(described)
-        proved = prove(found["source"], found["target"], wider, workload, facts, options.prove or 1, note)
-        told = {path: pair for path, pair in changed.items() if not path.startswith((*NO_NUMBERS, "parallel.data", "model."))}
+        proved = prove(
+            found["source"], found["target"], wider, workload, facts, options.prove or 1, note
+        )
+        told = {
+            path: pair
+            for path, pair in changed.items()
+            if not path.startswith((*NO_NUMBERS, "parallel.data", "model."))
+        }
         words = [f"{path} {before} -> {after}" for path, (before, after) in told.items()]
-        return {**proved, "changed": [f"changed for the proof: {', '.join(words)}"] if words else []}
+        return {
+            **proved,
+            "changed": [f"changed for the proof: {', '.join(words)}"] if words else [],
+        }
     except BridgeError as error:
         return {"problems": list(error.problems)}
 

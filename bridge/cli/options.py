@@ -121,7 +121,7 @@ AutoFrom = Annotated[
         metavar="ARGS",
         help=(
             'Arguments from which Hugging Face\'s Trainer fills in "auto": a dump of its '
-            'TrainingArguments (JSON), or NAME=VALUE.'
+            "TrainingArguments (JSON), or NAME=VALUE."
         ),
     ),
 ]
@@ -377,7 +377,9 @@ def reads_file(
 
             # An empty text was typed, too; an empty list or a switch that is off was not.
             typed = {name: value for name, value in said.items() if value or value == ""}
-            return command(apply_project_settings(Job(file, **typed, typed=typed), file, launched), **given)
+            return command(
+                apply_project_settings(Job(file, **typed, typed=typed), file, launched), **given
+            )
 
         # Evaluated here, as annotations are texts and their names are known in the module of the command alone.
         own = [

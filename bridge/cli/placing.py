@@ -131,4 +131,3 @@ def _lines(path: Path) -> list[str] | None:
     # The file that is there may have secrets that the source has not.
     keep_hidden(text[: limits.TEXT])
     return text[: limits.TEXT].splitlines()
-

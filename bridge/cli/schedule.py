@@ -68,7 +68,9 @@ def schedule(job: Job, options: ScheduleOptions) -> int:
             from bridge.cli.drawing import draw_picture
 
             draw_picture(found, options.png)
-        print_json({**as_json(found), "notes": list(notes)}) if job.json else _print_schedule(found, notes)
+        print_json({**as_json(found), "notes": list(notes)}) if job.json else _print_schedule(
+            found, notes
+        )
         for path in (options.csv, options.png):
             if path and not job.json:
                 say(f"wrote {path}")
@@ -194,7 +196,9 @@ def _print_schedule(found: Timeline, notes: tuple[str, ...] = ()) -> None:
     out.print(title_line(found), markup=False)
     for note in notes:
         out.print(f"note: {note}", markup=False)
-    legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in action_letters(found))
+    legend = ", ".join(
+        f"{letter} {NAMES[letter]}" for letter in NAMES if letter in action_letters(found)
+    )
     stage = "stage, " if has_several_stages(found) else ""
     out.print(
         f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n",
@@ -291,7 +295,8 @@ def _repeats_from(columns: list[Column], start: int) -> Iterator[RepeatedPart]:
         length = period
         while (
             start + length < len(columns)
-            and _microbatch_offset(columns[start + length - period], columns[start + length]) == further
+            and _microbatch_offset(columns[start + length - period], columns[start + length])
+            == further
         ):
             length += 1
         if length // period >= OFTEN:

@@ -39,7 +39,9 @@ def nearest_with(name: str) -> Path | None:
 def apply_project_settings(job: Job, file: str, launched: bool = False) -> Job:
     """Return the job of one file: what the command line does not say, the project does."""
     said = project().reading_of(_path(file))
-    return job.of(file, {name: value for name, value in said.items() if not (launched and name in LAUNCHED)})
+    return job.of(
+        file, {name: value for name, value in said.items() if not (launched and name in LAUNCHED)}
+    )
 
 
 def _path(file: str) -> str | None:
@@ -52,5 +54,7 @@ def _path(file: str) -> str | None:
         top = Path() if path.startswith(("./", "../")) else nearest_with(".git") or Path()
         file = str(top / path)
     folder, name = os.path.split(os.path.abspath(file))
-    path = os.path.relpath(os.path.join(os.path.realpath(folder), name), os.path.realpath(project().folder))
+    path = os.path.relpath(
+        os.path.join(os.path.realpath(folder), name), os.path.realpath(project().folder)
+    )
     return None if path.startswith("..") else Path(path).as_posix()

@@ -32,7 +32,9 @@ def show(name: str, field: str | None, as_json: bool, schema: bool = False) -> i
     content = _shown_content(stacks.load(name), field)
     if as_json:
         _print_object(
-            _entry_object(content) if isinstance(content, Entry) else _listing_object(stacks.load(name), content)
+            _entry_object(content)
+            if isinstance(content, Entry)
+            else _listing_object(stacks.load(name), content)
         )
     elif isinstance(content, Entry):
         _print_field(content, console(sys.stdout))

@@ -46,7 +46,9 @@ class Sidecar:
         if self.foreign:
             return self.foreign
         if self.carry.dialect != dialect.name:
-            return f"the sidecar is from {self.carry.dialect[: limits.NAME]}, not from {dialect.name}"
+            return (
+                f"the sidecar is from {self.carry.dialect[: limits.NAME]}, not from {dialect.name}"
+            )
         try:
             dialect.release(self.carry.version)
         except VersionError as error:
@@ -64,12 +66,24 @@ class Sidecar:
         # What a file of another stack or of another conversion left out was never a part of this run.
         # A file whose settings mean what those of the sidecar's file meant is that file with another name.
         table = claims(config.dialect)
-        stated = {ours for path in config.given if path in table for ours in table[path].paths_of_plan(path)}
-        own = not self.foreign or stated.isdisjoint(carry_over.edits(self.carry, meaning_of(config)))
+        stated = {
+            ours
+            for path in config.given
+            if path in table
+            for ours in table[path].paths_of_plan(path)
+        }
+        own = not self.foreign or stated.isdisjoint(
+            carry_over.edits(self.carry, meaning_of(config))
+        )
         lost = own and self.carry.dialect == dialect.name
         effect = Effect.NUMBERS if lost else Effect.NONE
         return (
-            Finding(carry_over.beside(file).name, f"the carry-over was not used: {why}", effect, given=True),
+            Finding(
+                carry_over.beside(file).name,
+                f"the carry-over was not used: {why}",
+                effect,
+                given=True,
+            ),
         )
 
     def note(self, file: str, dialect: Dialect, way: str = "") -> str:
@@ -145,4 +159,3 @@ def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str
         return (), Secrets(), f"{file} was not opened ({error})"
     except BridgeError:
         return (), Secrets(), f"{file} cannot be read any more"
-

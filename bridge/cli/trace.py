@@ -61,11 +61,15 @@ def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: boo
 
         with show_progress("the steps"):
             # A page shows all steps; a report may end at the first that differs.
-            found = compare_runs(_open_run(first), _open_run(second), every=every or html is not None)
+            found = compare_runs(
+                _open_run(first), _open_run(second), every=every or html is not None
+            )
         code = _exit_code(found)
         if html:
             write_text(html, _page_of_comparison(found))
-        print_json({**_comparison_object(found), "exit_code": code}) if as_json else _print_comparison(found, html)
+        print_json(
+            {**_comparison_object(found), "exit_code": code}
+        ) if as_json else _print_comparison(found, html)
         return code
 
     return _answer_errors(as_json, work)
@@ -75,7 +79,9 @@ def _page_of_comparison(found: Comparison) -> str:
     from bridge.trace.pages.page import comparison_page
     from bridge.trace.pages.series import read_findings, series_of_run
 
-    first, second = (series_of_run(run, read_findings(run.folder)) for run in (found.first, found.second))
+    first, second = (
+        series_of_run(run, read_findings(run.folder)) for run in (found.first, found.second)
+    )
     return comparison_page(found, (first, second))
 
 
@@ -168,7 +174,9 @@ def _parse_numbers(text: str | None) -> list[int]:
     return sorted(set(found))
 
 
-def start_traced(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept) -> int:
+def start_traced(
+    command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept
+) -> int:
     """Run a command and watch its trainings. Returns the command's exit code if it failed, else the code for the findings."""
     import json
     import os
@@ -180,32 +188,49 @@ def start_traced(command: Sequence[str], folder: Path, level: int | None, on_fin
 
     need_engine("trace")
     if not command:
-        raise BridgeError("trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py")
+        raise BridgeError(
+            "trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py"
+        )
     for name in (ATTACHED, FILE):
         # Left by an earlier run in the same folder, they would tell of a training that was not this one.
         for place in (folder, *folder.glob(f"{APART}*")):
             (place / name).unlink(missing_ok=True)
     logs = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
     debug = {**dict.fromkeys(logs if level else (), level), "tensor_parallel": True}
-    settings = {"run": str(folder.absolute()), "debug": debug, "on_finding": on_finding, "keep": kept.settings()}
+    settings = {
+        "run": str(folder.absolute()),
+        "debug": debug,
+        "on_finding": on_finding,
+        "keep": kept.settings(),
+    }
     import bridge.trace
 
     # Python imports `sitecustomize` of the first folder on the path in every process, and that attaches the watching.
     own = [Path(bridge.trace.__file__).parent / "injection", Path(bridge.trace.__file__).parents[2]]
     paths = [*map(str, own), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {
+        **os.environ,
+        SETTINGS: json.dumps(settings),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     from bridge.trace.running import mark_process
 
     ended = mark_process(folder)
     try:
         code = subprocess.run(list(command), env=environment, check=False).returncode
     except OSError as error:
-        raise BridgeError(f"trace run: {command[0]}: {error.strerror}; name a command that runs in this shell") from None
+        raise BridgeError(
+            f"trace run: {command[0]}: {error.strerror}; name a command that runs in this shell"
+        ) from None
     finally:
         ended()
     for note in _open_run(folder).notes if (folder / RUN).exists() else ():
         print(f"trace run: {folder}: {note}", file=sys.stderr)
-    places = [place for place in (folder, *sorted(folder.glob(f"{APART}*"))) if (place / ATTACHED).exists()]
+    places = [
+        place
+        for place in (folder, *sorted(folder.glob(f"{APART}*")))
+        if (place / ATTACHED).exists()
+    ]
     if not places:
         say(
             "trace run: nothing was watched: no module whose weights an optimizer or an engine holds"
@@ -218,7 +243,9 @@ def start_traced(command: Sequence[str], folder: Path, level: int | None, on_fin
     lines = [line for file in files for line in file.read_text().splitlines()]
     found = [json.loads(line) for line in lines]
     faults = sum(one["severity"] == "fault" for one in found)
-    say(f"trace run: {faults} faults and {len(found) - faults} remarks; {', '.join(map(str, places))}")
+    say(
+        f"trace run: {faults} faults and {len(found) - faults} remarks; {', '.join(map(str, places))}"
+    )
     return code or (Exit.FINDINGS if faults else Exit.CLEAN)
 
 
@@ -377,7 +404,10 @@ def _tell_faults(found: Comparison, out: Console) -> None:
         )
         return
     out.print(
-        f"\nthe runs first differ at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True
+        f"\nthe runs first differ at {first.name}: {first.verdict}",
+        style="red",
+        markup=False,
+        soft_wrap=True,
     )
     out.print(f"  {_distance_text(first)}", markup=False, soft_wrap=True)
     if first.ranks:
@@ -472,11 +502,14 @@ def _entry_object(entry: LoggedTensor, microbatches: bool) -> dict[str, Any]:
         "device": entry.first.device,
         "missing": entry.missing,
         "statistics": entry.summary and _statistics_object(entry.summary),
-        "samples": None if samples is None else [_finite_number(value) for value in samples.tolist()],
+        "samples": None
+        if samples is None
+        else [_finite_number(value) for value in samples.tolist()],
     }
     if microbatches:
         fields["microbatches"] = {
-            str(index): _statistics_object(summary) for index, summary in entry.microbatches().items()
+            str(index): _statistics_object(summary)
+            for index, summary in entry.microbatches().items()
         }
     return fields
 
@@ -567,7 +600,9 @@ def draw_statistic(entries: Sequence[LoggedTensor], statistic: str, path: Path) 
     write_all({path: picture.getvalue()})
 
 
-def _series_by_tensor(entries: Iterable[LoggedTensor], statistic: str) -> dict[str, dict[int, float]]:
+def _series_by_tensor(
+    entries: Iterable[LoggedTensor], statistic: str
+) -> dict[str, dict[int, float]]:
     """Return the statistic of each tensor by step."""
     found: dict[str, dict[int, float]] = {}
     for entry in entries:

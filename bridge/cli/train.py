@@ -278,7 +278,9 @@ def _train_elsewhere(
     leave()
 
 
-def _trainer_reports(trainer: Trainer, architecture: Architecture, options: TrainOptions) -> Iterator[Report]:
+def _trainer_reports(
+    trainer: Trainer, architecture: Architecture, options: TrainOptions
+) -> Iterator[Report]:
     from bridge.engine.data import Text
     from bridge.engine.training import Report, memory, place
     from bridge.verify.measure import batches
@@ -454,7 +456,9 @@ def _print_findings(findings: Iterable[Finding]) -> None:
         note(f"note: {finding.path}: {finding.message} ({finding.effect.value})")
 
 
-def _run_training(training: Any, number: int, options: TrainOptions, first: bool, as_json: bool) -> None:
+def _run_training(
+    training: Any, number: int, options: TrainOptions, first: bool, as_json: bool
+) -> None:
     """Run `training` until `number` steps are done.
 
     `training` has an `engine`, and `steps(number)` yields a report for each step.

@@ -94,7 +94,9 @@ def own_of(
             else ["verify: expected --to DIALECT, or a second config with --model and --batch"]
         )
         return None
-    BridgeError.raise_if(["--to: found together with a second config; give one of them"] if to else [])
+    BridgeError.raise_if(
+        ["--to: found together with a second config; give one of them"] if to else []
+    )
     lacks = [
         name
         for name, given in {"--model FOLDER": model, "--batch FILE": batch}.items()
@@ -180,7 +182,9 @@ def _at_hand(job: Job, folder: Path) -> Job:
 def _print_and_measure(job: Job, options: VerifyOptions) -> Fields:
     """Return the report that the ranks print; progress lines go to stderr."""
     world = (
-        _make_own_pair(job, options.own, options.ranks)[0] if options.own else _make_pair(job, options)
+        _make_own_pair(job, options.own, options.ranks)[0]
+        if options.own
+        else _make_pair(job, options)
     ).size.world
     found = next(run_tasks([(job, options)], world, None if job.json else ProgressPrinter()))
     if "problems" in found:
@@ -228,11 +232,16 @@ def _make_pair(job: Job, options: VerifyOptions) -> TranslationPair:
 
     source = read_job(job)
     return fit_pair(
-        source, _translate_target(source, options), stacks.backends(options.to, job.dialect), options.ranks
+        source,
+        _translate_target(source, options),
+        stacks.backends(options.to, job.dialect),
+        options.ranks,
     )
 
 
-def _make_own_pair(job: Job, own: Own, limit: int) -> tuple[TranslationPair, Mapping[Side, Backend]]:
+def _make_own_pair(
+    job: Job, own: Own, limit: int
+) -> tuple[TranslationPair, Mapping[Side, Backend]]:
     """Return both configs at small sizes, and the engine of each config."""
     from bridge.engine.backend import BACKEND
     from bridge.engine.plain import BACKENDS
@@ -399,7 +408,10 @@ def _judge_own(job: Job, options: VerifyOptions, own: Own, note: Any) -> Fields:
     folder = Path(own.model)
     rows = Rows.of(own.batch, kept(Path(own.batch)).tensors)
     given = Given(folder, _read_config(Job(str(folder / "config.json"))), rows)
-    return {**judge_on_batch(pair, engines, given, options.steps, note).fields(), "judged_release": ""}
+    return {
+        **judge_on_batch(pair, engines, given, options.steps, note).fields(),
+        "judged_release": "",
+    }
 
 
 def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:

@@ -71,20 +71,43 @@ def initialize(
     # First what needs no other rank: a refusal then leaves no process group, and no rank waiting.
     made = Prepared.of(model, plan, found.world, names, sample, loss_fn is not None)
     place = devices.local(found.local_rank, device)
-    others = {"seed": seed, "device": place.type, "tensor_plan": tensor_plan, "variable_shapes": variable_shapes}
+    others = {
+        "seed": seed,
+        "device": place.type,
+        "tensor_plan": tensor_plan,
+        "variable_shapes": variable_shapes,
+    }
     parts = {"module_fqns_per_model_part": names, "loss_fn": "given" if loss_fn else None}
     facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
     ranks = _join_ranks(found, made.mesh, devices.backend(place), facts, deterministic)
     made.module.to(place)
     first = _first_seed(ranks, place) if seed is None else seed
-    given = (loss_fn, first, made.findings, tensor_plan, groups or groups_without_decay(made.module, plan.optimizer))
-    engine = Engine(made.module, plan, ranks, place, *given, made.pipeline, variable_shapes, made.cut, made.sample)
+    given = (
+        loss_fn,
+        first,
+        made.findings,
+        tensor_plan,
+        groups or groups_without_decay(made.module, plan.optimizer),
+    )
+    engine = Engine(
+        made.module,
+        plan,
+        ranks,
+        place,
+        *given,
+        made.pipeline,
+        variable_shapes,
+        made.cut,
+        made.sample,
+    )
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace, full, policy)
     return engine
 
 
-def _join_ranks(found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool) -> Comm:
+def _join_ranks(
+    found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool
+) -> Comm:
     """Connect all ranks and return the communicator of this rank. Raises `ConfigError` on every
     rank if ranks were started with different `facts`.
     """

@@ -23,16 +23,52 @@ NAME = "_stagebridge_name"
 """Attribute of parameters: their name, for errors."""
 CALLS = frozenset(
     (
-        "size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous", "is_floating_point", "is_complex",
-        "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "__hash__", "__len__", "storage_offset",
-        "get_device", "new_empty", "new_zeros", "new_ones", "new_full"
+        "size",
+        "dim",
+        "numel",
+        "nelement",
+        "element_size",
+        "stride",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "requires_grad_",
+        "__hash__",
+        "__len__",
+        "storage_offset",
+        "get_device",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
     )
 )
 ATTRIBUTES = frozenset(
     (
-        "shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_sparse", "is_cuda", "is_cpu", "is_meta",
-        "is_quantized", "is_nested", "names", "grad", "_version", "grad_fn", "_post_accumulate_grad_hooks", "_backward_hooks",
-        "output_nr", "itemsize", "nbytes"
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "is_leaf",
+        "ndim",
+        "layout",
+        "is_sparse",
+        "is_cuda",
+        "is_cpu",
+        "is_meta",
+        "is_quantized",
+        "is_nested",
+        "names",
+        "grad",
+        "_version",
+        "grad_fn",
+        "_post_accumulate_grad_hooks",
+        "_backward_hooks",
+        "output_nr",
+        "itemsize",
+        "nbytes",
     )
 )
 """What says nothing of values."""
@@ -99,7 +135,9 @@ def _taken(func: Any, value: Any) -> Any:
     if state == "linked" and torch.is_grad_enabled() and value.requires_grad:
         return Link.apply(value)  # type: ignore[no-untyped-call]
     if state == "absent":
-        what = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
+        what = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(
+            func, "__name__", func
+        )
         raise BridgeError(
             f"{_name(value)}: {what} was called while the values of this weight are not whole on this rank;"
             " call it within zero.GatheredParameters([...]), with modifier_rank=0 if it changes values, or use zero.stage 2"

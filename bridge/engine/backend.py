@@ -98,7 +98,9 @@ class NativeTrainer:
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         engine, before, scale = self.engine, self.engine.progress.steps, self.engine.scaler.scale
         loss, progress = (
-            engine.train_batch(batches if self.rows is None else map(self._arguments_and_targets, batches)),
+            engine.train_batch(
+                batches if self.rows is None else map(self._arguments_and_targets, batches)
+            ),
             engine.progress,
         )
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)

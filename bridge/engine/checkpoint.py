@@ -141,7 +141,9 @@ def _otherwise(engine: Engine, state: State) -> str:
             now, before = own.get(name, {}).get(key, value), settings.get(key)
             # JSON has no tuples, so that betas come back as a list.
             if before is not None and before != (list(now) if isinstance(now, tuple) else now):
-                apart.setdefault(f"{key} {show_value(before)} instead of {show_value(now)}", []).append(name)
+                apart.setdefault(
+                    f"{key} {show_value(before)} instead of {show_value(now)}", []
+                ).append(name)
     differences = "; ".join(
         f"{len(names)} parameters, such as {names[0]}, had {difference}"
         for difference, names in apart.items()
@@ -346,7 +348,11 @@ def _check(
     engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
     """Raise `BridgeError` if the saved tensors are not those that this engine expects."""
-    wanted = {name: shape for name, shape in _shapes_in_checkpoint(engine) if optimizer or _is_weight(name)}
+    wanted = {
+        name: shape
+        for name, shape in _shapes_in_checkpoint(engine)
+        if optimizer or _is_weight(name)
+    }
     for name, held in buffers.buffers(engine.model).items():
         wanted[_name_of_copy(engine, state, name)] = tuple(held.shape)
     BridgeError.raise_if(_misfits(path, wanted, state.tensors, optimizer))
@@ -414,7 +420,9 @@ def _fill(
     parts.fill_parts((_complete(name, tensor) for name, tensor in held), saved)
     # A rank that the saved run did not have keeps its own generators.
     found = [torch.default_generator, generator(engine.device)]
-    for own, (name, values) in zip(found, _generators(engine, engine.comm.rank).items(), strict=False):
+    for own, (name, values) in zip(
+        found, _generators(engine, engine.comm.rank).items(), strict=False
+    ):
         if own is not None and name in state.tensors:
             parts.fill_parts([_complete(name, values)], saved)
             own.set_state(values)

@@ -145,7 +145,8 @@ class Executor:
         visited = written = 0
         for place, action in enumerate(self.row):
             found.setdefault(
-                (action.microbatch, action.kind is not ActionKind.FORWARD), (place, visited, written)
+                (action.microbatch, action.kind is not ActionKind.FORWARD),
+                (place, visited, written),
             )
             visited += action.kind in COMPUTE
             written += action.kind in WRITES
@@ -169,7 +170,9 @@ class Executor:
         path, result = tuple(sorted(self.stages)), None
         for place, stage in enumerate(path):
             if self._remote(stage - 1):
-                value = received(self.messages.receive_once(Action(stage, ActionKind.RECEIVE_FORWARD, 0)))
+                value = received(
+                    self.messages.receive_once(Action(stage, ActionKind.RECEIVE_FORWARD, 0))
+                )
             self.weights.require(
                 self.local[stage], [self.local[after] for after in path[place + 1 :]]
             )
@@ -202,7 +205,9 @@ class Executor:
                 self._watch(None, value)
             current = Pass(value, feed.turn)
         else:
-            current = Pass(detach_tensors(value), feed.turn, again=self.to_run_again(stage, microbatch))
+            current = Pass(
+                detach_tensors(value), feed.turn, again=self.to_run_again(stage, microbatch)
+            )
         if stage in self._trained and torch.is_grad_enabled():
             self.open.setdefault((stage, microbatch), []).append(current)
             self.peak = max(self.peak, sum(map(len, self.open.values())))

@@ -27,7 +27,11 @@ def attach(found: Conversion) -> None:
     for stack in found.plan.experts:
         module = found.model.get_submodule(stack.name)
         part = cut_range(stack.count, split.group.size, split.group.index)
-        keep(module, {name: found.cut_along(weight, 0) for name, weight in module.named_parameters()}, part)
+        keep(
+            module,
+            {name: found.cut_along(weight, 0) for name, weight in module.named_parameters()},
+            part,
+        )
         _Experts(module, split, part)
         found.sites += [
             Site(stack.name, enter, stack.width),
@@ -50,7 +54,10 @@ def counts(module: nn.Module) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if isinstance(value, int) and {value} == sizes and "expert" in name and "per_tok" not in name
+        if isinstance(value, int)
+        and {value} == sizes
+        and "expert" in name
+        and "per_tok" not in name
     ]
 
 

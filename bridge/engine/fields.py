@@ -126,7 +126,9 @@ def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     There these limits have no effect.
     """
     return tuple(
-        replace(it, effect=Effect.NONE, message=f"the native engine would not run this: {it.message}")
+        replace(
+            it, effect=Effect.NONE, message=f"the native engine would not run this: {it.message}"
+        )
         for it in _beyond(values)
     )
 
@@ -215,14 +217,8 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     tuple(
         f"precision.loss_scale.{name}"
         for name in ("initial", "window", "hysteresis", "minimum", "late", "final")
-    ): (
-        lambda values: "precision.loss_scale.static" not in values,
-        "the loss scale is constant",
-    ),
-    ("recompute.method", "recompute.layers"): (
-        _recomputes,
-        "whole layers are not recomputed",
-    ),
+    ): (lambda values: "precision.loss_scale.static" not in values, "the loss scale is constant"),
+    ("recompute.method", "recompute.layers"): (_recomputes, "whole layers are not recomputed"),
     ("recompute.ratio",): (
         lambda values: values.get("recompute.granularity") not in ("none", "selective"),
         "whole layers are not recomputed",

@@ -78,8 +78,7 @@ def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict
 
 
 def _runs(plan: Plan, shape: Architecture, data: int) -> bool:
-    """Return whether the plan's pipeline can be built for a model of `shape` on `data` data ranks.
-    """
+    """Return whether the plan's pipeline can be built for a model of `shape` on `data` data ranks."""
     try:
         Pipeline.of(plan, shape.facts(), accumulation_of(plan, data), text_of(plan))
     except ConfigError:

@@ -125,7 +125,11 @@ class Gradients:
         return [
             index
             for index, flat in self.flats.items()
-            if (self._owners.get(flat.grad_home) == index if flat.grad_shared else index not in self._begun)
+            if (
+                self._owners.get(flat.grad_home) == index
+                if flat.grad_shared
+                else index not in self._begun
+            )
         ]
 
     def late(self) -> list[int]:
@@ -136,7 +140,9 @@ class Gradients:
         return [
             index
             for index, flat in self.flats.items()
-            if any(gradient_of(self.parameters[slot.parameter.name]) is not None for slot in flat.slots)
+            if any(
+                gradient_of(self.parameters[slot.parameter.name]) is not None for slot in flat.slots
+            )
         ]
 
     def missing(self) -> list[str]:
@@ -169,9 +175,15 @@ class Gradients:
             for slot in flat.slots:
                 parameter = self.parameters[slot.parameter.name]
                 place = self.shards[index][slot.start : slot.stop].view(slot.parameter.shape)
-                seen = slot.parameter.name in self._touched or (self.group.size > 1 and bool(place.any()))
-                if seen and gradient_of(parameter) is None:  # one that is there is late, and this rank's own
-                    hide_gradient(parameter, False)  # an own one, which the script dropped, was hidden
+                seen = slot.parameter.name in self._touched or (
+                    self.group.size > 1 and bool(place.any())
+                )
+                if (
+                    seen and gradient_of(parameter) is None
+                ):  # one that is there is late, and this rank's own
+                    hide_gradient(
+                        parameter, False
+                    )  # an own one, which the script dropped, was hidden
                     parameter.grad = self._handed[slot.parameter.name] = place
 
     def withhold(self) -> None:

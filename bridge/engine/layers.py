@@ -96,7 +96,10 @@ GUARDS = "guards"
 def hooks_of(module: nn.Module) -> int:
     """Return the number of hooks on calls of `module` that a script registered."""
     found = (hook for kind in HOOKS for hook in vars(module)[kind].values())
-    return sum(not str(getattr(hook, "__module__", "")).startswith(("bridge.", "compat.")) for hook in found)
+    return sum(
+        not str(getattr(hook, "__module__", "")).startswith(("bridge.", "compat."))
+        for hook in found
+    )
 
 
 def more_than_children(model: nn.Sequential) -> str | None:
@@ -135,8 +138,7 @@ _LATER = (
 
 
 def facts(chain: Chain) -> Layers:
-    """Return the numbers of layers and of their parameters, by which partition rules cut the model.
-    """
+    """Return the numbers of layers and of their parameters, by which partition rules cut the model."""
     sizes = tuple(
         sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers
     )
@@ -166,7 +168,8 @@ def parameter_facts(
     users = _users(layers, stages)
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
     ConfigError.raise_if(
-        f"model: parameter {name} belongs to no layer; make it a parameter of a layer" for name in strays
+        f"model: parameter {name} belongs to no layer; make it a parameter of a layer"
+        for name in strays
     )
     found = []
     for name, weight in parameters.items():

@@ -57,8 +57,7 @@ def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
 
 
 def weight_decay(ramp: DecayRamp, step: int) -> float | None:
-    """Return the weight decay for the update after `step` updates, or None if the plan has no ramp.
-    """
+    """Return the weight decay for the update after `step` updates, or None if the plan has no ramp."""
     if ramp.shape is None:
         return None
     start, end = ramp.start or 0.0, ramp.end or 0.0

@@ -102,7 +102,9 @@ class PlainTrainer:
         return everyones(value) if self.data[1] > 1 else [value]
 
     def resume(self, place: Path) -> int:
-        raise BridgeError(f"{place}: a plain loop cannot resume from a checkpoint; start it without one")
+        raise BridgeError(
+            f"{place}: a plain loop cannot resume from a checkpoint; start it without one"
+        )
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return every parameter whole, in fp32 on the CPU. Every rank gets all parameters."""
@@ -157,8 +159,7 @@ TRAINERS = {"none": PlainTrainer, "ddp": ReplicatedTrainer, "fsdp2": ShardedTrai
 
 
 def wholes(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all weights by name, whole, in fp32 on the CPU. Every rank gets all weights.
-    """
+    """Return copies of all weights by name, whole, in fp32 on the CPU. Every rank gets all weights."""
     return {
         name: _whole(weight).detach().float().cpu().clone()
         for name, weight in model.named_parameters()

@@ -30,8 +30,14 @@ DTYPES = (
     torch.uint8,
 )
 """Formats of tensors in a message. A header names them by their index in this tuple."""
-SENDS: Mapping[ActionKind, str] = {ActionKind.SEND_FORWARD: SEND, ActionKind.SEND_BACKWARD: SEND_BACKWARD}
-ANSWERS = {ActionKind.RECEIVE_FORWARD: ActionKind.SEND_FORWARD, ActionKind.RECEIVE_BACKWARD: ActionKind.SEND_BACKWARD}
+SENDS: Mapping[ActionKind, str] = {
+    ActionKind.SEND_FORWARD: SEND,
+    ActionKind.SEND_BACKWARD: SEND_BACKWARD,
+}
+ANSWERS = {
+    ActionKind.RECEIVE_FORWARD: ActionKind.SEND_FORWARD,
+    ActionKind.RECEIVE_BACKWARD: ActionKind.SEND_BACKWARD,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,9 @@ class Messages:
     def send(self, action: Action, tensors: Sequence[Tensor]) -> None:
         """Start to send the tensors of `action`."""
         peer = self.homes[action.stage]
-        waits = self._announce(action, tensors, peer) if action.kind is ActionKind.SEND_FORWARD else []
+        waits = (
+            self._announce(action, tensors, peer) if action.kind is ActionKind.SEND_FORWARD else []
+        )
         for index, tensor in enumerate(tensors):
             whole = tensor.detach().contiguous()
             link = self._link(peer)
@@ -149,7 +157,9 @@ class Messages:
         if they did so on the sending rank.
         """
         send = Action(action.stage, ANSWERS[action.kind], action.microbatch)
-        peer = self.homes[send.stage - 1 if send.kind is ActionKind.SEND_FORWARD else send.stage + 1]
+        peer = self.homes[
+            send.stage - 1 if send.kind is ActionKind.SEND_FORWARD else send.stage + 1
+        ]
         # The other side sends in its own order. Messages before this one, for which nobody has
         # asked yet, are received first.
         while send not in self._posted:
@@ -252,8 +262,7 @@ class Messages:
     def _announce(
         self, action: Action, tensors: Sequence[Tensor], peer: int
     ) -> list[tuple[Wait, Tensor]]:
-        """Send a header with the shapes of `tensors`, unless the receiving rank knows these shapes.
-        """
+        """Send a header with the shapes of `tensors`, unless the receiving rank knows these shapes."""
         forms = tuple(map(Form.of, tensors))
         known = self._forms.get(action.stage)
         if known == forms and not self.variable:
@@ -297,7 +306,11 @@ def _size(forms: Iterable[Form]) -> Traffic:
 
 
 def _receipt(send: Action) -> Action:
-    kind = ActionKind.RECEIVE_FORWARD if send.kind is ActionKind.SEND_FORWARD else ActionKind.RECEIVE_BACKWARD
+    kind = (
+        ActionKind.RECEIVE_FORWARD
+        if send.kind is ActionKind.SEND_FORWARD
+        else ActionKind.RECEIVE_BACKWARD
+    )
     return Action(send.stage, kind, send.microbatch)
 
 

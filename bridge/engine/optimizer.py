@@ -56,7 +56,9 @@ class ParameterGroupSettings:
     rate: float = 1.0
 
 
-def groups_without_decay(module: nn.Module, settings: Settings) -> tuple[ParameterGroupSettings, ...]:
+def groups_without_decay(
+    module: nn.Module, settings: Settings
+) -> tuple[ParameterGroupSettings, ...]:
     """If the plan restricts weight decay to matrices, return all other parameters (biases and
     norms) as a group without weight decay. With the scope `not_layernorm`, the group leaves out the
     weights of RMSNorm.
@@ -73,7 +75,9 @@ def groups_without_decay(module: nn.Module, settings: Settings) -> tuple[Paramet
     return (ParameterGroupSettings(frozenset(names), {"weight_decay": 0.0}),) if names else ()
 
 
-def groups_of_file(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[ParameterGroupSettings, ...]:
+def groups_of_file(
+    rows: Sequence[Mapping[str, Any]], settings: Settings
+) -> tuple[ParameterGroupSettings, ...]:
     """Return the parameter groups that a file describes (`bridge.state.groups`). A group's learning
     rate becomes a factor of the plan's rate, so that it follows the plan's schedule.
     """
@@ -139,7 +143,9 @@ class ShardOptimizer:
         self._state = [
             {name: torch.zeros_like(master) for name in self.state_names} for master in masters
         ]
-        self._make: Callable[[Groups], torch.optim.Optimizer] = lambda groups: _MAKE[name](groups, settings)
+        self._make: Callable[[Groups], torch.optim.Optimizer] = lambda groups: _MAKE[name](
+            groups, settings
+        )
         self._masters = masters
         self._pieces = [tuple(parts) for parts in pieces]
         self._single = False

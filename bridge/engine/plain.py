@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 FORMATS = (None, "fp32", "bf16")
 OPTIMIZERS = (None, "adam", "adamw", "sgd")
 OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "optimizer.bias_correction": ((None, True), "torch's Adam always corrects the bias of its moments"),
+    "optimizer.bias_correction": (
+        (None, True),
+        "torch's Adam always corrects the bias of its moments",
+    ),
     "optimizer.embedding_lr": ((None, 1.0), "a plain loop has one learning rate"),
     "optimizer.output_lr": ((None, 1.0), "a plain loop has one learning rate"),
     "optimizer.decay_ramp.shape": ((None, "constant"), "a plain loop has a constant weight decay"),

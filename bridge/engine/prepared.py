@@ -1,5 +1,4 @@
-"""Builds those parts of an engine from a model and a plan that need no communication between ranks.
-"""
+"""Builds those parts of an engine from a model and a plan that need no communication between ranks."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ class Rows:
             name: _plane(where, name, tensors[name], tokens) for name in OTHERS if name in tensors
         }
         SourceError.raise_if(
-            f"{problem}; expected tokens, labels, {', '.join(OTHERS)}; leave this tensor out" for problem in odd
+            f"{problem}; expected tokens, labels, {', '.join(OTHERS)}; leave this tensor out"
+            for problem in odd
         )
         targets = _targets(where, tensors, tokens, others.get(MASK))
         planes = torch.stack([tokens.long(), *others.values()], 1)
@@ -93,8 +94,7 @@ class Rows:
         return (self.planes[at, 0] if self.plain else self.planes[at]), self.targets[at]
 
     def model_arguments(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Return the arguments of the model in a microbatch, by name, each of shape (rows, tokens).
-        """
+        """Return the arguments of the model in a microbatch, by name, each of shape (rows, tokens)."""
         parts = tokens.unbind(1) if tokens.dim() == 3 else (tokens,)
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 

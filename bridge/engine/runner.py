@@ -30,7 +30,13 @@ from bridge.engine.messages import Messages
 from bridge.engine.models.blocks import Blocks, Cut
 from bridge.engine.models.cutting import is_hugging_face
 from bridge.engine.models.splitting import prove_split, tensor_plan
-from bridge.engine.optimizer import ParameterGroupSettings, ShardOptimizer, clip_factor, setting, sum_of_squares
+from bridge.engine.optimizer import (
+    ParameterGroupSettings,
+    ShardOptimizer,
+    clip_factor,
+    setting,
+    sum_of_squares,
+)
 from bridge.engine.sequence import attach
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, join_split
@@ -145,11 +151,17 @@ class Engine:
         named, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
         self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
         self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
-        costly = find_dearer_level(plan, self.layout, on_rank(self.parameters, homes, self.line.index))
+        costly = find_dearer_level(
+            plan, self.layout, on_rank(self.parameters, homes, self.line.index)
+        )
         self.findings = (*self.findings, costly) if costly else self.findings
         compute = TORCH[plan.precision.compute] if plan.precision.compute else None
-        parameters = _parameters_to_keep(named, on_rank(self.parameters, homes, self.line.index), compute)
-        self._trained = [(name, weight, weight.requires_grad) for name, weight in parameters.items()]
+        parameters = _parameters_to_keep(
+            named, on_rank(self.parameters, homes, self.line.index), compute
+        )
+        self._trained = [
+            (name, weight, weight.requires_grad) for name, weight in parameters.items()
+        ]
         self.weights = Weights(self.layout, parameters, comm, device)
         holders = _holders(comm, self.parameters, homes)
         self.gradients = Gradients(self.layout, parameters, comm, device, holders)
@@ -157,11 +169,18 @@ class Engine:
         self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
         self.gathered = tuple(site.name for site in sites if site.kind == "gather")
         self._parts = chunks_by_stage(plan.recompute, self.pipeline.layers)
-        self.sites = sites_within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
-        stages = {stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1) for stage in local}
+        self.sites = sites_within(
+            sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage])
+        )
+        stages = {
+            stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1)
+            for stage in local
+        }
         self.timers = Timers.of(plan, comm.rank, device)
         self.executor = _executor(self, stages, variable_shapes)
-        self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters(), self.weights.pieces(), groups)
+        self.optimizer = ShardOptimizer(
+            plan.optimizer, self.weights.masters(), self.weights.pieces(), groups
+        )
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self.say: Callable[[str], None] = _warn
         self.casts = True
@@ -192,7 +211,11 @@ class Engine:
         self._given: Any = None
         self._skipped = frozenset[str]()
         self.skips_allowed, self._in_vain = LIMIT, 0
-        self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
+        self.watchers: dict[Moment, list[Callable[[], None]]] = {
+            "reduced": [],
+            "updated": [],
+            "ended": [],
+        }
 
     @property
     def model(self) -> nn.Module:
@@ -612,8 +635,7 @@ class Engine:
     # Called by the executor in the course of a step
 
     def _microbatch(self, microbatch: int) -> Arguments:
-        """Return the inputs and targets of a microbatch. The first call reads them from the data.
-        """
+        """Return the inputs and targets of a microbatch. The first call reads them from the data."""
         while len(self._fed) <= microbatch:
             self._fed.append(self._next(self._source))
         return self._fed[microbatch]
@@ -718,7 +740,9 @@ class Engine:
         )
         self.executor.run(
             feed,
-            stop=lambda action: action.kind is not ActionKind.FORWARD or action.microbatch != self._micro,
+            stop=lambda action: (
+                action.kind is not ActionKind.FORWARD or action.microbatch != self._micro
+            ),
         )
         if torch.is_grad_enabled():
             self._turns.append(turn)
@@ -830,11 +854,15 @@ class Engine:
 
     def _without_gradient(self) -> frozenset[str]:
         """Return the names of the parameters of this rank that got no gradient from any data rank."""
-        names = [slot.parameter.name for flat in self.gradients.flats.values() for slot in flat.slots]
+        names = [
+            slot.parameter.name for flat in self.gradients.flats.values() for slot in flat.slots
+        ]
         mine = set(self.gradients.missing())
         flags = self._totals.new_tensor([float(name not in mine) for name in names])
         self.comm.all_reduce(MISSING, flags, self.data)()
-        return frozenset(name for name, ranks in zip(names, flags.tolist(), strict=True) if not ranks)
+        return frozenset(
+            name for name, ranks in zip(names, flags.tolist(), strict=True) if not ranks
+        )
 
     def _agree(self) -> tuple[float, ...]:
         """Return six sums over all ranks: of squared gradients, of losses times their weights, of
@@ -846,7 +874,9 @@ class Engine:
             self._totals[0] += loss.double() * weight
             self._totals[1] += weight
         own = [
-            part for flat, shard in self.gradients.parts() for part in self._slice_for_norm(flat, shard)
+            part
+            for flat, shard in self.gradients.parts()
+            for part in self._slice_for_norm(flat, shard)
         ]
         squares = sum_of_squares(own) if own else self._totals.new_zeros(())
         # Tensor ranks have the same losses, so that only the first of them adds its own. All four
@@ -909,7 +939,11 @@ class Engine:
             number for number, (value, _) in sorted(self._losses.items()) if not value.isfinite()
         ]
         if own or self.comm.rank == 0:
-            mine = f" (on rank {self.comm.rank}, in microbatch {', '.join(map(str, own))})" if own else ""
+            mine = (
+                f" (on rank {self.comm.rank}, in microbatch {', '.join(map(str, own))})"
+                if own
+                else ""
+            )
             self.say(skipped + mine)
 
     def _reason(self, loss: float) -> str:
@@ -1025,19 +1059,14 @@ def _parameters_to_keep(
 def _holders(
     comm: Comm, parameters: Iterable[Parameter], homes: Sequence[int]
 ) -> dict[tuple[int, ...], Ranks]:
-    """Return, for each tuple of pipeline ranks that hold the same parameter, their process group.
-    """
+    """Return, for each tuple of pipeline ranks that hold the same parameter, their process group."""
     # Sorted, since all ranks have to make them in one order.
     shared = sorted({ranks for one in parameters if len(ranks := holders_of(one, homes)) > 1})
     return {ranks: comm.part("pipeline", ranks) for ranks in shared}
 
 
 def _split(
-    model: nn.Module,
-    plan: Plan,
-    comm: Comm,
-    names: TensorPlan | None,
-    sample: Arguments | None,
+    model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None, sample: Arguments | None
 ) -> tuple[Mapping[int, Mark], list[Site]]:
     """Give all ranks the weights of the first rank, and then split the model over tensor ranks.
     Return how each parameter is split, and the sites at which tensor ranks exchange activations.
@@ -1080,8 +1109,7 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
 
 
 def arguments_of(batch: Any, targets: bool) -> Arguments:
-    """Return the arguments of a model in a batch. If `targets` is true, the targets are left out.
-    """
+    """Return the arguments of a model in a batch. If `targets` is true, the targets are left out."""
     found = _as_arguments(batch)
     return Arguments(found.given[:-1], found.named) if targets else found
 

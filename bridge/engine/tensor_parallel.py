@@ -77,7 +77,9 @@ class Split:
         self.comm.all_gather(GATHER_FEATURES, parts, padded, self.group)()
         lengths = (len(cut_range(whole, size, rank)) for rank in range(size))
         pieces = parts.view(size, *padded.shape).unbind()
-        return torch.cat([part[..., :length] for part, length in zip(pieces, lengths, strict=True)], -1)
+        return torch.cat(
+            [part[..., :length] for part, length in zip(pieces, lengths, strict=True)], -1
+        )
 
     def start(self, gradient: Tensor) -> tuple[Tensor, Wait]:
         """Start to sum the ranks' gradients of the common input of split layers. Return the sum,
@@ -230,8 +232,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Forward cuts whole sequences, which are equal on all ranks, to this rank's slice of tokens.
-    """
+    """Forward cuts whole sequences, which are equal on all ranks, to this rank's slice of tokens."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, split: Split) -> Tensor:

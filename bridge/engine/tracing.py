@@ -176,7 +176,9 @@ class EngineSource:
             own = generator(self.engine.device)
             if own is not None:
                 state = own.get_state()
-                yield Held("", kind, "device", state, Placement.full(tuple(state.shape), ("tensor",)))
+                yield Held(
+                    "", kind, "device", state, Placement.full(tuple(state.shape), ("tensor",))
+                )
         elif kind == "replica":
             yield from self._buffers()
         elif kind == "shard":
@@ -188,7 +190,9 @@ class EngineSource:
                 )
         else:
             for flat, name, shard in self._shards(kind):
-                for layer, tensor, offset, placement in self._parts_by_flat[flat.slots[0].parameter.name]:
+                for layer, tensor, offset, placement in self._parts_by_flat[
+                    flat.slots[0].parameter.name
+                ]:
                     local = shard[offset : offset + placement.count]
                     yield Held(
                         layer,
@@ -297,8 +301,7 @@ class EngineSource:
             )
 
     def _split_name(self, parameter: str) -> tuple[str, str]:
-        """Return the name of a parameter's layer, and the name of the parameter within the layer.
-        """
+        """Return the name of a parameter's layer, and the name of the parameter within the layer."""
         layer = self._layer_of(parameter)
         return layer, parameter.removeprefix(f"{layer}.")
 

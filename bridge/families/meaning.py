@@ -113,7 +113,9 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
         ):
             continue
         value = (
-            key.codec.write(model.get(path), target, model) if needs_key(path, model, family) else None
+            key.codec.write(model.get(path), target, model)
+            if needs_key(path, model, family)
+            else None
         )
         if value is None and family is not GENERIC:
             value = target.open(key.names[0]) if path in OPEN else None

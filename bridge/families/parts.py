@@ -349,6 +349,8 @@ PARTS: Mapping[str, KeyGroup] = {
     "windows": KeyGroup(
         lambda options: WINDOW_KEYS, lambda options: WINDOW_PATHS, read_windows, write_windows
     ),
-    "sparse": KeyGroup(lambda options: SPARSE_KEYS, _always("moe.layers"), read_sparse, write_sparse),
+    "sparse": KeyGroup(
+        lambda options: SPARSE_KEYS, _always("moe.layers"), read_sparse, write_sparse
+    ),
 }
 """Every `KeyGroup` by the name that rows of `families.json` use, in the order in which parts are read."""

@@ -39,11 +39,26 @@ class Refusal:
         def when(seen: Seen) -> bool:
             if family(seen) not in self.families:
                 return False
-            given = {path.removeprefix(start): seen.given[path] for path in seen.given if path.startswith(start)}
-            values = {path.removeprefix(start): seen.values[path] for path in seen.values if path.startswith(start)}
+            given = {
+                path.removeprefix(start): seen.given[path]
+                for path in seen.given
+                if path.startswith(start)
+            }
+            values = {
+                path.removeprefix(start): seen.values[path]
+                for path in seen.values
+                if path.startswith(start)
+            }
             return bool(self.holds(values, given))
 
-        return Check(start + self.key, when, self.words, Effect.STOPS, f"transformers: {self.place}", name=self.name)
+        return Check(
+            start + self.key,
+            when,
+            self.words,
+            Effect.STOPS,
+            f"transformers: {self.place}",
+            name=self.name,
+        )
 
 
 def rope(values: Keys) -> str | None:

@@ -186,8 +186,7 @@ class ModelKeys(Section):
         ),
     )
     no_rope_layers: Bits | None = field(
-        None,
-        description="For each block of SmolLM3: 1 with rotary positions, 0 without.",
+        None, description="For each block of SmolLM3: 1 with rotary positions, 0 without."
     )
     no_rope_layer_interval: Count | None = field(
         None,
@@ -259,9 +258,7 @@ class ModelKeys(Section):
         None, description="Limit of the values of the gate and of the up projection."
     )
     # Dropout
-    hidden_dropout: Share | None = field(
-        None, description="Dropout of each layer's output."
-    )
+    hidden_dropout: Share | None = field(None, description="Dropout of each layer's output.")
     resid_pdrop: Share | None = field(
         None, description="Dropout of each layer's output, in configs of GPT-2."
     )
@@ -269,8 +266,7 @@ class ModelKeys(Section):
         None, description="Dropout of each layer's output, in configs of OPT."
     )
     residual_dropout: Share | None = field(
-        None,
-        description="Dropout of each layer's output, in configs of Starcoder 2.",
+        None, description="Dropout of each layer's output, in configs of Starcoder 2."
     )
     embd_pdrop: Share | None = field(None, description="Dropout of the embedding's output.")
     embedding_dropout: Share | None = field(

@@ -195,7 +195,9 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
     """Raise `SourceError` for NaN, infinity, numbers out of range, and text with half a surrogate pair."""
     if isinstance(value, float) and not math.isfinite(value):
         found = "found NaN, infinity or a number out of range"
-        raise SourceError(f"{name}: line {line}: {key_with_dots(key)}: {found}; write a finite number")
+        raise SourceError(
+            f"{name}: line {line}: {key_with_dots(key)}: {found}; write a finite number"
+        )
     if isinstance(value, int) and abs(value) > limits.INTEGER:
         raise SourceError(
             f"{name}: line {line}: {key_with_dots(key)}: found a whole number beyond 64 bits; write a smaller one"

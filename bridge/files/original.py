@@ -32,7 +32,8 @@ class Original:
         """
         data = self.document.data
         return Secrets.of(
-            self.text, {**self.outside, **(data.variables_with_value if isinstance(data, Script) else {})}
+            self.text,
+            {**self.outside, **(data.variables_with_value if isinstance(data, Script) else {})},
         )
 
     @cached_property

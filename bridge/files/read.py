@@ -87,7 +87,9 @@ def _unfilled(text: str, name: str) -> SourceError | None:
     loose = not text.lstrip().startswith(("{", "["))
     for number, line in enumerate(text.split("\n"), 1):
         for found in TEMPLATE.finditer(line):
-            if line.count('"', 0, found.start()) % 2 == 0 and (found[0].startswith("{") or not loose):
+            if line.count('"', 0, found.start()) % 2 == 0 and (
+                found[0].startswith("{") or not loose
+            ):
                 problem = f"{found[0]} is a placeholder of a template that is not filled in; put a value there"
                 return SourceError(f"{name}: line {number}: {problem}")
     return None

@@ -35,9 +35,7 @@ def unseal(text: str, where: object) -> dict[str, Any]:
             f"{where}: found {show_value(text[-30:])} at the end, expected a digest; the file is damaged"
         )
     if _digest(match[1]) != match[2]:
-        raise SourceError(
-            f"{where}: the digest does not match the content; the file is damaged"
-        )
+        raise SourceError(f"{where}: the digest does not match the content; the file is damaged")
     return parse_object(match[1] + "}", where)
 
 
@@ -51,7 +49,9 @@ def parse_object(text: str, where: object) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{where}: no JSON ({error}); the file is damaged") from None
     if not isinstance(found, dict):
-        raise SourceError(f"{where}: found {show_value(found, 30)}, expected an object; the file is damaged")
+        raise SourceError(
+            f"{where}: found {show_value(found, 30)}, expected an object; the file is damaged"
+        )
     return found
 
 

@@ -164,7 +164,9 @@ def print_changes(todo: Job, facts: Facts, found: Sequence[FactChange]) -> None:
     begun = sum(change.after is not None for change in settings)
     ended = sum(change.before is not None for change in settings)
     unchanged = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - begun
-    print(f"{todo.stack} {todo.release}: {unchanged} facts unchanged, {begun} rows begin, {ended} rows end")
+    print(
+        f"{todo.stack} {todo.release}: {unchanged} facts unchanged, {begun} rows begin, {ended} rows end"
+    )
     for heading, lines in (
         (
             "fields and defaults to decide",
@@ -198,7 +200,9 @@ def judge(todo: Job) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def main(arguments: Sequence[str] | None = None, work: Callable[[Job, bool], int] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, work: Callable[[Job, bool], int] | None = None
+) -> int:
     """Harvest one release, or do other `work` for it. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
@@ -258,11 +262,12 @@ def parser() -> argparse.ArgumentParser:
         help="a source tree, or a folder that pip --target made",
     )
     found.add_argument(
-        "--count", type=int, default=400, help="number of generated configs for the release to judge; 0 for none"
+        "--count",
+        type=int,
+        default=400,
+        help="number of generated configs for the release to judge; 0 for none",
     )
-    found.add_argument(
-        "--day", default="", metavar="YYYY-MM-DD", help="the date of the release"
-    )
+    found.add_argument("--day", default="", metavar="YYYY-MM-DD", help="the date of the release")
     found.add_argument(
         "--record",
         action="store_true",

@@ -116,7 +116,9 @@ def fields_of_class(path: Path, name: str) -> Iterator[Row]:
     """
     tree = _parse_file(path)
     kinds = ast.ClassDef | ast.FunctionDef
-    found = next((node for node in tree.body if isinstance(node, kinds) and node.name == name), None)
+    found = next(
+        (node for node in tree.body if isinstance(node, kinds) and node.name == name), None
+    )
     if isinstance(found, ast.FunctionDef):
         names = found.args.args
         missing = [None] * (len(names) - len(found.args.defaults))
@@ -135,9 +137,15 @@ def signatures_in(path: Path) -> Iterator[tuple[str, list[str]]]:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
-        made = [one for one in inner if isinstance(one, ast.FunctionDef) and one.name in ("__init__", node.name)]
+        made = [
+            one
+            for one in inner
+            if isinstance(one, ast.FunctionDef) and one.name in ("__init__", node.name)
+        ]
         found = [one for one in ast.walk(made[0].args) if isinstance(one, ast.arg)] if made else []
-        names = [one.arg for one in found] or [str(row["name"]) for row in fields_of_class(path, node.name)]
+        names = [one.arg for one in found] or [
+            str(row["name"]) for row in fields_of_class(path, node.name)
+        ]
         yield node.name, [name for name in names if name not in SKIPPED]
 
 

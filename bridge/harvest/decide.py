@@ -34,7 +34,9 @@ def questions(
         for path in known
         if path not in claims(dialect)
     )
-    yield from _each(line for path, change in rows for line in _describe_change(dialect, path, change))
+    yield from _each(
+        line for path, change in rows for line in _describe_change(dialect, path, change)
+    )
     for path, change in rows:
         if change.after is None:
             yield f"{path}: removed; if a setting replaces it, add a Move"

@@ -71,7 +71,9 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
         advice = (
             f"pip install --no-deps {package.name}=={release}, or name its source tree with --from"
         )
-        raise VersionError(f"{package.name}: found {version} in {root}, expected {release}; {advice}")
+        raise VersionError(
+            f"{package.name}: found {version} in {root}, expected {release}; {advice}"
+        )
     return Tree(package, root.resolve(), release)
 
 

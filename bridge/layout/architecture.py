@@ -234,8 +234,7 @@ class Architecture:
 
     @property
     def indices(self) -> range:
-        """Numbers of the layers, in order: 0 is the embedding, then come the blocks, then the head.
-        """
+        """Numbers of the layers, in order: 0 is the embedding, then come the blocks, then the head."""
         return range(self.layers + 2)
 
     @property
@@ -290,7 +289,9 @@ class Architecture:
         kinds: dict[bool, int] = {}
         for block in range(self.layers):
             if self.has_experts(block) not in kinds:
-                kinds[self.has_experts(block)] = sum(part.size for part in self._block("block", block))
+                kinds[self.has_experts(block)] = sum(
+                    part.size for part in self._block("block", block)
+                )
         first, last = (
             sum(part.size for part in self.parts(layer)) for layer in (0, self.layers + 1)
         )
@@ -328,7 +329,9 @@ class Architecture:
     def _embedding(self) -> tuple[LayerPart, ...]:
         width = self.width or self.hidden
         rows = self.rows
-        parts = [LayerPart("embedding.tokens", "embedding", self.vocab, width)] if self.vocab else []
+        parts = (
+            [LayerPart("embedding.tokens", "embedding", self.vocab, width)] if self.vocab else []
+        )
         if rows:
             parts.append(LayerPart("embedding.positions", "embedding", rows, self.hidden))
         if width != self.hidden:
@@ -384,14 +387,18 @@ class Architecture:
         if it.query:
             narrow.insert(0, ("query", it.query, 0))
         for part, rank, beside in narrow:
-            yield LayerPart(f"{name}.attention.narrow_{part}", "linear", rank + beside, self.hidden, qkv)
+            yield LayerPart(
+                f"{name}.attention.narrow_{part}", "linear", rank + beside, self.hidden, qkv
+            )
             if self.head_norm != "none":
                 yield self._norm(f"{name}.attention.{part}_norm", rank)
         yield LayerPart(f"{name}.attention.query", "linear", queries, it.query or self.hidden)
         yield LayerPart(
             f"{name}.attention.key_value", "linear", self.heads * (it.plain + it.value), it.kv
         )
-        yield LayerPart(f"{name}.attention.out", "linear", self.hidden, out, self.has_bias("output_bias"))
+        yield LayerPart(
+            f"{name}.attention.out", "linear", self.hidden, out, self.has_bias("output_bias")
+        )
 
     def _dense(self, name: str, width: int, copies: int = 1) -> Iterator[LayerPart]:
         bias = self.has_bias("mlp_bias")
@@ -410,7 +417,11 @@ class Architecture:
 
     def _head(self) -> tuple[LayerPart, ...]:
         width, tied = self.width or self.hidden, "embedding.tokens" if self.tied else ""
-        out = (LayerPart("head.project", "linear", width, self.hidden),) if width != self.hidden else ()
+        out = (
+            (LayerPart("head.project", "linear", width, self.hidden),)
+            if width != self.hidden
+            else ()
+        )
         logits = LayerPart("head.logits", "linear", self.vocab, width, self.logits_bias, tied)
         norm = () if self.place == "post" else (self._norm("head.norm"),)
         return (*norm, *out, *((logits,) if self.vocab else ()))
@@ -433,7 +444,8 @@ class Architecture:
                     # they do not divide evenly, some ranks have one less; the larger number is
                     # taken for all.
                     ends = (
-                        cut_range(part.copies, share.experts, index) for index in (0, share.experts - 1)
+                        cut_range(part.copies, share.experts, index)
+                        for index in (0, share.experts - 1)
                     )
                     local = max(map(len, ends))
                     held = replace(held, shape=(local, *held.shape), same=share.same, partial=False)

@@ -12,7 +12,9 @@ from bridge.rules import Effect
 MEBIBYTE = 2**20
 
 
-def find_dearer_level(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Finding | None:
+def find_dearer_level(
+    plan: Plan, layout: Layout, parameters: Sequence[Parameter]
+) -> Finding | None:
     """Return a finding if `parameters` take less memory on a rank at a lower ZeRO level than at the
     level of `layout`, the plan's layout.
 

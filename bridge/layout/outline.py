@@ -14,7 +14,14 @@ from bridge.findings import Finding
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.levels import find_dearer_level
 from bridge.layout.mesh import Mesh
-from bridge.layout.pipeline import Pipeline, describe_pipeline, name_of, period_of, stages_of, text_of
+from bridge.layout.pipeline import (
+    Pipeline,
+    describe_pipeline,
+    name_of,
+    period_of,
+    stages_of,
+    text_of,
+)
 from bridge.layout.recompute import chunks_by_stage
 from bridge.layout.schedule import program_rows
 from bridge.layout.shard import BYTES, Layout, on_rank
@@ -170,7 +177,9 @@ class Outline:
         layout = Layout.of(self.plan, parameters, len(held), self.shards)
         layers = tuple(layer for stage in held for layer in self.stages[stage])
         return OutlinePlace(
-            layout, tuple(self.shape.sites(layers, share)), find_dearer_level(self.plan, layout, parameters)
+            layout,
+            tuple(self.shape.sites(layers, share)),
+            find_dearer_level(self.plan, layout, parameters),
         )
 
     def _share(self, index: int) -> Share:
@@ -195,7 +204,9 @@ class Outline:
         """Collectives and messages of a step on the first data rank, for each pair of pipeline and
         tensor coordinates.
         """
-        first, *further = (self._follow_traffic(pipeline) for pipeline in (self.pipeline, *self.more))
+        first, *further = (
+            self._follow_traffic(pipeline) for pipeline in (self.pipeline, *self.more)
+        )
         if not further:
             return first
         return {
@@ -203,8 +214,13 @@ class Outline:
             for key, found in first.items()
         }
 
-    def _follow_traffic(self, pipeline: Pipeline) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
-        rows, parts = program_rows(pipeline.schedule), chunks_by_stage(self.plan.recompute, self.stages)
+    def _follow_traffic(
+        self, pipeline: Pipeline
+    ) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
+        rows, parts = (
+            program_rows(pipeline.schedule),
+            chunks_by_stage(self.plan.recompute, self.stages),
+        )
         found: dict[object, Mapping[str, Traffic]] = {}
         by_place = {}
         for (rank, tensor), place in self._places.items():
@@ -256,7 +272,9 @@ def _multiply_traffic(
     return found
 
 
-def _pipelines_to_simulate(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipeline, ...], int]:
+def _pipelines_to_simulate(
+    plan: Plan, shape: Architecture, number: int
+) -> tuple[tuple[Pipeline, ...], int]:
     """Return the pipelines to simulate for a step of `number` microbatches: one pipeline for the
     whole step, or two pipelines that are shorter. The second result is the number of periods by
     which the first pipeline is shorter than the step.

@@ -193,7 +193,9 @@ def _greedy_count(costs: Sequence[int], limit: int) -> int:
 
 def _carry_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
     if stages.layers_per_stage is None and parts is not None and parts > 1:
-        return carry_boundaries(layers.count, Fraction(layers.count, _stage_count(stages, layers.count, parts)))
+        return carry_boundaries(
+            layers.count, Fraction(layers.count, _stage_count(stages, layers.count, parts))
+        )
     return carry_boundaries(layers.count, _stage_size(stages))
 
 
@@ -203,7 +205,9 @@ def _ceil_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundarie
 
 
 def _even_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
-    return _with_ends(even_boundaries(layers.body, _stage_count(stages, layers.body, parts)), layers)
+    return _with_ends(
+        even_boundaries(layers.body, _stage_count(stages, layers.body, parts)), layers
+    )
 
 
 def _floor_last(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:

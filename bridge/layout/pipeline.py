@@ -100,7 +100,9 @@ def schedule_of(
     name = name_of(plan)
     if name == "csv":
         return _mark_kept_microbatches(plan, _from_table(plan, microbatches, stages, table))
-    return _mark_kept_microbatches(plan, generate_schedule(name, _schedule_shape(plan, microbatches, stages, short)))
+    return _mark_kept_microbatches(
+        plan, generate_schedule(name, _schedule_shape(plan, microbatches, stages, short))
+    )
 
 
 def describe_pipeline(
@@ -113,11 +115,15 @@ def describe_pipeline(
         return plan, ()
     plan, notes = _cut_to_layers(plan, layers) if layers else (plan, ())
     stages = stages_of(plan, layers) if layers else None
-    found = tuple(schedule_problems(name_of(plan), _schedule_shape(plan, microbatches, stages, True)))
+    found = tuple(
+        schedule_problems(name_of(plan), _schedule_shape(plan, microbatches, stages, True))
+    )
     # Those two run any number of micro batches on any stages.
     plain = "1f1b" if _schedule_shape(plan, microbatches, stages).virtual == 1 else "looped_bfs"
     other = _with_schedule(plan, name=plain, group=None, depth_first=None)
-    if not found or any(schedule_problems(plain, _schedule_shape(other, microbatches, stages, True))):
+    if not found or any(
+        schedule_problems(plain, _schedule_shape(other, microbatches, stages, True))
+    ):
         return plan, notes
     return other, (*notes, *(f"{problem}; shown as {plain}" for problem in found))
 
@@ -141,11 +147,15 @@ def _with_schedule(plan: Plan, **schedule: Any) -> Plan:
     return plan.model_copy(update={"schedule": plan.schedule.model_copy(update=schedule)})
 
 
-def _schedule_shape(plan: Plan, microbatches: int, stages: int | None = None, short: bool = False) -> ScheduleShape:
+def _schedule_shape(
+    plan: Plan, microbatches: int, stages: int | None = None, short: bool = False
+) -> ScheduleShape:
     name, ranks = name_of(plan), ranks_of(plan)
     virtual = _virtual_stages(plan) if ranks > 1 else 1
     rounds = (plan.schedule.depth_first or 1) if name in ("looped_bfs", "breadth_first") else 1
-    return ScheduleShape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds, short)
+    return ScheduleShape(
+        ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds, short
+    )
 
 
 def stages_of(plan: Plan, layers: Layers) -> int:
@@ -156,7 +166,9 @@ def stages_of(plan: Plan, layers: Layers) -> int:
         return 0
     return len(
         partition_layers(
-            plan.stages, layers, None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual_stages(plan)
+            plan.stages,
+            layers,
+            None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual_stages(plan),
         )
     )
 

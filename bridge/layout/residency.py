@@ -22,8 +22,7 @@ class Residency:
 
     @property
     def full(self) -> bool:
-        """Whether every flat is in its buffer or being gathered, so that nothing is left to gather.
-        """
+        """Whether every flat is in its buffer or being gathered, so that nothing is left to gather."""
         return not self._absent
 
     def flats_for_stage(self, stage: int) -> tuple[int, ...]:

@@ -82,7 +82,9 @@ class Step:
         return add_traffic(*(self._of_one(again, tokens, times) for again, times in alike.items()))
 
     def _of_one(self, again: frozenset[int], tokens: int, times: int) -> dict[str, Traffic]:
-        names = {site.name for site in sites_within(self.sites, (self.names[layer] for layer in again))}
+        names = {
+            site.name for site in sites_within(self.sites, (self.names[layer] for layer in again))
+        }
         compute = self.layout.flats[0].dtype if self.layout.flats else "fp32"
         found = activation_traffic(self.sites, names, self.sequence, tokens, compute)
         return {name: part * times for name, part in found.items()}

@@ -102,7 +102,11 @@ def step_traffic(
     # over data ranks: each rank sends its slice alone.
     replicated = [flat for flat in layout.flats if flat.trainable and flat.replicas]
     tied = sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in replicated), Traffic())
-    traffic = {GATHER: _gather_traffic(layout, times), REDUCE: _reduction_traffic(layout, writers), TIED: tied}
+    traffic = {
+        GATHER: _gather_traffic(layout, times),
+        REDUCE: _reduction_traffic(layout, writers),
+        TIED: tied,
+    }
     if world > 1:
         traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
     return {name: total for name, total in traffic.items() if total.count} | replica_traffic(

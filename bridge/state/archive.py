@@ -135,7 +135,9 @@ def lazy_view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -
         else 0
     )
     if offset + reach > count and reach:
-        raise ValueError(f"found a tensor that needs {offset + reach} elements of a storage of {count}")
+        raise ValueError(
+            f"found a tensor that needs {offset + reach} elements of a storage of {count}"
+        )
     if strides == contiguous_strides(shape) or not all(shape):
         return Span(storage.path, storage.begin + offset * width, shape, dtype)
     return Strided(Span(storage.path, storage.begin, (count,), dtype), offset, shape, strides)
@@ -259,7 +261,9 @@ def read_archive(
     Raises `SourceError` if the file is damaged or contains other names.
     """
     with _open_file(path, root) as file:
-        found = archive_entries(path, file, begin, path.stat().st_size - begin if size is None else size)
+        found = archive_entries(
+            path, file, begin, path.stat().st_size - begin if size is None else size
+        )
         name = next((name for name in found if name.endswith("/data.pkl")), "")
         top = name.removesuffix("data.pkl")
         if not name:
@@ -305,7 +309,9 @@ def _entry_content(file: IO[bytes], entry: ArchiveEntry) -> bytes:
     return found
 
 
-def _storage_of_reference(path: Path, storages: Mapping[str, ArchiveEntry], reference: Any) -> Storage:
+def _storage_of_reference(
+    path: Path, storages: Mapping[str, ArchiveEntry], reference: Any
+) -> Storage:
     """Return the storage to which a pickle refers by the tuple `("storage", class, key, device,
     elements)`.
     """
@@ -350,12 +356,16 @@ def archive_entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[
             )
         start = begin + _content_offset(whole, info)
         if info.file_size != info.compress_size or start + info.file_size > begin + size:
-            raise SourceError(f"{path}: {show_value(info.filename)} reaches beyond the end of the archive; {DAMAGED}")
+            raise SourceError(
+                f"{path}: {show_value(info.filename)} reaches beyond the end of the archive; {DAMAGED}"
+            )
         found[info.filename] = ArchiveEntry(start, info.file_size, info.CRC)
     ends = sorted((entry.begin, entry.begin + entry.size, name) for name, entry in found.items())
     for (_, end, name), (start, _, other) in pairwise(ends):
         if end > start:
-            raise SourceError(f"{path}: {show_value(name)} and {show_value(other)} in the archive share bytes; {DAMAGED}")
+            raise SourceError(
+                f"{path}: {show_value(name)} and {show_value(other)} in the archive share bytes; {DAMAGED}"
+            )
     return found
 
 

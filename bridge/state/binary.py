@@ -35,7 +35,9 @@ def tensors_of_file(path: Path, root: Path) -> dict[str, Lazy]:
     """
     found = archive.read_archive(path, root)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise SourceError(f"{path}: found {show_value(type(found).__name__)}, expected tensors by name")
+        raise SourceError(
+            f"{path}: found {show_value(type(found).__name__)}, expected tensors by name"
+        )
     for name, held in found.items():
         if not isinstance(held, Lazy):
             raise SourceError(
@@ -80,7 +82,9 @@ class Binary(Format):
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return one file, or several files with an index; each tensor has its own storage."""
         parts = divide_into_shards(weights_to_write(hub, wanted.dtype), wanted.shard)
-        files = [packing.torch_file(name, OrderedDict(part)) for name, part in index_files(BINARY, parts)]
+        files = [
+            packing.torch_file(name, OrderedDict(part)) for name, part in index_files(BINARY, parts)
+        ]
         return PlannedFiles(
             (*files, *index_file(BINARY, parts)),
             "SHA256SUMS",

@@ -50,15 +50,21 @@ def cut_layers(hub: Hub, layers: int) -> Hub:
     all parameters that belong to no layer.
     """
     groups = (
-        ParameterGroup(tuple(name for name in group.names if _stays_in_model(name, layers)), group.settings)
+        ParameterGroup(
+            tuple(name for name in group.names if _stays_in_model(name, layers)), group.settings
+        )
         for group in hub.groups
     )
     return replace(
         hub,
-        parameters={name: held for name, held in hub.parameters.items() if _stays_in_model(name, layers)},
+        parameters={
+            name: held for name, held in hub.parameters.items() if _stays_in_model(name, layers)
+        },
         buffers={name: held for name, held in hub.buffers.items() if _stays_in_model(name, layers)},
         ties={
-            name: of for name, of in hub.ties.items() if _stays_in_model(name, layers) and _stays_in_model(of, layers)
+            name: of
+            for name, of in hub.ties.items()
+            if _stays_in_model(name, layers) and _stays_in_model(of, layers)
         },
         groups=tuple(group for group in groups if group.names),
     )

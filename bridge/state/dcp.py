@@ -113,7 +113,10 @@ class Dcp(Format):
         state.
         """
         return hub_of(
-            self.name, place, read_entries(place), (place / METADATA, *sorted(place.glob("*.distcp")))
+            self.name,
+            place,
+            read_entries(place),
+            (place / METADATA, *sorted(place.glob("*.distcp"))),
         )
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
@@ -131,7 +134,9 @@ class Dcp(Format):
 # Reading
 
 
-def hub_of(format: str, place: Path, found: Mapping[str, StoredEntry], files: tuple[Path, ...]) -> Hub:
+def hub_of(
+    format: str, place: Path, found: Mapping[str, StoredEntry], files: tuple[Path, ...]
+) -> Hub:
     """Return the checkpoint that consists of these entries. Raises `SourceError` if no entry
     belongs to a model.
     """
@@ -181,7 +186,12 @@ def hub_of(format: str, place: Path, found: Mapping[str, StoredEntry], files: tu
         groups=groups,
         where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
         client={key: value for key, value in said.items() if value is not None},
-        findings=(*left, *odd, *find_misshapen_states(unfit), *_find_guesses(parameters, ties, known)),
+        findings=(
+            *left,
+            *odd,
+            *find_misshapen_states(unfit),
+            *_find_guesses(parameters, ties, known),
+        ),
     )
     return with_beside(hub, held)
 
@@ -275,7 +285,9 @@ def _place_of_part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, in
     path = place / plain_name(info["relative_path"], place / METADATA)
     begin, size = int(info["offset"]), int(info["length"])
     if info.get("transform_descriptors"):
-        raise SourceError(f"{path}: found a compressed file; save the checkpoint without storage extensions")
+        raise SourceError(
+            f"{path}: found a compressed file; save the checkpoint without storage extensions"
+        )
     if begin < 0 or size < 0 or begin + size > regular(path, place).stat().st_size:
         raise SourceError(f"{path}: the file ends before byte {begin + size}; {DAMAGED}")
     return path, place, begin, size
@@ -329,7 +341,9 @@ def _optimizer_states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dic
     return found
 
 
-def _optimizer_groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[ParameterGroup, ...], list[Finding]]:
+def _optimizer_groups(
+    optimizer: Mapping[tuple[Any, ...], Any],
+) -> tuple[tuple[ParameterGroup, ...], list[Finding]]:
     """Return the optimizer's parameter groups, and findings for settings that are not kept. torch
     saves groups by number, or instead the settings of each parameter. In the second case,
     parameters with equal settings become one group.
@@ -348,7 +362,9 @@ def _optimizer_groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[P
         own = isinstance(names, list | tuple) and name.isdigit()
         held = together.setdefault(name if own else repr(settings), ([], settings))
         held[0].extend(map(str, names) if own and names is not None else [name])
-    return tuple(ParameterGroup(tuple(names), settings) for names, settings in together.values()), odd
+    return tuple(
+        ParameterGroup(tuple(names), settings) for names, settings in together.values()
+    ), odd
 
 
 def _is_moment(value: Any, held: Lazy) -> bool:
@@ -411,9 +427,7 @@ def _find_guesses(
     parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]
 ) -> Iterator[Finding]:
     for name, other in ties.items():
-        message = (
-            f"{name}: the optimizer does not know this tensor, which is equal to {other}; both are read as one parameter"
-        )
+        message = f"{name}: the optimizer does not know this tensor, which is equal to {other}; both are read as one parameter"
         yield loss_finding("ties", message, Effect.NONE)
     frozen = [name for name, held in parameters.items() if known and not held.trained]
     if frozen:
@@ -444,7 +458,9 @@ def _values_to_save(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ..
         yield from (
             (("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items()
         )
-    groups = hub.groups or ((ParameterGroup(tuple(hub.trainable_parameters), {}),) if hub.moments else ())
+    groups = hub.groups or (
+        (ParameterGroup(tuple(hub.trainable_parameters), {}),) if hub.moments else ()
+    )
     for number, group in enumerate(groups):
         # torch loads each setting that its optimizer has by name, and stops at one that is missing.
         for key, value in {**NEUTRAL, **group.settings}.items():
@@ -592,7 +608,9 @@ def _find_losses(hub: Hub) -> Iterator[Finding]:
         )
     if hub.trainable_parameters and not hub.moments:
         yield loss_finding(
-            "moments", "the source checkpoint has no moments; load only the model, and no optimizer", Effect.NUMBERS
+            "moments",
+            "the source checkpoint has no moments; load only the model, and no optimizer",
+            Effect.NUMBERS,
         )
     if hub.scale is not None:
         yield loss_finding(
@@ -615,5 +633,7 @@ def _find_losses(hub: Hub) -> Iterator[Finding]:
         )
     skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
     if skipped:
-        message = f"{', '.join(skipped)}: torch's checkpoint keeps only the step of the run's progress"
+        message = (
+            f"{', '.join(skipped)}: torch's checkpoint keeps only the step of the run's progress"
+        )
         yield loss_finding("run", message, Effect.NONE)

@@ -31,8 +31,7 @@ def digest_of_text(text: str) -> str:
 
 
 def text_of(digests: Mapping[str, str]) -> str:
-    """Return the content of a file SHA256SUMS; `digests` has the digest of each file by its name.
-    """
+    """Return the content of a file SHA256SUMS; `digests` has the digest of each file by its name."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
@@ -63,7 +62,9 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
     return found
 
 
-def verify_digests(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
+def verify_digests(
+    folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]
+) -> None:
     """Check that the files have these digests. Raises a `SourceError` with a line for each file
     that has changed, is missing, or has no digest.
     """

@@ -102,7 +102,9 @@ class Saving:
             # Killed jobs leave folders that nobody has locked; releases before the lock left a
             # folder named by the tag alone.
             for path in folder.glob(".*.tmp"):
-                if path.name == f".{tag}.tmp" or (TEMPORARY.fullmatch(path.name) and _is_abandoned(path)):
+                if path.name == f".{tag}.tmp" or (
+                    TEMPORARY.fullmatch(path.name) and _is_abandoned(path)
+                ):
                     remove_path(path)
             saving = cls(folder, tag, folder / f".{tag}.{secrets.token_hex(8)}.tmp")
             saving.temporary.mkdir()

@@ -140,7 +140,9 @@ def find_checkpoint(folder: Path, name: str | None = None) -> tuple[Format, Path
     places = [(format, place) for format in tried if (place := format.find(folder)) is not None]
     if not places:
         kinds = ", ".join(format.title for format in tried)
-        raise SourceError(f"{folder}: found no checkpoint of {kinds}; {_advice_on_near(folder, tried)}")
+        raise SourceError(
+            f"{folder}: found no checkpoint of {kinds}; {_advice_on_near(folder, tried)}"
+        )
     if len(places) > 1:
         kinds = ", ".join(format.name for format, _ in places)
         raise SourceError(
@@ -318,4 +320,8 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
                 Effect.NUMBERS,
             )
     if hub.client:
-        yield loss_finding("client", f"{format} cannot hold these values of the script: {', '.join(hub.client)}", Effect.NONE)
+        yield loss_finding(
+            "client",
+            f"{format} cannot hold these values of the script: {', '.join(hub.client)}",
+            Effect.NONE,
+        )

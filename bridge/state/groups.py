@@ -66,12 +66,16 @@ def rate_ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
         near = (steps, max(0, steps - 1))
         planned += [learning_rate(optimizer.lr, optimizer.schedule, step) for step in near]
     known = (
-        rate for rate in rates if rate is not None and any(_are_same(rate, other) for other in planned)
+        rate
+        for rate in rates
+        if rate is not None and any(_are_same(rate, other) for other in planned)
     )
     usual = (
         next(known, None)
         or max(
-            zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first_of_pair
+            zip(map(hub.elements, hub.groups), rates, strict=True),
+            default=(0, None),
+            key=_first_of_pair,
         )[1]
     )
     return [rate / usual if rate is not None and usual else 1.0 for rate in rates]
@@ -92,7 +96,11 @@ def _one_rate(groups: Sequence[ParameterGroup]) -> bool:
 
 def groups_differ(groups: Sequence[ParameterGroup]) -> bool:
     """Return whether groups differ in the learning rate or in a setting of `TREATED`."""
-    ways = {repr([effective_setting(group, name) for name in TREATED]) for group in groups if group.names}
+    ways = {
+        repr([effective_setting(group, name) for name in TREATED])
+        for group in groups
+        if group.names
+    }
     return len(ways) > 1 or not _one_rate(groups)
 
 
@@ -107,7 +115,9 @@ def fits_config(hub: Hub) -> bool:
     decays = {effective_setting(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
     flat = {name for name, held in hub.trainable_parameters.items() if len(held.weight.shape) <= 1}
-    spared = {name for group in hub.groups if effective_setting(group, DECAY) == 0 for name in group.names}
+    spared = {
+        name for group in hub.groups if effective_setting(group, DECAY) == 0 for name in group.names
+    }
     return len(others) == 1 and len(decays) == 2 and spared == flat and _one_rate(hub.groups)
 
 
@@ -127,7 +137,10 @@ def needs_group_file(hub: Hub, scope: str | None, by_place: bool) -> bool:
     flat = {name for name, held in hub.trainable_parameters.items() if len(held.weight.shape) <= 1}
     # The groups that a script makes for this scope: matrices first, then what does not decay, each
     # in the model's order.
-    made = [[name for name in hub.trainable_parameters if (name in flat) is side] for side in (False, True)]
+    made = [
+        [name for name in hub.trainable_parameters if (name in flat) is side]
+        for side in (False, True)
+    ]
     return not (spared and names == made)
 
 
@@ -141,7 +154,9 @@ def groups_to_write(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
     for group, ratio in zip(hub.groups, rate_ratios(hub, optimizer), strict=True):
         rate = optimizer.lr * ratio if steered and optimizer.lr is not None else base_rate(group)
         settings = {
-            name: effective_setting(group, name) for name in TREATED if group.settings.get(name) is not None
+            name: effective_setting(group, name)
+            for name in TREATED
+            if group.settings.get(name) is not None
         }
         found.append(
             {"params": list(group.names), **({} if rate is None else {"lr": rate}), **settings}
@@ -211,11 +226,14 @@ def check_groups(found: Sequence[Row], trained: Iterable[str], where: str) -> No
     }
     wrong = (what.format(show_value(names[0])) for what, names in problems.items() if names)
     SourceError.raise_if(
-        f"{where}: {problem}; put every trained parameter of the model into one group" for problem in wrong
+        f"{where}: {problem}; put every trained parameter of the model into one group"
+        for problem in wrong
     )
 
 
-def build_groups(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def build_groups(
+    found: Sequence[Row], named: Mapping[str, Any], where: str
+) -> list[dict[str, Any]]:
     """Return the groups as torch's optimizers expect them, with the parameters that `named` has by
     name. Raises `SourceError` if the groups do not fit the trained parameters.
     """

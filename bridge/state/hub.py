@@ -224,7 +224,9 @@ def weights_of(source: Lazy, dtype: str | None) -> Lazy:
     are never converted.
     """
     return (
-        source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast_lazy(source, dtype)
+        source
+        if dtype is None or not source.dtype.startswith(("F", "BF"))
+        else cast_lazy(source, dtype)
     )
 
 
@@ -281,10 +283,14 @@ def as_plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
     return _plain_within(value, where, 0, budget, left), left
 
 
-def _plain_within(value: Any, where: str, depth: int, budget: list[int], left: list[Finding]) -> Plain:
+def _plain_within(
+    value: Any, where: str, depth: int, budget: list[int], left: list[Finding]
+) -> Plain:
     budget[0] -= 1
     if depth > DEEPEST or budget[0] < 0:
-        raise SourceError(f"{where}: found too many values, or values nested too deeply; the file is damaged")
+        raise SourceError(
+            f"{where}: found too many values, or values nested too deeply; the file is damaged"
+        )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

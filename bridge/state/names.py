@@ -191,10 +191,13 @@ class Neutral(Naming):
             for name in row.ours
         }
         parts = {
-            name: [row for row in one_to_one_rows(ours) if name in row.theirs] for name in ("block", "head.")
+            name: [row for row in one_to_one_rows(ours) if name in row.theirs]
+            for name in ("block", "head.")
         }
         first = [
-            row for row in one_to_one_rows(ours) if row not in parts["block"] and row not in parts["head."]
+            row
+            for row in one_to_one_rows(ours)
+            if row not in parts["block"] and row not in parts["head."]
         ]
         return (Table("neutral model", tuple(first), tuple(parts["block"]), tuple(parts["head."])),)
 
@@ -251,7 +254,9 @@ class _Sizes:
         )
         return bool(second) and self.shapes[name][0] == 2 * second[-1]
 
-    def blocks(self, row: NameRow, match: re.Match[str], name: str, shape: Shape) -> Iterator[NameBlock]:
+    def blocks(
+        self, row: NameRow, match: re.Match[str], name: str, shape: Shape
+    ) -> Iterator[NameBlock]:
         """Yield the blocks of neutral rows of which a family's parameter consists, in order."""
         given = {key: value for key, value in match.groupdict().items() if value is not None}
         height = shape[1] if row.turned and len(shape) == 2 else shape[0]
@@ -267,7 +272,9 @@ class _Sizes:
         elif row.padded and self.facts.vocab and self.facts.vocab < height:
             yield NameBlock(_fill_template(row.ours[0], given), 0, self.facts.vocab)
         else:
-            yield from _equal_blocks([_fill_template(ours, given) for ours in row.ours], height, name)
+            yield from _equal_blocks(
+                [_fill_template(ours, given) for ours in row.ours], height, name
+            )
 
     def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[NameBlock]:
         """Yield the blocks of queries, key and value, one group of attention heads after the
@@ -291,7 +298,9 @@ class _Sizes:
         yield from interleave_blocks(ours, queries // groups, width, groups)
 
 
-def interleave_blocks(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[NameBlock]:
+def interleave_blocks(
+    ours: Sequence[str], queries: int, width: int, groups: int
+) -> Iterator[NameBlock]:
     """Yield the blocks of a tensor that holds, for each group of attention heads, `queries` rows
     of queries, `width` rows of the key and `width` rows of the value.
     """
@@ -363,7 +372,9 @@ def _section_parameters(
         at = end
 
 
-def _expert_numbers(section: Sequence[NameRow], given: Mapping[str, str], shapes: Shapes) -> list[str]:
+def _expert_numbers(
+    section: Sequence[NameRow], given: Mapping[str, str], shapes: Shapes
+) -> list[str]:
     """Return the numbers of the experts in a layer, as they stand in names, in ascending order."""
     pattern = _template_pattern(
         section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight")
@@ -373,20 +384,26 @@ def _expert_numbers(section: Sequence[NameRow], given: Mapping[str, str], shapes
     )
 
 
-def _make_parameter(row: NameRow, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
+def _make_parameter(
+    row: NameRow, given: Mapping[str, str], shapes: Shapes, facts: Model
+) -> Theirs | None:
     """Return the parameter that a row makes of neutral parameters; None if one of these is
     missing.
     """
     if row.stacked:
         numbers = _expert_numbers([row], given, shapes)
         ours = [
-            _fill_template(name, {**given, "expert": number}) for number in numbers for name in row.ours
+            _fill_template(name, {**given, "expert": number})
+            for number in numbers
+            for name in row.ours
         ]
     else:
         ours = [_fill_template(name, given) for name in row.ours]
     if not ours or not all(name in shapes for name in ours):
         return None
-    return _their_parameter(row, _fill_template(row.theirs, given), [shapes[name] for name in ours], ours, facts)
+    return _their_parameter(
+        row, _fill_template(row.theirs, given), [shapes[name] for name in ours], ours, facts
+    )
 
 
 def _their_parameter(
@@ -544,7 +561,9 @@ def rename_under(
     found = model_of(hub)
     said = config() if told or found.kv_heads is None else None
     facts = found if said is None else describe_config(said)
-    return naming_that_fits(replace(hub, model=None if facts == Model() else facts), wanted, usual, facts)
+    return naming_that_fits(
+        replace(hub, model=None if facts == Model() else facts), wanted, usual, facts
+    )
 
 
 def _shapes_by_name(hub: Hub) -> dict[str, Shape]:
@@ -674,7 +693,9 @@ def _rename_ties(
         yield table.tied
 
 
-def _rename_groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[ParameterGroup]:
+def _rename_groups(
+    hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]
+) -> Iterator[ParameterGroup]:
     """Yield the optimizer's groups with the new names of parameters, in the order of the renamed
     model. Raises `SourceError` if parameters of several groups would be joined.
     """

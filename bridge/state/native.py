@@ -104,7 +104,8 @@ class Checkpoint:
                     )
                 found[part.name].append(part)
         problems = (
-            parts.check_cover(name, self.state.tensors[name], saved) for name, saved in found.items()
+            parts.check_cover(name, self.state.tensors[name], saved)
+            for name, saved in found.items()
         )
         SourceError.raise_if(
             f"{self.folder}: {problem}; the checkpoint is damaged"
@@ -157,7 +158,8 @@ class Native(Format):
             {str(name): str(of) for name, of in _carry_value(state, "ties", {}).items()},
             ordered=True,
             groups=tuple(
-                ParameterGroup(tuple(row["names"]), row["settings"]) for row in _carry_value(state, "groups", [])
+                ParameterGroup(tuple(row["names"]), row["settings"])
+                for row in _carry_value(state, "groups", [])
             ),
             where=Where(**_where_fields(state)),
             schedule=_carry_value(state, "schedule", None),
@@ -318,9 +320,7 @@ def _find_other_copies(state: State) -> Iterator[Finding]:
     """
     copies = {name.split("/")[1] for name in state.tensors if name.startswith(f"{BUFFERS}/")}
     if len(copies) > 1:
-        message = (
-            f"{len(copies)} ranks have different buffers; the buffers of the first rank are used for all ranks"
-        )
+        message = f"{len(copies)} ranks have different buffers; the buffers of the first rank are used for all ranks"
         yield loss_finding(BUFFERS, message, Effect.NUMBERS)
 
 
@@ -366,7 +366,11 @@ def _state_to_write(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
         "client": tagged.encode_value(hub.client),
         "copies": (1, 1),
         "tensors": {name: list(shape) for name, shape in shapes.items()},
-        "carried": {key: tagged.encode_value(value) for key, value in _values_of_other_engines(hub).items() if value},
+        "carried": {
+            key: tagged.encode_value(value)
+            for key, value in _values_of_other_engines(hub).items()
+            if value
+        },
     }
 
 
@@ -415,7 +419,11 @@ def _find_missing_values(hub: Hub) -> Iterator[Finding]:
             Effect.NUMBERS,
         )
     if hub.where.steps is None:
-        yield loss_finding("step", "the source checkpoint has no number of steps; the run begins at step 0", Effect.NUMBERS)
+        yield loss_finding(
+            "step",
+            "the source checkpoint has no number of steps; the run begins at step 0",
+            Effect.NUMBERS,
+        )
     steps = {
         held.step for held in hub.parameters.values() if held.step is not None and held.moments
     }

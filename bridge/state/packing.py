@@ -63,7 +63,9 @@ class Pickle:
             if isinstance(value, kinds):
                 write(self, value)
                 return
-        raise TypeError(f"found a value of type {type(value).__name__}, which a checkpoint cannot hold")
+        raise TypeError(
+            f"found a value of type {type(value).__name__}, which a checkpoint cannot hold"
+        )
 
     def name(self, full: str) -> None:
         """Write the name of a class or function; `full` is its module and its name."""

@@ -123,9 +123,7 @@ def check_cover(name: str, shape: Shape, found: Sequence[Stored]) -> str:
             for offset, size, length in zip(box.offsets, box.sizes, shape, strict=True)
         )
         if not fits:
-            return (
-                f"{name}: a part of size {box.sizes} at {box.offsets} lies outside of the tensor's shape {shape}"
-            )
+            return f"{name}: a part of size {box.sizes} at {box.offsets} lies outside of the tensor's shape {shape}"
     count, elements = sum(prod(box.sizes) for box in boxes), prod(shape)
     if count != elements:
         return f"{name}: the parts have {count} elements, but the tensor's shape {shape} has {elements}"

@@ -167,7 +167,9 @@ class Machine:
     def call(self, target: Any, arguments: Any) -> Any:
         """Return the value that a listed name's function builds from these arguments."""
         if not isinstance(target, Global) or not isinstance(arguments, tuple):
-            raise ValueError(f"found a call at byte {self.at} of something other than a listed name")
+            raise ValueError(
+                f"found a call at byte {self.at} of something other than a listed name"
+            )
         return target.build(*arguments)
 
 
@@ -286,7 +288,9 @@ def _set_attributes(machine: Machine) -> None:
     if isinstance(target, Record):
         target.state = state if isinstance(state, dict) else {"": state}
     elif not (isinstance(target, dict) and isinstance(state, dict)):
-        raise ValueError(f"found attributes of a {type(target).__name__}, which has none, at byte {machine.at}")
+        raise ValueError(
+            f"found attributes of a {type(target).__name__}, which has none, at byte {machine.at}"
+        )
 
 
 def _load_persistent(machine: Machine) -> None:
@@ -385,7 +389,9 @@ FLAWS = (
 """The errors that may arise when a damaged pickle is read."""
 
 
-def unpickle_value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
+def unpickle_value(
+    data: bytes, known: Known, where: object, persistent: Builder | None = None
+) -> Any:
     """Return the value of the pickle `data`. Raises `SourceError` if it is damaged or contains a
     name that is not listed; `where` is the place in the message.
     """

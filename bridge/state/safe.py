@@ -58,7 +58,9 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
             )
         end += span.size
     if end != size:
-        raise SourceError(f"{path}: found {size} bytes, but the tensors end at byte {end}; {DAMAGED}")
+        raise SourceError(
+            f"{path}: found {size} bytes, but the tensors end at byte {end}; {DAMAGED}"
+        )
     return found
 
 
@@ -260,8 +262,7 @@ class Safe(Format):
         return hub_of(self.name, tensors, paths, ordered=False)
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
-        """Return the files that would hold the weights: one file, or several files with an index.
-        """
+        """Return the files that would hold the weights: one file, or several files with an index."""
         parts = divide_into_shards(weights_to_write(hub, wanted.dtype), wanted.shard)
         files = [file_of(name, part, {"format": "pt"}) for name, part in index_files(SAFE, parts)]
         found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))

@@ -83,8 +83,7 @@ def _number_file(count: int) -> int:
 
 
 def _pass_reports(words: int, told: Told) -> None:
-    """Pass the reports of the forked processes to `told`, until all of these processes have ended.
-    """
+    """Pass the reports of the forked processes to `told`, until all of these processes have ended."""
     rest = b""
     while content := os.read(words, SIZE * 512):
         rest += content

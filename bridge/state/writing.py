@@ -77,7 +77,9 @@ def write_checkpoint(
         raise
 
 
-def _write_into(written: PlannedFiles, staging: Path, mark: str, moved: Moved, processes: int) -> None:
+def _write_into(
+    written: PlannedFiles, staging: Path, mark: str, moved: Moved, processes: int
+) -> None:
     """Write all files into the folder `staging`. If the source checkpoint turns out to be damaged,
     the folder is removed.
     """
@@ -110,7 +112,9 @@ def _advice_after_failure(staging: Path) -> str:
     return kept if staging.is_dir() else "make room on the disk, or name another folder"
 
 
-def _write_all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
+def _write_all(
+    staging: Path, files: Sequence[File], moved: Moved, processes: int
+) -> dict[str, str]:
     """Write these files, in several processes if there are several files. Returns the digests of
     all finished files by name.
     """

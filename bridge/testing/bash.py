@@ -128,13 +128,17 @@ def read_runs(text: str) -> Said:
         first = text_if_known(command.words[0])
         if first is not None and first not in (STARTER, *STARTING):
             continue
-        at = next((index for index, word in enumerate(command.words) if text_if_known(word) == STARTER), 0)
+        at = next(
+            (index for index, word in enumerate(command.words) if text_if_known(word) == STARTER), 0
+        )
         launch: list[Piece] = []
         for index, word in enumerate(command.words):
             # A word before the launcher that sets a variable to an unknown value leaves the launch
             # itself known.
             assigns = (
-                bool(word) and ASSIGNING.fullmatch(spell_pieces(word[:1])) is not None and len(word) > 1
+                bool(word)
+                and ASSIGNING.fullmatch(spell_pieces(word[:1])) is not None
+                and len(word) > 1
             )
             if index >= at or not assigns:
                 launch += word
@@ -143,7 +147,8 @@ def read_runs(text: str) -> Said:
             return Said(runs, unknown.why, unknown.line)
         if unknown is not None or command.branch:
             return Said(
-                [], f"line {command.line}: {unknown.why if unknown else 'the command depends on a branch'}"
+                [],
+                f"line {command.line}: {unknown.why if unknown else 'the command depends on a branch'}",
             )
         words = ["".join(piece.key for piece in word) for word in command.words]
         if words[0] == "env" and STARTER in words:
@@ -159,7 +164,9 @@ def read_runs(text: str) -> Said:
                 not word.startswith("-") and "=" not in word and word not in STARTING
                 for word in plain
             ):
-                return Said([], f"line {command.line}: a program that is missing here may start the run")
+                return Said(
+                    [], f"line {command.line}: a program that is missing here may start the run"
+                )
         if STARTER in words and "xargs" in words[: words.index(STARTER)]:
             return Said([], f"line {command.line}: xargs adds words to the command")
         if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):

@@ -246,7 +246,7 @@ RULES: Mapping[str, Sequence[str]] = {
 }
 START = (
     "shopt -s extglob\nA={A}\nB={B}\nC={C}\nS=tp=2 P=(q 'r s') R=(5 6); declare -A M=([xy]=m"
-    " [1]=n); f() {{ echo \"<$1>\"; }}\n"
+    ' [1]=n); f() {{ echo "<$1>"; }}\n'
 )
 DECIDED = 'X="--tp 4"\nif ⟨condition⟩; then\n  X="--tp 2"\nfi\n'
 END = 'torchrun a.py --same 1 $X "$X"\n'

@@ -194,7 +194,9 @@ def _reads_back(config: Config) -> None:
         read = _read_again(config, format)
         written = f"a config is written as {format} and read back"
         _same(READING, f"the given values change if {written}", config.given, read.given)
-        _same(READING, f"the effective values change if {written}", config.effective, read.effective)
+        _same(
+            READING, f"the effective values change if {written}", config.effective, read.effective
+        )
 
 
 def _read_again(config: Config, format: str) -> Config:
@@ -324,7 +326,10 @@ def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any
         if one.get(path) != other.get(path) or (path in one) != (path in other)
     ]
     if unlike:
-        lines = (f"{path}: {show_value(one.get(path))} -> {show_value(other.get(path))}" for path in unlike)
+        lines = (
+            f"{path}: {show_value(one.get(path))} -> {show_value(other.get(path))}"
+            for path in unlike
+        )
         raise Broken(stage, f"{what}: " + "; ".join(lines))
 
 

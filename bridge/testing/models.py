@@ -108,7 +108,9 @@ def of_family(draw: DrawFn, name: str, without: tuple[str, ...] = ()) -> Sequenc
         for path in listed
     }
     skipped = {*first, *BLOCKS, *without}
-    others = [path for path in sorted(family.keys_it_reads) if path not in skipped and draw(st.booleans())]
+    others = [
+        path for path in sorted(family.keys_it_reads) if path not in skipped and draw(st.booleans())
+    ]
     return [
         first,
         *({path: value} for path, value in blocks.items()),

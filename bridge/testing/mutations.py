@@ -242,7 +242,9 @@ def _kind(annotation: Any, bounds: tuple[Any, ...] = ()) -> _Kind:
 def _wrong_values(config: Config) -> Iterator[Edit]:
     """Yield edits that give a field a value which its annotation does not allow."""
     part, known = part_of(config.dialect), fields(config.dialect.schema)
-    settable = set(paths_of(config.dialect, StrategyCase(config.version, config.world_size, config.entry)))
+    settable = set(
+        paths_of(config.dialect, StrategyCase(config.version, config.world_size, config.entry))
+    )
     for path in config.given:
         if path in known and path in settable and path not in part.coerced:
             at = part.spelled(config, path)

@@ -141,10 +141,14 @@ def _configs(
     world = world_size or draw(st.sampled_from(WORLDS))
     case = StrategyCase(release, world, entry or draw(st.sampled_from(part.entries)))
     first, *more = draw(part.core(case)) or [{}]
-    config = dialect.config(_without_unknown(first, dialect, case), case.version, case.world_size, case.entry)
+    config = dialect.config(
+        _without_unknown(first, dialect, case), case.version, case.world_size, case.entry
+    )
     # Fields with needs go first: later ones could only be added if they agree with those needs.
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
-    config = grown(config, [_without_unknown(group, dialect, case) for group in (*needy, *more, *extras)])
+    config = grown(
+        config, [_without_unknown(group, dialect, case) for group in (*needy, *more, *extras)]
+    )
     return replace(
         config, opaque={path: stand_in for path in part.opaque(case) if draw(st.booleans())}
     )

@@ -146,7 +146,9 @@ def _count(tally: Tally, one: Asked, answer: Row, dialect: Dialect, version: str
     held, refused = answer.get("held", {}), answer.get("refused", "")
     side, looser = _side(one, refused), _real(dialect).LOOSER
     tally.sides[side] += 1
-    if side is VerdictSide.OURS and all(re.search(looser, line) for line in one.reason.splitlines()):
+    if side is VerdictSide.OURS and all(
+        re.search(looser, line) for line in one.reason.splitlines()
+    ):
         tally.stricter[kind(one.reason)] += 1
     else:
         tally.differences.update(_differences(one, held, refused, side))
@@ -191,7 +193,9 @@ def _questions(dialect: Dialect, version: str, count: int) -> Iterator[Asked | N
     wrong, crossed = count // 6, count // 2
     valid = draw_examples(configs(dialect, version), count - wrong - crossed)
     yield from map(_pose_config, valid)
-    mistaken = [(edit.config, edit.source) for edit in draw_examples(mutations(dialect, version), wrong)]
+    mistaken = [
+        (edit.config, edit.source) for edit in draw_examples(mutations(dialect, version), wrong)
+    ]
     for config, source in (*mistaken, *_crossings(valid, crossed)):
         try:
             yield _pose_config(dialect.read(source, version, config.world_size))
@@ -251,11 +255,18 @@ def record(todo: Job, _again: bool) -> int:
     counts = ", ".join(f"{tally.sides[side]} {side.value}" for side in VerdictSide)
     print(f"{tally.sides.total()} generated configs: {counts}")
     print_list("left out", decide.disagreements(tally.lacking))
-    print_list("refused only by our reader, because no run trains with such a config", decide.disagreements(tally.stricter))
+    print_list(
+        "refused only by our reader, because no run trains with such a config",
+        decide.disagreements(tally.stricter),
+    )
     print_list("differences to decide", decide.disagreements(tally.differences))
     if todo.tests is not None:
         write_all(
-            {todo.tests / VERDICTS: merge_verdicts(todo.tests / VERDICTS, todo.release, tally.sample)}
+            {
+                todo.tests / VERDICTS: merge_verdicts(
+                    todo.tests / VERDICTS, todo.release, tally.sample
+                )
+            }
         )
     return Exit.CLEAN
 

@@ -92,8 +92,12 @@ def attach(
         observers.append(_layer_log(source, debug, folder, filter, keep, full, strict))
     watched = logged or bool(debug.tensor_parallel)
     # One note for the whole run, by the first rank.
-    ended = mark_process(folder) if folder is not None and watched and source.comm.rank == 0 else None
-    findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)
+    ended = (
+        mark_process(folder) if folder is not None and watched and source.comm.rank == 0 else None
+    )
+    findings = Findings(
+        folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0
+    )
     if debug.tensor_parallel:
         observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))
     if invariants and observers:
@@ -116,7 +120,13 @@ def _invariants_observer(source: TraceSource, findings: Findings) -> Iterator[Ob
 
 
 def _layer_log(
-    source: TraceSource, debug: Debug, folder: Path, filter: Filter | None, keep: Keep | None, full: bool, strict: bool
+    source: TraceSource,
+    debug: Debug,
+    folder: Path,
+    filter: Filter | None,
+    keep: Keep | None,
+    full: bool,
+    strict: bool,
 ) -> Observer:
     """Return the observer that writes the logs which `debug` selects into `folder`, within the
     limits of `keep`.
@@ -128,7 +138,13 @@ def _layer_log(
 
     keep, world = keep or Keep(), source.comm.mesh.world
     chosen = filter or Filter()
-    about = {**source.about(), "ranks": world, "layers": list(source.layers), **keep.about(), **chosen.about()}
+    about = {
+        **source.about(),
+        "ranks": world,
+        "layers": list(source.layers),
+        **keep.about(),
+        **chosen.about(),
+    }
     log = Log(folder, source.comm.rank, about, full, strict, keep.share(world))
     return LayerLog(source, debug, log, chosen, keep)
 

@@ -72,8 +72,7 @@ def keep_batch(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any
 
 
 def _leaf_values(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every value inside nested dicts, tuples, lists and dataclasses, with its dotted name.
-    """
+    """Yield every value inside nested dicts, tuples, lists and dataclasses, with its dotted name."""
     if isinstance(value, Mapping):
         parts = value.items()
     # Before other tuples: the parts of a named one have names.

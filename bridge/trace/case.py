@@ -121,7 +121,9 @@ class Case:
         empty if there is no such step.
         """
         steps = sorted(
-            set(self.comparison.first.steps_with_all_tensors) & set(self.comparison.second.steps_with_all_tensors), reverse=True
+            set(self.comparison.first.steps_with_all_tensors)
+            & set(self.comparison.second.steps_with_all_tensors),
+            reverse=True,
         )
         for step in (step for step in steps if step < self.first.name.step):
             found = (
@@ -165,7 +167,9 @@ class Case:
         """The settings that differ between the runs and do not describe the layout."""
         return [setting for setting in self.comparison.settings if not setting.layout]
 
-    def factors(self, lines: Sequence[TensorVerdict], change: bool = False) -> tuple[float, int] | None:
+    def factors(
+        self, lines: Sequence[TensorVerdict], change: bool = False
+    ) -> tuple[float, int] | None:
         """Return the factor by which the values of A differ from those of B in all of these
         tensors, and the number of tensors. With `change`, compare the changes by the update
         instead of the values. Return None if there is no common factor.
@@ -188,7 +192,9 @@ class Case:
         return median(found), len(found)
 
 
-def _entries_of_step(run: TracedRun, step: int, rank: int | None = None) -> dict[Name, LoggedTensor]:
+def _entries_of_step(
+    run: TracedRun, step: int, rank: int | None = None
+) -> dict[Name, LoggedTensor]:
     """Return a step's tensors by name. If `rank` logged a different copy of a tensor, the result
     has this copy.
     """

@@ -91,7 +91,9 @@ def _find_missing_log(case: Case) -> Found | None:
     """Rule: one of the runs has a finding in this step that explains the difference, and the other
     run does not.
     """
-    both = [{one.id: one for one in reversed(read_findings(run.folder))} for run in _runs_in_order(case)]
+    both = [
+        {one.id: one for one in reversed(read_findings(run.folder))} for run in _runs_in_order(case)
+    ]
     for id in PROOFS.get(case.first.name.phase, ()):
         for side, label in enumerate("AB"):
             one = both[side].get(id)
@@ -99,7 +101,9 @@ def _find_missing_log(case: Case) -> Found | None:
                 continue
             if one.step == case.first.name.step or (id in LATE and case.first.name.step == 1):
                 where = f"{one.where}: " if one.where else ""
-                evidence = f"run {label} has the finding {id} in step {one.step}: {where}{one.evidence}"
+                evidence = (
+                    f"run {label} has the finding {id} in step {one.step}: {where}{one.evidence}"
+                )
                 return f"in {label}, {one.meaning}", [evidence]
     return None
 
@@ -143,7 +147,10 @@ def _find_other_start(case: Case) -> Found | None:
         copy = _copy_of(case, only[0])
         if copy:
             in_one_run = only[0].verdict.removeprefix("only ")
-            return f"{_name_of_whole(only[0].name)} is a separate weight {in_one_run}, but tied in the other run", [copy]
+            return (
+                f"{_name_of_whole(only[0].name)} is a separate weight {in_one_run}, but tied in the other run",
+                [copy],
+            )
         more = ", ..." if len(only) > 3 else ""
         told = f"{only[0].verdict}: {names}{more}"
         return "the models do not have the same parameters", [told]
@@ -206,8 +213,7 @@ def _join_ranks(ranks: Iterable[int]) -> str:
 
 
 def _find_other_passes(case: Case) -> Found | None:
-    """Rule: in one of the runs, a rank ran more than one pass under the number of one microbatch.
-    """
+    """Rule: in one of the runs, a rank ran more than one pass under the number of one microbatch."""
     runs = {"A": case.comparison.first, "B": case.comparison.second}
     twice = {
         label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))
@@ -231,9 +237,7 @@ def _twice(run: TracedRun, step: int) -> str:
             part.rank for part in entry.replicas if (part.rank, part.record.microbatch) in here
         ]
         if name.phase == "forward" and name.kind in ("input", "output") and again:
-            return (
-                f"rank {again[0]} logged {name} more than once in one microbatch"
-            )
+            return f"rank {again[0]} logged {name} more than once in one microbatch"
     return ""
 
 
@@ -242,7 +246,9 @@ def _find_other_numbers(case: Case) -> Found | None:
     this number.
     """
     runs = _runs_in_order(case)
-    if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[1].about.get("mesh"):
+    if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[
+        1
+    ].about.get("mesh"):
         return None
     every = [_passes_of(run, case.first.name.step) for run in runs]
     ranks = sorted(set(every[0]) | set(every[1]))
@@ -294,9 +300,12 @@ def _find_evaluation(case: Case) -> Found | None:
     if last is None:
         return None
     untrained = f"{label} runs no layer in training mode in step {case.first.name.step}"
-    return f"{untrained}: it evaluates, makes a step too many, or trains another copy of the model", [
-        f"all {len(lines)} outputs of layers are {case.first.verdict}; in step {last} both runs logged outputs"
-    ]
+    return (
+        f"{untrained}: it evaluates, makes a step too many, or trains another copy of the model",
+        [
+            f"all {len(lines)} outputs of layers are {case.first.verdict}; in step {last} both runs logged outputs"
+        ],
+    )
 
 
 def _find_layer_skip(case: Case) -> Found | None:
@@ -314,7 +323,9 @@ def _find_layer_skip(case: Case) -> Found | None:
     gone = sorted(others - here)
     if not gone:
         return None
-    told = f"rank {_join_ranks(gone)} logged other layers in this step, and no output of {name.layer}"
+    told = (
+        f"rank {_join_ranks(gone)} logged other layers in this step, and no output of {name.layer}"
+    )
     return f"rank {_join_ranks(gone)} does not run {name.layer}", [told]
 
 
@@ -347,7 +358,9 @@ def _find_layer_fault(case: Case) -> Found | None:
     sure = step == name.step - 1 and all(line.verdict in ("equal", "rounding") for line in weights)
     if sure:
         after_step = f"after step {step}" if step else "before the first step"
-        the_weights = f"the weights of {name.layer}" if weights[0].name.layer == name.layer else "all weights"
+        the_weights = (
+            f"the weights of {name.layer}" if weights[0].name.layer == name.layer else "all weights"
+        )
         evidence.append(f"{the_weights} agreed {after_step} ({len(weights)} tensors)")
     evidence += [case.first.cause] if case.first.cause else []
     if "another order" in case.first.cause:
@@ -370,7 +383,10 @@ def _find_layer_fault(case: Case) -> Found | None:
             f"the cause may also lie in {_layer_names_text(hidden)}",
             evidence,
         )
-    return f"{name.layer} is the first layer whose outputs differ{_place_text(case)}: {ways}", evidence
+    return (
+        f"{name.layer} is the first layer whose outputs differ{_place_text(case)}: {ways}",
+        evidence,
+    )
 
 
 def _layer_names_text(layers: Sequence[str]) -> str:
@@ -399,10 +415,15 @@ def _find_loss_fault(case: Case) -> Found | None:
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
-            return f"{loss}, but the gradients agree before the update, so this is a loss scale", [*same, after]
+            return f"{loss}, but the gradients agree before the update, so this is a loss scale", [
+                *same,
+                after,
+            ]
         return f"{loss}{_count_note(case, found[0])}", same
     hidden = [
-        layer for layer in case.layers_without_tensors("backward", "input gradient") if _runs_later(case, layer)
+        layer
+        for layer in case.layers_without_tensors("backward", "input gradient")
+        if _runs_later(case, layer)
     ]
     weighed = _find_loss_weight(case, lines[0])
     if weighed and case.first is lines[0]:
@@ -449,7 +470,9 @@ def _find_loss_weight(case: Case, line: TensorVerdict) -> Found | None:
         # Samples lie one microbatch after the other: another factor begins another one.
         if not factors or abs(ratio - factors[-1]) > CLOSE * 0.1 * abs(factors[-1]):
             factors.append(ratio)
-    most = max(_count_microbatches(case.comparison.first), _count_microbatches(case.comparison.second))
+    most = max(
+        _count_microbatches(case.comparison.first), _count_microbatches(case.comparison.second)
+    )
     # One factor has another cause; more than there are microbatches are not their weights.
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
@@ -491,7 +514,9 @@ def _find_gradient_fault(case: Case) -> Found | None:
     faults = [line for line in lines if line.is_fault]
     if not faults or case.first.name.kind != "gradient":
         return None
-    backward = case.agree("backward", "input gradient", "gradients of activations") or case.agree("forward", "output", "outputs")
+    backward = case.agree("backward", "input gradient", "gradients of activations") or case.agree(
+        "forward", "output", "outputs"
+    )
     evidence = [backward] if backward else []
     only = {line.verdict for line in faults}
     if len(only) == 1 and only <= {"only in A", "only in B"} and not case.first.ranks:
@@ -504,8 +529,15 @@ def _find_gradient_fault(case: Case) -> Found | None:
     if zeros and len(zeros) == len(faults):
         every = [case.pair(line.name) for line in lines]
         all_of = all(pair is None or not pair[0].any() for pair in every)
-        what = "no gradient is left in A when the optimizer steps" if all_of else f"{_names_text(zeros)} get no gradient"
-        return what, [*evidence, f"{len(zeros)} of {len(lines)} gradients are all zeros in A, but not in B"]
+        what = (
+            "no gradient is left in A when the optimizer steps"
+            if all_of
+            else f"{_names_text(zeros)} get no gradient"
+        )
+        return what, [
+            *evidence,
+            f"{len(zeros)} of {len(lines)} gradients are all zeros in A, but not in B",
+        ]
     # Before factors: gradients of two steps that are alike add up to nearly a multiple.
     stale = _stale_text(case, faults)
     if stale:
@@ -515,24 +547,30 @@ def _find_gradient_fault(case: Case) -> Found | None:
         clipped = _find_clipping(case)
         if clipped:
             return clipped[0], [*evidence, *clipped[1]]
-        return f"all gradients of A are {found[0]:.6g} times B's{_place_text(case)}{_count_note(case, found[0])}", [
-            *evidence,
-            f"every gradient of A is {found[0]:.6g} times B's ({found[1]} tensors)",
-        ]
+        return (
+            f"all gradients of A are {found[0]:.6g} times B's{_place_text(case)}{_count_note(case, found[0])}",
+            [*evidence, f"every gradient of A is {found[0]:.6g} times B's ({found[1]} tensors)"],
+        )
     lost = [name for name, pair in pairs.items() if pair and _has_extra_zeros(*pair)]
     if lost and len(lost) == len(faults):
         what = f"some elements of the gradients of {_names_text(lost)} are zero in A alone: they were dropped, or never computed"
         return what, [*evidence, "all other sampled elements agree"]
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
-        several = any(size > 1 for run in _runs_in_order(case) for size in run.about.get("mesh", {}).values())
+        several = any(
+            size > 1 for run in _runs_in_order(case) for size in run.about.get("mesh", {}).values()
+        )
         summed = "combined over ranks" if several else "added up"
         what = (
             f"only the gradients of {_names_text([line.name for line in faults])} are computed, {summed}, or "
             f"changed differently from B{_place_text(case)}"
         )
         own = case.factors(faults)
-        same = [f"the gradients that differ are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
+        same = (
+            [f"the gradients that differ are {own[0]:.6g} times B's ({own[1]} tensors)"]
+            if own
+            else []
+        )
         return what, [*evidence, f"{agreeing} of {len(lines)} gradients agree", *same]
     return None
 
@@ -689,10 +727,21 @@ def _find_update_fault(case: Case) -> Found | None:
     told = case.agree("reduce", "gradient", "gradients")
     evidence = [told] if told else []
     changes = {line.name: case.changes(line.name) for line in faults}
-    still = [name for name, change in changes.items() if change and not change[0].any() and change[1].any()]
+    still = [
+        name
+        for name, change in changes.items()
+        if change and not change[0].any() and change[1].any()
+    ]
     if still and len(still) == len(faults):
-        what = "nothing is updated" if len(still) == len(lines) else f"{_names_text(still)} are not updated"
-        return what, [*evidence, f"{len(still)} of {len(lines)} weights do not change in A, but change in B"]
+        what = (
+            "nothing is updated"
+            if len(still) == len(lines)
+            else f"{_names_text(still)} are not updated"
+        )
+        return what, [
+            *evidence,
+            f"{len(still)} of {len(lines)} weights do not change in A, but change in B",
+        ]
     # Gradients that differ make updates differ: nothing more is claimed.
     if not told:
         return None
@@ -710,26 +759,43 @@ def _find_update_fault(case: Case) -> Found | None:
             rates = setting.path.endswith(("lr", "learning rate"))
             numbers = isinstance(one, int | float) and isinstance(other, int | float)
             if rates and numbers and abs(one / max(other, TINY) - found[0]) <= CLOSE * found[0]:
-                return f"the learning rate differs: {one} in A, {other} in B", [*evidence, *same, str(setting)]
+                return f"the learning rate differs: {one} in A, {other} in B", [
+                    *evidence,
+                    *same,
+                    str(setting),
+                ]
         known = case.agree("reduce", "state", "learning rates")
         ways = "clipping in the optimizer" if known else "learning rate, clipping"
         what = f"the updates of A are {found[0]:.6g} times B's{_place_text(case)}: a cause may be {ways}, or two updates in a step"
         return what, [*evidence, *same, *filter(None, [known])]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))
-        return f"the optimizers' settings differ: {named_settings}", [*evidence, f"{len(faults)} of {len(lines)} updates differ"]
+        return f"the optimizers' settings differ: {named_settings}", [
+            *evidence,
+            f"{len(faults)} of {len(lines)} updates differ",
+        ]
     if case.first.ranks:
         update = f"the update of rank {_join_ranks(case.first.ranks)} differs"
-        return f"{update}: because of the optimizer there, or of something else that changes weights", evidence
+        return (
+            f"{update}: because of the optimizer there, or of something else that changes weights",
+            evidence,
+        )
     if len(faults) < len(lines):
         changed = f"only {_names_text([line.name for line in faults])} change differently from B"
         shares = _weight_shares(case, faults)
-        share = f"where the updates of A and B differ, they differ by {median(shares):.3g} times the weights" if shares else ""
-        return f"{changed}: because of separate settings, or of something other than the optimizer", [
-            *evidence,
-            f"{len(lines) - len(faults)} of {len(lines)} weights agree",
-            *filter(None, [share]),
-        ]
+        share = (
+            f"where the updates of A and B differ, they differ by {median(shares):.3g} times the weights"
+            if shares
+            else ""
+        )
+        return (
+            f"{changed}: because of separate settings, or of something other than the optimizer",
+            [
+                *evidence,
+                f"{len(lines) - len(faults)} of {len(lines)} weights agree",
+                *filter(None, [share]),
+            ],
+        )
     return None
 
 
@@ -745,7 +811,9 @@ def _find_decay(case: Case, faults: Sequence[TensorVerdict]) -> tuple[str, list[
         _weight_shares(case, faults),
         [_numbers_of(run, "weight_decay", "weight decay") for run in _runs_in_order(case)],
     )
-    rates = {rate for run in _runs_in_order(case) for rate in _numbers_of(run, "lr", "learning rate")}
+    rates = {
+        rate for run in _runs_in_order(case) for rate in _numbers_of(run, "lr", "learning rate")
+    }
     # A schedule changes the rate: the settings have that of the start, the log that of the step.
     for line in case.of("reduce", "state"):
         pair = case.pair(line.name) if line.name.tensor.endswith(("learning rate", "lr")) else None
@@ -822,7 +890,10 @@ def _find_state_fault(case: Case) -> Found | None:
             ]
         only_in_one_run = line.verdict
         changed = f"{line.name.tensor} was changed before step {line.name.step} {only_in_one_run}"
-        return f"the optimizer's {line.name.tensor} changes in one of the runs{_place_text(case)}", [changed]
+        return (
+            f"the optimizer's {line.name.tensor} changes in one of the runs{_place_text(case)}",
+            [changed],
+        )
     values = f" is {pair[0].tolist()} in A and {pair[1].tolist()} in B" if pair else ""
     return f"the optimizers run step {line.name.step} with a different {line.name.tensor}", [
         f"{line.name}{values}"
@@ -841,7 +912,14 @@ def _name_of_whole(name: Name) -> str:
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "init": (_find_other_start,),
-    "forward": (_find_evaluation, _find_other_passes, _find_other_numbers, _find_other_inputs, _find_layer_skip, _find_layer_fault),
+    "forward": (
+        _find_evaluation,
+        _find_other_passes,
+        _find_other_numbers,
+        _find_other_inputs,
+        _find_layer_skip,
+        _find_layer_fault,
+    ),
     "backward": (_find_other_numbers, _find_loss_fault),
     "reduce": (_find_state_fault, _find_other_numbers, _find_coarse_format, _find_gradient_fault),
     "update": (_find_update_fault,),

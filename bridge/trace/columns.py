@@ -142,7 +142,11 @@ class Pattern:
 
     @classmethod
     def of(
-        cls, run: TracedRun, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]
+        cls,
+        run: TracedRun,
+        step: int,
+        shapes: Sequence[list[Any] | None],
+        files: Sequence[Stored | None],
     ) -> Pattern:
         """Return the pattern of a step. All records of the step are checked. Raises `SourceError`
         if one of them is damaged.
@@ -152,7 +156,8 @@ class Pattern:
         for entry in whole:
             _ = entry.samples  # the check
         spans = tuple(
-            {} if file is None else read_header(file.path, file.path.parent.parent) for file in files
+            {} if file is None else read_header(file.path, file.path.parent.parent)
+            for file in files
         )
         places = {id(part): row for row, part in enumerate(parts)}
         numbers = Readings()

@@ -13,7 +13,17 @@ import numpy as np
 
 from bridge.trace.adaptive import Batch, Updates
 from bridge.trace.columns import ColumnReader, Columns, Gathering
-from bridge.trace.pairing import Copy, Judged, Pairing, Pairs, Section, Table, coarsest_epsilon, copies_of_pairs, phase_and_kind
+from bridge.trace.pairing import (
+    Copy,
+    Judged,
+    Pairing,
+    Pairs,
+    Section,
+    Table,
+    coarsest_epsilon,
+    copies_of_pairs,
+    phase_and_kind,
+)
 from bridge.trace.patterns import pattern_causes
 from bridge.trace.record import Name
 from bridge.trace.run import LoggedTensor, TracedRun
@@ -66,10 +76,14 @@ class Half:
         self.depths = np.maximum(np.array(depths, np.float64), 1)
         self.starts = np.array([name.phase == "init" for name in self.names], bool)
         # `units`: every format of the run may have rounded on the way; `own_units`: only its own.
-        self.units = np.array([coarsest_epsilon(*pair, about.get("formats", ())) for pair in pairs.tensors])
+        self.units = np.array(
+            [coarsest_epsilon(*pair, about.get("formats", ())) for pair in pairs.tensors]
+        )
         self.own_units = np.array([coarsest_epsilon(*pair, ()) for pair in pairs.tensors])
         self._apart = {
-            at: rows for at, pair in enumerate(pairs.tensors) if (rows := _common_parts(*pair, pairing))
+            at: rows
+            for at, pair in enumerate(pairs.tensors)
+            if (rows := _common_parts(*pair, pairing))
         }
 
     def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
@@ -77,7 +91,11 @@ class Half:
         these pairs as a batch.
         """
         rows = np.array(
-            [at for at, name in enumerate(self.names) if self.pairs.sample_mask[at] and wanted(name)],
+            [
+                at
+                for at, name in enumerate(self.names)
+                if self.pairs.sample_mask[at] and wanted(name)
+            ],
             np.int64,
         )
         keys = tuple((self.names[at].layer, self.names[at].tensor) for at in rows.tolist())
@@ -131,7 +149,9 @@ class Half:
         return tuple(sorted(set(odd))) if len(odd) < len(rows) else ()
 
 
-def _common_parts(one: LoggedTensor, other: LoggedTensor, pairing: Pairing) -> list[tuple[int, int, int]]:
+def _common_parts(
+    one: LoggedTensor, other: LoggedTensor, pairing: Pairing
+) -> list[tuple[int, int, int]]:
     """Return three numbers for each part of a tensor that both runs logged in the same parts: the
     rank that logged the part in A, and the indices of the part's records in A and in B. Return an
     empty list if the tensor has one part, or other parts in B.
@@ -329,8 +349,17 @@ class Comparer:
         answers = []
         for side, which in ((1, half.pairs.theirs), (0, half.pairs.ours)):
             tensors = tuple((copy.tensor, half.pairs.tensors[copy.pair][side]) for copy in odd)
-            pairs = Pairs((gathering, pairing.gatherings[side]), np.arange(len(odd)), which[each], tensors)
-            answers.append((pairs, pairs.judge((table, tables[side]), judged.bounds[each], scales[each], self.ratios)))
+            pairs = Pairs(
+                (gathering, pairing.gatherings[side]), np.arange(len(odd)), which[each], tensors
+            )
+            answers.append(
+                (
+                    pairs,
+                    pairs.judge(
+                        (table, tables[side]), judged.bounds[each], scales[each], self.ratios
+                    ),
+                )
+            )
         (pairs, against), (_, own) = answers
         changed: dict[int, Floats] = {}
         parted = {copy.pair for copy in odd if judged.verdicts[copy.pair] in FAULTS}
@@ -340,15 +369,28 @@ class Comparer:
             if copy.pair in parted and not beyond:
                 # This copy agrees with B's: its rank is not among those to report.
                 fine.setdefault(copy.pair, set()).add(copy.rank)
-            elif copy.pair not in parted and copy.pair not in changed and beyond and own.verdicts[at] in FAULTS:
+            elif (
+                copy.pair not in parted
+                and copy.pair not in changed
+                and beyond
+                and own.verdicts[at] in FAULTS
+            ):
                 # The first rank's copy is right; this one differs from it and from B's.
-                judged.verdicts[copy.pair], judged.distances[copy.pair] = against.verdicts[at], against.distances[at]
-                judged.bounds[copy.pair], judged.causes[copy.pair] = against.bounds[at], against.causes.get(at, "")
+                judged.verdicts[copy.pair], judged.distances[copy.pair] = (
+                    against.verdicts[at],
+                    against.distances[at],
+                )
+                judged.bounds[copy.pair], judged.causes[copy.pair] = (
+                    against.bounds[at],
+                    against.causes.get(at, ""),
+                )
                 ranks[copy.pair] = (copy.rank,)
                 changed[copy.pair] = against.values[0][pairs.segments.elements(np.array([at]))]
         for pair, others in fine.items():
             one = half.pairs.tensors[pair][0]
-            ranks[pair] = tuple(sorted({part.rank for part in (*one.parts, *one.replicas)} - others))
+            ranks[pair] = tuple(
+                sorted({part.rank for part in (*one.parts, *one.replicas)} - others)
+            )
         return changed
 
     def _changes(
@@ -389,7 +431,11 @@ class Comparer:
         name = Name(step, *entry.name[1:])
         if self._unseen(name):
             return TensorVerdict(name, "unseen", ranks=self._some(entry) if ours else ())
-        return TensorVerdict(name, "only in A", ranks=self._some(entry)) if ours else TensorVerdict(name, "only in B")
+        return (
+            TensorVerdict(name, "only in A", ranks=self._some(entry))
+            if ours
+            else TensorVerdict(name, "only in B")
+        )
 
     def _some(self, entry: LoggedTensor) -> tuple[int, ...]:
         """Return the ranks of A that logged a tensor, if other ranks of A lack it; otherwise an

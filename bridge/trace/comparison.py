@@ -63,7 +63,9 @@ class Comparison:
         """Of the results that rounding explains, the one whose distance is nearest to its bound;
         None if there is none.
         """
-        return max((line for line in self.lines if not line.is_fault), key=share_of_bound, default=None)
+        return max(
+            (line for line in self.lines if not line.is_fault), key=share_of_bound, default=None
+        )
 
     def heat(self) -> Mapping[str, Mapping[int, float]]:
         """Return the largest distance in each layer and step, divided by the bound of this
@@ -110,7 +112,8 @@ def _format_differences(comparer: Comparer) -> tuple[SettingDifference, ...]:
         for kind, (name, *_) in comparer.formats.items()
     }
     return tuple(
-        SettingDifference(names[kind], one, other) for kind, (_, one, other) in comparer.formats.items()
+        SettingDifference(names[kind], one, other)
+        for kind, (_, one, other) in comparer.formats.items()
     )
 
 

@@ -60,7 +60,9 @@ class DesyncError(BridgeError):
         kept = (
             ()
             if dump is None
-            else (f"desync: the tensors that differ were written into {dump}, one file for each rank",)
+            else (
+                f"desync: the tensors that differ were written into {dump}, one file for each rank",
+            )
         )
         super().__init__(*(str(mismatch) for mismatch in mismatches), *kept)
         self.mismatches, self.dump = tuple(mismatches), dump
@@ -185,7 +187,11 @@ class DesyncCheck:
             # Without the step: a finding is reported once for each place.
             where = str(mismatch.name).partition("/")[2]
             self.findings.add(
-                [TraceFinding(id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks)],
+                [
+                    TraceFinding(
+                        id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks
+                    )
+                ],
                 False,
             )
 
@@ -263,7 +269,9 @@ class Desync:
         """
         queue = self._queue(placement)
         if queue is not None:
-            queue.append(Queued(name, _tensor_facts(name, tensor), tensor.detach(), digest_tensor(tensor)))
+            queue.append(
+                Queued(name, _tensor_facts(name, tensor), tensor.detach(), digest_tensor(tensor))
+            )
 
     @property
     def shared(self) -> bool:
@@ -292,7 +300,9 @@ class Desync:
         """Record the digest of an output. If backward computes the output again, `compare`
         compares the two digests.
         """
-        self._forwards.setdefault(_apart_by_microbatch(sight), []).append(digest_tensor(sight.tensor))
+        self._forwards.setdefault(_apart_by_microbatch(sight), []).append(
+            digest_tensor(sight.tensor)
+        )
 
     def forget_activations(self) -> None:
         """Release the queued activations, which belong to an earlier microbatch. Only their
@@ -310,7 +320,12 @@ class Desync:
         """
         found = self.differing(step)
         found += [
-            Mismatch(name, (self.comm.rank,), (), "the recomputation in backward gave other bits than the forward pass")
+            Mismatch(
+                name,
+                (self.comm.rank,),
+                (),
+                "the recomputation in backward gave other bits than the forward pass",
+            )
             for name, (first, *again) in self._forwards.items()
             if any(not torch.equal(first, other) for other in again)
         ]
@@ -326,7 +341,9 @@ class Desync:
         if there.any():
             dump = self._dump_tensors(step) if self.policy.action == "dump" else None
             name = Name(step, "reduce", "", None, "elsewhere")
-            told = Mismatch(name, self.comm.world.ranks, (), "other ranks report tensors that differ")
+            told = Mismatch(
+                name, self.comm.world.ranks, (), "other ranks report tensors that differ"
+            )
             raise DesyncError(found or [told], dump)
         self._differing.clear()
         return tuple(found)
@@ -427,7 +444,11 @@ class Desync:
         differing_items = "; ".join(
             f"rank {rank} has {item}" for rank, item in zip(group.ranks, items, strict=True)
         )
-        policies = "" if len(set(headers[:, 4].tolist())) == 1 else "; the policies of the ranks differ too"
+        policies = (
+            ""
+            if len(set(headers[:, 4].tolist())) == 1
+            else "; the policies of the ranks differ too"
+        )
         counts = _join_values(headers[:, 1].tolist())
         name = Name(step, "reduce", "", None, "list")
         return Mismatch(
@@ -453,7 +474,8 @@ class Desync:
         place = next((at for at, rank in enumerate(group.ranks) if rank not in culprits), 0)
         reference = values[place]
         worst = max(
-            (_measure_difference(other, reference) for other in values), key=lambda difference: difference.ulps
+            (_measure_difference(other, reference) for other in values),
+            key=lambda difference: difference.ulps,
         )
         if worst.elements and worst.ulps <= self.policy.ulps and len(set(nans)) == 1:
             return None

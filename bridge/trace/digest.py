@@ -53,7 +53,10 @@ def hash_bits(tensor: Tensor) -> Tensor:
     same bit changes in three or more words of one row of 512 bytes.
     """
     words = _words_of_bytes(tensor.detach())
-    weights, most = _word_weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
+    weights, most = (
+        _word_weights(words.device),
+        COLUMNS * (ROWS if words.device.type == "cpu" else MOST),
+    )
     starts = range(0, max(words.numel(), 1), most)
     # The sums are whole numbers below 2^53: fp64 adds them exactly, in any order, and fast.
     sums = [torch.mv(_words_as_fp64(words[start : start + most]), weights) for start in starts]
@@ -97,8 +100,7 @@ def _canonical_nans(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _words_of_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of `tensor` in order, as 32-bit words; the last word is padded with zeros.
-    """
+    """Return the bytes of `tensor` in order, as 32-bit words; the last word is padded with zeros."""
     flat = tensor.contiguous().view(-1)
     # 32-bit words can be viewed only from a multiple of 4 bytes on, where a copy begins.
     if flat.stride(0) != 1 or flat.storage_offset() * flat.element_size() % 4:

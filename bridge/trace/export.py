@@ -43,7 +43,9 @@ def write_tensorboard(found: Series, folder: Path) -> int:
     Raises `BridgeError` without the package `tensorboard`.
     """
     if find_spec("tensorboard") is None:
-        raise BridgeError("trace export: the package tensorboard is not installed; pip install tensorboard")
+        raise BridgeError(
+            "trace export: the package tensorboard is not installed; pip install tensorboard"
+        )
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))
@@ -96,7 +98,10 @@ def write_wandb(found: Series, folder: Path) -> int:
     return count
 
 
-TARGETS: Mapping[str, Callable[[Series, Path], int]] = {"tensorboard": write_tensorboard, "wandb": write_wandb}
+TARGETS: Mapping[str, Callable[[Series, Path], int]] = {
+    "tensorboard": write_tensorboard,
+    "wandb": write_wandb,
+}
 
 
 def export_run(found: Series, target: str, out: Path) -> int:

@@ -55,9 +55,7 @@ MEANINGS: Mapping[str, Meaning] = {
         "gradients are summed over data ranks, not averaged, which is right only if the loss was "
         "divided by the number of ranks"
     ),
-    "gradient-averaged-twice": Meaning(
-        "gradients are divided by the number of data ranks twice"
-    ),
+    "gradient-averaged-twice": Meaning("gradients are divided by the number of data ranks twice"),
     "gradient-changed": Meaning(
         "the optimizer gets other gradients than backward computed: elements were changed or "
         "dropped before the step"
@@ -126,17 +124,18 @@ MEANINGS: Mapping[str, Meaning] = {
         "elements in each of these passes"
     ),
     "dropout-alike": Meaning(
-        "data ranks draw the same random numbers: dropout drops the same elements on all of these ranks", "remark"
+        "data ranks draw the same random numbers: dropout drops the same elements on all of these ranks",
+        "remark",
     ),
-    "positions-moved": Meaning("the positions of a pass start with another number than in all passes before"),
+    "positions-moved": Meaning(
+        "the positions of a pass start with another number than in all passes before"
+    ),
     "future-seen": Meaning(
         "outputs depend on later tokens, which the model is trained to predict: the causal mask is "
         "missing"
     ),
     "buffers-differ": Meaning("buffers that no forward pass changes differ between data ranks"),
-    "untied": Meaning(
-        "two weights that should be one parameter are separate: a tie was lost"
-    ),
+    "untied": Meaning("two weights that should be one parameter are separate: a tie was lost"),
     "skipped-alone": Meaning(
         "some ranks skipped a step that others took: replicas differ from here on, and no later "
         "step is compared"
@@ -246,7 +245,9 @@ class Findings(Sequence[TraceFinding]):
                 with (self.folder / FILE).open("a") as file:
                     file.write(text + "\n")
             except OSError as error:
-                logger.warning("%s: the findings cannot be written: %s", self.folder, error.strerror)
+                logger.warning(
+                    "%s: the findings cannot be written: %s", self.folder, error.strerror
+                )
                 # Reported once, not in every step.
                 self.folder = None
         if self.command is not None:
@@ -261,7 +262,9 @@ class Findings(Sequence[TraceFinding]):
             done = subprocess.run(
                 words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE
             )
-            problem = f"this command ended with exit code {done.returncode}" if done.returncode else ""
+            problem = (
+                f"this command ended with exit code {done.returncode}" if done.returncode else ""
+            )
         except subprocess.TimeoutExpired:
             problem = f"this command did not end within {PATIENCE} s and was killed"
         except (OSError, ValueError, IndexError) as error:

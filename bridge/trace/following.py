@@ -111,7 +111,9 @@ class Follower:
         return found
 
     def _step(self, step: int) -> Step:
-        assert self._run is not None and self._reader is not None, "expected a folder in which a run was found"
+        assert self._run is not None and self._reader is not None, (
+            "expected a folder in which a run was found"
+        )
         left = any(steps[step].left for steps in self._run.lines.values())
         columns: Columns = self._reader.columns(step)
         pattern = columns.pattern
@@ -132,5 +134,9 @@ def step_text(step: Step) -> str:
         f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}"
         for name, norm in step.norms.items()
     ]
-    parts += ["tensors of this step are not logged, because the log's budget is used up"] if step.left else []
+    parts += (
+        ["tensors of this step are not logged, because the log's budget is used up"]
+        if step.left
+        else []
+    )
     return f"step {step.number}: {', '.join(parts) or 'no loss and no norm in the log'}"

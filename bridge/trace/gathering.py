@@ -1,5 +1,4 @@
-"""Gathering: small tensors and texts of every rank of a group are sent to all ranks of the group.
-"""
+"""Gathering: small tensors and texts of every rank of a group are sent to all ranks of the group."""
 
 from __future__ import annotations
 

@@ -119,14 +119,23 @@ class _Watch:
         the module.
         """
         module = self.first() if self.first is not None else None
-        if self.inside or module is None or not any(weight.grad is not None for weight in module.parameters()):
+        if (
+            self.inside
+            or module is None
+            or not any(weight.grad is not None for weight in module.parameters())
+        ):
             return
         self._begin()
         self._attach(module, module, [optimizer], None)
 
     def _holding(self, modules: Iterable[Any]) -> list[Any]:
         """Return the optimizers that hold a trained parameter of one of these modules."""
-        own = {id(weight) for module in modules for weight in module.parameters() if weight.requires_grad}
+        own = {
+            id(weight)
+            for module in modules
+            for weight in module.parameters()
+            if weight.requires_grad
+        }
         return [
             one
             for one in self.optimizers
@@ -204,14 +213,7 @@ class _Watch:
         if optimizers and not join_meeting():
             target, run = self._apart(target, inner, run)
         try:
-            tracer = attach(
-                target,
-                debug,
-                run,
-                optimizer=inner or None,
-                policy=policy,
-                **settings,
-            )
+            tracer = attach(target, debug, run, optimizer=inner or None, policy=policy, **settings)
         except BridgeError as error:
             logger.error("%s; this training is not traced", error)
             return

@@ -106,7 +106,9 @@ def indices_to_skip(seen: Sequence[Seen], comm: Comm) -> set[int]:
             value.contiguous().view(-1).view(torch.uint8) for value in values if value is not None
         )
         content = b"".join(bytes(value.cpu().numpy()) for value in raw)
-        digests[row] = torch.tensor([_number_of_content(subject.encode()), _number_of_content(content)])
+        digests[row] = torch.tensor(
+            [_number_of_content(subject.encode()), _number_of_content(content)]
+        )
     rows = gather_tensor(comm, "log digests", digests, group).tolist()
     # The first rank that has it keeps it.
     earlier = {tuple(row) for rank in range(group.index) for row in rows[rank][: sizes[rank]]}

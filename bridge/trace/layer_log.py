@@ -71,7 +71,9 @@ class LayerLog:
             return self._keeps_step(step)
         comm = self.source.comm
         return bool(
-            gather_tensor(comm, "log keeps", torch.tensor([int(self._keeps_step(step))]), comm.world).any()
+            gather_tensor(
+                comm, "log keeps", torch.tensor([int(self._keeps_step(step))]), comm.world
+            ).any()
         )
 
     def wants(self, kind: str) -> bool:
@@ -176,7 +178,9 @@ class LayerLog:
             GRADIENT: self.debug.layer_gradients,
         }.get(kind) or 0
 
-    def _log_tensors(self, phase: str, step: int, kind: Kind, level: int | None, looks: bool) -> None:
+    def _log_tensors(
+        self, phase: str, step: int, kind: Kind, level: int | None, looks: bool
+    ) -> None:
         for held in self.source.tensors(kind) if level and looks else ():
             name = Name(step, phase, held.layer, None, held.kind, held.tensor)
             if self._takes(name):

@@ -84,7 +84,9 @@ class Log:
             if content and not content.endswith(b"\n"):
                 os.truncate(steps, content.rfind(b"\n") + 1)
             if rank == 0:
-                _publish_text(run / RUN, seal({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1))
+                _publish_text(
+                    run / RUN, seal({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1)
+                )
 
     @contextmanager
     def _end_log_on_error(self, consequence: str) -> Iterator[None]:
@@ -120,7 +122,9 @@ class Log:
         # The factor is 1 until the step ends, when it is known.
         record = Record(name, microbatch, dtype, device, level, placement, 1.0, None)
         measured = measure_statistics(tensor) if level >= STATISTICS else None
-        self._seen.append(Seen(record, unit, measured, self._samples_to_store(tensor, placement, level)))
+        self._seen.append(
+            Seen(record, unit, measured, self._samples_to_store(tensor, placement, level))
+        )
 
     def forget(self, choose: Callable[[Sequence[Seen]], Collection[int]]) -> None:
         """Drop some tensors of this step: `choose` gets all of them, and returns the indices of
@@ -129,7 +133,9 @@ class Log:
         gone = choose(self._seen)
         self._seen = [part for at, part in enumerate(self._seen) if at not in gone]
 
-    def _samples_to_store(self, tensor: Tensor, placement: Placement, level: int) -> dict[str, Tensor]:
+    def _samples_to_store(
+        self, tensor: Tensor, placement: Placement, level: int
+    ) -> dict[str, Tensor]:
         if level < SAMPLES:
             return {}
         if self.full:

@@ -112,7 +112,9 @@ class Meeting:
         """
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
         beyond = {
-            rank: count for rank in others if (count := self._read_counter(f"pass {rank}")) > self.passes
+            rank: count
+            for rank in others
+            if (count := self._read_counter(f"pass {rank}")) > self.passes
         }
         if beyond:
             counts = ", ".join(f"rank {rank} began pass {count}" for rank, count in beyond.items())
@@ -124,7 +126,9 @@ class Meeting:
             )
         # A rank that ended after fewer steps than this one will not come.
         left = {
-            rank: count for rank in others if 0 < (count := self._read_counter(f"left {rank}")) <= number
+            rank: count
+            for rank in others
+            if 0 < (count := self._read_counter(f"left {rank}")) <= number
         }
         if left:
             ended = ", ".join(

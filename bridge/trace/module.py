@@ -22,7 +22,14 @@ from bridge.trace import naming
 from bridge.trace.meeting import Meeting
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
-from bridge.trace.sharding import flat_pieces, fully_sharded, in_boxes, is_split, mesh_of, part_and_placement
+from bridge.trace.sharding import (
+    flat_pieces,
+    fully_sharded,
+    in_boxes,
+    is_split,
+    mesh_of,
+    part_and_placement,
+)
 from bridge.trace.source import Held, Kind, Moment, Now
 from bridge.trace.tracer import is_recomputing
 
@@ -105,8 +112,7 @@ class ModuleSource:
 
     @property
     def together(self) -> bool:
-        """Whether all ranks still take the same steps. Only then the ranks' tensors are compared.
-        """
+        """Whether all ranks still take the same steps. Only then the ranks' tensors are compared."""
         return not self.uneven and (self.meeting is None or not self.meeting.over)
 
     @property
@@ -117,7 +123,9 @@ class ModuleSource:
         found = any(part._join_config.enable for part in self._joinable)
         if found and not self._said:
             self._said = True
-            logger.warning("trace: torch's Join lets ranks take different numbers of steps; nothing is checked")
+            logger.warning(
+                "trace: torch's Join lets ranks take different numbers of steps; nothing is checked"
+            )
         return found
 
     @cached_property
@@ -186,8 +194,12 @@ class ModuleSource:
             return
         own = {id(weight) for weight in self.module.parameters()}
         new = {id(weight) for group in optimizer.param_groups for weight in group["params"]} & own
-        held = [set(self.groups_by_parameter([number])) & own for number in range(len(self.optimizers))]
-        number = next((at for at, old in enumerate(held) if old and old <= new), len(self.optimizers))
+        held = [
+            set(self.groups_by_parameter([number])) & own for number in range(len(self.optimizers))
+        ]
+        number = next(
+            (at for at, old in enumerate(held) if old and old <= new), len(self.optimizers)
+        )
         # One that updates some of what another holds too is beside the training: it changes weights.
         if not new or (number == len(self.optimizers) and any(old & new for old in held)):
             self._foreign.add(optimizer)
@@ -195,9 +207,11 @@ class ModuleSource:
         if number < len(self.optimizers):
             for hook in self._hooks[number]:
                 hook.remove()
-            self.replaced = f"{type(self.optimizers[number]).__name__} by {type(optimizer).__name__}"
+            self.replaced = (
+                f"{type(self.optimizers[number]).__name__} by {type(optimizer).__name__}"
+            )
         optimizers = list(self.optimizers)
-        optimizers[number:number + 1] = [optimizer]
+        optimizers[number : number + 1] = [optimizer]
         self.optimizers = tuple(optimizers)
         self._watched(number)
 

@@ -132,7 +132,9 @@ def layers_by_name(root: nn.Module) -> dict[str, nn.Module]:
     """
     model, found, seen = unwrap_module(root), {}, set[int]()
     # A module without children is one layer, and its wrapper is what is called.
-    for name, module in _find_layers(model, "") if any(True for _ in model.children()) else [("", root)]:
+    for name, module in (
+        _find_layers(model, "") if any(True for _ in model.children()) else [("", root)]
+    ):
         if id(unwrap_module(module)) not in seen:
             seen.add(id(unwrap_module(module)))
             found[name] = module
@@ -158,7 +160,9 @@ def is_list(module: nn.Module) -> bool:
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) > 0
     parts = (
-        [unwrap_module(part) for part in module.children()] if isinstance(module, nn.Sequential) else []
+        [unwrap_module(part) for part in module.children()]
+        if isinstance(module, nn.Sequential)
+        else []
     )
     if not isinstance(
         module, nn.Sequential

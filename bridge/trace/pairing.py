@@ -48,7 +48,9 @@ def phase_and_kind(name: Name) -> Section:
     return name.phase, name.kind
 
 
-def _match_entries(ours: Sequence[LoggedTensor], theirs: Sequence[LoggedTensor]) -> tuple[list[LoggedTensor], list[LoggedTensor]]:
+def _match_entries(
+    ours: Sequence[LoggedTensor], theirs: Sequence[LoggedTensor]
+) -> tuple[list[LoggedTensor], list[LoggedTensor]]:
     """Return the tensors of a step of both runs. If the runs logged a tensor for different
     microbatches, the microbatches are joined; then only statistics of the tensor can be compared,
     and no samples.
@@ -167,7 +169,11 @@ class Pairs:
             elif not (
                 self.gatherings[0].told[self.ours[at]] and self.gatherings[1].told[self.theirs[at]]
             ):
-                found[at] = "too coarse", 0.0, "the logs have no values, because their level is below 2"
+                found[at] = (
+                    "too coarse",
+                    0.0,
+                    "the logs have no values, because their level is below 2",
+                )
         return found
 
     @cached_property
@@ -245,7 +251,9 @@ class Pairs:
         beyond = ~(distances <= bounds)
         figures = tables[0].figures[self.ours, 1:3], tables[1].figures[self.theirs, 1:3]
         counts = figures[0].any(axis=1) | figures[1].any(axis=1)
-        odd = [at for at in np.flatnonzero(counts).tolist() if at not in self.verdicts_without_values]
+        odd = [
+            at for at in np.flatnonzero(counts).tolist() if at not in self.verdicts_without_values
+        ]
         verdicts: list[Verdict] = ["rounding" if far else "equal" for far in distances.tolist()]
         for at in np.flatnonzero(beyond).tolist():
             verdicts[at] = "fault"
@@ -301,13 +309,17 @@ class Copy:
     """The tensor, made with this copy instead of the first rank's part."""
 
 
-def copies_of_pairs(pairs: Sequence[tuple[LoggedTensor, LoggedTensor]], pattern: Pattern) -> Iterator[Copy]:
+def copies_of_pairs(
+    pairs: Sequence[tuple[LoggedTensor, LoggedTensor]], pattern: Pattern
+) -> Iterator[Copy]:
     """Yield the copies that further ranks of A logged, for the tensors of all pairs."""
     for at, (one, _) in enumerate(pairs):
         first = {without_replicas(part.record.placement): part for part in one.parts}
         for copy in one.replicas:
             part = first[without_replicas(copy.record.placement)]
-            tensor = LoggedTensor(one.name, tuple(copy if other is part else other for other in one.parts))
+            tensor = LoggedTensor(
+                one.name, tuple(copy if other is part else other for other in one.parts)
+            )
             yield Copy(at, copy.rank, pattern.rows[id(copy)], pattern.rows[id(part)], tensor)
 
 
@@ -335,11 +347,14 @@ class Pairing:
         self.ours, self.theirs = _match_entries(*shared)
         self.gatherings = Gathering(self.ours, patterns[0]), Gathering(self.theirs, patterns[1])
         self.sections = tuple(
-            {phase_and_kind(entry.name) for entry in entries} for entries in (self.ours, self.theirs)
+            {phase_and_kind(entry.name) for entry in entries}
+            for entries in (self.ours, self.theirs)
         )
         known = {matching_name(entry.name): at for at, entry in enumerate(self.theirs)}
         # What is left of `known` is in B alone.
-        found = [(at, known.pop(matching_name(entry.name), None)) for at, entry in enumerate(self.ours)]
+        found = [
+            (at, known.pop(matching_name(entry.name), None)) for at, entry in enumerate(self.ours)
+        ]
         self.alone = [at for at, other in found if other is None], list(known.values())
         both = [(at, other) for at, other in found if other is not None]
         late = [self.ours[at].name.phase == "update" for at, _ in both]

@@ -62,9 +62,13 @@ def pattern_causes(
             # No update is reduced over ranks: that its factor is a number of ranks is chance.
             found.append(_factor_text(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
-            found.append("this update is equal in both runs, so the weights differed before the update")
+            found.append(
+                "this update is equal in both runs, so the weights differed before the update"
+            )
         elif other_order:
-            found.append("A has the values of B in another order: microbatches or samples are swapped")
+            found.append(
+                "A has the values of B in another order: microbatches or samples are swapped"
+            )
         else:
             found.append(f"cosine {cosine:.4g}" + ("" if cosine > 0.5 else ": unrelated values"))
     return found

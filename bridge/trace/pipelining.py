@@ -54,7 +54,9 @@ class PipelineSource(ModuleSource):
 
     def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
         self.stages = tuple(stages)
-        own = [(stage.stage_index, list(naming.layers_by_name(stage.submod))) for stage in self.stages]
+        own = [
+            (stage.stage_index, list(naming.layers_by_name(stage.submod))) for stage in self.stages
+        ]
         self._everywhere = sorted(pair for pairs in everyones(own) for pair in pairs)
         names = {number: set(found) for number, found in self._everywhere}
         # With a name in common, the union is smaller than the sum.

@@ -37,7 +37,10 @@ def same_run(first: Folder, second: Folder) -> None:
         settings = [
             f"settings differ: {setting}" for setting in found.settings if not setting.layout
         ]
-        told = [f"the runs first differ at {parted.name}: {parted.verdict}; {parted.cause}", *settings]
+        told = [
+            f"the runs first differ at {parted.name}: {parted.verdict}; {parted.cause}",
+            *settings,
+        ]
         if why is not None:
             told += [f"cause: {why.claim}"] if why.claim else []
             told += [f"evidence: {line}" for line in why.evidence]

@@ -15,8 +15,7 @@ from bridge.trace.tracer import is_recomputing
 
 
 class Roots:
-    """Collects the scalars from which backward passes have started since the last call of `take`.
-    """
+    """Collects the scalars from which backward passes have started since the last call of `take`."""
 
     def __init__(self) -> None:
         self._found: list[Tensor] = []
@@ -26,8 +25,7 @@ class Roots:
         _install_hook()
 
     def began(self, tensors: Any) -> None:
-        """Record the tensors from which a backward pass starts, except those that are no scalars.
-        """
+        """Record the tensors from which a backward pass starts, except those that are no scalars."""
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         # A reentrant checkpoint calls backward inside of backward, on what is no loss.
         if is_recomputing():

@@ -26,7 +26,16 @@ from bridge.trace.filter import Filter
 from bridge.trace.keeping import limit_notes
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name, Record
-from bridge.trace.schema import RUN, STEPS, UNSEALED, LogLine, rank_folder, read_head, read_lines, read_record
+from bridge.trace.schema import (
+    RUN,
+    STEPS,
+    UNSEALED,
+    LogLine,
+    rank_folder,
+    read_head,
+    read_lines,
+    read_record,
+)
 from bridge.trace.summary import Summary, sample_indices
 
 MOST_MISSING = 4096
@@ -62,7 +71,9 @@ class LoggedPart:
         except (SafetensorError, OSError, UnicodeEncodeError) as error:
             raise SourceError(f"{path}: {error}; the file is damaged") from None
         if found is None:
-            raise SourceError(f"{path}: found no tensor {show_value(key)} in the file; the file is damaged")
+            raise SourceError(
+                f"{path}: found no tensor {show_value(key)} in the file; the file is damaged"
+            )
         if found.dim() != 1 or (count is not None and len(found) != count):
             raise SourceError(
                 f"{path}: {show_value(key)} has shape {tuple(found.shape)}, expected ({count},); the file is damaged"
@@ -190,7 +201,9 @@ class LoggedTensor:
             numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
             assert numbers is not None, "expected sampled elements for this part of the tensor"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
-                reason = "found an index of a sample that the tensor does not have; the file is damaged"
+                reason = (
+                    "found an index of a sample that the tensor does not have; the file is damaged"
+                )
                 raise SourceError(f"{part.folder}: {self.name}: {reason}")
             samples[numbers.long()] = held * part.record.factor
         return samples
@@ -202,7 +215,9 @@ class LoggedTensor:
         """
         if not any(part.record.full for part in self.parts):
             return None
-        _check_room(prod(self.shape), sum(part.record.placement.count for part in self.parts), self.name)
+        _check_room(
+            prod(self.shape), sum(part.record.placement.count for part in self.parts), self.name
+        )
         flat = torch.full((prod(self.shape),), math.nan, dtype=torch.float64)
         for part in self.parts:
             if part.record.placement.whole != self.shape:
@@ -310,7 +325,9 @@ class TracedRun:
         every = self.keep.get("every", 1)
         # The head's schema does not hold `keep`: one that was edited must not divide by 0.
         every = every if isinstance(every, int) and every > 0 else 1
-        return tuple(step for step in self.steps if step in self._complete_steps and step % every == 0)
+        return tuple(
+            step for step in self.steps if step in self._complete_steps and step % every == 0
+        )
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

@@ -140,7 +140,9 @@ def rank_folder(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:05d}"
 
 
-def read_lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -> Iterator[LogLine]:
+def read_lines(
+    run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0
+) -> Iterator[LogLine]:
     """Yield the complete lines of a rank's log from byte `begin` on, each checked by its digest.
     `number` is the number of lines before this byte. A last line that is incomplete is left out.
     If the rank has no log, nothing is yielded.
@@ -182,8 +184,7 @@ SEAL = len(', "digest": ""}') + 64
 
 
 def _read_step_and_rank(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
-    """Return the step and the rank that wrote a line. Raises `SourceError` if the line is damaged.
-    """
+    """Return the step and the rank that wrote a line. Raises `SourceError` if the line is damaged."""
     match = BEGINNING.match(raw)
     # A line whose digest holds was written by a log: nothing else of it is needed now.
     if match and sealed and _has_digest(raw):

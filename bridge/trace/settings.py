@@ -61,7 +61,9 @@ engines.
 """
 
 
-def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[SettingDifference, ...]:
+def setting_differences(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> tuple[SettingDifference, ...]:
     """Return the settings that differ between two runs. `first` and `second` are the contents of
     the runs' files run.json. If the runs are of two engines, only settings that both engines have
     are compared.

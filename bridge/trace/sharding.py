@@ -31,7 +31,9 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     replicates weights along the others.
     """
     found = [
-        weight.device_mesh for weight in parameters_by_name(model).values() if isinstance(weight, DTensor)
+        weight.device_mesh
+        for weight in parameters_by_name(model).values()
+        if isinstance(weight, DTensor)
     ]
     if not found or world == 1:
         return Mesh({"tensor": 1, "data": world})
@@ -39,7 +41,11 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     device_mesh = max(found, key=lambda mesh: (mesh.size(), mesh.ndim))
     # Our first axis is the fastest, torch's the slowest.
     axes = dict(
-        zip(_mesh_axes(device_mesh, fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True)
+        zip(
+            _mesh_axes(device_mesh, fully_sharded(model)),
+            reversed(device_mesh.mesh.shape),
+            strict=True,
+        )
     )
     # Ranks beyond the mesh hold copies of what lies on it.
     rest = world // device_mesh.size()
@@ -83,7 +89,9 @@ def fully_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def part_and_placement(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
+def part_and_placement(
+    tensor: Tensor, comm: Comm, others: Sequence[str]
+) -> tuple[Tensor, Placement]:
     """Return this rank's part of `tensor`, and the placement of this part in the whole tensor. If
     torch does not distribute the tensor, the rank has all of it, and so have the ranks along the
     axes `others`.
@@ -190,7 +198,9 @@ def _flat_pieces(flat: Any, prefix: str) -> Iterator[tuple[FlatPiece, nn.Paramet
         if part.in_shard:
             start = part.intra_param_start_idx
             yield (
-                FlatPiece(name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard),
+                FlatPiece(
+                    name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard
+                ),
                 parameter,
             )
         else:

@@ -94,7 +94,9 @@ def measure_statistics(tensor: Tensor) -> Tensor:
     total = values.sum(dtype=torch.float64)
     # A finite sum has no NaN and no infinity in it. Elsewhere than on a CPU, asking would wait.
     if values.device.type == "cpu" and total.isfinite():
-        return _measure_tensor(values, total, *torch.aminmax(values), torch.zeros(2, dtype=torch.float64))
+        return _measure_tensor(
+            values, total, *torch.aminmax(values), torch.zeros(2, dtype=torch.float64)
+        )
     finite = values.isfinite()
     odd = torch.stack([values.isnan().sum(), values.isinf().sum()]).double()
     low, high = values.where(finite, math.inf).amin(), values.where(finite, -math.inf).amax()
@@ -116,7 +118,9 @@ EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)
 """Result of `measure_statistics` for a tensor without elements."""
 
 
-def _measure_tensor(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor) -> Tensor:
+def _measure_tensor(
+    finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor
+) -> Tensor:
     # In fp32 at least: squares of 16-bit values run over. A copy in fp64 would take memory.
     squares = (
         torch.linalg.vector_norm(finite, dtype=torch.promote_types(finite.dtype, torch.float32))
@@ -153,7 +157,9 @@ def take_samples(tensor: Tensor, placement: Placement, level: int) -> tuple[Tens
 
 
 @lru_cache(maxsize=4096)
-def _local_sample_indices(placement: Placement, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _local_sample_indices(
+    placement: Placement, level: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return two indices for each sample that lies in a rank's part: the index among all samples,
     and the index in the part. The result is cached: do not change it.
     """

@@ -210,7 +210,9 @@ class Tracer:
         """Observe the gradients of a layer's inputs, when backward has computed them. Each is
         observed once, even if a schedule splits backward in two.
         """
-        wanted = [(index, tensor) for index, tensor in _tensors_by_number(inputs) if tensor.requires_grad]
+        wanted = [
+            (index, tensor) for index, tensor in _tensors_by_number(inputs) if tensor.requires_grad
+        ]
         call = self._call(now, layer, GRADIENT) if wanted else ""
         for index, tensor in wanted:
             self._await_one(tensor, layer, (call + index).strip(), now)
@@ -237,7 +239,9 @@ class Tracer:
         name = Name(
             now.step, phase, layer, None if now.microbatches else now.microbatch, kind, tensor
         )
-        batched: Callable[[Tensor], bool] = getattr(self.source, "has_batch_dimension", lambda tensor: True)
+        batched: Callable[[Tensor], bool] = getattr(
+            self.source, "has_batch_dimension", lambda tensor: True
+        )
         if not batched(local):
             if kind == GRADIENT:
                 return  # of what all samples share: a part of a sum, on each rank

@@ -66,8 +66,7 @@ class Bench:
     course: Course = field(default_factory=Course)
 
     def measure(self, run: EngineRun, plan: Plan) -> Measured:
-        """Train `self.steps` steps of `run` on the small model of `plan`, and return the numbers.
-        """
+        """Train `self.steps` steps of `run` on the small model of `plan`, and return the numbers."""
         with self.course.part():
             return self._measure_plan(run, plan)
 
@@ -150,7 +149,9 @@ def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | No
     return healed
 
 
-def _try_changes(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
+def _try_changes(
+    suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int
+) -> Config | None:
     """Return the suspect's config with all changes of `trials`. Return None if the stack refuses
     the changed config, or if the changes have no effect on it.
     """
@@ -159,7 +160,9 @@ def _try_changes(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: i
         for trial in trials:
             optional = trial in suspect.backend.optional
             config = (
-                without(config, trial) if optional else edit_config(config, _whole(trial, world), world)
+                without(config, trial)
+                if optional
+                else edit_config(config, _whole(trial, world), world)
             )
     except BridgeError:
         return None
@@ -189,7 +192,10 @@ def plan_loss(
         return settings
     causes = []
     for paths in groups:
-        partly = _set(config, {path: again.given.get(path) for path in _settings_of_rule(config, paths, again)})
+        partly = _set(
+            config,
+            {path: again.given.get(path) for path in _settings_of_rule(config, paths, again)},
+        )
         share = _share_without(suspect, partly, bench, gap, wanted) if partly else None
         # A group that does not run alone is not cleared.
         if share is None or share >= LEAST:
@@ -282,7 +288,9 @@ def _share_without(
     """
     try:
         plan = suspect.meaning(changed)
-        run = bench.measure(EngineRun(suspect.backend, changed), plan if wanted is None else suspect.plan)
+        run = bench.measure(
+            EngineRun(suspect.backend, changed), plan if wanted is None else suspect.plan
+        )
         left = distance(run, bench.reference_numbers(plan) if wanted is None else wanted, gap.noise)
     except BridgeError:
         return None
@@ -308,7 +316,10 @@ def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) 
     """
     try:
         plan = suspect.meaning(changed)
-        run, expected = bench.measure(EngineRun(suspect.backend, changed), plan), bench.reference_numbers(plan)
+        run, expected = (
+            bench.measure(EngineRun(suspect.backend, changed), plan),
+            bench.reference_numbers(plan),
+        )
     except BridgeError:
         return False
     return not differ_beyond_rounding(run, expected, rounding)
@@ -320,7 +331,9 @@ def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Confi
     """
     for forms in TRIALS:
         yield list(
-            _forms(config, [partial(edit_config, config, _whole(form, world), world) for form in forms])
+            _forms(
+                config, [partial(edit_config, config, _whole(form, world), world) for form in forms]
+            )
         )
     for settings in backend.optional:
         yield list(_forms(config, [partial(without, config, settings)]))
@@ -378,7 +391,8 @@ def plan_causes(
     for changed in _rank_causes(causes, source, target, bench, partial(_apart, wanted, rounding)):
         told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
         words = (
-            f"{path} changed from {_value_text(mine.get(path))} to {_value_text(changed[path])}" for path in told
+            f"{path} changed from {_value_text(mine.get(path))} to {_value_text(changed[path])}"
+            for path in told
         )
         yield tuple(changed), " and ".join(words)
 
@@ -435,7 +449,9 @@ def _felt(
     if the changed plan does not run.
     """
     with suppress(BridgeError):
-        return differ_beyond_rounding(bench.reference_numbers(change_plan(source, changed)), wanted, rounding)
+        return differ_beyond_rounding(
+            bench.reference_numbers(change_plan(source, changed)), wanted, rounding
+        )
     return None
 
 

@@ -121,7 +121,13 @@ class Report:
         beside = [row.lacks for row in self.rows if row.lacks]
         # A difference that was found may well be one of these.
         hidden = () if any(row.verdict == "differs" for row in self.rows) else self.hidden
-        return (*self.unread, *idle, *beside, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
+        return (
+            *self.unread,
+            *idle,
+            *beside,
+            *([f"taken out: {', '.join(taken)}"] if taken else ()),
+            *hidden,
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return the report as plain values for JSON, by name."""
@@ -301,11 +307,7 @@ class Court:
         backend = self.engines.get(side) or self.backends.get(config.dialect.name)
         if backend is None:
             return VerdictRow(
-                side,
-                config.dialect.title,
-                True,
-                "not run",
-                "there is no engine of this stack",
+                side, config.dialect.title, True, "not run", "there is no engine of this stack"
             )
         row = self._ran(side, backend, meant, self.pair.script if side == "target" else None)
         # In bf16, a small difference drowns in rounding. It is looked for once more in fp32.
@@ -322,7 +324,9 @@ class Court:
             distance=finer.distance,
         )
 
-    def _ran(self, side: Side, backend: Backend, meant: VerdictRow | None, script: Written | None) -> VerdictRow:
+    def _ran(
+        self, side: Side, backend: Backend, meant: VerdictRow | None, script: Written | None
+    ) -> VerdictRow:
         """Return the result of the config of `side` on its own stack. The written `script` runs the
         config, if there is one. Otherwise, or if that script fails, a script of stagebridge runs
         it.
@@ -355,7 +359,9 @@ class Court:
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None
-        plans: dict[Side, Plan] = {side: change_plan(plan, FP32) for side, plan in self.pair.plans.items()}
+        plans: dict[Side, Plan] = {
+            side: change_plan(plan, FP32) for side, plan in self.pair.plans.items()
+        }
         try:
             configs = {
                 side: in_small(self.pair.config(side), FP32, self.pair.size, self.backends)
@@ -364,9 +370,9 @@ class Court:
         except BridgeError:
             return None
         reference = self.bench.reference_numbers(plans["source"])
-        rounding = distance(self.bench.reference_numbers(_wider(plans["source"])), reference).at_least(
-            DIGITS["fp32"]
-        )
+        rounding = distance(
+            self.bench.reference_numbers(_wider(plans["source"])), reference
+        ).at_least(DIGITS["fp32"])
         pair = replace(self.pair, source=configs["source"], target=configs["target"], plans=plans)
         court = replace(
             self, pair=pair, reference=reference, rounding=replace(rounding, scale=""), scaled=False
@@ -376,7 +382,9 @@ class Court:
     def _note_in_fp32(self, line: str) -> None:
         self.note(f"{line}, in fp32")
 
-    def _blame(self, side: Side, backend: Backend, meant: VerdictRow | None, measured: Measured) -> str:
+    def _blame(
+        self, side: Side, backend: Backend, meant: VerdictRow | None, measured: Measured
+    ) -> str:
         """Return a text on the reason why a stack gives other numbers than the reference. There are
         three: the config has another meaning, another written file changes the training, or the
         stack does not do what the config says.
@@ -401,7 +409,9 @@ class Court:
         if known:
             return f"{backend.title} does not do what the file says; {healed}; known fault: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference, gap)
-        held = f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.findings_text(lost)}"
+        held = (
+            f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.findings_text(lost)}"
+        )
         fault = held if lost else f"stagebridge reads the file differently from {backend.title}"
         return f"{self.pair.fault}: {fault}; {healed}"
 
@@ -418,21 +428,27 @@ class Court:
         too.
         """
         try:
-            alone = self.bench.measure(EngineRun(backend, self.pair.target), self.pair.plans["target"])
+            alone = self.bench.measure(
+                EngineRun(backend, self.pair.target), self.pair.plans["target"]
+            )
         except BridgeError:
             return ""
         if differ_beyond_rounding(alone, self.reference, self.rounding):
             return ""
         config_alone = "the config alone, in another script, gives the expected numbers"
         if self.pair.nearest:
-            config_alone = f"`convert --script` reports this: {'; '.join(self.pair.nearest)}; {config_alone}"
+            config_alone = (
+                f"`convert --script` reports this: {'; '.join(self.pair.nearest)}; {config_alone}"
+            )
         # The first loss and gradient depend on the model alone, and not yet on optimizer and
         # schedule.
         first, expected = measured.steps[0], self.reference.steps[0]
         if _far(first.loss, expected.loss, self.rounding.loss) or _far(
             first.grad_norm, expected.grad_norm, self.rounding.norm
         ):
-            found = f"found loss {first.loss:.7g} and gradient norm {_norm(first)} in the first step"
+            found = (
+                f"found loss {first.loss:.7g} and gradient norm {_norm(first)} in the first step"
+            )
             wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
             return (
                 "the written config.json, or the script that reads it, makes a different "
@@ -479,9 +495,7 @@ class Court:
         further = gap.beyond(EXACT)
         if not further:
             return row
-        words = (
-            f"in fp64, {in_numbers(further, gap)}: {self._differences_text(mine, theirs, wanted, EXACT)}"
-        )
+        words = f"in fp64, {in_numbers(further, gap)}: {self._differences_text(mine, theirs, wanted, EXACT)}"
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
     def _changes_text(self, measured: Measured) -> str:
@@ -492,7 +506,9 @@ class Court:
             self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding
         )
 
-    def _differences_text(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
+    def _differences_text(
+        self, source: Plan, target: Plan, wanted: Measured, rounding: Distance
+    ) -> str:
         """Return a text on the fields in which `target` differs from `source` and that change the
         numbers.
         """
@@ -508,7 +524,11 @@ class Court:
     ) -> VerdictRow:
         self.note(
             f"{row.engine}: "
-            + (f"runs the file of the {row.side}" if row.written else f"runs the plan of the {row.side}")
+            + (
+                f"runs the file of the {row.side}"
+                if row.written
+                else f"runs the plan of the {row.side}"
+            )
         )
         try:
             measured = run()

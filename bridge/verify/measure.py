@@ -1,5 +1,4 @@
-"""Measures runs: trains a few steps on an engine, and computes the distance between two such runs.
-"""
+"""Measures runs: trains a few steps on an engine, and computes the distance between two such runs."""
 
 from __future__ import annotations
 
@@ -73,7 +72,9 @@ class StrandedError(RuntimeError):
     """
 
 
-def measure(run: EngineRun, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
+def measure(
+    run: EngineRun, workload: Workload, steps: int = STEPS, padded: bool = False
+) -> Measured:
     """Train `steps` steps, and return the same numbers on all ranks.
 
     With `padded`, the second half of every third sample has no targets. If a rank fails while other
@@ -91,7 +92,9 @@ def measure(run: EngineRun, workload: Workload, steps: int = STEPS, padded: bool
     return Measured(everyones(found.steps)[0], found.weights, found.first)
 
 
-def _attempt(run: EngineRun, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
+def _attempt(
+    run: EngineRun, workload: Workload, steps: int, padded: bool
+) -> tuple[Measured | None, str]:
     """Return the numbers of the run and "", or None and the reason why the run failed."""
     # Any exception: these are the stack's own, of whatever kind.
     try:
@@ -194,9 +197,7 @@ class Distance:
         """
         loss, update = LOSS * rounding.floor, UPDATE * rounding.floor
         noise = MARGIN * rounding.update
-        turned = (
-            noise * noise / 2
-        )  # the loss of share that noise of this length causes
+        turned = noise * noise / 2  # the loss of share that noise of this length causes
         too_far = self.update > noise + update
         too_short = abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + turned + update
         found = {
@@ -232,7 +233,8 @@ def _unlike(run: Measured, other: Measured) -> str:
     )
     names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
     differences = "; ".join(
-        f"found {name} {mine.get(name, 'missing')}, expected {theirs.get(name, 'missing')}" for name in names[:SHOWN]
+        f"found {name} {mine.get(name, 'missing')}, expected {theirs.get(name, 'missing')}"
+        for name in names[:SHOWN]
     )
     return (
         f"tensors differ: {differences}{f' and {len(names) - SHOWN} more tensors' if len(names) > SHOWN else ''}"

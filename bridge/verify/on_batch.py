@@ -171,7 +171,9 @@ def judge_on_batch(
     dropped = {name: (value, 0.0) for name, value in dropping(settings(given.folder)).items()}
     whole = replace(pair, changes={**pair.changes, **dropped})
     report = verify(whole, {}, None, note=note, engines=engines, bench=bench)
-    return replace(report, rows=tuple(_explain_other_model(row, pair, given.model) for row in report.rows))
+    return replace(
+        report, rows=tuple(_explain_other_model(row, pair, given.model) for row in report.rows)
+    )
 
 
 UNLIKE = (
@@ -202,7 +204,9 @@ def _explain_other_model(row: VerdictRow, pair: TranslationPair, folder: Config)
         and said[path] != known[path]
     ]
     return (
-        replace(row, cause=f"the config describes another model: {'; '.join(differences)} ({row.cause})")
+        replace(
+            row, cause=f"the config describes another model: {'; '.join(differences)} ({row.cause})"
+        )
         if differences
         else row
     )

@@ -27,8 +27,7 @@ small.
 
 
 class AsMeant(Backend):
-    """An engine that runs the plan of a config, for configs of another stack than the engine's own.
-    """
+    """An engine that runs the plan of a config, for configs of another stack than the engine's own."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -91,7 +90,9 @@ def engines_of(
     return found
 
 
-def pair_configs(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int) -> TranslationPair:
+def pair_configs(
+    configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int
+) -> TranslationPair:
     """Return both configs, made small for the same few ranks of this machine.
 
     The ratio between the two batch sizes and the model stay as they are.

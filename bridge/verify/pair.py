@@ -50,7 +50,9 @@ class TranslationPair:
     def fault(self) -> str:
         """The beginning of a message about a target with other numbers than the source."""
         return (
-            "the translation is at fault" if self.translated else "the second config describes another run"
+            "the translation is at fault"
+            if self.translated
+            else "the second config describes another run"
         )
 
     @cached_property
@@ -103,7 +105,9 @@ class TranslationPair:
         return self.source if side == "source" else self.target
 
 
-def fit_pair(source: Config, result: Result, backends: Mapping[str, Backend], limit: int) -> TranslationPair:
+def fit_pair(
+    source: Config, result: Result, backends: Mapping[str, Backend], limit: int
+) -> TranslationPair:
     """Return source and target, changed so that they run on at most `limit` ranks.
 
     Raises `BridgeError` if a stack refuses its changed config.
@@ -155,7 +159,9 @@ def fit_pair(source: Config, result: Result, backends: Mapping[str, Backend], li
     numbers = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
     differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
-    return TranslationPair(*small, plans, told, size, differ, model is not None, nearest, unread(source))
+    return TranslationPair(
+        *small, plans, told, size, differ, model is not None, nearest, unread(source)
+    )
 
 
 def unread(*configs: Config) -> tuple[str, ...]:

@@ -146,7 +146,9 @@ def prove(
         try:
             with course.part():
                 ready = replace(workload, groups=party.groups)
-                runs[key] = measure(EngineRun(party.backend, party.config, party.start), ready, steps)
+                runs[key] = measure(
+                    EngineRun(party.backend, party.config, party.start), ready, steps
+                )
         except BridgeError as error:
             problems[key] = "; ".join(dict.fromkeys(error.problems))
     # Engines may name weights each in its own way. The names of the native engine are common to

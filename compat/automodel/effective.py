@@ -105,7 +105,9 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
     for name in {path.split(".")[1]: None for path in given if path.startswith(D)}:
         if name not in taken:
             owners = [other for other, options in release.strategies.items() if name in options]
-            advice = f"; {name} belongs to strategy {' or '.join(owners)}" if owners else "; drop it"
+            advice = (
+                f"; {name} belongs to strategy {' or '.join(owners)}" if owners else "; drop it"
+            )
             yield f"{D}{name}: strategy {kind} does not have this option{advice}"
     selective = given.get(D + "activation_checkpointing") == "selective"
     if selective and not release.since("0.5.0"):
@@ -442,7 +444,9 @@ def learning_rate(given: Given) -> dict[str, Any]:
 # Values that AutoModel fills in
 
 
-def _fill_defaults(given: Given, release: Release, world_size: int | None, kind: str) -> dict[str, Any]:
+def _fill_defaults(
+    given: Given, release: Release, world_size: int | None, kind: str
+) -> dict[str, Any]:
     values = {
         **release.defaults(""),
         **release.defaults(kind),
@@ -480,7 +484,9 @@ def _fill_defaults(given: Given, release: Release, world_size: int | None, kind:
         values[D + "reshard_after_forward"] = given.get(
             D + "reshard_after_forward", not has_pipeline(given)
         )
-    return {**values, **_pipeline_settings(given, release, values)} if has_pipeline(given) else values
+    return (
+        {**values, **_pipeline_settings(given, release, values)} if has_pipeline(given) else values
+    )
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:

@@ -344,9 +344,7 @@ class _RecipeReader(Reader):
             f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}",
         )
 
-    def suppose(
-        self, written: str, value: Any, data: Mapping[str, Any], level: Tree
-    ) -> None:
+    def suppose(self, written: str, value: Any, data: Mapping[str, Any], level: Tree) -> None:
         """Read a misspelled key that selects a class or a strategy as if it were spelled correctly.
 
         The recipe is refused in any case. If the value were dropped, the section would be checked

@@ -133,7 +133,9 @@ def _reads(tree: Tree) -> Iterator[tuple[str, list[str]]]:
             yield f"{module}.{name}", sorted(names)
 
 
-def _arguments_by_class(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:
+def _arguments_by_class(
+    what: str, places: Sequence[str], unread: list[str]
+) -> dict[str, list[str]]:
     """Return the argument names of a class under the key `what`. The result is empty if the release
     lacks the class.
 

@@ -176,12 +176,16 @@ def _spell_model(values: Group, context: Context) -> tuple[Family, Mapping[str, 
     grouped = context.since(GROUPED) and not apart(
         [KEYS[path] for path in context.had if path in KEYS]
     )
-    return _keys_of_family(tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped)
+    return _keys_of_family(
+        tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped
+    )
 
 
 # Every group of keys is written by a rule of its own, and all of them need the whole model.
 @lru_cache(32)
-def _keys_of_family(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
+def _keys_of_family(
+    model: tuple[tuple[str, Any], ...], grouped: bool
+) -> tuple[Family, Mapping[str, Any]]:
     plan = dict(model)
     chosen = FAMILIES.get(plan.get("model.family") or "") or _infer_family(plan, grouped)
     written = spelling(_of_each_block(plan, chosen), chosen, grouped, beyond=True)

@@ -74,7 +74,9 @@ def _arguments_of_class(name: str | None) -> tuple[str, ...]:
 
 def _read(values: Group, context: Context) -> Group:
     name = _name(values)
-    read = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)}
+    read = {
+        f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)
+    }
     return {
         "optimizer.name": name,
         **read,
@@ -84,7 +86,9 @@ def _read(values: Group, context: Context) -> Group:
 
 def _write(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
-    kept = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)}
+    kept = {
+        f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)
+    }
     if needs_fused(values):
         return {"optimizer._target_": FUSED, MODE: name == "adamw", **kept}
     return {"optimizer._target_": TORCH.get(name or ""), **kept}

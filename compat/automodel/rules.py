@@ -695,7 +695,9 @@ def _beyond(path: str) -> Callable[[Group], Effect]:
 def _compiles(values: Group) -> Effect:
     """Return the effect of losing the section `compile`, which is off unless it says otherwise."""
     section = values.get("compile")
-    return Effect.ROUNDING if isinstance(section, Mapping) and section.get("enabled") else Effect.NONE
+    return (
+        Effect.ROUNDING if isinstance(section, Mapping) and section.get("enabled") else Effect.NONE
+    )
 
 
 def _loss(values: Group) -> Effect:
@@ -732,11 +734,11 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "optimizer.foreach": ("the kernels of the optimizer's step", Use.FORM),
     "optimizer.fused": ("the kernels of the optimizer's step", Use.FORM),
     "model": ("the choice of the model and of its initial weights", Use.COMPUTES),
-    "model.*": (
+    "model.*": ("the choice of the model and of its initial weights", _beyond("model.*")),
+    "model.config.*": (
         "the choice of the model and of its initial weights",
-        _beyond("model.*"),
+        _beyond("model.config.*"),
     ),
-    "model.config.*": ("the choice of the model and of its initial weights", _beyond("model.config.*")),
     "model.backend.*": ("the implementation of the model's parts", _beyond("model.backend.*")),
     "model.backend": ("the implementation of the model's parts", Use.FORM),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
@@ -757,14 +759,8 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "teacher_distributed": ("distillation", Use.PLACES),
     "compile": ("torch.compile of the model", _compiles),
     "rng": ("the way in which random states are kept", Use.SAMPLES),
-    "checkpoint": (
-        "AutoModel's checkpoints, and the weights that a run starts from",
-        Use.STARTS,
-    ),
-    "checkpoint.*": (
-        "place and format of AutoModel's checkpoints",
-        _beyond("checkpoint.*"),
-    ),
+    "checkpoint": ("AutoModel's checkpoints, and the weights that a run starts from", Use.STARTS),
+    "checkpoint.*": ("place and format of AutoModel's checkpoints", _beyond("checkpoint.*")),
     "*": ("other sections of a recipe", Use.COMPUTES),
 }
 """Sections and settings that no plan field stands for. Each has the reason, and the use, from which
@@ -781,7 +777,10 @@ SETTINGS: dict[str, tuple[str, Weight]] = {
     PP + "pp_recv_buffer_pool": ("the number of receive buffers of a stage", Use.PLACES),
     PP + "pp_recv_buffer_pool_slack": ("the number of receive buffers of a stage", Use.PLACES),
     PP + "dtype": ("the format in which stages send activations", Use.FORM),
-    PP + "patch_stage_backward_maybe_with_nosync": ("the way in which stages exchange gradients", Use.PLACES),
+    PP + "patch_stage_backward_maybe_with_nosync": (
+        "the way in which stages exchange gradients",
+        Use.PLACES,
+    ),
     PP + "scale_grads_in_schedule": ("the setting divides gradients a second time", _if_on),
 }
 OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Use.RECORDS)
@@ -791,7 +790,13 @@ UNDER = {"fp8": Switch("fp8.enabled")}
 
 
 def _why(path: str) -> Why:
-    found = SETTINGS[path] if path in SETTINGS else PIPELINE if path.startswith(PP) else longest(path, SECTIONS, OTHER)
+    found = (
+        SETTINGS[path]
+        if path in SETTINGS
+        else PIPELINE
+        if path.startswith(PP)
+        else longest(path, SECTIONS, OTHER)
+    )
     switch = longest(path, UNDER, None)
     return Why(*found, under=None if switch is None or path in switch.paths.split() else switch)
 
@@ -827,7 +832,9 @@ ENTROPY = convert(
     "loss_fn",
     (),
     lambda values, context: {},
-    lambda values, context: {"loss_fn": {"_target_": f"nemo_automodel.components.loss.masked_ce.{ENTROPIES[0]}"}},
+    lambda values, context: {
+        "loss_fn": {"_target_": f"nemo_automodel.components.loss.masked_ce.{ENTROPIES[0]}"}
+    },
     effect=_loss,
     note="how the loss is computed",
     source="recipes/llm/train_ft.py: setup; components/loss/masked_ce.py: MaskedCrossEntropy",

@@ -160,7 +160,8 @@ class Pipeline(Section):
         None, description="Replace the outer model's forward by one that runs a stage."
     )
     patch_stage_backward_maybe_with_nosync: bool | None = field(
-        None, description="Use AutoModel's own backward pass for FSDP in stages. Recipes overwrite this switch."
+        None,
+        description="Use AutoModel's own backward pass for FSDP in stages. Recipes overwrite this switch.",
     )
     dtype: Dtype | None = field(None, description="Number format of activations between stages.")
     scale_grads_in_schedule: bool | None = field(
@@ -173,10 +174,7 @@ class Pipeline(Section):
         None, description="Number of tokens in a sequence, if the shapes between stages are fixed."
     )
     pp_recv_buffer_pool: bool | None = field(
-        None,
-        description=(
-            "Microbatches share receive buffers, one for each microbatch in flight."
-        ),
+        None, description=("Microbatches share receive buffers, one for each microbatch in flight.")
     )
     pp_recv_buffer_pool_slack: Size | None = field(
         None, description="Number of receive buffers beyond the microbatches in flight."
@@ -241,7 +239,8 @@ class FrameSharding(Section):
         None, description="Axes that share them."
     )
     min_tokens: Size | None = field(
-        None, description="Ranks share the frames only if there are at least this many visual tokens."
+        None,
+        description="Ranks share the frames only if there are at least this many visual tokens.",
     )
     min_frames: Size | None = field(
         None, description="Ranks always share the frames if there are at least this many frames."

@@ -74,7 +74,9 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
     # Before 0.3.0 the manager class told the strategy.
     named = (
-        {D + "strategy": kind} if release(case.version).nests_pipeline else {D + "_target_": MANAGERS[kind]}
+        {D + "strategy": kind}
+        if release(case.version).nests_pipeline
+        else {D + "_target_": MANAGERS[kind]}
     )
     first = {**named, **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
     split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []

@@ -110,7 +110,9 @@ def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
 def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
     target = str(given.get(D + "_target_") or "").rpartition(".")[2]
     if target and at.nests_pipeline:
-        message = f"the manager class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
+        message = (
+            f"the manager class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
+        )
         yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
     if "clip_grad_norm.max_norm" in given and not at.nests_pipeline:
         yield (

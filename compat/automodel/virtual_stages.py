@@ -47,7 +47,9 @@ def stages(
     kind = _check_stages(
         num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple
     )
-    count = count_stages(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
+    count = count_stages(
+        num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple
+    )
     size, longer = divmod(num_layers, count)
     layers = tuple(size + 1 if index < longer else size for index in range(count))
     return Stages(layers, count, count // pp_size, place_stages(count, pp_size, kind))

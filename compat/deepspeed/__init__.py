@@ -206,8 +206,7 @@ class DeepSpeedDialect(PackagedDialect):
         found = tuple(one for one in inspect(config) if one.path not in told)
         if config.entry == PARTIAL and config.effective.get(BATCH) is None:
             message = (
-                "the source sets no batch size; DeepSpeed refuses the file until you add"
-                " this key"
+                "the source sets no batch size; DeepSpeed refuses the file until you add this key"
             )
             return (Finding(BATCH, message, Effect.STOPS, how=How.MISSING), *found)
         return found
@@ -295,13 +294,14 @@ class DeepSpeedDialect(PackagedDialect):
     def program(
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """Return the config with a complete training script and with the config file of the model.
-        """
+        """Return the config with a complete training script and with the config file of the model."""
         from compat.deepspeed.program import beside
 
         return beside(written, config, plan, model)
 
-    def model_fields_in_script(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
+    def model_fields_in_script(
+        self, plan: Mapping[str, Any], model: Config | None
+    ) -> frozenset[str]:
         """Return the plan fields of the model that the script sets in code, because the model's
         config has no keys for them.
         """

@@ -20,18 +20,31 @@ from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 
 PROGRAMS = frozenset(
-    {"accelerate", "accelerate.commands.accelerate_cli", "accelerate-launch", "accelerate.commands.launch"}
+    {
+        "accelerate",
+        "accelerate.commands.accelerate_cli",
+        "accelerate-launch",
+        "accelerate.commands.launch",
+    }
 )
 MODES = frozenset({"multi_gpu", "tpu", "tpu_use_cluster", "use_fsdp", "use_megatron_lm"})
 """Options by which accelerate does not look for DeepSpeed in its config file."""
-SECTION, FILE, CONFIG, SWITCH = "deepspeed_config", "deepspeed_config_file", "config_file", "use_deepspeed"
+SECTION, FILE, CONFIG, SWITCH = (
+    "deepspeed_config",
+    "deepspeed_config_file",
+    "config_file",
+    "use_deepspeed",
+)
 FACTS: Mapping[str, tuple[str, str]] = {
     "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation"),
     "gradient_clipping": ("gradient_clipping", "clip"),
     "zero_stage": ("zero_optimization.stage", "zero_stage"),
     "offload_optimizer_device": ("zero_optimization.offload_optimizer.device", "offload_optimizer"),
     "offload_param_device": ("zero_optimization.offload_param.device", "offload_param"),
-    "zero3_save_16bit_model": ("zero_optimization.stage3_gather_16bit_weights_on_model_save", "save_16bit"),
+    "zero3_save_16bit_model": (
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        "save_16bit",
+    ),
 }
 """The key of DeepSpeed that each setting of accelerate sets, and the fact that replaces "auto" there."""
 USUAL: Mapping[str, Any] = {
@@ -42,7 +55,10 @@ USUAL: Mapping[str, Any] = {
     "offload_param_device": "none",
     "zero3_save_16bit_model": False,
 }
-PATHS = {"offload_optimizer_device": "offload_optimizer_nvme_path", "offload_param_device": "offload_param_nvme_path"}
+PATHS = {
+    "offload_optimizer_device": "offload_optimizer_nvme_path",
+    "offload_param_device": "offload_param_nvme_path",
+}
 NO_PATH = "none"
 """The path that DeepSpeed always gets: the launcher does not pass these settings on."""
 CLIP = 1.0
@@ -73,18 +89,28 @@ def options(launch: Launch) -> dict[str, Pieces] | None:
         option, tied, _ = spell_pieces(word).partition("=")
         after = launch.launcher[index] if index < len(launch.launcher) else ()
         if option.startswith("--"):
-            value = cut(word, len(option) + 1) if tied else () if spell_pieces(after).startswith("--") else after
+            value = (
+                cut(word, len(option) + 1)
+                if tied
+                else ()
+                if spell_pieces(after).startswith("--")
+                else after
+            )
             # accelerate takes each option with hyphens and with underscores.
             found[option.removeprefix("--").replace("-", "_")] = value
     return found
 
 
-def _settings(said: Mapping[str, Pieces], opens: Opens, line: int) -> tuple[Mapping[str, Any], Document | None]:
+def _settings(
+    said: Mapping[str, Pieces], opens: Opens, line: int
+) -> tuple[Mapping[str, Any], Document | None]:
     """Return the data of accelerate's config file; empty without a file."""
     document = opens(said[CONFIG], line) if CONFIG in said else None
     data = document.data if document else {}
     if not isinstance(data, Mapping):
-        raise SourceError(f"{document.name if document else ''}: expected a config of accelerate, a mapping of keys")
+        raise SourceError(
+            f"{document.name if document else ''}: expected a config of accelerate, a mapping of keys"
+        )
     return data, document
 
 
@@ -113,7 +139,13 @@ def mistaken(launch: Launch, opens: Opens) -> str:
     if _deepspeed(said, data):
         return ""
     kind = data.get("distributed_type", next(iter(sorted(MODES & said.keys())), ""))
-    source = f"distributed_type {kind}" if CONFIG in said else f"--{kind}" if kind else "no --config_file"
+    source = (
+        f"distributed_type {kind}"
+        if CONFIG in said
+        else f"--{kind}"
+        if kind
+        else "no --config_file"
+    )
     return (
         f"a launch of accelerate without DeepSpeed ({source}), whose settings are in the program"
         f" {launch.program} and in no config; of accelerate, stagebridge reads DeepSpeed's side: launch with"
@@ -152,7 +184,11 @@ def read(launch: Launch, script: Script, opens: Opens, asked: str = "") -> Start
     if FILE in given:
         named = said.get(FILE) or (Text(str(given[FILE]), NOWHERE),)
         document = opens(named, launch.line)
-        whole = {"gradient_accumulation_steps": 1, **document.data} if isinstance(document.data, Mapping) else {}
+        whole = (
+            {"gradient_accumulation_steps": 1, **document.data}
+            if isinstance(document.data, Mapping)
+            else {}
+        )
     else:
         document, whole = config or Document({}, {}, "json", name=script.name), _built(settings)
         lines: dict[Key, int] = {
@@ -171,20 +207,28 @@ def read(launch: Launch, script: Script, opens: Opens, asked: str = "") -> Start
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
     document = replace(document, data=_mixed(whole, precision), strings={})
-    return Started(document, facts, launch.ranks or (None if launch.unranked else ranks), tuple(findings))
+    return Started(
+        document, facts, launch.ranks or (None if launch.unranked else ranks), tuple(findings)
+    )
 
 
 def _spelled(value: Any) -> Any:
     """Return a setting as accelerate takes it from its environment variable."""
     if isinstance(value, str):
         lowered = value.lower()
-        return {"true": True, "false": False}.get(lowered, lowered if lowered in ("none", "auto", "cpu", "nvme") else value)
+        return {"true": True, "false": False}.get(
+            lowered, lowered if lowered in ("none", "auto", "cpu", "nvme") else value
+        )
     return value
 
 
 def _built(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that accelerate builds where no file of DeepSpeed is named."""
-    flat = {FACTS[name][0]: value for name, value in settings.items() if value or name != "gradient_clipping"}
+    flat = {
+        FACTS[name][0]: value
+        for name, value in settings.items()
+        if value or name != "gradient_clipping"
+    }
     for name in PATHS:
         if settings[name] == "nvme":
             flat[FACTS[name][0].replace("device", "nvme_path")] = NO_PATH
@@ -207,7 +251,9 @@ def _clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
         yield Finding(f"{other}.enabled", message, Effect.STOPS)
 
 
-def _unpassed(given: Mapping[str, Any], settings: Mapping[str, Any], line: int) -> Iterator[Finding]:
+def _unpassed(
+    given: Mapping[str, Any], settings: Mapping[str, Any], line: int
+) -> Iterator[Finding]:
     for device, path in PATHS.items():
         if settings[device] == "nvme" and FILE not in given:
             message = (
@@ -218,7 +264,10 @@ def _unpassed(given: Mapping[str, Any], settings: Mapping[str, Any], line: int) 
 
 
 def _refusals(
-    section: Mapping[str, Any], typed: Mapping[str, Any], data: Mapping[str, Any], config: Document | None
+    section: Mapping[str, Any],
+    typed: Mapping[str, Any],
+    data: Mapping[str, Any],
+    config: Document | None,
 ) -> Iterator[Finding]:
     """Yield a finding for each setting that accelerate's config file may not have where it names a file of DeepSpeed."""
     names = [name for name in section if name in FACTS]
@@ -230,4 +279,6 @@ def _refusals(
             " (DeepSpeedPlugin._deepspeed_config_checks); keep the setting in the DeepSpeed file alone"
         )
         line = config.line(*((SECTION, name) if name in FACTS else (name,))) if config else None
-        yield Finding(name, message, Effect.STOPS, origin=Origin(line, "", config.name if config else ""))
+        yield Finding(
+            name, message, Effect.STOPS, origin=Origin(line, "", config.name if config else "")
+        )

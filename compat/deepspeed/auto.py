@@ -17,7 +17,7 @@ from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.trainer import DEFAULTS, NAMES, misfit
 
 OVERWRITTEN: Mapping[str, str] = {
-    "steps_per_print": "accelerate sets it to infinity, whatever the file says (utils/dataclasses.py: __post_init__)",
+    "steps_per_print": "accelerate sets it to infinity, whatever the file says (utils/dataclasses.py: __post_init__)"
 }
 """Keys for which "auto" needs no value, because whoever resolves "auto" overwrites the key in any case."""
 REAL = frozenset(
@@ -213,18 +213,17 @@ def resolve_auto(
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
     spoilt = {path for path, rule in RULES.items() if not wrong.isdisjoint(rule.needs)}
     left = [path for path in open_ if path not in found and path not in spoilt]
-    problems = (*(f"auto: {name}: {text}" for name, text in flaws.items()), *_messages_on_rest(left, facts, where or {}))
+    problems = (
+        *(f"auto: {name}: {text}" for name, text in flaws.items()),
+        *_messages_on_rest(left, facts, where or {}),
+    )
     # A command that repeats a wrong option would be refused again.
     return Resolved(found, problems, () if flaws else tuple(_options_to_give(left, facts)))
 
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with each TrainingArgument renamed to the fact that it sets."""
-    said = {
-        SPELLED.get(name, name): value
-        for name, value in values.items()
-        if name not in BETAS
-    }
+    said = {SPELLED.get(name, name): value for name, value in values.items() if name not in BETAS}
     # Two arguments make one fact. The one that is not given has the Trainer's default.
     if not values.keys().isdisjoint(BETAS):
         said["betas"] = tuple(map(values.get, BETAS, SAMPLES["betas"]))
@@ -299,10 +298,7 @@ def _options_to_give(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator
             yield from ("--world-size", "WORLD_SIZE")
         else:
             value = SAMPLES.get(fact, fact.upper())
-            yield from (
-                "--auto",
-                f"{fact}={_spell_value(value)}",
-            )
+            yield from ("--auto", f"{fact}={_spell_value(value)}")
 
 
 def _spell_value(value: Any) -> str:
@@ -322,7 +318,9 @@ def flaw(name: str, value: Any) -> str:
     if fact not in known:
         if name in NAMES:
             return f"--auto does not take this TrainingArgument; use --auto-from {name}={_spell_value(value)}"
-        return f"neither a key of DeepSpeed nor the name of a fact{nearest(name, {*known, *SPELLED})}"
+        return (
+            f"neither a key of DeepSpeed nor the name of a fact{nearest(name, {*known, *SPELLED})}"
+        )
     # True and false are whole numbers to Python, so they are ruled out by name.
     if fact in WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
         return f"found {show_value(value)}, expected a whole number"

@@ -136,7 +136,9 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
     return _uneven(values, data)
 
 
-def _solve_batch(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
+def _solve_batch(
+    total: int | None, micro: int | None, steps: int | None, data: int
+) -> dict[str, int]:
     """Return the three batch keys. At least `total` or `micro` must be given. Missing keys are
     computed by floor division, as in DeepSpeed. If the division leaves a remainder, the keys
     contradict each other, and `_uneven` reports this.

@@ -260,7 +260,9 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
     path = Path(source.name if isinstance(source, Document) else source)
     beside = code_beside(path)
     return (
-        {"code": mapping(load(beside), KEYED)} if os.path.isfile(path) and os.path.isfile(beside) else {}
+        {"code": mapping(load(beside), KEYED)}
+        if os.path.isfile(path) and os.path.isfile(beside)
+        else {}
     )
 
 
@@ -403,7 +405,9 @@ class _KeyReader(Reader):
         else:
             self._read_old_section(written, target, value, entry)
 
-    def _read_old_section(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+    def _read_old_section(
+        self, written: str, target: str, value: Mapping[str, Any], entry: Tree
+    ) -> None:
         """Read a section that the file calls by an old name. Messages name the keys in the section
         as the file does.
         """
@@ -521,7 +525,8 @@ class _KeyReader(Reader):
                 )
                 if not isinstance(inner, list) or len(specs) < len(inner):
                     self.problem(
-                        f"{written}.{name}", f"found {show_value(inner)}, expected a list of mappings"
+                        f"{written}.{name}",
+                        f"found {show_value(inner)}, expected a list of mappings",
                     )
                 for position, item in enumerate(specs):
                     self._partition(item, f"{written}.{name}.{position}", names[name])
@@ -627,7 +632,9 @@ class _KeyReader(Reader):
         elif not meant:
             self.finding(written, inside.IGNORED, Effect.NONE)
         elif self.lenient:
-            self.record_omission(written, meant, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it")
+            self.record_omission(
+                written, meant, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it"
+            )
         else:
             self.problem(written, meant)
 
@@ -647,7 +654,11 @@ class _KeyReader(Reader):
         if meant := inside.suggest_spelling(name, value, self._level(parent), self._before()):
             return f"unknown key{meant}"
         places = [path for path in self.release.keys if path.rpartition(".")[2] == name]
-        return f"unknown key here; DeepSpeed reads {' and '.join(sorted(places)[:2])}" if places else ""
+        return (
+            f"unknown key here; DeepSpeed reads {' and '.join(sorted(places)[:2])}"
+            if places
+            else ""
+        )
 
     def _level(self, parent: str) -> Tree:
         level: Any = _tree(self.release)
@@ -699,7 +710,9 @@ class _KeyReader(Reader):
         """Return whether findings about the key at `path` concern a key that the file contains."""
         return path not in ABSENT
 
-    def fill_for_trainer(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    def fill_for_trainer(
+        self, arguments: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """Fill in the file as Hugging Face's Trainer does with these arguments. Report values in
         the file that the Trainer refuses, and store the optimizer and the schedule that the Trainer
         would build. Return command-line options for facts that are missing.
@@ -736,7 +749,6 @@ class _KeyReader(Reader):
         ):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
-
 
     def set_precision(
         self,

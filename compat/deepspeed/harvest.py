@@ -237,11 +237,12 @@ def _heard(shown: Mapping[str, Any]) -> dict[str, Any]:
     inner = {path.rpartition(".")[0] for path in found}
     inside = {path for path in usual if path.partition(".")[0] in found.keys() - inner}
     return {
-        path: plain(found.get(path) if found.get(path) is not None else _plain_default(usual.get(path)))
-        for path in sorted({*found, *inside} - {*shown})
-        if path in fields(DeepSpeed) or not any(
-            other.startswith(f"{path}.") for other in (*shown, *found, *inside)
+        path: plain(
+            found.get(path) if found.get(path) is not None else _plain_default(usual.get(path))
         )
+        for path in sorted({*found, *inside} - {*shown})
+        if path in fields(DeepSpeed)
+        or not any(other.startswith(f"{path}.") for other in (*shown, *found, *inside))
     }
 
 
@@ -278,7 +279,11 @@ def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
     contains it.
     """
     bare = real(dict(BATCH), 1)
-    off = {section for attribute, section in _runtime().MODELS.items() if getattr(bare, attribute, 0) is None}
+    off = {
+        section
+        for attribute, section in _runtime().MODELS.items()
+        if getattr(bare, attribute, 0) is None
+    }
     inner = {
         path: optional
         for prefix, model in models.items()

@@ -69,7 +69,11 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         return
     if not isinstance(value, Mapping):
         if value is not None and any(part in path for part in GROUPS):
-            yield path, f"found {show_value(value)}, expected a section with settings", Effect.NUMBERS
+            yield (
+                path,
+                f"found {show_value(value)}, expected a section with settings",
+                Effect.NUMBERS,
+            )
         return
     for before, (name, inner) in enumerate(value.items()):
         if name in names or ANY in names:

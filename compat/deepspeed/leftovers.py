@@ -22,7 +22,12 @@ def _inside(section: str, names: str) -> str:
 ZERO, PARAMS, EXPERTS = "zero_optimization", "optimizer.params", "expert_parallel"
 READ: tuple[Row, ...] = (
     # Optimizers and schedules
-    (Use.COMPUTES, "a setting of DeepSpeed's own optimizer", "runtime/engine.py: _configure_basic_optimizer", "optimizer"),
+    (
+        Use.COMPUTES,
+        "a setting of DeepSpeed's own optimizer",
+        "runtime/engine.py: _configure_basic_optimizer",
+        "optimizer",
+    ),
     (
         Use.FORM,
         "the kernels of the optimizer's step",
@@ -59,10 +64,25 @@ READ: tuple[Row, ...] = (
         "runtime/engine.py: _configure_fp16_optimizer, fused_adam_legacy",
         "optimizer.legacy_fusion",
     ),
-    (Use.COMPUTES, "a setting of DeepSpeed's own scheduler", "runtime/lr_schedules.py", "scheduler"),
+    (
+        Use.COMPUTES,
+        "a setting of DeepSpeed's own scheduler",
+        "runtime/lr_schedules.py",
+        "scheduler",
+    ),
     # Formats
-    (Use.COMPUTES, "a setting inside DeepSpeed's fp16 optimizer", "runtime/fp16/loss_scaler.py", "fp16"),
-    (Use.FORM, "DeepSpeed casts the inputs of the model", "runtime/engine.py: forward, fp16_auto_cast", "fp16.auto_cast"),
+    (
+        Use.COMPUTES,
+        "a setting inside DeepSpeed's fp16 optimizer",
+        "runtime/fp16/loss_scaler.py",
+        "fp16",
+    ),
+    (
+        Use.FORM,
+        "DeepSpeed casts the inputs of the model",
+        "runtime/engine.py: forward, fp16_auto_cast",
+        "fp16.auto_cast",
+    ),
     (Use.FORM, "a setting inside DeepSpeed's bf16 optimizer", "runtime/bf16_optimizer.py", "bf16"),
     (
         Use.CHECKS,
@@ -76,21 +96,36 @@ READ: tuple[Row, ...] = (
         "runtime/torch_autocast.py: init_autocast_params",
         "torch_autocast",
     ),
-    (Use.FORM, "formats inside DeepSpeed's engine", "runtime/engine.py: get_data_types", "data_types"),
+    (
+        Use.FORM,
+        "formats inside DeepSpeed's engine",
+        "runtime/engine.py: get_data_types",
+        "data_types",
+    ),
     (
         Use.FORM,
         "a number format inside DeepSpeed's engine",
         "runtime/engine.py: seq_parallel_communication_data_type",
         "seq_parallel_communication_data_type seq_parallel_comm_data_type",
     ),
-    (Use.COMPUTES, "Apex mixed precision", "runtime/engine.py: _configure_distributed_model, amp", "amp"),
+    (
+        Use.COMPUTES,
+        "Apex mixed precision",
+        "runtime/engine.py: _configure_distributed_model, amp",
+        "amp",
+    ),
     (
         Use.FORM,
         "gradients are summed in fp32, in releases that read the key",
         "runtime/engine.py: allreduce_bucket",
         "fp32_allreduce",
     ),
-    (Use.UNREAD, "DeepSpeed's inference quantises weights", "inference/quantization", "weight_quantization"),
+    (
+        Use.UNREAD,
+        "DeepSpeed's inference quantises weights",
+        "inference/quantization",
+        "weight_quantization",
+    ),
     (
         Use.COMPUTES,
         "DeepSpeed's quantised weights",
@@ -140,7 +175,12 @@ READ: tuple[Row, ...] = (
         "runtime/dataloader.py: DeepSpeedDataLoader",
         "dataloader_drop_last",
     ),
-    (Use.COMPUTES, "DeepSpeed's elastic batch sizes", "elasticity/elasticity.py: compute_elastic_config", "elasticity"),
+    (
+        Use.COMPUTES,
+        "DeepSpeed's elastic batch sizes",
+        "elasticity/elasticity.py: compute_elastic_config",
+        "elasticity",
+    ),
     (
         Use.SAMPLES,
         "a setting of DeepSpeed's data sampling or layer dropping",
@@ -153,10 +193,25 @@ READ: tuple[Row, ...] = (
         "runtime/dataloader.py: DeepSpeedDataLoader",
         _inside("data_efficiency.data_sampling", "num_workers pin_memory"),
     ),
-    (Use.SAMPLES, "DeepSpeed's curriculum", "runtime/data_pipeline/curriculum_scheduler.py", "curriculum_learning"),
-    (Use.COMPUTES, "DeepSpeed's layer dropping", "runtime/progressive_layer_drop.py", "progressive_layer_drop"),
+    (
+        Use.SAMPLES,
+        "DeepSpeed's curriculum",
+        "runtime/data_pipeline/curriculum_scheduler.py",
+        "curriculum_learning",
+    ),
+    (
+        Use.COMPUTES,
+        "DeepSpeed's layer dropping",
+        "runtime/progressive_layer_drop.py",
+        "progressive_layer_drop",
+    ),
     # ZeRO
-    (Use.PLACES, "a setting inside DeepSpeed's ZeRO", "runtime/zero/config.py: DeepSpeedZeroConfig", ZERO),
+    (
+        Use.PLACES,
+        "a setting inside DeepSpeed's ZeRO",
+        "runtime/zero/config.py: DeepSpeedZeroConfig",
+        ZERO,
+    ),
     (
         Use.PLACES,
         "the setting decides which rank reduces which gradient",
@@ -221,7 +276,12 @@ READ: tuple[Row, ...] = (
         _inside(ZERO, "allgather_partitions legacy_stage1 cpu_offload_use_pin_memory"),
     ),
     # Splits of the model
-    (Use.FORM, "a setting of AutoTP, which replaces layers of the model", "module_inject/auto_tp.py", "tensor_parallel"),
+    (
+        Use.FORM,
+        "a setting of AutoTP, which replaces layers of the model",
+        "module_inject/auto_tp.py",
+        "tensor_parallel",
+    ),
     (
         Use.PLACES,
         "AutoTP leaves the whole module on the host",
@@ -247,7 +307,10 @@ READ: tuple[Row, ...] = (
         Use.PLACES,
         "how AutoEP exchanges tokens",
         "moe/ep_comm.py; module_inject/auto_ep_layer.py: async_split_plan",
-        _inside(EXPERTS, "async_split_plan comm_backend comm_num_sm comm_qp_margin comm_max_tokens_per_rank"),
+        _inside(
+            EXPERTS,
+            "async_split_plan comm_backend comm_num_sm comm_qp_margin comm_max_tokens_per_rank",
+        ),
     ),
     (
         Use.CHECKS,
@@ -318,11 +381,31 @@ READ: tuple[Row, ...] = (
     (Use.RECORDS, "logs of DeepCompile", "compile/config.py: debug_log", "compile.debug_log"),
     (Use.PLACES, "I/O of DeepSpeed's offload", "runtime/swap_tensor/aio_config.py", "aio"),
     (Use.PLACES, "DeepSpeed's engine for generation", "runtime/hybrid_engine.py", "hybrid_engine"),
-    (Use.PLACES, "DeepSpeed runs the step as a CUDA graph", "runtime/engine.py: graph_harvesting", "graph_harvesting"),
-    (Use.WAITS, "when Python collects garbage", "runtime/engine.py: gc.disable", "disable_python_gc"),
+    (
+        Use.PLACES,
+        "DeepSpeed runs the step as a CUDA graph",
+        "runtime/engine.py: graph_harvesting",
+        "graph_harvesting",
+    ),
+    (
+        Use.WAITS,
+        "when Python collects garbage",
+        "runtime/engine.py: gc.disable",
+        "disable_python_gc",
+    ),
     # Reports and files
-    (Use.WAITS, "DeepSpeed logs memory, which takes time", "runtime/engine.py: see_memory_usage", "memory_breakdown"),
-    (Use.RECORDS, "logs of DeepSpeed's engine", "monitor/monitor.py", "tensorboard wandb csv_monitor comet"),
+    (
+        Use.WAITS,
+        "DeepSpeed logs memory, which takes time",
+        "runtime/engine.py: see_memory_usage",
+        "memory_breakdown",
+    ),
+    (
+        Use.RECORDS,
+        "logs of DeepSpeed's engine",
+        "monitor/monitor.py",
+        "tensorboard wandb csv_monitor comet",
+    ),
     (
         Use.RECORDS,
         "logs of DeepSpeed's engine",
@@ -366,7 +449,12 @@ READ: tuple[Row, ...] = (
         "runtime/checkpoint_engine/fast_checkpoint_engine.py; runtime/engine.py: _save_zero_checkpoint",
         _inside("checkpoint", "writer parallel_write use_node_local_storage"),
     ),
-    (Use.RECORDS, "DeepSpeed's autotuner", "autotuning/autotuner.py, started by the launcher", "autotuning"),
+    (
+        Use.RECORDS,
+        "DeepSpeed's autotuner",
+        "autotuning/autotuner.py, started by the launcher",
+        "autotuning",
+    ),
     (
         Use.ENDS,
         "a run that DeepSpeed's autotuner measures ends after some steps",
@@ -379,7 +467,12 @@ READ: tuple[Row, ...] = (
         "runtime/engine.py: _configure_optimizer, zero_force_ds_cpu_optimizer",
         "zero_force_ds_cpu_optimizer",
     ),
-    (Use.CHECKS, "DeepSpeed warns of a size that is slow", "runtime/config.py: _do_warning_check", "vocabulary_size"),
+    (
+        Use.CHECKS,
+        "DeepSpeed warns of a size that is slow",
+        "runtime/config.py: _do_warning_check",
+        "vocabulary_size",
+    ),
     (Use.UNREAD, "removed from DeepSpeed", "runtime/config.py", "eigenvalue"),
     (
         Use.UNREAD,
@@ -394,7 +487,12 @@ READ: tuple[Row, ...] = (
         "bfloat16",
     ),
     # The script
-    (Use.RECORDS, "a setting of the training script", "the key `code` is stagebridge's own", "code"),
+    (
+        Use.RECORDS,
+        "a setting of the training script",
+        "the key `code` is stagebridge's own",
+        "code",
+    ),
     (
         Use.COMPUTES,
         "only the script determines the number of backward calls before a step; multiply the number of micro batches"
@@ -411,10 +509,7 @@ CURRICULUM, SKIPPING = (
     "data_efficiency.data_routing.random_ltd",
 )
 """The two sections through which `data_efficiency` acts (runtime/engine.py)."""
-ENABLED = (
-    "fp16 bf16 torch_autocast flops_profiler comms_logger hybrid_engine"
-    f" {EXPERTS}"
-)
+ENABLED = f"fp16 bf16 torch_autocast flops_profiler comms_logger hybrid_engine {EXPERTS}"
 SHARDED = (1, 2, 3)
 SWITCHES: Mapping[str, Switch] = {
     **{section: Switch(f"{section}.enabled") for section in ENABLED.split()},
@@ -432,8 +527,13 @@ SWITCHES: Mapping[str, Switch] = {
     ),
     "compile": Switch("compile.deepcompile"),
     "autotuning": Switch("autotuning.enabled"),
-    **dict.fromkeys(("data_efficiency.enabled", "data_efficiency.seed"), Switch(f"{CURRICULUM} {SKIPPING}")),
-    **dict.fromkeys(("data_efficiency.data_sampling.enabled", "data_efficiency.data_sampling.num_epochs"), Switch(CURRICULUM)),
+    **dict.fromkeys(
+        ("data_efficiency.enabled", "data_efficiency.seed"), Switch(f"{CURRICULUM} {SKIPPING}")
+    ),
+    **dict.fromkeys(
+        ("data_efficiency.data_sampling.enabled", "data_efficiency.data_sampling.num_epochs"),
+        Switch(CURRICULUM),
+    ),
     "data_efficiency.data_routing": Switch(SKIPPING),
     # An optimizer or a scheduler of another type stops at an argument that it does not have.
     "optimizer": Switch("optimizer.type"),

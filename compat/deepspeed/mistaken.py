@@ -49,9 +49,7 @@ def _accelerate(data: Mapping[str, Any]) -> str:
         )
     file = plugin.get(PLUGIN_FILE)
     if isinstance(file, str) and file:
-        return (
-            f"a config of accelerate, which names DeepSpeed's own file; give {file} instead"
-        )
+        return f"a config of accelerate, which names DeepSpeed's own file; give {file} instead"
     return (
         f"a config of accelerate, which builds DeepSpeed's config from its section {PLUGIN} and"
         " from the launch; give the script with the line: accelerate launch --config_file FILE"

@@ -107,8 +107,7 @@ ABSENT: Mapping[str, str] = {
         "the engine does not train compressed models; DeepSpeed 0.19 has removed compression too"
     ),
     "inference": (
-        "the engine does not serve models; use deepspeed.init_inference to run a model on one"
-        " rank"
+        "the engine does not serve models; use deepspeed.init_inference to run a model on one rank"
     ),
     "io": "checkpoints are written as safetensors; use engine.save_checkpoint",
     "linear": "use peft for LoRA, and freeze the other parameters",
@@ -123,7 +122,7 @@ ABSENT: Mapping[str, str] = {
     "ops": KERNELS,
     "profiling": "use torch.profiler",
     "replace_transformer_layer": f"{KERNELS}; init_inference runs a model with the model's own"
-                                 " modules",
+    " modules",
     "runtime.data_pipeline": "order and batch the data with a sampler of torch",
     "runtime.domino": "the engine overlaps communication itself",
     "runtime.fp16": (
@@ -132,7 +131,7 @@ ABSENT: Mapping[str, str] = {
     "runtime.sequence_parallel": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "tp_model_init": "set tensor_parallel.autotp_size in the config; deepspeed.initialize then"
-                     " splits the model",
+    " splits the model",
 }
 """Names of DeepSpeed that the engine does not have, each with advice. An entry for a
 module also applies to all names in this module.

@@ -305,13 +305,10 @@ def refusals(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
             " model's code"
         )
     if piped and family not in (None, *PIPELINES):
-        yield (
-            f"stagebridge has no code for a pipeline of {family} layers"
-        )
+        yield (f"stagebridge has no code for a pipeline of {family} layers")
     if piped and (model.get("sliding_window") or model.get("attention_dropout")):
         yield (
-            "stagebridge has no code for pipeline layers with sliding windows or attention"
-            " dropout"
+            "stagebridge has no code for pipeline layers with sliding windows or attention dropout"
         )
     if values.get("optimizer.type") is None:
         yield "the config has no optimizer, because DeepSpeed does not have this run's optimizer"
@@ -430,7 +427,10 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
         )
     if values.get("code.steps") is None:
         yield Finding(
-            "--steps", "add the number of steps, because no given file has this number", Effect.STOPS, how=How.MISSING
+            "--steps",
+            "add the number of steps, because no given file has this number",
+            Effect.STOPS,
+            how=How.MISSING,
         )
     for path, (holds, what, effect) in UNTAKEN.items():
         if holds(values):
@@ -494,7 +494,8 @@ def program(
                 config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0
             ),
             "\n" + SCALED.format(ends=ends) if ends else "",
-            "\n" + building.format(**_model_settings(values, model, ends is not None), padded=padded),
+            "\n"
+            + building.format(**_model_settings(values, model, ends is not None), padded=padded),
             GROUPED if values.get(code.GROUPS) else "",
             "\n" + (PIPED_STEP if piped else STEP),
             "\n" + MAIN.format(**_main(values)),

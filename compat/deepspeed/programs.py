@@ -15,10 +15,53 @@ from compat.deepspeed.trainer import NAMES
 PACKAGES = ("transformers", "trl")
 FRAMEWORKS = frozenset(
     {
-        *("torch", "torchvision", "torchaudio", "deepspeed", "accelerate", "transformers", "trl", "peft", "datasets"),
-        *("numpy", "pandas", "scipy", "sklearn", "tqdm", "wandb", "tensorboard", "tensorboardX", "matplotlib", "yaml"),
-        *("PIL", "cv2", "einops", "safetensors", "tokenizers", "sentencepiece", "evaluate", "timm", "apex", "bitsandbytes"),
-        *("flash_attn", "click", "fire", "omegaconf", "hydra", "mpi4py", "psutil", "requests", "rich", "loguru"),
+        *(
+            "torch",
+            "torchvision",
+            "torchaudio",
+            "deepspeed",
+            "accelerate",
+            "transformers",
+            "trl",
+            "peft",
+            "datasets",
+        ),
+        *(
+            "numpy",
+            "pandas",
+            "scipy",
+            "sklearn",
+            "tqdm",
+            "wandb",
+            "tensorboard",
+            "tensorboardX",
+            "matplotlib",
+            "yaml",
+        ),
+        *(
+            "PIL",
+            "cv2",
+            "einops",
+            "safetensors",
+            "tokenizers",
+            "sentencepiece",
+            "evaluate",
+            "timm",
+            "apex",
+            "bitsandbytes",
+        ),
+        *(
+            "flash_attn",
+            "click",
+            "fire",
+            "omegaconf",
+            "hydra",
+            "mpi4py",
+            "psutil",
+            "requests",
+            "rich",
+            "loguru",
+        ),
     }
 )
 """Packages that start no Trainer by themselves."""
@@ -32,12 +75,59 @@ FLAGS = frozenset(f"--{name}" for name in NAMES) - SHARED
 
 RIVALS = frozenset(
     {
-        *("--epochs", "--epoch", "--num_epochs", "--n_epochs", "--max_epochs", "--train_epochs", "--lr", "--min_lr"),
-        *("--base_lr", "--max_lr", "--init_lr", "--peak_lr", "--batch_size", "--train_batch_size", "--micro_batch_size"),
-        *("--global_batch_size", "--bs", "--wd", "--grad_clip", "--clip_grad", "--gradient_clip", "--gradient_clipping"),
-        *("--clip_grad_norm", "--beta1", "--beta2", "--betas", "--save_dir", "--ckpt_dir", "--checkpoint_dir"),
-        *("--save_interval", "--log_interval", "--eval_interval", "--optimizer", "--scheduler", "--lr_scheduler"),
-        *("--warmup", "--num_warmup_steps", "--train_iters", "--num_train_steps", "--total_steps", "--max_train_steps"),
+        *(
+            "--epochs",
+            "--epoch",
+            "--num_epochs",
+            "--n_epochs",
+            "--max_epochs",
+            "--train_epochs",
+            "--lr",
+            "--min_lr",
+        ),
+        *(
+            "--base_lr",
+            "--max_lr",
+            "--init_lr",
+            "--peak_lr",
+            "--batch_size",
+            "--train_batch_size",
+            "--micro_batch_size",
+        ),
+        *(
+            "--global_batch_size",
+            "--bs",
+            "--wd",
+            "--grad_clip",
+            "--clip_grad",
+            "--gradient_clip",
+            "--gradient_clipping",
+        ),
+        *(
+            "--clip_grad_norm",
+            "--beta1",
+            "--beta2",
+            "--betas",
+            "--save_dir",
+            "--ckpt_dir",
+            "--checkpoint_dir",
+        ),
+        *(
+            "--save_interval",
+            "--log_interval",
+            "--eval_interval",
+            "--optimizer",
+            "--scheduler",
+            "--lr_scheduler",
+        ),
+        *(
+            "--warmup",
+            "--num_warmup_steps",
+            "--train_iters",
+            "--num_train_steps",
+            "--total_steps",
+            "--max_train_steps",
+        ),
         *("--accumulation_steps", "--grad_accum", "--grad_accum_steps"),
     }
 )
@@ -100,9 +190,14 @@ def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str
         return False, "no import of it there"
     # HfArgumentParser takes each flag with dashes too.
     spelled = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
-    own, others = (sorted(spelled[name] for name in names & spelled.keys()) for names in (FLAGS, RIVALS))
+    own, others = (
+        sorted(spelled[name] for name in names & spelled.keys()) for names in (FLAGS, RIVALS)
+    )
     if own and others:
-        return False, f"{', '.join(own)} speak for it, but TrainingArguments have no {', '.join(others)}"
+        return (
+            False,
+            f"{', '.join(own)} speak for it, but TrainingArguments have no {', '.join(others)}",
+        )
     return bool(own), "no import of it there, and no flag of TrainingArguments here"
 
 
@@ -123,7 +218,11 @@ def _modules(tree: ast.Module, place: Path, root: Path) -> Iterator[tuple[str, b
             yield from ((one.name, True) for one in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = place.parents[node.level - 1] if 0 < node.level <= len(place.parents) else None
-            package = ".".join(above.relative_to(root).parts) if above and above.is_relative_to(root) else ""
+            package = (
+                ".".join(above.relative_to(root).parts)
+                if above and above.is_relative_to(root)
+                else ""
+            )
             name = ".".join(filter(None, (package, node.module or "")))
             yield from [(name, True)] if name else []
             yield from ((f"{name}.{one.name}".lstrip("."), False) for one in node.names)

@@ -270,7 +270,11 @@ REFUSALS = Checks(
         f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"
     ),
     _require_key(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
-    *(check for technique, needed in TECHNIQUES.items() for check in _require_groups(technique, needed)),
+    *(
+        check
+        for technique, needed in TECHNIQUES.items()
+        for check in _require_groups(technique, needed)
+    ),
     *map(_require_switch, ("amp", "progressive_layer_drop", "curriculum_learning")),
     _refuse(
         "compile.passes",
@@ -301,7 +305,8 @@ REFUSALS = Checks(
     _refuse(
         "code.context_parallel",
         lambda seen: (
-            seen.has_pipeline and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
+            seen.has_pipeline
+            and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
         ),
         "a pipeline has no groups of sequence-parallel ranks; DeepSpeed counts these ranks as"
         " data-parallel, so the batch sizes do not agree; use data parallelism instead",

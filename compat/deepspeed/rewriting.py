@@ -21,7 +21,9 @@ VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
 """Pattern of a value on one line: a scalar, or a shell expansion such as `${LR}`."""
 
 
-def reword_text(given: Mapping[str, Any], original: Original, was: Release, release: Release) -> str:
+def reword_text(
+    given: Mapping[str, Any], original: Original, was: Release, release: Release
+) -> str:
     """Return the text of `original` with the values of `given`. `was` is the release that the text
     was written for. Lines with unchanged values stay as they are. The result is read again for
     `release`. Raises `TranslationError` if the result does not have exactly the values of `given`,

@@ -43,16 +43,22 @@ def layout_rules() -> tuple[Rule, ...]:
             # A plan does not tell who splits the layers, so it is
             # written as groups that the script builds.
             lambda values, context: {"parallel.tensor": _tensor(values)},
-            lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
+            lambda values, context: _above_one(
+                "code.tensor_parallel", values.get("parallel.tensor")
+            ),
             effect=Effect.ROUNDING,
-            lossy=("a plan does not express AutoTP; a DeepSpeed config that is made from a plan needs"
-                   " tensor-parallel layers in the model's own code"),
+            lossy=(
+                "a plan does not express AutoTP; a DeepSpeed config that is made from a plan needs"
+                " tensor-parallel layers in the model's own code"
+            ),
         ),
         convert(
             "code.pipeline_stages",
             "parallel.pipeline",
             lambda values, context: {"parallel.pipeline": values.get("code.pipeline_stages") or 1},
-            lambda values, context: _above_one("code.pipeline_stages", values.get("parallel.pipeline")),
+            lambda values, context: _above_one(
+                "code.pipeline_stages", values.get("parallel.pipeline")
+            ),
             effect=Effect.ROUNDING,
             note="PipelineModule(num_stages=)",
         ),
@@ -61,12 +67,14 @@ def layout_rules() -> tuple[Rule, ...]:
             "parallel.context",
             _read_context,
             lambda values, context: (
-                {} if _cannot_split(values) else _above_one("code.context_parallel", values.get("parallel.context"))
+                {}
+                if _cannot_split(values)
+                else _above_one("code.context_parallel", values.get("parallel.context"))
             ),
             effect=Effect.ROUNDING,
             sees=HEADS,
             lossy="a DeepSpeed config that is made from a plan does not set sequence_parallel_size;"
-                  f" the training script builds the groups of ranks instead; {UNSERVED}",
+            f" the training script builds the groups of ranks instead; {UNSERVED}",
             note="Ulysses attention: all-to-all over heads, not a ring",
             source="runtime/sequence_parallel/ulysses_sp.py: UlyssesSPAttentionHF; runtime/pipe/topology.py",
         ),
@@ -74,18 +82,32 @@ def layout_rules() -> tuple[Rule, ...]:
             ("code.expert_parallel", "expert_parallel.enabled", "expert_parallel.autoep_size"),
             "parallel.expert",
             lambda values, context: {
-                "parallel.expert": (values.get("expert_parallel.enabled") and values.get("expert_parallel.autoep_size"))
+                "parallel.expert": (
+                    values.get("expert_parallel.enabled")
+                    and values.get("expert_parallel.autoep_size")
+                )
                 or values.get("code.expert_parallel")
                 or 1
             },
-            lambda values, context: _above_one("code.expert_parallel", values.get("parallel.expert")),
+            lambda values, context: _above_one(
+                "code.expert_parallel", values.get("parallel.expert")
+            ),
             effect=Effect.ROUNDING,
-            lossy=("a plan does not express AutoEP; a DeepSpeed config that is made from a plan needs"
-                   " MoE layers in the model's own code"),
+            lossy=(
+                "a plan does not express AutoEP; a DeepSpeed config that is made from a plan needs"
+                " MoE layers in the model's own code"
+            ),
         ),
-        only_ours("parallel.expert_tensor", note=("DeepSpeed has no separate tensor-parallel size"
-                                                 " for experts"), effect=Effect.ROUNDING),
-        only_ours("parallel.sequence", note="DeepSpeed has no sequence parallelism within tensor groups", effect=Effect.COST),
+        only_ours(
+            "parallel.expert_tensor",
+            note=("DeepSpeed has no separate tensor-parallel size for experts"),
+            effect=Effect.ROUNDING,
+        ),
+        only_ours(
+            "parallel.sequence",
+            note="DeepSpeed has no sequence parallelism within tensor groups",
+            effect=Effect.COST,
+        ),
         only_ours("parallel.order", note="DeepSpeed has a fixed order of axes", effect=Effect.COST),
     )
 
@@ -155,7 +177,7 @@ def pipeline_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             sees=("code.pipeline_stages", "parallel.pipeline"),
             lossy="PipelineModule splits layers uniformly, by parameters or by type; it does not"
-                  " take stage boundaries",
+            " take stage boundaries",
             source="runtime/pipe/module.py: _partition_layers",
         ),
         convert(
@@ -216,7 +238,7 @@ BATCH = convert(
         " not known"
     ),
     source="runtime/config.py: _configure_train_batch_size; the mpu gives the number of"
-           " data-parallel ranks",
+    " data-parallel ranks",
 )
 
 
@@ -302,8 +324,7 @@ ZERO = convert(
 
 
 def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
-    """Return the ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers.
-    """
+    """Return the ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers."""
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
     # Stage 0 makes a step too many in half precision, and in a
@@ -337,7 +358,9 @@ def exchange_rules() -> tuple[Rule, ...]:
         convert(
             BUCKETS,
             ("zero.bucket", "zero.gather_bucket"),
-            lambda values, context: dict(zip(("zero.bucket", "zero.gather_bucket"), map(values.get, BUCKETS), strict=True)),
+            lambda values, context: dict(
+                zip(("zero.bucket", "zero.gather_bucket"), map(values.get, BUCKETS), strict=True)
+            ),
             # A plan without a size for gathers means one size for both.
             lambda values, context: {
                 BUCKETS[0]: values.get("zero.bucket", BUCKET),
@@ -347,25 +370,41 @@ def exchange_rules() -> tuple[Rule, ...]:
             carries=dict(zip(BUCKETS, ("zero.bucket", "zero.gather_bucket"), strict=True)),
         ),
         rename("prescale_gradients", "zero.prescale", source="runtime/engine.py: allreduce_bucket"),
-        rename("gradient_predivide_factor", "zero.predivide", source="runtime/engine.py: allreduce_bucket"),
+        rename(
+            "gradient_predivide_factor",
+            "zero.predivide",
+            source="runtime/engine.py: allreduce_bucket",
+        ),
         convert(
             OVERLAPPED,
             "parallel.tensor_overlap",
             lambda values, context: {"parallel.tensor_overlap": values.get(OVERLAPPED)},
-            lambda values, context: {OVERLAPPED: True} if values.get("parallel.tensor_overlap") else {},
+            lambda values, context: (
+                {OVERLAPPED: True} if values.get("parallel.tensor_overlap") else {}
+            ),
             effect=Effect.COST,
             source="runtime/tensor_parallel/config.py: tp_overlap_comm",
         ),
         OVERLAP,
-        only_ours("zero.overlap_gather", note="DeepSpeed has no switch for gathering weights"
-                                              " ahead of their use", effect=Effect.COST),
+        only_ours(
+            "zero.overlap_gather",
+            note="DeepSpeed has no switch for gathering weights ahead of their use",
+            effect=Effect.COST,
+        ),
         convert(
             MICS,
             "zero.replicas",
             _read_replicas,
             _write_replicas,
             effect=Effect.COST,
-            sees=("zero_optimization.stage", "zero.stage", "parallel.data", "parallel.pipeline", *AXES, *STAGE_SEES),
+            sees=(
+                "zero_optimization.stage",
+                "zero.stage",
+                "parallel.data",
+                "parallel.pipeline",
+                *AXES,
+                *STAGE_SEES,
+            ),
             lossy=(
                 "only DeepSpeed's MiCS shards over groups of ranks; MiCS needs ZeRO stage 3 and"
                 " was removed after 0.19.6"
@@ -373,8 +412,13 @@ def exchange_rules() -> tuple[Rule, ...]:
             source="runtime/zero/mics.py: MiCS_Init; runtime/engine.py: mics_shard_size at stage 3",
         ),
         only_ours(
-            "zero.weight_buffers", "zero.grad_buffers", note=("DeepSpeed sets the sizes of buffers as numbers of"
-                                                              " elements, not as numbers of stages"), effect=Effect.COST
+            "zero.weight_buffers",
+            "zero.grad_buffers",
+            note=(
+                "DeepSpeed sets the sizes of buffers as numbers of"
+                " elements, not as numbers of stages"
+            ),
+            effect=Effect.COST,
         ),
         OFFLOAD,
     )
@@ -409,7 +453,7 @@ OVERLAP = convert(
     effect=Effect.COST,
     sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
     lossy="DeepSpeed overlaps gradient reductions with the backward pass only at ZeRO stages 1"
-          " to 3 and without a pipeline",
+    " to 3 and without a pipeline",
     source="runtime/engine.py: overlap_comm is off with a pipeline; ZeRO stage 0 reduces after the backward pass",
 )
 
@@ -526,13 +570,7 @@ MASTERS = {name: f"{name}.{name}_master_weights_and_grads" for name in HALF}
 MOMENTS = "bf16.bf16_optimizer_states"
 NARROW, WIDE = ("bf16", "bf16"), ("fp32", "fp32")
 PRECISION = convert(
-    (
-        "fp16.enabled",
-        "bf16.enabled",
-        "data_types.grad_accum_dtype",
-        *MASTERS.values(),
-        MOMENTS,
-    ),
+    ("fp16.enabled", "bf16.enabled", "data_types.grad_accum_dtype", *MASTERS.values(), MOMENTS),
     ("precision.compute", "precision.reduce", "precision.master", "precision.moments"),
     lambda values, context: _read_precision(values, context),
     lambda values, context: _write_precision(values, context),
@@ -616,7 +654,9 @@ def _accumulation_format(values: Group, compute: str) -> str:
 
 def _read_precision(values: Group, context: Context) -> Group:
     compute = _compute_format(values)
-    narrow = compute in HALF and bool(values.get(MASTERS[compute])) and not keeps_wide_masters(values)
+    narrow = (
+        compute in HALF and bool(values.get(MASTERS[compute])) and not keeps_wide_masters(values)
+    )
     moments = None
     if narrow:
         # Until 0.19.1 Adam on the CPU keeps its moments in fp32 whatever the key says.
@@ -721,7 +761,7 @@ WINDOW = convert(
     effect=lambda values: _effect_of_scale(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy="DeepSpeed doubles the loss scale one good step later than loss_scale_window says, and"
-          " divides that step's gradients by the new scale",
+    " divides that step's gradients by the new scale",
     source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale; runtime/zero/stage_1_and_2.py: step",
 )
 FLOOR = convert(
@@ -731,8 +771,9 @@ FLOOR = convert(
     lambda values, context: _write_floor(values, context),
     effect=lambda values: _effect_of_scale(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
-    lossy=("DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends"
-          " the run"),
+    lossy=(
+        "DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends the run"
+    ),
     source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale, raise_error_at_min_scale",
 )
 

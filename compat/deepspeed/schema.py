@@ -84,8 +84,9 @@ class OffloadParam(Section):
         None, description=("Number of elements in one buffer of the pool for transfers to NVMe.")
     )
     max_in_cpu: Size | None = field(
-        None, description="Number of elements that stay in host memory when parameters are"
-                          " offloaded to NVMe."
+        None,
+        description="Number of elements that stay in host memory when parameters are"
+        " offloaded to NVMe.",
     )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
 
@@ -98,8 +99,9 @@ class OffloadOptimizer(Section):
     )
     nvme_path: str | None = field(None, description="Directory on the NVMe device.")
     buffer_count: Size | None = field(
-        None, description="Number of buffers in the pool for transfers to NVMe; each optimizer"
-                          " state needs one."
+        None,
+        description="Number of buffers in the pool for transfers to NVMe; each optimizer"
+        " state needs one.",
     )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
     pipeline_read: bool | None = field(
@@ -142,8 +144,9 @@ class ZenFlow(Section):
         None, description=("The state of the selected gradients is offloaded too.")
     )
     auto_ratio: Fraction | None = field(
-        None, description="Threshold by which DeepSpeed chooses the interval between updates if"
-                          " the interval is \"auto\"."
+        None,
+        description="Threshold by which DeepSpeed chooses the interval between updates if"
+        ' the interval is "auto".',
     )
     full_warm_up_rounds: Whole | None = field(
         None, description="Number of first rounds in which every gradient is applied."
@@ -182,13 +185,16 @@ class ZeroOptimization(Section):
         None, description="Gradients are copied into one buffer as they are produced."
     )
     reduce_scatter: bool | None = field(
-        None, description="Each gradient is reduced only to the rank that updates with it,"
-                          " instead of to every rank."
+        None,
+        description="Each gradient is reduced only to the rank that updates with it,"
+        " instead of to every rank.",
     )
-    reduce_bucket_size: Size | None = field(None, description="Number of gradient elements that one collective"
-                                                              " reduces.")
+    reduce_bucket_size: Size | None = field(
+        None, description="Number of gradient elements that one collective reduces."
+    )
     use_multi_rank_bucket_allreduce: bool | None = field(
-        None, description="Reduce the gradients that belong to different owner ranks in one all-reduce."
+        None,
+        description="Reduce the gradients that belong to different owner ranks in one all-reduce.",
     )
     allgather_partitions: bool | None = field(
         None, description="No effect in any release covered here."
@@ -200,7 +206,8 @@ class ZeroOptimization(Section):
         None, description="Gradient reduction overlaps the backward pass. Default: only at stage 3."
     )
     compute_grad_norm: bool | None = field(
-        None, description="The optimizer step at ZeRO stages 1 and 2 computes the global gradient norm."
+        None,
+        description="The optimizer step at ZeRO stages 1 and 2 computes the global gradient norm.",
     )
     load_from_fp32_weights: bool | None = field(
         None, description="Master weights are loaded from the fp32 copies in the checkpoint."
@@ -220,8 +227,9 @@ class ZeroOptimization(Section):
     cpu_offload_use_pin_memory: bool | None = field(
         None, description="Old switch for pinned memory; no effect."
     )
-    cpu_offload: bool | None = field(None, description="Old switch that offloads the optimizer"
-                                                       " to the CPU.")
+    cpu_offload: bool | None = field(
+        None, description="Old switch that offloads the optimizer to the CPU."
+    )
     stage3_prefetch_bucket_size: Size | None = field(
         None, description="Number of elements that are fetched ahead of their use."
     )
@@ -229,8 +237,9 @@ class ZeroOptimization(Section):
         None, description="Smaller parameters stay whole."
     )
     stage3_model_persistence_threshold: Size | None = field(
-        None, description="Largest total number of elements in all parameters that every rank"
-                          " keeps whole."
+        None,
+        description="Largest total number of elements in all parameters that every rank"
+        " keeps whole.",
     )
     stage3_max_live_parameters: Size | None = field(
         None, description="Largest number of elements that are whole at the same time."
@@ -245,7 +254,7 @@ class ZeroOptimization(Section):
     stage3_module_granularity_threshold: Whole | None = field(
         None,
         description="A module is gathered all at once if it has fewer elements for each"
-                    " submodule than this number.",
+        " submodule than this number.",
     )
     stage3_use_all_reduce_for_fetch_params: bool | None = field(
         None, description="Parameters are gathered by all-reduce instead of all-gather."
@@ -271,8 +280,7 @@ class ZeroOptimization(Section):
         None, description="Parameters start at 16-byte boundaries of the flat buffers."
     )
     zero_hpz_partition_size: Size | None = field(
-        None, description="Number of ranks in a secondary group; each such group holds all"
-                          " weights."
+        None, description="Number of ranks in a secondary group; each such group holds all weights."
     )
     zero_quantized_weights: bool | None = field(
         None, description="Weights are gathered in quantized form."
@@ -308,7 +316,9 @@ class ZeroOptimization(Section):
     mics_hierarchical_params_gather: bool | None = field(
         None, description="Two-level gathering of MiCS."
     )
-    leaf_module: LeafModule | None = field(None, description="Modules whose parameters are gathered all at once.")
+    leaf_module: LeafModule | None = field(
+        None, description="Modules whose parameters are gathered all at once."
+    )
 
 
 class Fp16(Section):
@@ -360,8 +370,9 @@ class TensorParallelGroup(Section):
         None, description=("Number of ranks over which the model is split.")
     )
     tp_grain_size: Whole | None = field(
-        None, description="The size of each split part is a multiple of this number; not used in"
-                          " training."
+        None,
+        description="The size of each split part is a multiple of this number; not used in"
+        " training.",
     )
 
 
@@ -374,8 +385,8 @@ class TensorParallel(Section):
     )
     tp_overlap_comm: bool | None = field(None, description="All-reduce overlaps compute.")
     vocab_parallel_lm_head: bool | None = field(
-        None, description="The output head is split by vocabulary. Default: the model's own"
-                          " setting."
+        None,
+        description="The output head is split by vocabulary. Default: the model's own setting.",
     )
     vocab_parallel_ce_backend: Literal["torch", "liger"] | None = field(
         None, description="Implementation of the cross entropy for a split output head."
@@ -529,8 +540,9 @@ class WeightQuantization(Section):
     q_type: Literal["symmetric", "asymmetric"] | None = field(
         None, description="Kind of quantization."
     )
-    q_groups: Whole | None = field(None, description="Number of groups of weights that have"
-                                                     " separate scales.")
+    q_groups: Whole | None = field(
+        None, description="Number of groups of weights that have separate scales."
+    )
     quantized_initialization: Opaque | None = field(
         None, description="Quantization while the model is built."
     )
@@ -600,12 +612,12 @@ class OptimizerParams(Section):
         None, description=("Decay rate of the average trust ratio (1-bit LAMB).")
     )
     factor_max: NonNegative | None = field(
-        None, description="Upper bound on the factor that scales the frozen trust ratio (1-bit"
-                          " LAMB)."
+        None,
+        description="Upper bound on the factor that scales the frozen trust ratio (1-bit LAMB).",
     )
     factor_min: NonNegative | None = field(
-        None, description="Lower bound on the factor that scales the frozen trust ratio (1-bit"
-                          " LAMB)."
+        None,
+        description="Lower bound on the factor that scales the frozen trust ratio (1-bit LAMB).",
     )
     factor_threshold: NonNegative | None = field(
         None,
@@ -618,12 +630,14 @@ class OptimizerParams(Section):
         None, description="Steps before the second moment is frozen (0/1 Adam)."
     )
     var_update_scaler: Whole | None = field(
-        None, description="Number of updates of the second moment after which the interval"
-                          " between these updates grows (0/1 Adam)."
+        None,
+        description="Number of updates of the second moment after which the interval"
+        " between these updates grows (0/1 Adam).",
     )
     local_step_scaler: Whole | None = field(
-        None, description="Number of steps after which the interval between communications grows"
-                          " (0/1 Adam)."
+        None,
+        description="Number of steps after which the interval between communications grows"
+        " (0/1 Adam).",
     )
     local_step_clipper: Whole | None = field(
         None, description="Largest number of steps between communications (0/1 Adam)."
@@ -1029,8 +1043,7 @@ class ExpertParallel(Section):
     shared_experts_pattern: str | None = field(None, description="Names of shared experts.")
     shared_experts_gate_pattern: str | None = field(None, description="Names of their gates.")
     expert_activation: str | None = field(
-        None, description="Activation function of the experts. Default: the function of the"
-                          " preset."
+        None, description="Activation function of the experts. Default: the function of the preset."
     )
 
 
@@ -1169,7 +1182,10 @@ class DeepSpeed(Section):
         ),
     )
     gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(_lower)] | None = (
-        field(None, description="How data-parallel ranks combine gradients: by their mean or by their sum.")
+        field(
+            None,
+            description="How data-parallel ranks combine gradients: by their mean or by their sum.",
+        )
     )
     sparse_gradients: bool | None = field(
         None, description="Embedding gradients are reduced sparsely."

@@ -21,7 +21,9 @@ from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
-SPELLED = re.compile(r"--(?:ds|deepspeed)(?:[-_]?(?:config|conf|cfg|json))?(?:[-_]?(?:file|path|name|json))?")
+SPELLED = re.compile(
+    r"--(?:ds|deepspeed)(?:[-_]?(?:config|conf|cfg|json))?(?:[-_]?(?:file|path|name|json))?"
+)
 """Matches the options by which programs name their DeepSpeed file. Only one whose value names a file does so."""
 YAML = (".yaml", ".yml")
 SCRIPTS = "no config of DeepSpeed has this: it belongs to the training script, and stagebridge does not read it"
@@ -115,7 +117,11 @@ def _opens(script: Script, launch: Launch) -> accelerated.Opens:
 
     def opened(path: Pieces, line: int) -> Document:
         content = launch.file(path)
-        return _beside(script, launch, path, line) if content is None else _here(script, content, spell_pieces(path))
+        return (
+            _beside(script, launch, path, line)
+            if content is None
+            else _here(script, content, spell_pieces(path))
+        )
 
     return opened
 
@@ -137,7 +143,13 @@ def read(script: Script) -> Found:
     trained, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _twins(script, path, line) if content is None else ()
-    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *find_unread_sources(script, launch))
+    findings = (
+        *_unread(launch),
+        *twins,
+        *assumption,
+        *_programs(launch, trained),
+        *find_unread_sources(script, launch),
+    )
     return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
 
 
@@ -145,12 +157,18 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
     said = dict(_arguments(launch))
     usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
-    trained, _ = programs.evidence(programs.read(launch.program, folder_of(script.name)), _flags(launch))
+    trained, _ = programs.evidence(
+        programs.read(launch.program, folder_of(script.name)), _flags(launch)
+    )
     asked = next((name for name in ("fp16", "bf16") if trained and usual.get(name) is True), "")
     started = accelerated.read(launch, script, _opens(script, launch), asked)
     if started is None:
         return None
-    findings = (*started.findings, *_programs(launch, trained), *find_unread_sources(script, launch))
+    findings = (
+        *started.findings,
+        *_programs(launch, trained),
+        *find_unread_sources(script, launch),
+    )
     file = Path(started.document.name).name
     return Found(started.document, usual, trained, {}, started.ranks, findings, file, started.facts)
 
@@ -163,7 +181,9 @@ def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
     """
     read_here = {TRAINER, *OPTIONS, *(option for option, _, _ in _configs(launch))}
     read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
-    read_here |= {f"--{name}" for name in (*CODE, *({*DEFAULTS, *COURSE} - {UNSURE} if trained else ()))}
+    read_here |= {
+        f"--{name}" for name in (*CODE, *({*DEFAULTS, *COURSE} - {UNSURE} if trained else ()))
+    }
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:
         option, tied, value = text.partition("=")
@@ -234,14 +254,22 @@ def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
     for index, (word, text) in enumerate(zip(launch.words, launch.texts, strict=True)):
         option, tied, _ = text.partition("=")
         at = index if tied else index + 1
-        value = cut(word, len(option) + 1) if tied else launch.words[at] if at < len(launch.words) else ()
+        value = (
+            cut(word, len(option) + 1)
+            if tied
+            else launch.words[at]
+            if at < len(launch.words)
+            else ()
+        )
         open_ = _names_file(value) or (option != TRAINER and text_if_known(value) is None)
         if value and (option in OPTIONS or (SPELLED.fullmatch(option) and open_)):
             yield option, value, launch.lines[at]
 
 
 def _names_file(word: Pieces) -> bool:
-    return spell_pieces(word).endswith((".json", ".hjson")) and not spell_pieces(word).startswith("-")
+    return spell_pieces(word).endswith((".json", ".hjson")) and not spell_pieces(word).startswith(
+        "-"
+    )
 
 
 def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
@@ -250,7 +278,11 @@ def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
         f"{script.name}: line {part.line}: the value of {part.spelling} is not known: {part.why}"
         for part in unknowns(content)
     )
-    document = parse(spell_pieces(content), script.name, Path(name).suffix if Path(name).suffix in YAML else ".hjson")
+    document = parse(
+        spell_pieces(content),
+        script.name,
+        Path(name).suffix if Path(name).suffix in YAML else ".hjson",
+    )
     # Lines are counted from the script's first, so that a message
     # points into the file that the user has.
     first = (line_of(content, script.text) or 1) - 1
@@ -286,7 +318,9 @@ def _twins(script: Script, path: Pieces, line: int) -> Iterator[Finding]:
     own, here = find(name, folder), find(name, Path())
     if own and here and own.read_bytes() != here.read_bytes():
         message = f"{own} is read, next to the script; started in the current folder, the script reads {here}"
-        yield Finding("config", f"{message}; remove one of the two", Effect.NUMBERS, origin=Origin(line))
+        yield Finding(
+            "config", f"{message}; remove one of the two", Effect.NUMBERS, origin=Origin(line)
+        )
 
 
 def cut_folder(path: Pieces) -> Pieces:
@@ -295,7 +329,9 @@ def cut_folder(path: Pieces) -> Pieces:
     """
     first = spell_pieces(path[:1])
     return (
-        cut(path[1:], 1) if first in WORKING_FOLDER and spell_pieces(path[1:]).startswith("/") else path
+        cut(path[1:], 1)
+        if first in WORKING_FOLDER and spell_pieces(path[1:]).startswith("/")
+        else path
     )
 
 

@@ -53,7 +53,9 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     within each group are consistent.
     """
     # Groups that the script builds are the common case, so they are drawn twice as often.
-    axes = draw(st.sampled_from((_draw_script_sizes, _draw_script_sizes, _automatic, _draw_mesh)))(draw, case)
+    axes = draw(st.sampled_from((_draw_script_sizes, _draw_script_sizes, _automatic, _draw_mesh)))(
+        draw, case
+    )
     data = (
         axes.get("data_parallel_size")
         or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES)

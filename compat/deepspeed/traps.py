@@ -170,7 +170,9 @@ TRAPS = Checks(
     ),
     Check(
         "pipeline",
-        lambda seen: seen.wrote("pipeline.activation_checkpoint_interval") and not seen.has_pipeline,
+        lambda seen: (
+            seen.wrote("pipeline.activation_checkpoint_interval") and not seen.has_pipeline
+        ),
         "this section has no effect without a PipelineModule; set code.pipeline_stages if the"
         " script builds a PipelineModule",
         Effect.COST,
@@ -327,9 +329,7 @@ TRAPS = Checks(
     ),
     Check(
         BF16_MASTER,
-        lambda seen: (
-            _zero_masters(seen) and not seen[MOMENTS] and not steps_on_cpu(seen.values)
-        ),
+        lambda seen: _zero_masters(seen) and not seen[MOMENTS] and not steps_on_cpu(seen.values),
         f"masters in bf16 with moments in fp32 need Adam on the CPU: {NOT_THERE}; set"
         " bf16.bf16_optimizer_states to true, or zero_optimization.offload_optimizer to cpu with"
         " Adam or AdamW",
@@ -355,9 +355,7 @@ TRAPS = Checks(
     ),
     Check(
         MOMENTS,
-        lambda seen: (
-            _zero_masters(seen) and bool(seen[MOMENTS]) and steps_on_cpu(seen.values)
-        ),
+        lambda seen: _zero_masters(seen) and bool(seen[MOMENTS]) and steps_on_cpu(seen.values),
         "before DeepSpeed 0.19.1 Adam on the CPU keeps its moments in fp32 whatever this key says;"
         " drop offload_optimizer, or this key",
         Effect.ROUNDING,
@@ -663,7 +661,8 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
     form = next(
-        (row for row in forms if row.form == implementation_of(seen.values)), forms[0] if forms else None
+        (row for row in forms if row.form == implementation_of(seen.values)),
+        forms[0] if forms else None,
     )
     for path in seen.given:
         argument = path.removeprefix("optimizer.params.")
@@ -686,9 +685,9 @@ def _world(seen: Seen) -> Iterator[Remark]:
     if seen.context.world_size is None:
         assumed = ranks(seen.values, seen.at.version, None)
         if all(key in seen.given for key in (TOTAL, STEPS, MICRO)):
-            message = (
-                f"not given; {assumed.world} is assumed, because the batch keys imply this number of ranks"
-            )
+            message = f"not given; {assumed.world} is assumed, because the batch keys imply this number of ranks"
         else:
-            message = f"not given; {assumed.world} is assumed, the smallest possible number of ranks"
+            message = (
+                f"not given; {assumed.world} is assumed, the smallest possible number of ranks"
+            )
         yield "world_size", message, Effect.NONE

@@ -4,7 +4,16 @@ back.
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Context, Effect, Group, convert, count_rule, each_only_ours, rename
+from bridge.rules import (
+    EFFECTS,
+    Context,
+    Effect,
+    Group,
+    convert,
+    count_rule,
+    each_only_ours,
+    rename,
+)
 from compat.fast_llm import intervals
 
 RANKS = "model.distributed."

@@ -173,7 +173,9 @@ def _find_file(name: str, folder: Path | None = None) -> str | Path:
 def _base_source(path: str | Path) -> _Source:
     document = load(path)
     if not isinstance(document.data, dict):
-        raise SourceError(f"{path}: found {show_value(document.data)}; expected a mapping of settings")
+        raise SourceError(
+            f"{path}: found {show_value(document.data)}; expected a mapping of settings"
+        )
     return _Source(dict(document.data), document, strings=_strings(document))
 
 

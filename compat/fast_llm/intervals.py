@@ -167,7 +167,9 @@ RULES = (
         _read_saves,
         _write_saves,
         effect=lambda values: EFFECTS[
-            "run.exit_interval" if {*_section(values, SHUTDOWN)} - {"interval"} else "run.save_interval"
+            "run.exit_interval"
+            if {*_section(values, SHUTDOWN)} - {"interval"}
+            else "run.save_interval"
         ],
         mixed=True,
         blurs=_more,

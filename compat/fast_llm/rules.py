@@ -466,7 +466,9 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lossy="Fast-LLM's epsilon is above 0, with a default of 1e-8",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
-        spare_parameters("optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"),
+        spare_parameters(
+            "optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"
+        ),
         lacks("optimizer.decay_ramp", "Fast-LLM's weight decay is constant"),
         *plain_adam(
             "optimizer.nesterov",
@@ -572,9 +574,15 @@ SECTIONS: dict[str, tuple[str, Use]] = {
     "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's data loader", Use.RECORDS),
     "data.multiprocessing_context": ("a setting of Fast-LLM's data loader", Use.RECORDS),
     "batch": ("the training script of the target stack cuts and masks samples", Use.SAMPLES),
-    "batch.micro_sequence_length": ("Fast-LLM computes a sequence in parts, one after the other", Use.FORM),
+    "batch.micro_sequence_length": (
+        "Fast-LLM computes a sequence in parts, one after the other",
+        Use.FORM,
+    ),
     "schedule": ("a setting inside Fast-LLM's schedule", Use.PLACES),
-    "schedule.micro_batch_splits": ("Fast-LLM computes a sequence in parts, one after the other", Use.FORM),
+    "schedule.micro_batch_splits": (
+        "Fast-LLM computes a sequence in parts, one after the other",
+        Use.FORM,
+    ),
     "schedule.estimate_critical_batch": ("Fast-LLM measures gradients", Use.WAITS),
     "schedule.skip_step": ("Fast-LLM can leave out the optimizer step", Use.COMPUTES),
     **dict.fromkeys(

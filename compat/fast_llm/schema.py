@@ -169,7 +169,9 @@ class Distributed(Section):
     tensor_parallel: Positive = _has(
         1, "performance", "Number of ranks that split each weight matrix."
     )
-    pipeline_parallel: Positive = _has(1, "performance", "Number of ranks that divide the model's layers among themselves.")
+    pipeline_parallel: Positive = _has(
+        1, "performance", "Number of ranks that divide the model's layers among themselves."
+    )
     sequence_tensor_parallel: bool = _has(
         False, "performance", "Split norms and dropout by tokens in a tensor group."
     )
@@ -242,7 +244,9 @@ class Distributed(Section):
         "Default: Fast-LLM's constant.",
     )
     sample_seed_shift: int = _has(
-        None, "optional", "Step n adds n times this number to the seed. Default: Fast-LLM's constant."
+        None,
+        "optional",
+        "Step n adds n times this number to the seed. Default: Fast-LLM's constant.",
     )
     train_seed_shift: int = _has(
         None, "optional", "Number added to the seed in training. Default: Fast-LLM's constant."

@@ -64,8 +64,12 @@ def _holds(row: Mapping[str, Any], version: str) -> bool:
 @cache
 def bags(version: str) -> Mapping[str, str]:
     """Return the class of each free-form section by its path, in the notation of `Class.fields`."""
-    kinds = {row["key"]: str(row["type"]) for row in table(FACTS, "keys.json") if _holds(row, version)}
-    return {path: kind for path, kind in kinds.items() if kind.removeprefix("{}") in _classes(version)}
+    kinds = {
+        row["key"]: str(row["type"]) for row in table(FACTS, "keys.json") if _holds(row, version)
+    }
+    return {
+        path: kind for path, kind in kinds.items() if kind.removeprefix("{}") in _classes(version)
+    }
 
 
 def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
@@ -173,9 +177,7 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
     Config.get_subclass).
     """
     allowed = {name, *classes[name].get("below", ())}
-    above = (
-        found for one, found in classes.items() if name in (one, *found.get("below", ()))
-    )
+    above = (found for one, found in classes.items() if name in (one, *found.get("below", ())))
     registered = [pair for found in above for pair in found.get("types", {}).items()]
     return {kind: chosen for kind, chosen in (*registered, *ELSEWHERE) if chosen in allowed}
 

@@ -43,9 +43,7 @@ def _split(path: str, what: str, name: str, only: str = "") -> Check:
     def uneven(seen: Seen) -> bool:
         return (not only or bool(seen[only])) and seen[path] % seen[TENSOR] != 0
 
-    message = (
-        f"found {{{TENSOR}}} ranks, which cannot split {{{path}}} {what}: {BUILDS}; expected a divisor"
-    )
+    message = f"found {{{TENSOR}}} ranks, which cannot split {{{path}}} {what}: {BUILDS}; expected a divisor"
     return Check(TENSOR, uneven, message, Effect.STOPS, DIMENSION, needs=(path,), name=name)
 
 

@@ -1,5 +1,4 @@
-"""Reads a `config.json`, a folder with one, text or a mapping into typed values, and writes JSON.
-"""
+"""Reads a `config.json`, a folder with one, text or a mapping into typed values, and writes JSON."""
 
 from __future__ import annotations
 

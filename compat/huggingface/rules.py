@@ -9,7 +9,18 @@ from functools import cache, lru_cache
 from typing import Any
 
 from bridge.config import fields
-from bridge.families import FAMILIES, GENERIC, apart, choose, family_of, groups, meaning, read_by, spelling, stands_for
+from bridge.families import (
+    FAMILIES,
+    GENERIC,
+    apart,
+    choose,
+    family_of,
+    groups,
+    meaning,
+    read_by,
+    spelling,
+    stands_for,
+)
 from bridge.families.keys import USES
 from bridge.families.table import Family
 from bridge.plan import paths
@@ -77,7 +88,9 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 # Every row of the table writes a part of the same config, so the choice of the family is made once.
 @lru_cache(32)
-def _spell_model(plan: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
+def _spell_model(
+    plan: tuple[tuple[str, Any], ...], grouped: bool
+) -> tuple[Family, Mapping[str, Any]]:
     values = dict(plan)
     family, _ = choose(values, grouped)
     keys = spelling(values, family, grouped)
@@ -212,7 +225,11 @@ def table() -> tuple[Rule, ...]:
     )
     mapped = (family, *(_group(keys, said) for keys, said in groups()))
     rows = (
-        *(_beyond(key, note, harmless, use) for note, keys, harmless, use in BEYOND for key in keys),
+        *(
+            _beyond(key, note, harmless, use)
+            for note, keys, harmless, use in BEYOND
+            for key in keys
+        ),
         *(
             _beyond(key, "a switch of one family of models", harmless, Use.COMPUTES)
             for key, harmless in SWITCHES.items()

@@ -80,9 +80,7 @@ def _for_each_block(path: str) -> Check:
 
 TRAPS = Checks(
     Releases("huggingface", KNOWN),
-    *(
-        replace(row.check(lambda seen: seen["model_type"]), since=row.since) for row in REFUSALS
-    ),
+    *(replace(row.check(lambda seen: seen["model_type"]), since=row.since) for row in REFUSALS),
     *map(_for_each_block, ("layer_types", "mlp_layer_types")),
     *map(_token, TOKENS),
     *map(_format, ("torch_dtype", "dtype")),

@@ -92,8 +92,7 @@ class MegatronConfig(Config):
 
     @cached_property
     def ranks(self) -> int:
-        """Number of ranks: the given world size, else the smallest that the parallel sizes allow.
-        """
+        """Number of ranks: the given world size, else the smallest that the parallel sizes allow."""
         from compat.megatron.arguments import smallest_world_size
 
         return self.world_size or smallest_world_size(self.given, self.version)
@@ -297,8 +296,7 @@ class MegatronDialect(PackagedDialect):
         return (*assumed, *_find_overrules(config), *TRAPS.remarks(seen, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Yield findings on missing arguments without which the parser or the training loop stops.
-        """
+        """Yield findings on missing arguments without which the parser or the training loop stops."""
         from bridge.requirements import missing
         from compat.megatron.requirements import NEEDS
 
@@ -308,8 +306,7 @@ class MegatronDialect(PackagedDialect):
             )
 
     def whole(self, config: Config) -> bool:
-        """Whether the config is a whole launch, that is, sets the length of training or the data.
-        """
+        """Whether the config is a whole launch, that is, sets the length of training or the data."""
         from compat.megatron.requirements import whole
 
         return config.entry != "flags" or whole(config.given)

@@ -191,5 +191,7 @@ RULES = (
     opposite_switch("no_load_optim", "run.load_optimizer"),
     opposite_switch("no_load_rng", "run.load_random"),
     *each_only_ours("run.epochs", note="Megatron counts steps or samples, not epochs"),
-    *each_only_ours("run.timers", note="Megatron selects timers by level (--timing-log-level), not by a switch"),
+    *each_only_ours(
+        "run.timers", note="Megatron selects timers by level (--timing-log-level), not by a switch"
+    ),
 )

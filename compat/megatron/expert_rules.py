@@ -193,7 +193,9 @@ def _read_balance(values: Group, context: Context) -> Group:
     if not values.get("num_experts") or KIND not in values:
         return {}
     # Not strict: lists of different lengths are for TransformerConfig to refuse.
-    pairs = list(zip(values_as_list(values, KIND), values_as_list(values, COEFFICIENT), strict=False))
+    pairs = list(
+        zip(values_as_list(values, KIND), values_as_list(values, COEFFICIENT), strict=False)
+    )
     kind, coefficient = next(
         (pair for pair in pairs if pair[1]), pairs[0] if pairs else (None, None)
     )

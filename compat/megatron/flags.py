@@ -92,8 +92,7 @@ class ForeignValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The place of a flag: its option string, its index in the list, and the number of its words.
-    """
+    """The place of a flag: its option string, its index in the list, and the number of its words."""
 
     option: str
     index: int
@@ -271,8 +270,7 @@ class _FlagReader:
         return used
 
     def forget(self, dest: str) -> None:
-        """Move an earlier mention of the argument to `repeated`, because a later one overrides it.
-        """
+        """Move an earlier mention of the argument to `repeated`, because a later one overrides it."""
         if dest in self.given:
             del self.given[dest]
             self.repeated.append((dest, self.spots.pop(dest)))
@@ -530,8 +528,7 @@ def _alike(reader: _FlagReader, first: int, second: int) -> bool:
 
 
 def _further(reader: _FlagReader, index: int) -> int:
-    """Return the number of further values without a flag that directly follow the word at `index`.
-    """
+    """Return the number of further values without a flag that directly follow the word at `index`."""
     end = index
     while end + 1 in reader.extras and _alike(reader, end, end + 1):
         end += 1
@@ -539,8 +536,7 @@ def _further(reader: _FlagReader, index: int) -> int:
 
 
 def _after(reader: _FlagReader, index: int) -> str:
-    """Return the message for a value that belongs to no flag; it names the flag before the value.
-    """
+    """Return the message for a value that belongs to no flag; it names the flag before the value."""
     # The flag, or the loose word, that stands last before the value.
     before = next(
         (at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None
@@ -598,4 +594,3 @@ def _span(span: tuple[str, str]) -> str:
     if until == releases.KNOWN[-1]:
         return f"since {since}"
     return f"until {until}" if since == releases.KNOWN[0] else f"from {since} to {until}"
-

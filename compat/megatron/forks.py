@@ -90,7 +90,9 @@ ROWS: tuple[Removed, ...] = (
     Removed("--override-lr-scheduler", _sets(override_opt_param_scheduler=True), "v2.6"),
     *_removal_rows("23.06", DEFAULT, "--no-query-key-layer-scaling", "--overlap-p2p-communication"),
     *_removal_rows("v2.0", DEFAULT, "--bias-gelu-fusion", "--bias-dropout-fusion"),
-    *_removal_rows("v2.0", KERNEL, "--scaled-masked-softmax-fusion", takes=True, effect=Effect.COST),
+    *_removal_rows(
+        "v2.0", KERNEL, "--scaled-masked-softmax-fusion", takes=True, effect=Effect.COST
+    ),
     *_removal_rows(
         "v2.0",
         KERNEL,
@@ -135,7 +137,9 @@ ROWS: tuple[Removed, ...] = (
     ),
     *_removal_rows("v2.6", DATA, "--data-impl", takes=True),
     *_removal_rows("23.06", DATA, "--mmap-warmup"),
-    *_removal_rows("v2.6", "the launcher passes the flag to each process", "--local_rank", takes=True),
+    *_removal_rows(
+        "v2.6", "the launcher passes the flag to each process", "--local_rank", takes=True
+    ),
 )
 """All removed flags.
 
@@ -167,7 +171,9 @@ class Meant:
         return self.row.says(self.value)
 
 
-def find_removed_flags(words: Sequence[str], extras: Container[int], ended: Iterable[int]) -> Iterator[Meant]:
+def find_removed_flags(
+    words: Sequence[str], extras: Container[int], ended: Iterable[int]
+) -> Iterator[Meant]:
     """Yield the removed flags among `words`.
 
     `extras` has the indices of words that the parser does not know. `ended` has the indices of

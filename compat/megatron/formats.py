@@ -110,7 +110,10 @@ def unwrap_lists(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spoken(words: Words, version: str, lenient: bool) -> Read:
     """Read words with the parser of release `version`."""
-    needed, fixed = _arguments_that_matter() if words.opaque else (), _arguments_to_fix() if lenient else None
+    needed, fixed = (
+        _arguments_that_matter() if words.opaque else (),
+        _arguments_to_fix() if lenient else None,
+    )
     parsed = flags.parse(
         words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed
     )
@@ -142,8 +145,7 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
 
 
 def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
-    """Yield a message for each word that may contain flags and is known only when the script runs.
-    """
+    """Yield a message for each word that may contain flags and is known only when the script runs."""
     for path, index in parsed.opaque:
         # A word that stands alone is listed as spelled, with its variable or command; others are
         # listed by argument.
@@ -179,7 +181,9 @@ def _remarks(
         for dest, message, spot in parsed.foreign
     )
     yield from (_opaque(path, index, words) for path, index in parsed.opaque)
-    yield from filter(None, (_finding_on_open_text(dest, spot, words) for dest, spot in parsed.flags.items()))
+    yield from filter(
+        None, (_finding_on_open_text(dest, spot, words) for dest, spot in parsed.flags.items())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +203,15 @@ class Older:
 
 
 def _older(parsed: flags.Parsed, words: Words) -> Older:
-    """Return the removed flags among the words, with the values that they set in today's settings.
-    """
+    """Return the removed flags among the words, with the values that they set in today's settings."""
     ended = {spot.index for dest, spot in parsed.flags.items() if dest in forks.ENDED}
     # `extras` leaves out the words that only a run completes; behind a removed flag, such a word is
     # its value.
     extras = {*parsed.extras, *words.opaque}
-    flaws = {flag: _ill_typed(flag, words) for flag in forks.find_removed_flags(words.words, extras, ended)}
+    flaws = {
+        flag: _ill_typed(flag, words)
+        for flag in forks.find_removed_flags(words.words, extras, ended)
+    }
     found = tuple(flag for flag, flaw in flaws.items() if not flaw)
     origins = {
         dest: Origin(words.lines[flag.place], flag.row.option)
@@ -327,9 +333,7 @@ def _opaque(path: str, index: int, words: Words) -> Finding:
         "",
     )
     loose = path.startswith(("$", "`"))
-    message = (
-        f"{reason}; any flags in this word are left out" if loose else f"{reason}{LEFT_OUT}"
-    )
+    message = f"{reason}; any flags in this word are left out" if loose else f"{reason}{LEFT_OUT}"
     effect = _effects().get(path, Effect.NUMBERS)
     option = "" if loose else words.words[index].partition("=")[0]
     return Finding(path, message, effect, True, origin=Origin(words.lines[index], option))
@@ -609,13 +613,17 @@ def yaml_line(option: str, *values: str, version: str) -> str:
     if len(values) > 1:
         plain = all(re.fullmatch(r"[\w./:-]+", value) for value in values)
         return f"{option}: " + (
-            _quote_yaml(f"[{' '.join(values)}]") if plain else f"[{', '.join(map(_quote_yaml, values))}]"
+            _quote_yaml(f"[{' '.join(values)}]")
+            if plain
+            else f"[{', '.join(map(_quote_yaml, values))}]"
         )
     many = releases.flags(version)[option].nargs is not None
     # The runner's shell must hand the word on unchanged.
     kept = _shell_words(values[0], many) == [values[0]]
     return (
-        f"{option}: {_scalar(values[0])}" if kept else f"{_quote_yaml(f'{option}={values[0]}')}: true"
+        f"{option}: {_scalar(values[0])}"
+        if kept
+        else f"{_quote_yaml(f'{option}={values[0]}')}: true"
     )
 
 

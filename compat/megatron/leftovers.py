@@ -27,7 +27,9 @@ PLACE = Why(
     other=Effect.NUMBERS,
 )
 TOKENIZER = Why("the tokenizer of the data", Use.RECORDS, other=Effect.NUMBERS)
-BATCHES = Why("stagebridge does not translate a batch size that changes during the run", Use.SAMPLES)
+BATCHES = Why(
+    "stagebridge does not translate a batch size that changes during the run", Use.SAMPLES
+)
 START = Why("the weights or the checkpoint that a run starts from", Use.STARTS)
 SAVING = Why("Megatron's training loop writes checkpoints in its own way", Use.RECORDS)
 LOOP = Why("a switch of Megatron's training loop", Use.RECORDS)
@@ -85,9 +87,7 @@ GROUPS: Mapping[str, Why] = {
 
 SINGLE: Mapping[Why, str] = {
     BATCHES: "rampup_batch_size step_batch_size_schedule decrease_batch_size_if_needed",
-    Why("a setting of steps that Megatron's training loop skips", Use.ENDS): (
-        "iterations_to_skip"
-    ),
+    Why("a setting of steps that Megatron's training loop skips", Use.ENDS): ("iterations_to_skip"),
     Why("a setting with which Megatron ends the run early", Use.ENDS): (
         "exit_duration_in_mins phase_transition_iterations ckpt_convert_format error_injection_rate error_injection_type"
     ),
@@ -121,9 +121,7 @@ SINGLE: Mapping[Why, str] = {
     Why(
         "Megatron bounds attention logits during training", Use.COMPUTES
     ): "qk_clip qk_clip_alpha qk_clip_threshold",
-    Why(
-        "torch.autocast inside Megatron's layers", Use.COMPUTES
-    ): "enable_autocast autocast_dtype",
+    Why("torch.autocast inside Megatron's layers", Use.COMPUTES): "enable_autocast autocast_dtype",
     Why("a setting of how Megatron initialises weights", Use.STARTS): (
         "use_cpu_initialization perform_initialization data_parallel_random_init init_method_xavier_uniform"
     ),
@@ -320,7 +318,8 @@ def _switch(dest: str) -> Switch | None:
         (
             switch
             for switch, starts in SWITCHES
-            if dest not in switch.paths.split() and any(dest.startswith(start) for start in starts.split())
+            if dest not in switch.paths.split()
+            and any(dest.startswith(start) for start in starts.split())
         ),
         None,
     )

@@ -52,7 +52,8 @@ def read(source: Any, cls: str, version: str) -> Reading:
     if plain.get(ACTIVATION) == member_name(known.get(ACTIVATION)):
         del plain[ACTIVATION]
     given = {
-        options.RENAMED.get(name, name): value for name, value in _set_fields(plain, cls, version).items()
+        options.RENAMED.get(name, name): value
+        for name, value in _set_fields(plain, cls, version).items()
     }
     # A class of the user's own, or of another release, may have more fields than ours.
     more = {name: _plain(value) for name, value in held.items() if name not in known}

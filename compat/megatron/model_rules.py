@@ -442,7 +442,9 @@ PREDICTED = convert(
 POSITIONS = convert(
     "max_position_embeddings",
     "model.embedding.max_positions",
-    lambda values, context: {"model.embedding.max_positions": values.get("max_position_embeddings")},
+    lambda values, context: {
+        "model.embedding.max_positions": values.get("max_position_embeddings")
+    },
     lambda values, context: {
         "max_position_embeddings": values.get("model.embedding.max_positions")
         or (values.get("model.sequence") if values.get(KIND) not in (None, "learned") else None)

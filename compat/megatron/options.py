@@ -62,9 +62,7 @@ def groups() -> Mapping[str, str]:
 @cache
 def descriptions() -> Mapping[str, str]:
     """Return a description of each argument and config field, in one line each."""
-    sections: Mapping[str, Mapping[str, str]] = table(
-        releases.__name__, "descriptions.json"
-    )
+    sections: Mapping[str, Mapping[str, str]] = table(releases.__name__, "descriptions.json")
     return MappingProxyType(
         {name: line for section in sections.values() for name, line in section.items()}
     )
@@ -189,7 +187,9 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
         return None
     words = [_word(flag, item) for item in values]
     return (
-        _join_words(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
+        _join_words(flag.options[0], words)
+        if all(flags.takes(flag, word) for word in words)
+        else None
     )
 
 

@@ -1,5 +1,4 @@
-"""The table between Megatron's arguments of positions and the plan's fields: kind, rotation and scaling.
-"""
+"""The table between Megatron's arguments of positions and the plan's fields: kind, rotation and scaling."""
 
 from __future__ import annotations
 
@@ -188,7 +187,9 @@ def _write_some(values: Group) -> Group:
     if turning is None or all(turning):
         return {}
     return {
-        "no_rope_freq": spell_pattern(turning, values.get("model.layers"), all_but_last_of, inverted=True)
+        "no_rope_freq": spell_pattern(
+            turning, values.get("model.layers"), all_but_last_of, inverted=True
+        )
     }
 
 

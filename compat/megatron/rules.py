@@ -530,11 +530,7 @@ def _write_loss_scale(values: Group) -> Group:
     static, initial, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
     if values.get("precision.compute") != "fp16":
         return {"loss_scale": static}
-    return {
-        "loss_scale": static,
-        "initial_loss_scale": initial,
-        "hysteresis": hysteresis,
-    }
+    return {"loss_scale": static, "initial_loss_scale": initial, "hysteresis": hysteresis}
 
 
 SAME = {name: name for name in ("sgd", "muon", "adaptive_muon", "soap", "lion")}
@@ -761,7 +757,9 @@ def other_rules() -> tuple[Rule, ...]:
         convert(
             "distribute_saved_activations",
             "recompute.partition",
-            lambda values, context: {"recompute.partition": bool(values.get("distribute_saved_activations"))},
+            lambda values, context: {
+                "recompute.partition": bool(values.get("distribute_saved_activations"))
+            },
             lambda values, context: (
                 {"distribute_saved_activations": True}
                 if values.get("recompute.partition")
@@ -789,7 +787,13 @@ def other_rules() -> tuple[Rule, ...]:
             ),
             _write_offload,
             effect=Effect.COST,
-            sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
+            sees=(
+                "use_precision_aware_optimizer",
+                "optimizer",
+                "optimizer.name",
+                "zero.stage",
+                *SHARDED,
+            ),
             lossy="Megatron offloads optimizer state since 0.12, to host memory, and only with its precision-aware optimizer",
             source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
         ),
@@ -809,8 +813,14 @@ def other_rules() -> tuple[Rule, ...]:
         convert(
             "calculate_per_token_loss",
             "loss",
-            lambda values, context: {"loss": "per_token" if values.get("calculate_per_token_loss") else "mean_of_microbatches"},
-            lambda values, context: {"calculate_per_token_loss": True} if values.get("loss") == "per_token" else {},
+            lambda values, context: {
+                "loss": "per_token"
+                if values.get("calculate_per_token_loss")
+                else "mean_of_microbatches"
+            },
+            lambda values, context: (
+                {"calculate_per_token_loss": True} if values.get("loss") == "per_token" else {}
+            ),
         ),
     )
 
@@ -879,7 +889,11 @@ def _without_ramp(values: Group) -> str:
     """Return why the ramp of the batch size is lost, and how many steps the run then has."""
     samples, size = values.get("train_samples"), values.get("global_batch_size")
     steps = values.get("train_iters") or (samples // size if samples and size else None)
-    end = f"; the run then has {steps:,} steps of {size} samples from the start" if steps and size else ""
+    end = (
+        f"; the run then has {steps:,} steps of {size} samples from the start"
+        if steps and size
+        else ""
+    )
     return f"{leftovers.BATCHES.note}{end}"
 
 
@@ -898,8 +912,7 @@ RAMP = replace(
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Return all rules. Each argument of each release, and each plan field, is in exactly one rule.
-    """
+    """Return all rules. Each argument of each release, and each plan field, is in exactly one rule."""
     mapped = (
         *model_rules.RULES,
         *parallel_rules(),

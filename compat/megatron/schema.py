@@ -20,8 +20,7 @@ TYPES: dict[str, Any] = {"int": Whole, "float": Real, "bool": bool, "str": str}
 
 @cache
 def schema() -> type[Section]:
-    """Return the pydantic class of the schema. It is built once, from the tables of all releases.
-    """
+    """Return the pydantic class of the schema. It is built once, from the tables of all releases."""
     said = options.descriptions()
     # pydantic does not allow a name with a leading underscore, only an alias.
     fields: dict[str, Any] = {

@@ -15,7 +15,15 @@ from bridge.files import Document
 from bridge.findings import Finding, Origin, unknown
 from bridge.rules import Effect
 from compat.megatron import options, releases
-from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, run, select
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Step,
+    check,
+    compute_argument,
+    derive,
+    run,
+    select,
+)
 from compat.megatron.arguments.training import feed_forward_width, params_dtype
 
 YAML_CFG, CONTAINER = "yaml_cfg", "container"
@@ -76,9 +84,7 @@ def kind(data: Any) -> str | None:
     return CONTAINER if target.endswith("ConfigContainer") and sections >= 2 else None
 
 
-def read(
-    document: Document, version: str, lenient: bool
-) -> tuple[Reading, tuple[str, ...]]:
+def read(document: Document, version: str, lenient: bool) -> tuple[Reading, tuple[str, ...]]:
     """Read the given values of a file in sections. Returns the reading, and the reasons why it is refused.
 
     `_target_` is only read as text, never called.
@@ -224,8 +230,7 @@ class _SectionReader:
         return f"{self.place(section, key)}{key}: unknown to Megatron{nearest(key, options.groups(), len(self.problems))}"
 
     def place(self, *key: str) -> str:
-        """Return the line of a key as the beginning of a message. Empty if the line is not known.
-        """
+        """Return the line of a key as the beginning of a message. Empty if the line is not known."""
         line = self.document.line(*filter(None, key))
         return f"line {line}: " if line else ""
 
@@ -336,9 +341,7 @@ STEPS: tuple[Step, ...] = (
     derive(PLACE, _sizes, needs=("world_size",)),
     check(
         PLACE,
-        lambda a: (
-            a.global_batch_size % (a.micro_batch_size * a.data_parallel_size)
-        ),
+        lambda a: a.global_batch_size % (a.micro_batch_size * a.data_parallel_size),
         "global_batch_size: found {global_batch_size}; expected a multiple of micro_batch_size ({micro_batch_size}) x"
         " data_parallel_size"
         " ({data_parallel_size})",

@@ -198,11 +198,7 @@ def _refuse(counts: tuple[int, ...], ranks: int, virtual: int | None, context: C
 
 RULES = (
     convert(
-        (
-            *VIRTUAL_FLAGS,
-            *UNEVEN_FLAGS,
-            "pipeline_model_parallel_layout",
-        ),
+        (*VIRTUAL_FLAGS, *UNEVEN_FLAGS, "pipeline_model_parallel_layout"),
         (
             "stages.rule",
             "stages.layers_per_stage",

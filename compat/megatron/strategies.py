@@ -118,7 +118,11 @@ def _fields(group: Group, case: StrategyCase) -> Group:
     """Return the settings of `group` that a config class has as fields. If there is a pipeline,
     `pipeline_dtype` is added.
     """
-    own = {path: value for path, value in group.items() if path in _names_by_argument(case.version, case.entry)}
+    own = {
+        path: value
+        for path, value in group.items()
+        if path in _names_by_argument(case.version, case.entry)
+    }
     # The class has the result of the flag as a field.
     if "num_virtual_stages_per_pipeline_rank" in group:
         own["virtual_pipeline_model_parallel_size"] = group["num_virtual_stages_per_pipeline_rank"]
@@ -559,8 +563,7 @@ def paths(case: StrategyCase) -> Iterable[str]:
 
 @cache
 def settable(version: str, entry: str) -> tuple[str, ...]:
-    """Return the names of fields that a config of the entry point `entry` can set to a plain value.
-    """
+    """Return the names of fields that a config of the entry point `entry` can set to a plain value."""
     if entry == FLAGS:
         return tuple(
             dest for dest in options.by_dest(version) if dest not in UNSETTABLE and dest != "help"

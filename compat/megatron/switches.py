@@ -97,7 +97,8 @@ EXCHANGE = convert(
     # On one context rank nothing is exchanged, and the type says nothing.
     lambda values, context: (
         {METHOD: EXCHANGES.get(str(values_as_list(values, "cp_comm_type")[0]))}
-        if values_as_list(values, "cp_comm_type")[0] is not None and (values.get("context_parallel_size") or 1) > 1
+        if values_as_list(values, "cp_comm_type")[0] is not None
+        and (values.get("context_parallel_size") or 1) > 1
         else {}
     ),
     lambda values, context: (

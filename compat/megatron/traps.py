@@ -77,8 +77,7 @@ def _ramp(args: Seen) -> tuple[int, int, int] | None:
 
 
 def _microbatches(args: Seen) -> tuple[int, ...]:
-    """Return the numbers of microbatches that the run has, if its batches divide into microbatches.
-    """
+    """Return the numbers of microbatches that the run has, if its batches divide into microbatches."""
     share = (args["micro_batch_size"] or 0) * (args["data_parallel_size"] or 0)
     sizes = _sizes(args) if share else ()
     return tuple(size // share for size in sizes if size % share == 0 and size >= share)
@@ -233,7 +232,9 @@ CORE = (
     ),
     Check(
         "context_parallel_size",
-        lambda args: (args["context_parallel_size"] or 1) > 1 and args["transformer_impl"] == "local",
+        lambda args: (
+            (args["context_parallel_size"] or 1) > 1 and args["transformer_impl"] == "local"
+        ),
         "found {context_parallel_size} with transformer_impl local, whose attention cannot split a"
         " sequence: training stops when it builds the model; use transformer_engine",
         Effect.STOPS,

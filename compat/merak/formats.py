@@ -384,7 +384,9 @@ class _ArgumentReader:
             self.problems.append(f"{name}{f' (line {line})' if line else ''}: {error}")
             return
         if path in self.raw and path in self.origins:
-            message = "given more than once; the parser keeps the last value, and this value is lost"
+            message = (
+                "given more than once; the parser keeps the last value, and this value is lost"
+            )
             self.findings.append(
                 Finding(path, message, Effect.NONE, True, origin=self.origins[path])
             )

@@ -124,7 +124,9 @@ def _read(values: Group, context: Context) -> Group:
     if values[TYPE] == "warmup_stable_decay":
         # A half cosine. A decay of 0 steps becomes 1 step, since its first step is still at the
         # peak.
-        found[SCHEDULE + "decay_steps"] = max(1, int(_scheduler_arguments(values)["num_decay_steps"]))
+        found[SCHEDULE + "decay_steps"] = max(
+            1, int(_scheduler_arguments(values)["num_decay_steps"])
+        )
         found[SCHEDULE + "decay_shape"] = "cosine"
     return found
 

@@ -367,21 +367,41 @@ def zero_rules() -> tuple[Rule, ...]:
         convert(
             PRESCALED,
             ("zero.prescale", "zero.predivide"),
-            lambda values, context: dict(zip(("zero.prescale", "zero.predivide"), map(values.get, PRESCALED), strict=True)),
-            lambda values, context: dict(zip(PRESCALED, map(values.get, ("zero.prescale", "zero.predivide")), strict=True)),
+            lambda values, context: dict(
+                zip(("zero.prescale", "zero.predivide"), map(values.get, PRESCALED), strict=True)
+            ),
+            lambda values, context: dict(
+                zip(PRESCALED, map(values.get, ("zero.prescale", "zero.predivide")), strict=True)
+            ),
             effect=Effect.ROUNDING,
             carries=dict(zip(PRESCALED, ("zero.prescale", "zero.predivide"), strict=True)),
             source="core/zero/stage1.py: average_tensor",
         ),
-        always("zero.overlap", False, "Merak reduces gradients after the backward pass", Effect.COST),
+        always(
+            "zero.overlap", False, "Merak reduces gradients after the backward pass", Effect.COST
+        ),
         always("zero.overlap_gather", False, "Merak gathers weights after the update", Effect.COST),
-        always("zero.offload.optimizer", "none", "Merak keeps optimizer state on the device", Effect.COST),
+        always(
+            "zero.offload.optimizer",
+            "none",
+            "Merak keeps optimizer state on the device",
+            Effect.COST,
+        ),
         always("zero.offload.parameters", "none", "Merak keeps weights on the device", Effect.COST),
-        only_ours("zero.offload.optimizer_ratio", note="Merak keeps optimizer state on the device", effect=Effect.COST),
-        only_ours("zero.weight_buffers", "zero.grad_buffers", note=(
-            "Merak has no setting for the number of buffers"
-        ), effect=Effect.COST),
-        only_ours("zero.replicas", note="Merak shards over all data-parallel ranks", effect=Effect.COST),
+        only_ours(
+            "zero.offload.optimizer_ratio",
+            note="Merak keeps optimizer state on the device",
+            effect=Effect.COST,
+        ),
+        only_ours(
+            "zero.weight_buffers",
+            "zero.grad_buffers",
+            note=("Merak has no setting for the number of buffers"),
+            effect=Effect.COST,
+        ),
+        only_ours(
+            "zero.replicas", note="Merak shards over all data-parallel ranks", effect=Effect.COST
+        ),
     )
 
 
@@ -652,7 +672,9 @@ CLIP = convert(
     "args.max_grad_norm",
     "optimizer.clip",
     lambda values, context: {
-        "optimizer.clip": 0.0 if switches_clipping_off(values) else max(0.0, values["args.max_grad_norm"])
+        "optimizer.clip": 0.0
+        if switches_clipping_off(values)
+        else max(0.0, values["args.max_grad_norm"])
     },
     lambda values, context: {"args.max_grad_norm": values.get("optimizer.clip")},
     sees=("args.half_precision_backend", "args.fp16"),
@@ -734,9 +756,9 @@ def other_rules() -> tuple[Rule, ...]:
             "mean_of_microbatches",
             "Merak averages over microbatches; the script's loss decides how tokens are averaged",
         ),
-        only_ours("optimizer.momentum", note=(
-            "AdamW and Adafactor do not have this kind of momentum"
-        )),
+        only_ours(
+            "optimizer.momentum", note=("AdamW and Adafactor do not have this kind of momentum")
+        ),
         *plain_adam(
             "optimizer.nesterov",
             "optimizer.amsgrad",
@@ -790,11 +812,7 @@ KEPT: tuple[tuple[str, Use, tuple[str, ...]], ...] = (
     ("Merak's engine frees sent activations in its own way", Use.PLACES, ("dealloc_pipeoutput",)),
     ("tensor-parallel messages inside Merak's layers", Use.PLACES, ("sequence_dim",)),
     ("a switch of the device's kernels", Use.FORM, ("tf32",)),
-    (
-        "a setting of the data loader",
-        Use.PLACES,
-        ("dataloader_pin_memory", "split_inputs"),
-    ),
+    ("a setting of the data loader", Use.PLACES, ("dataloader_pin_memory", "split_inputs")),
     (
         "each stack's trainer has its own evaluation and logs",
         Use.RECORDS,
@@ -810,11 +828,7 @@ KEPT: tuple[tuple[str, Use, tuple[str, ...]], ...] = (
     (
         "checkpoints are written by Merak's trainer",
         Use.RECORDS,
-        (
-            "output_dir",
-            "save",
-            "load_best_model_at_end",
-        ),
+        ("output_dir", "save", "load_best_model_at_end"),
     ),
     (
         "the checkpoint from which a run starts; a translation of settings does not convert it",
@@ -835,7 +849,9 @@ which the effect on the run follows.
 """
 REASONS: Mapping[str, Why] = {
     **{f"args.{name}": Why(note, use) for note, use, names in KEPT for name in names},
-    "init.backend": Why("Merak replaces the value by NCCL if torch supports NCCL, else by MPI", Use.UNREAD),
+    "init.backend": Why(
+        "Merak replaces the value by NCCL if torch supports NCCL, else by MPI", Use.UNREAD
+    ),
     "trainer": Why("objects of the training script", Use.RECORDS, other=Effect.NUMBERS),
     "tp_lists": Why(
         "in other stacks the model's code defines how each module is split over tensor ranks",
@@ -843,8 +859,7 @@ REASONS: Mapping[str, Why] = {
     ),
 }
 INHERITED = Why(
-    "a setting of the Hugging Face trainer, which Merak does not read from 2.0.0 on",
-    Use.UNREAD,
+    "a setting of the Hugging Face trainer, which Merak does not read from 2.0.0 on", Use.UNREAD
 )
 
 

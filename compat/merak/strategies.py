@@ -228,7 +228,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 }
 
 BESIDE: Mapping[str, Group] = {
-    "args.load_best_model_at_end": {"args.eval_strategy": "steps", "args.save_strategy": "steps"},
+    "args.load_best_model_at_end": {"args.eval_strategy": "steps", "args.save_strategy": "steps"}
 }
 """For each field that requires other settings: these settings."""
 FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")

@@ -73,7 +73,9 @@ def _wrong_norm(seen: Seen) -> bool:
     (`torch.nn.utils.clip_grad_norm_`).
     """
     own = (
-        not seen["fp16"] and not switches_clipping_off(seen.values) and seen["half_precision_backend"] != "apex"
+        not seen["fp16"]
+        and not switches_clipping_off(seen.values)
+        and seen["half_precision_backend"] != "apex"
     )
     # With one pipeline and one tensor rank, the rank's own parameters are all of them.
     return (seen["max_grad_norm"] or 0) > 0 and own and seen.size("pp") * seen.size("tp") > 1
@@ -94,7 +96,12 @@ def _checkpoints(seen: Seen) -> bool:
 TRAPS = Checks(
     RELEASES,
     # Nothing reads them
-    _dead("split_inputs", "nothing in Merak reads this argument", "merak_args/args.py", since=REWRITTEN),
+    _dead(
+        "split_inputs",
+        "nothing in Merak reads this argument",
+        "merak_args/args.py",
+        since=REWRITTEN,
+    ),
     _dead(
         "hysteresis",
         "the scaler takes a hysteresis of 2 in any case",
@@ -104,7 +111,9 @@ TRAPS = Checks(
     _dead(
         "loss_scale", "the scale is dynamic in any case", "core/amp/amp_engine.py", since=REWRITTEN
     ),
-    _dead("init.backend", "init takes NCCL if torch supports NCCL, else MPI", "initialize.py: init"),
+    _dead(
+        "init.backend", "init takes NCCL if torch supports NCCL, else MPI", "initialize.py: init"
+    ),
     _dead(
         "bf16",
         f"Merak {BF16} is the first release that reads bf16; this release trains in fp32",

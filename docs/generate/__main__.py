@@ -21,20 +21,31 @@ import rule_examples
 
 HERE = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w ]+) -->\n.*?<!-- end -->", re.DOTALL)
-TABLES: Mapping[str, Callable[[], str]] = {"dialects": dialect_pages.dialects_table, **guide_tables.TABLES}
+TABLES: Mapping[str, Callable[[], str]] = {
+    "dialects": dialect_pages.dialects_table,
+    **guide_tables.TABLES,
+}
 
 
 def main() -> int:
     """Write or check the pages; the exit code."""
-    parser = argparse.ArgumentParser(prog="python docs/generate", description="Write generated pages and tables.")
-    parser.add_argument("--check", action="store_true", help="write nothing; list what is out of date")
+    parser = argparse.ArgumentParser(
+        prog="python docs/generate", description="Write generated pages and tables."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; list what is out of date"
+    )
     parser.add_argument(
         "--measure",
         type=int,
         metavar="N",
         help="first measure losses on N generated configs of each pair whose rules or releases moved",
     )
-    parser.add_argument("--examples", action="store_true", help="first look for an example of each rule that has none")
+    parser.add_argument(
+        "--examples",
+        action="store_true",
+        help="first look for an example of each rule that has none",
+    )
     options = parser.parse_args()
     check = options.check
     if options.examples:
@@ -57,13 +68,21 @@ def main() -> int:
 
 def pages() -> dict[str, str]:
     """Every generated page by its path, and every hand-written one with its tables filled in."""
-    return {**always_page.pages(), **dialect_pages.pages(), **fidelity_pages.pages(), **guide_tables.pages(), **_filled()}
+    return {
+        **always_page.pages(),
+        **dialect_pages.pages(),
+        **fidelity_pages.pages(),
+        **guide_tables.pages(),
+        **_filled(),
+    }
 
 
 def _generated() -> list[str]:
     """Pages of folders that hold nothing else."""
     return [
-        str(path.relative_to(HERE)) for folder in ("dialects", "fidelity", "rules") for path in sorted((HERE / folder).glob("*"))
+        str(path.relative_to(HERE))
+        for folder in ("dialects", "fidelity", "rules")
+        for path in sorted((HERE / folder).glob("*"))
     ]
 
 

@@ -70,7 +70,12 @@ PROBES: tuple[Mapping[str, Any], ...] = (
 def unsaid(dialect: Dialect, version: str) -> Mapping[str, Any]:
     """The plan values of a release if nothing is said: its defaults, and what it derives in the runs above."""
     given, context = dialect.defaults(version), Context(version)
-    found = {ours: value for rule in dialect.rules if rule.ours for ours, value in rule.read(given, context).items()}
+    found = {
+        ours: value
+        for rule in dialect.rules
+        if rule.ours
+        for ours, value in rule.read(given, context).items()
+    }
     table = plan_claims(dialect)
     for probe in PROBES:
         said = {**RUN, **probe}
@@ -79,8 +84,16 @@ def unsaid(dialect: Dialect, version: str) -> Mapping[str, Any]:
         except BridgeError:
             continue  # this release has no such run
         for ours, value in bridge.lift(config).values().items():
-            settings = [path for path in table[ours].carriers(ours) if not isinstance(config.given.get(path), Mapping)]
-            if ours not in said and not any(path in config.given for path in settings) and found.get(ours) is None:
+            settings = [
+                path
+                for path in table[ours].carriers(ours)
+                if not isinstance(config.given.get(path), Mapping)
+            ]
+            if (
+                ours not in said
+                and not any(path in config.given for path in settings)
+                and found.get(ours) is None
+            ):
                 found[ours] = value
     return found
 
@@ -100,9 +113,16 @@ def rows() -> Iterator[str]:
     has a choice and another always the same value.
     """
     for ours in paths():
-        values = {repr(value) for dialect in dialects() for _, value in history(dialect, ours) if value is not None}
+        values = {
+            repr(value)
+            for dialect in dialects()
+            for _, value in history(dialect, ours)
+            if value is not None
+        }
         settable = any(reference.carriers(dialect, ours) for dialect in dialects())
-        if len(values) > 1 or (values and settable and any(is_fixed(dialect, ours) for dialect in dialects())):
+        if len(values) > 1 or (
+            values and settable and any(is_fixed(dialect, ours) for dialect in dialects())
+        ):
             yield ours
 
 
@@ -127,7 +147,13 @@ def source(dialect: Dialect, ours: str) -> str:
         return ""
     settings = ", ".join(map(code, reference.carriers(dialect, ours)))
     note = sentence(rule.note) if ours.startswith(HABITS) else ""
-    return f"{note} {rule.source}".strip() if rule.source else f"{note} default of {settings}".strip() if settings else note
+    return (
+        f"{note} {rule.source}".strip()
+        if rule.source
+        else f"{note} default of {settings}".strip()
+        if settings
+        else note
+    )
 
 
 def section(fields: list[str]) -> str:
@@ -135,7 +161,10 @@ def section(fields: list[str]) -> str:
     titles = [dialect.title for dialect in dialects()]
     what = table(
         ("plan field", "effect", *titles),
-        ((code(ours), named(EFFECTS.get(ours)), *(cell(dialect, ours) for dialect in dialects())) for ours in fields),
+        (
+            (code(ours), named(EFFECTS.get(ours)), *(cell(dialect, ours) for dialect in dialects()))
+            for ours in fields
+        ),
     )
     where = table(
         ("plan field", "stack", "where"),

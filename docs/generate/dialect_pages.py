@@ -6,7 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 import rule_examples
-from markdown_text import Row, between, code, codes, named, page, prose, sentence, slug, table, value
+from markdown_text import (
+    Row,
+    between,
+    code,
+    codes,
+    named,
+    page,
+    prose,
+    sentence,
+    slug,
+    table,
+    value,
+)
 
 import compat
 from bridge import reference
@@ -38,14 +50,22 @@ def dialect_page(dialect: Dialect) -> str:
         _mapped(dialect, [entry for entry in every if entry.plan]),
         *_disagreements(dialect),
         *_checks(dialect),
-        *(part for section, group in sections.items() for part in _section(section, group, notes, dialect)),
+        *(
+            part
+            for section, group in sections.items()
+            for part in _section(section, group, notes, dialect)
+        ),
         "## Notes",
         "\n".join(f"- {code(path)}: {note}" for note, path in notes.items()),
     )
 
 
 def _opening(dialect: Dialect, every: Sequence[Entry]) -> str:
-    mapped, first, last = sum(bool(entry.plan) for entry in every), dialect.versions[0], dialect.versions[-1]
+    mapped, first, last = (
+        sum(bool(entry.plan) for entry in every),
+        dialect.versions[0],
+        dialect.versions[-1],
+    )
     return (
         f"{len(every)} fields in {len(dialect.versions)} releases, {first} to {last}. {mapped} of them stand for something that "
         f"other stacks know too; the others stay behind in a translation, and travel in its sidecar. Sources: "
@@ -55,7 +75,9 @@ def _opening(dialect: Dialect, every: Sequence[Entry]) -> str:
 
 
 def _contents(sections: Mapping[str, Sequence[Entry]]) -> str:
-    lines = [f"- [{section}](#{slug(section)}) ({len(group)})" for section, group in sections.items()]
+    lines = [
+        f"- [{section}](#{slug(section)}) ({len(group)})" for section, group in sections.items()
+    ]
     head = ["- [Where fields go](#where-fields-go)", "- [Notes](#notes)"]
     return "\n".join([head[0], *lines, head[1]])
 
@@ -69,7 +91,9 @@ MAPPED = (
 
 def _mapped(dialect: Dialect, entries: Sequence[Entry]) -> str:
     others = [other for other in dialects() if other is not dialect]
-    rows = [(code(entry.path), codes(entry.plan), *map(_place, entry.arrivals)) for entry in entries]
+    rows = [
+        (code(entry.path), codes(entry.plan), *map(_place, entry.arrivals)) for entry in entries
+    ]
     return table(("field", "plan", *(other.title for other in others)), rows)
 
 
@@ -81,12 +105,20 @@ def _place(arrival: Arrival) -> str:
 
 def _disagreements(dialect: Dialect) -> tuple[str, ...]:
     rows = [
-        (code(row.path), f"{row.said} ({row.place})", f"{row.done} ({row.source})", between(row.since, row.until))
+        (
+            code(row.path),
+            f"{row.said} ({row.place})",
+            f"{row.done} ({row.source})",
+            between(row.since, row.until),
+        )
         for row in dialect.disagreements
     ]
     if not rows:
         return ()
-    return ("## Documentation and code disagree", table(("field", "documentation", "code", "releases"), rows))
+    return (
+        "## Documentation and code disagree",
+        table(("field", "documentation", "code", "releases"), rows),
+    )
 
 
 RULES = (
@@ -113,7 +145,9 @@ def rules_page(dialect: Dialect) -> str:
         for check, cell in zip(dialect.checks, rule_examples.cells(dialect), strict=True)
     ]
     columns = ("rule", "what it says", "effect", "releases", "place", "example")
-    return page(f"{dialect.title}: every rule", prose(f"{RULES} {_counted(dialect)}"), table(columns, rows))
+    return page(
+        f"{dialect.title}: every rule", prose(f"{RULES} {_counted(dialect)}"), table(columns, rows)
+    )
 
 
 def _counted(dialect: Dialect) -> str:
@@ -141,7 +175,9 @@ def _note(entry: Entry) -> str:
     return " ".join(sentence(part) for part in (entry.note, lossy, source) if part)
 
 
-def _section(section: str, group: Sequence[Entry], notes: Mapping[str, str], dialect: Dialect) -> tuple[str, ...]:
+def _section(
+    section: str, group: Sequence[Entry], notes: Mapping[str, str], dialect: Dialect
+) -> tuple[str, ...]:
     rows = [
         (
             _named(entry),
@@ -150,15 +186,22 @@ def _section(section: str, group: Sequence[Entry], notes: Mapping[str, str], dia
             _lifetime(entry.spans, dialect),
             entry.doc,
             codes(entry.plan) or "stays behind",
-            " ".join((named(entry.effect), f"[{notes[_note(entry)]}](#notes)" if _note(entry) else "")).strip(),
+            " ".join(
+                (named(entry.effect), f"[{notes[_note(entry)]}](#notes)" if _note(entry) else "")
+            ).strip(),
         )
         for entry in group
     ]
-    return f"## {section}", table(("field", "type", "default", "releases", "meaning", "plan", "if lost"), rows)
+    return f"## {section}", table(
+        ("field", "type", "default", "releases", "meaning", "plan", "if lost"), rows
+    )
 
 
 def _named(entry: Entry) -> str:
-    usual = f"--{entry.path.rpartition('.')[2].replace('_', '-')}", f"--{entry.path.rpartition('.')[2]}"
+    usual = (
+        f"--{entry.path.rpartition('.')[2].replace('_', '-')}",
+        f"--{entry.path.rpartition('.')[2]}",
+    )
     others = [spelling for spelling in entry.spellings if spelling not in usual]
     return codes((entry.path, *others))
 
@@ -184,7 +227,9 @@ def _lifetime(spans: Sequence[Span], dialect: Dialect) -> str:
 
 def dialects_table() -> str:
     """The stacks, with their releases and sizes."""
-    return table(("stack", "releases", "fields", "what is lost from here"), map(_dialect_row, dialects()))
+    return table(
+        ("stack", "releases", "fields", "what is lost from here"), map(_dialect_row, dialects())
+    )
 
 
 def _dialect_row(dialect: Dialect) -> Row:
@@ -216,18 +261,28 @@ def plan_page() -> str:
 
 def _plan_table(group: Sequence[Field]) -> str:
     rows = [
-        (code(leaf.path), kind(leaf.annotation), leaf.doc, *(_stands(other, leaf.path) for other in dialects())) for leaf in group
+        (
+            code(leaf.path),
+            kind(leaf.annotation),
+            leaf.doc,
+            *(_stands(other, leaf.path) for other in dialects()),
+        )
+        for leaf in group
     ]
     return table(("plan", "type", "meaning", *(other.title for other in dialects())), rows)
 
 
 def _stands(dialect: Dialect, ours: str) -> str:
     fixed = reference.always(dialect)
-    return codes(reference.carriers(dialect, ours)) or (f"always {code(str(fixed[ours]))}" if ours in fixed else "")
+    return codes(reference.carriers(dialect, ours)) or (
+        f"always {code(str(fixed[ours]))}" if ours in fixed else ""
+    )
 
 
 def pages() -> dict[str, str]:
     """The plan, and for each dialect a page of its fields and one of its rules."""
     fields_ = {f"dialects/{dialect.name}.md": dialect_page(dialect) for dialect in dialects()}
-    rules = {f"rules/{dialect.name}.md": rules_page(dialect) for dialect in dialects() if dialect.checks}
+    rules = {
+        f"rules/{dialect.name}.md": rules_page(dialect) for dialect in dialects() if dialect.checks
+    }
     return {"plan.md": plan_page(), **fields_, **rules}

@@ -13,12 +13,23 @@ from bridge.dialect import Dialect
 from bridge.reference import DialectPair, Opening, Passage
 from bridge.rules import Effect, How
 
-EFFECTS: tuple[Effect | None, ...] = (Effect.NUMBERS, None, Effect.ROUNDING, Effect.COST, Effect.NONE)
+EFFECTS: tuple[Effect | None, ...] = (
+    Effect.NUMBERS,
+    None,
+    Effect.ROUNDING,
+    Effect.COST,
+    Effect.NONE,
+)
 
 
 def pairs() -> list[DialectPair]:
     """All ordered pairs, by name."""
-    return [reference.pair(source, target) for source in dialects() for target in dialects() if source is not target]
+    return [
+        reference.pair(source, target)
+        for source in dialects()
+        for target in dialects()
+        if source is not target
+    ]
 
 
 FIDELITY = """What survives a translation, for each ordered pair of stacks, by the newest release of both. Counted from the rules,
@@ -63,7 +74,9 @@ def matrix_page() -> str:
 def matrix_table() -> str:
     """One row for each ordered pair: fields by how."""
     hows = ("exact", "derived", "approximate", "never lost", "dropped", "defaulted")
-    return table(("from", "to", "fields", *hows, "own", "of them numbers"), map(_matrix_row, pairs()))
+    return table(
+        ("from", "to", "fields", *hows, "own", "of them numbers"), map(_matrix_row, pairs())
+    )
 
 
 HOWS = (How.EXACT, How.DERIVED, How.APPROXIMATE, How.DROPPED, How.DEFAULTED)
@@ -74,12 +87,25 @@ def _matrix_row(pair: DialectPair) -> Row:
     own = [passage for passage in pair.passages if not passage.kept]
     changing = sum(_matters(passage.effect) for passage in own)
     exact, derived, approximate, dropped, defaulted = (len(pair.fare(how)) for how in HOWS)
-    numbers = (len(pair.passages), exact, derived, approximate, _safe(pair), dropped, defaulted, len(own), changing)
+    numbers = (
+        len(pair.passages),
+        exact,
+        derived,
+        approximate,
+        _safe(pair),
+        dropped,
+        defaulted,
+        len(own),
+        changing,
+    )
     return (*_link(pair), *map(str, numbers))
 
 
 def _link(pair: DialectPair) -> tuple[str, str]:
-    return f"[{pair.source.title}]({pair.source.name}.md#to-{slug(pair.target.title)})", pair.target.title
+    return (
+        f"[{pair.source.title}]({pair.source.name}.md#to-{slug(pair.target.title)})",
+        pair.target.title,
+    )
 
 
 def effect_table() -> str:
@@ -93,7 +119,9 @@ def _effect_row(pair: DialectPair) -> Row:
 
 
 def _sources() -> str:
-    return "\n".join(f"- [{dialect.title} to the others]({dialect.name}.md)" for dialect in dialects())
+    return "\n".join(
+        f"- [{dialect.title} to the others]({dialect.name}.md)" for dialect in dialects()
+    )
 
 
 def source_page(source: Dialect) -> str:
@@ -115,7 +143,9 @@ def source_page(source: Dialect) -> str:
 
 def _own_text(pair: DialectPair) -> str:
     own = [passage for passage in pair.passages if not passage.kept]
-    counts = [f"{sum(passage.effect is effect for passage in own)} {named(effect)}" for effect in EFFECTS]
+    counts = [
+        f"{sum(passage.effect is effect for passage in own)} {named(effect)}" for effect in EFFECTS
+    ]
     kept = [count for count in counts if not count.startswith("0 ")]
     return (
         f"{len(own)} fields have no counterpart in any stack. By what losing them does: {', '.join(kept)}. "
@@ -129,7 +159,8 @@ def _own(pair: DialectPair) -> str:
         if not passage.kept and passage.effect in (None, Effect.NUMBERS):
             reasons.setdefault(passage.arrival.reasons[0], []).append(passage.path)
     return table(
-        ("why it stays behind", "fields"), [(sentence(why), ", ".join(map(code, names))) for why, names in reasons.items()]
+        ("why it stays behind", "fields"),
+        [(sentence(why), ", ".join(map(code, names))) for why, names in reasons.items()],
     )
 
 
@@ -137,9 +168,18 @@ def _way(pair: DialectPair) -> Iterator[str]:
     yield f"## To {pair.target.title}"
     yield _counts(pair)
     groups: tuple[tuple[str, Callable[[Passage], bool]], ...] = (
-        ("Lost, and the numbers change", lambda one: one.how is How.DROPPED and _matters(one.effect)),
-        ("Some values are lost, and then the numbers change", lambda one: one.how is How.APPROXIMATE and _matters(one.effect)),
-        ("Lost or limited, with the same numbers but for rounding", lambda one: not one.lossless and not _matters(one.effect)),
+        (
+            "Lost, and the numbers change",
+            lambda one: one.how is How.DROPPED and _matters(one.effect),
+        ),
+        (
+            "Some values are lost, and then the numbers change",
+            lambda one: one.how is How.APPROXIMATE and _matters(one.effect),
+        ),
+        (
+            "Lost or limited, with the same numbers but for rounding",
+            lambda one: not one.lossless and not _matters(one.effect),
+        ),
     )
     for title, wanted in groups:
         found = [passage for passage in pair.passages_with_meaning if wanted(passage)]
@@ -168,7 +208,9 @@ def _by_reason(pair: DialectPair, passages: Iterable[Passage]) -> Iterator[Row]:
     for passage in passages:
         why = " ".join(map(sentence, passage.arrival.reasons))
         always = [f"Always {code(str(value))}." for _, value in passage.arrival.fixed]
-        rows.setdefault((" ".join((why, *always)).strip(), named(passage.effect)), []).append(_counted(pair, passage))
+        rows.setdefault((" ".join((why, *always)).strip(), named(passage.effect)), []).append(
+            _counted(pair, passage)
+        )
     yield from ((why, ", ".join(fields), effect) for (why, effect), fields in rows.items())
 
 
@@ -186,7 +228,12 @@ def _left_open(pair: DialectPair) -> Iterator[str]:
 
 
 def _open_row(opening: Opening) -> Row:
-    return code(opening.path), code(opening.ours), value(opening.default) or "unset", named(opening.effect)
+    return (
+        code(opening.path),
+        code(opening.ours),
+        value(opening.default) or "unset",
+        named(opening.effect),
+    )
 
 
 # The plot
@@ -207,7 +254,9 @@ def matrix_plot() -> str:
     """Fields that mean something to other stacks, by what becomes of them: one bar for each pair, as SVG."""
     bars = "\n".join(_bar(pair, row) for row, pair in enumerate(pairs()))
     size = f'width="{LEFT + WIDE + 60}" height="{TOP + len(pairs()) * (BAR + GAP) + 10}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    )
     titles = (
         f"<title>{TITLE}</title>",
         '<rect width="100%" height="100%" fill="white"/>',
@@ -228,8 +277,14 @@ def _bar(pair: DialectPair, row: int) -> str:
     top, start, parts = TOP + row * (BAR + GAP), float(LEFT), []
     for count, colour in zip(_shares(pair), COLOURS.values(), strict=True):
         width = WIDE * count / len(pair.passages_with_meaning)
-        label = f'<text x="{start + width / 2:.1f}" y="{top + 12}" text-anchor="middle">{count}</text>' if width > 12 else ""
-        parts.append(f'<rect x="{start:.1f}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>{label}')
+        label = (
+            f'<text x="{start + width / 2:.1f}" y="{top + 12}" text-anchor="middle">{count}</text>'
+            if width > 12
+            else ""
+        )
+        parts.append(
+            f'<rect x="{start:.1f}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>{label}'
+        )
         start += width
     name = f"{pair.source.title} → {pair.target.title}"
     total = f'<text x="{LEFT + WIDE + 8}" y="{top + 12}">{len(pair.passages_with_meaning)}</text>'
@@ -237,7 +292,9 @@ def _bar(pair: DialectPair, row: int) -> str:
 
 
 def _shares(pair: DialectPair) -> tuple[int, ...]:
-    exact, derived, approximate, dropped = (len(pair.fare(how)) for how in HOWS if how is not How.DEFAULTED)
+    exact, derived, approximate, dropped = (
+        len(pair.fare(how)) for how in HOWS if how is not How.DEFAULTED
+    )
     return exact, derived, _safe(pair), approximate - _safe(pair), dropped
 
 

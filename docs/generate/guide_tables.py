@@ -28,15 +28,25 @@ class Counts:
     scatters: int
 
 
-def counts(weights: int, grads: int, depth: int = 1, breadth: int = 1, stages: int = STAGES) -> Counts:
+def counts(
+    weights: int, grads: int, depth: int = 1, breadth: int = 1, stages: int = STAGES
+) -> Counts:
     """Gathers and reduce-scatters of a step with so many buffers, by Fast-LLM's order of work.
 
     A stage is gathered when another one took its weight buffer, or once after the optimizer's step. It is reduced at its last
     backward pass before another stage takes its gradient buffer, else at the last one of the step
     (multi_stage.py: _get_buffer_placement; schedule/schedule.py: _setup_restore_steps, _setup_reduce_steps).
     """
-    visits = [stage for _ in range(depth) for way in (1, -1) for stage in range(stages)[::way] for _ in range(breadth)]
-    backward = [stage for _ in range(depth) for stage in range(stages)[::-1] for _ in range(breadth)]
+    visits = [
+        stage
+        for _ in range(depth)
+        for way in (1, -1)
+        for stage in range(stages)[::way]
+        for _ in range(breadth)
+    ]
+    backward = [
+        stage for _ in range(depth) for stage in range(stages)[::-1] for _ in range(breadth)
+    ]
     return Counts(_changes(visits, min(weights, stages)), _changes(backward, min(grads, stages)))
 
 
@@ -58,7 +68,16 @@ def bytes_of(weights: int, grads: int) -> str:
 
 def buffers_table() -> str:
     """Counts of buffers, what they amount to, and what they cost."""
-    rows = ((STAGES, STAGES), (STAGES, 2), (2, 2), (1, 1), (3, 3), (STAGES, 1), (2, STAGES), (STAGES + 4, STAGES + 4))
+    rows = (
+        (STAGES, STAGES),
+        (STAGES, 2),
+        (2, 2),
+        (1, 1),
+        (3, 3),
+        (STAGES, 1),
+        (2, STAGES),
+        (STAGES + 4, STAGES + 4),
+    )
     return table(
         (
             "weight buffers",
@@ -86,7 +105,11 @@ NAMED = {
 
 
 def _buffers_row(weights: int, grads: int) -> tuple[str, ...]:
-    runs = counts(weights, grads), counts(weights, grads, depth=4), counts(weights, grads, breadth=4)
+    runs = (
+        counts(weights, grads),
+        counts(weights, grads, depth=4),
+        counts(weights, grads, breadth=4),
+    )
     shown = (f"{run.gathers}, {run.scatters}" for run in runs)
     size = bytes_of(min(weights, STAGES), min(grads, STAGES))
     return (_whole(weights), _whole(grads), NAMED[weights, grads], *shown, size)
@@ -127,7 +150,9 @@ def settings_table() -> str:
     dialect = compat.load("fast_llm")
     columns = {version: [_outcome(case, version) for case in CASES] for version in dialect.versions}
     runs = [list(run) for _, run in groupby(dialect.versions, key=lambda version: columns[version])]
-    rows = [(_case(case), *(columns[run[0]][row] for run in runs)) for row, case in enumerate(CASES)]
+    rows = [
+        (_case(case), *(columns[run[0]][row] for run in runs)) for row, case in enumerate(CASES)
+    ]
     return table(("settings", *map(_span, runs)), rows)
 
 
@@ -136,7 +161,9 @@ def _span(run: Sequence[str]) -> str:
 
 
 def _case(case: Mapping[str, Any]) -> str:
-    words = (f"{name}: {'null' if value is None else str(value).lower()}" for name, value in case.items())
+    words = (
+        f"{name}: {'null' if value is None else str(value).lower()}" for name, value in case.items()
+    )
     return code(", ".join(words)) if case else "none of them"
 
 
@@ -145,10 +172,17 @@ def _outcome(case: Mapping[str, Any], version: str) -> str:
     try:
         config = dialect.read({"model": {"multi_stage": dict(case)}}, version)
     except BridgeError:
-        known = all(dialect.knows(STAGED + name, value, version, dialect.default_entry) for name, value in case.items())
+        known = all(
+            dialect.knows(STAGED + name, value, version, dialect.default_entry)
+            for name, value in case.items()
+        )
         return "refused" if known else "no such field"
-    found = (config.effective.get(STAGED + name) for name in ("num_weight_buffers", "num_grad_buffers"))
-    return "weights {}, gradients {}".format(*("whole" if count is None else _buffers(count) for count in found))
+    found = (
+        config.effective.get(STAGED + name) for name in ("num_weight_buffers", "num_grad_buffers")
+    )
+    return "weights {}, gradients {}".format(
+        *("whole" if count is None else _buffers(count) for count in found)
+    )
 
 
 STAGED = "model.multi_stage."
@@ -179,7 +213,8 @@ def layers_table() -> str:
     for size in (0.5, 1, 1.5, 2, 2.5, 3, 4, 9, 2000):
         found.setdefault(cut(8, size), []).append(size)
     rows = [
-        (", ".join(f"{size:g}" for size in sizes), str(len(made)), ", ".join(map(str, made))) for made, sizes in found.items()
+        (", ".join(f"{size:g}" for size in sizes), str(len(made)), ", ".join(map(str, made)))
+        for made, sizes in found.items()
     ]
     return table(("layers_per_stage", "stages", "layers in each"), rows)
 
@@ -195,18 +230,30 @@ def plot() -> str:
     places = range(1, STAGES + 1)
     deep = [counts(n, n, depth=4) for n in places]
     traffic = _panel(
-        0, "collectives in a step", {"gathers": [c.gathers for c in deep], "reduce-scatters": [c.scatters for c in deep]}
+        0,
+        "collectives in a step",
+        {"gathers": [c.gathers for c in deep], "reduce-scatters": [c.scatters for c in deep]},
     )
-    sizes = {"weights": [2 * n / STAGES for n in places], "gradients": [4 * n / STAGES for n in places]}
+    sizes = {
+        "weights": [2 * n / STAGES for n in places],
+        "gradients": [4 * n / STAGES for n in places],
+    }
     memory = _panel(WIDE + APART, "bytes in buffers for each parameter", sizes)
     size = f'width="{2 * WIDE + APART + LEFT + 30}" height="{HIGH + TOP + 70}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
-    return "\n".join((head, '<rect width="100%" height="100%" fill="white"/>', traffic, memory, "</svg>\n"))
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    )
+    return "\n".join(
+        (head, '<rect width="100%" height="100%" fill="white"/>', traffic, memory, "</svg>\n")
+    )
 
 
 def _panel(shift: int, title: str, lines: Mapping[str, Sequence[float]]) -> str:
     top = 4 * ceil(max(max(values) for values in lines.values()) / 4)
-    parts = [_text(shift + LEFT + WIDE / 2, 20, title), _text(shift + LEFT + WIDE / 2, TOP + HIGH + 36, "buffers of each kind")]
+    parts = [
+        _text(shift + LEFT + WIDE / 2, 20, title),
+        _text(shift + LEFT + WIDE / 2, TOP + HIGH + 36, "buffers of each kind"),
+    ]
     parts += [_axis(shift, top)]
     for place, (name, values) in enumerate(lines.items()):
         parts.append(_line(shift, values, top, COLOURS[place]))
@@ -228,8 +275,13 @@ def _line(shift: int, values: Sequence[float], top: float, colour: str) -> str:
 def _axis(shift: int, top: float) -> str:
     x, base = shift + LEFT, TOP + HIGH
     frame = f'<path d="M{x} {TOP}V{base}H{x + WIDE}" fill="none" stroke="#444"/>'
-    ticks = "".join(_text(_at(shift, place, 0, top)[0], base + 16, str(place + 1)) for place in range(STAGES))
-    marks = "".join(_text(x - 20, _at(shift, 0, top * part, top)[1] + 4, f"{top * part:g}") for part in (0, 0.5, 1))
+    ticks = "".join(
+        _text(_at(shift, place, 0, top)[0], base + 16, str(place + 1)) for place in range(STAGES)
+    )
+    marks = "".join(
+        _text(x - 20, _at(shift, 0, top * part, top)[1] + 4, f"{top * part:g}")
+        for part in (0, 0.5, 1)
+    )
     return frame + ticks + marks
 
 

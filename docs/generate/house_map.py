@@ -33,7 +33,9 @@ def door_table() -> str:
     lines = (
         line
         for name, text in rows
-        for line in textwrap.wrap(text, 110, initial_indent=name.ljust(width), subsequent_indent=" " * width)
+        for line in textwrap.wrap(
+            text, 110, initial_indent=name.ljust(width), subsequent_indent=" " * width
+        )
     )
     return "\n".join(("```text", *lines, "```"))
 

@@ -23,7 +23,9 @@ def table(columns: Row, rows: Iterable[Row]) -> str:
 
 
 def _line(cells: Row) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |"
+    return (
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |"
+    )
 
 
 def code(text: str) -> str:
@@ -39,7 +41,9 @@ def codes(texts: Iterable[str]) -> str:
 def sentence(text: str) -> str:
     """A remark as a sentence; a name at its start stays as it is spelled."""
     named = re.match(r"\w*[_.]\w", text) is not None
-    return (text if named else text[:1].upper() + text[1:]) + ("" if text.endswith(".") or not text else ".")
+    return (text if named else text[:1].upper() + text[1:]) + (
+        "" if text.endswith(".") or not text else "."
+    )
 
 
 def prose(text: str) -> str:
@@ -59,7 +63,11 @@ def named(effect: Effect | None) -> str:
 
 def between(since: str, until: str) -> str:
     """First and last release, where they are said."""
-    return ", ".join(part for part in (f"since {since}" if since else "", f"until {until}" if until else "") if part)
+    return ", ".join(
+        part
+        for part in (f"since {since}" if since else "", f"until {until}" if until else "")
+        if part
+    )
 
 
 def slug(heading: str) -> str:

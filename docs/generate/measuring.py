@@ -40,7 +40,11 @@ def kept() -> Mapping[str, Any]:
 def of(pair: DialectPair) -> Mapping[str, Measured]:
     """Counts of a pair by field; empty where its releases or rules are not those that were measured."""
     counts = kept().get(_name(pair), {})
-    return {path: Measured(*found) for path, found in counts["fields"].items()} if counts.get("of") == _digest(pair) else {}
+    return (
+        {path: Measured(*found) for path, found in counts["fields"].items()}
+        if counts.get("of") == _digest(pair)
+        else {}
+    )
 
 
 def _name(pair: DialectPair) -> str:
@@ -56,8 +60,12 @@ def _digest(pair: DialectPair) -> str:
 
 def measure(pairs: Sequence[DialectPair], examples: int) -> None:
     """Measure pairs that have no counts on `examples` generated configs each, and keep the counts."""
-    found = {_name(pair): kept()[_name(pair)] if of(pair) else _counts(pair, examples) for pair in pairs}
-    rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(counts)}" for name, counts in found.items())
+    found = {
+        _name(pair): kept()[_name(pair)] if of(pair) else _counts(pair, examples) for pair in pairs
+    }
+    rows = ",\n".join(
+        f" {json.dumps(name)}: {json.dumps(counts)}" for name, counts in found.items()
+    )
     FILE.write_text(f"{{\n{rows}\n}}\n", "utf-8")
     kept.cache_clear()
 
@@ -84,7 +92,11 @@ def _measured(pair: DialectPair, examples: int) -> tuple[int, dict[str, list[int
         except BridgeError:
             return
         done[0] += 1
-        lost = {finding.path for finding in result.findings if finding.given and finding.how in (How.DROPPED, How.APPROXIMATE)}
+        lost = {
+            finding.path
+            for finding in result.findings
+            if finding.given and finding.how in (How.DROPPED, How.APPROXIMATE)
+        }
         for path in limited & set(config.given):
             counts[path] = [counts[path][0] + 1, counts[path][1] + (path in lost)]
 

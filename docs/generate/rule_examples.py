@@ -30,7 +30,9 @@ from bridge.errors import BridgeError
 
 FILE = Path(__file__).with_name("examples.json")
 WORDS, CONTAINER = "words", "container"
-FORMS: Mapping[str, Sequence[str]] = {"megatron": (WORDS, CONTAINER, "TransformerConfig", "ModelParallelConfig")}
+FORMS: Mapping[str, Sequence[str]] = {
+    "megatron": (WORDS, CONTAINER, "TransformerConfig", "ModelParallelConfig")
+}
 """What sources of a stack may be, beside a file of its settings: words of a command line, a config container, a live object of
 some class, whose values no parser has judged.
 """
@@ -78,9 +80,16 @@ def _said(dialect: Dialect, example: Example) -> tuple[set[Check], Heard]:
     others = set[str]()
     with heard() as found:
         try:
-            _ = dialect.read(_source(example), example.get("version"), example.get("ranks")).findings
+            _ = dialect.read(
+                _source(example), example.get("version"), example.get("ranks")
+            ).findings
         except BridgeError as error:
-            others = {rule for problem in error.problems for rule, words in _wordings(dialect.name) if words.fullmatch(problem)}
+            others = {
+                rule
+                for problem in error.problems
+                for rule, words in _wordings(dialect.name)
+                if words.fullmatch(problem)
+            }
     return found, others
 
 
@@ -98,12 +107,17 @@ def _source(example: Example) -> Any:
 def _wordings(name: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
     """What each rule of a stack says, with anything in the place of values."""
     rows = {f"{row.path}: {row.message}": row.rule for row in compat.load(name).checks}
-    return tuple((rule, re.compile(re.sub(r"\\{.*?\\}", ".*", re.escape(text)))) for text, rule in rows.items())
+    return tuple(
+        (rule, re.compile(re.sub(r"\\{.*?\\}", ".*", re.escape(text))))
+        for text, rule in rows.items()
+    )
 
 
 def known() -> dict[str, dict[str, Example]]:
     """The examples of each stack by the id of their rule."""
-    found: dict[str, dict[str, Example]] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+    found: dict[str, dict[str, Example]] = (
+        json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+    )
     return found
 
 
@@ -139,16 +153,29 @@ def find(names: Sequence[str] = ()) -> None:
     every = known()
     for dialect in map(compat.load, names or compat.names()):
         rows = list(dialect.checks)
-        own = {rule: one for rule, one in every.get(dialect.name, {}).items() if rule in spoken(dialect, one)}
+        own = {
+            rule: one
+            for rule, one in every.get(dialect.name, {}).items()
+            if rule in spoken(dialect, one)
+        }
         own = {rule: one for rule, one in own.items() if rule in {row.rule for row in rows}}
         search = _Search(dialect, own)
         for row in rows:
             if row.rule not in search.found and row.rule not in REASONS.get(dialect.name, {}):
                 search.look(row)
         every[dialect.name] = dict(sorted(search.found.items()))
-        lacking = sorted({row.rule for row in rows} - search.found.keys() - REASONS.get(dialect.name, {}).keys())
-        print(f"{dialect.name}: {len(search.found)} examples, {len(lacking)} lacking", *lacking, sep="\n  ")
-        FILE.write_text(json.dumps({name: rows for name, rows in every.items() if rows}, indent=1) + "\n", encoding="utf-8")
+        lacking = sorted(
+            {row.rule for row in rows} - search.found.keys() - REASONS.get(dialect.name, {}).keys()
+        )
+        print(
+            f"{dialect.name}: {len(search.found)} examples, {len(lacking)} lacking",
+            *lacking,
+            sep="\n  ",
+        )
+        FILE.write_text(
+            json.dumps({name: rows for name, rows in every.items() if rows}, indent=1) + "\n",
+            encoding="utf-8",
+        )
 
 
 class _Search:
@@ -170,14 +197,22 @@ class _Search:
             for group in combinations(names, size)
         )
         every = list(_sampled(tries, row.rule))
-        kinds = [(form, version) for form in FORMS.get(self.dialect.name, (FILE_FORM,)) for version in versions]
+        kinds = [
+            (form, version)
+            for form in FORMS.get(self.dialect.name, (FILE_FORM,))
+            for version in versions
+        ]
         for number, start in enumerate(STARTS.get(self.dialect.name, ({},))):
             for count, pairs in enumerate(every if number == 0 else every[:FURTHER]):
-                for kind, ranks in product(kinds if count < FEW else kinds[:1], RANKS if count < FEW else RANKS[1:2]):
+                for kind, ranks in product(
+                    kinds if count < FEW else kinds[:1], RANKS if count < FEW else RANKS[1:2]
+                ):
                     if self.tried({**start, **dict(pairs)}, *kind, ranks, row.rule):
                         return
 
-    def tried(self, given: Given, form: str, version: str | None, ranks: int | None, rule: str) -> bool:
+    def tried(
+        self, given: Given, form: str, version: str | None, ranks: int | None, rule: str
+    ) -> bool:
         """Whether a rule speaks of a source; every rule that does is kept."""
         example = self._example(given, form, version, ranks)
         if example is None:
@@ -186,7 +221,9 @@ class _Search:
             self.found[heard_rule] = self.smallest(given, form, version, ranks, heard_rule)
         return rule in self.found
 
-    def smallest(self, given: Given, form: str, version: str | None, ranks: int | None, rule: str) -> Example:
+    def smallest(
+        self, given: Given, form: str, version: str | None, ranks: int | None, rule: str
+    ) -> Example:
         """The example without what the rule does not need to speak."""
         for name in list(given):
             less = {other: value for other, value in given.items() if other != name}
@@ -194,21 +231,34 @@ class _Search:
             if example is not None and rule in spoken(self.dialect, example):
                 given = less
         sized = (self._example(given, form, version, size) for size in (None, ranks))
-        return next(example for example in sized if example and rule in spoken(self.dialect, example))
+        return next(
+            example for example in sized if example and rule in spoken(self.dialect, example)
+        )
 
-    def _example(self, given: Given, form: str, version: str | None, ranks: int | None) -> Example | None:
-        source: Any = nest({**BASES.get(self.dialect.name, {}), **given}) if form == FILE_FORM else given
+    def _example(
+        self, given: Given, form: str, version: str | None, ranks: int | None
+    ) -> Example | None:
+        source: Any = (
+            nest({**BASES.get(self.dialect.name, {}), **given}) if form == FILE_FORM else given
+        )
         if form == WORDS:
             from compat.megatron.options import option_for
 
-            lines = [option_for(version or self.dialect.newest, name, value) for name, value in given.items()]
+            lines = [
+                option_for(version or self.dialect.newest, name, value)
+                for name, value in given.items()
+            ]
             if None in lines:
                 return None
             source = [word for line in lines for word in line or ()]
         elif form == CONTAINER:
             training = {name: given[name] for name in TRAINED if name in given}
             model = {name: value for name, value in given.items() if name not in training}
-            source = {"_target_": "megatron.training.config.ConfigContainer", "model": model, "train": training}
+            source = {
+                "_target_": "megatron.training.config.ConfigContainer",
+                "model": model,
+                "train": training,
+            }
         return {
             **({"object": form} if form not in (WORDS, CONTAINER, FILE_FORM) else {}),
             "source": source,
@@ -221,22 +271,32 @@ class _Search:
         from bridge.releases import Releases
 
         at = Releases(self.dialect.name, self.dialect.versions)
-        having = [version for version in self.dialect.versions if at.within(version, row.since, row.until)]
+        having = [
+            version for version in self.dialect.versions if at.within(version, row.since, row.until)
+        ]
         last = None if self.dialect.newest in having or not having else having[-1]
         return [*dict.fromkeys((last, *having[:1], *having[-1:]))]
 
     def _names(self, row: Check) -> Iterator[str]:
         """Settings that a rule names: in its path, its needs, its condition and its words."""
         yield from (name for name in (row.path, *row.needs) if name in self.schema)
-        words = set(_words(row.when)) | set(row.message.replace("{", " ").replace("}", " ").replace(",", " ").split())
+        words = set(_words(row.when)) | set(
+            row.message.replace("{", " ").replace("}", " ").replace(",", " ").split()
+        )
         yield from (name for name in self.schema if name in words)
         lasts = {word.rpartition(".")[2] for word in words}
-        yield from (name for name in self.schema if "." in name and name.rpartition(".")[2] in lasts)
+        yield from (
+            name for name in self.schema if "." in name and name.rpartition(".")[2] in lasts
+        )
 
     def _values(self, name: str, row: Check) -> list[Any]:
         """Values that a setting is tried with: those of its type, and those that the rule speaks of."""
         types = set(_types(self.schema[name].annotation))
-        lists = [[value] for value in dict.fromkeys(_constants(row.when)) if list in types and isinstance(value, str) and value]
+        lists = [
+            [value]
+            for value in dict.fromkeys(_constants(row.when))
+            if list in types and isinstance(value, str) and value
+        ]
         constants = [value for value in _constants(row.when) if type(value) in types]
         near = [value + step for value in constants if type(value) is int for step in (1, -1)]
         choices = [*_choices(self.schema[name].annotation), *self._flagged(name, row)]
@@ -246,7 +306,9 @@ class _Search:
             *(FRACTIONS if float in types else ()),
             *(TEXTS if str in types and not choices else ()),
         ]
-        options: dict[str, Any] = {repr(value): value for value in (*lists, *constants, *near, *choices, *usual)}
+        options: dict[str, Any] = {
+            repr(value): value for value in (*lists, *constants, *near, *choices, *usual)
+        }
         return list(options.values())[:14]
 
     def _flagged(self, name: str, row: Check) -> Iterator[Any]:
@@ -280,7 +342,11 @@ def _codes(condition: Callable[..., Any]) -> Iterator[CodeType]:
         elif isinstance(one, FunctionType):
             cells = [cell.cell_contents for cell in one.__closure__ or ()]
             named = [one.__globals__.get(name) for name in one.__code__.co_names]
-            own = [other for other in named if isinstance(other, FunctionType) and other.__module__.startswith("compat")]
+            own = [
+                other
+                for other in named
+                if isinstance(other, FunctionType) and other.__module__.startswith("compat")
+            ]
             waiting += [cell for cell in cells if isinstance(cell, FunctionType | Term)] + own
             yield from _inner(one.__code__)
 

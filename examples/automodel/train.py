@@ -20,7 +20,9 @@ ROWS, STEPS = 8, 20
 
 def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The mean loss of a microbatch."""
-    return torch.nn.functional.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))
+    return torch.nn.functional.cross_entropy(
+        logits.float().view(-1, logits.size(-1)), targets.reshape(-1)
+    )
 
 
 def counting(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,9 +37,19 @@ def main() -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("pp",))
     set_seed(0)
-    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+    )
     pipeline = AutoPipeline(
-        world_mesh=mesh, pp_schedule="1f1b", pp_microbatch_size=2, pp_batch_size=ROWS, scale_grads_in_schedule=True
+        world_mesh=mesh,
+        pp_schedule="1f1b",
+        pp_microbatch_size=2,
+        pp_batch_size=ROWS,
+        scale_grads_in_schedule=True,
     )
     pipeline.build(LlamaForCausalLM(config), loss_fn=loss_fn)
     print(pipeline.pretty_print_stages(max_modules_per_stage=1), flush=True)

@@ -41,13 +41,19 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(SEQUENCE, HIDDEN)
-        layer = nn.TransformerEncoderLayer(HIDDEN, 4, 4 * HIDDEN, dropout=0.0, batch_first=True, norm_first=True, bias=False)
-        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(HIDDEN, bias=False), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            HIDDEN, 4, 4 * HIDDEN, dropout=0.0, batch_first=True, norm_first=True, bias=False
+        )
+        self.layers = nn.TransformerEncoder(
+            layer, 2, nn.LayerNorm(HIDDEN, bias=False), enable_nested_tensor=False
+        )
         self.logits = nn.Linear(HIDDEN, VOCAB)
 
     def forward(self, tokens):
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
-        return self.logits(self.layers(self.tokens(tokens) + self.positions.weight, mask, is_causal=True))
+        return self.logits(
+            self.layers(self.tokens(tokens) + self.positions.weight, mask, is_causal=True)
+        )
 
 
 def settings(path):
@@ -76,26 +82,40 @@ def train(path, steps):
         lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),
         config=settings(path),
     )
-    data, accumulation = batches(engine.train_micro_batch_size_per_gpu()), engine.gradient_accumulation_steps()
+    data, accumulation = (
+        batches(engine.train_micro_batch_size_per_gpu()),
+        engine.gradient_accumulation_steps(),
+    )
     for step in range(steps):
         total_loss = torch.zeros((), device=engine.device)
         for _ in range(accumulation):
             sample = next(data).to(engine.device)
-            loss = cross_entropy(engine(sample[:, :-1]).flatten(0, 1).float(), sample[:, 1:].flatten())
+            loss = cross_entropy(
+                engine(sample[:, :-1]).flatten(0, 1).float(), sample[:, 1:].flatten()
+            )
             engine.backward(loss)
             engine.step()
             total_loss += loss.detach() / accumulation
         deepspeed.comm.all_reduce(total_loss)
         if deepspeed.comm.get_rank() == 0:
             mean = total_loss.item() / deepspeed.comm.get_world_size()
-            line = {"zero": engine.zero_optimization_stage(), "step": step + 1, "loss": mean, "clip": engine.gradient_clipping()}
+            line = {
+                "zero": engine.zero_optimization_stage(),
+                "step": step + 1,
+                "loss": mean,
+                "clip": engine.gradient_clipping(),
+            }
             print(json.dumps(line), flush=True)
     engine.destroy()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--deepspeed_config", nargs="+", required=True, help="files from stagebridge convert")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--deepspeed_config", nargs="+", required=True, help="files from stagebridge convert"
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
     arguments = parser.parse_args()

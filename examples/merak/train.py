@@ -34,7 +34,13 @@ def main() -> None:
     (arguments,) = HfArgumentParser(MerakArguments).parse_args_into_dataclasses()
     arguments.num_train_epochs, arguments.logging_steps = 1, 1
     set_seed(arguments.seed)
-    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+    )
     MerakTrainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=Counting()).train()
 
 

@@ -46,7 +46,9 @@ def test_other_stacks_become_recipes_that_are_read(other: Dialect) -> None:
         result = result_of(config)
         told[result is not None] += 1
         if result is not None:
-            read = AUTOMODEL.read(result.written.text, result.config.version, result.config.world_size)
+            read = AUTOMODEL.read(
+                result.written.text, result.config.version, result.config.world_size
+            )
             assert (read.given, read.effective) == (result.config.given, result.config.effective)
 
     LAW(given(configs(other))(law))()
@@ -64,7 +66,10 @@ def test_plans_become_recipes_that_mean_the_same_again() -> None:
             return
         told[True] += 1
         kept = bridge.lift(config)
-        assert bridge.lift(bridge.lower(kept, AUTOMODEL, None, config.world_size)).values() == kept.values()
+        assert (
+            bridge.lift(bridge.lower(kept, AUTOMODEL, None, config.world_size)).values()
+            == kept.values()
+        )
 
     LAW(given(plans())(law))()
     assert told[True] >= 5

@@ -47,9 +47,9 @@ def test_nothing_in_a_file_is_lost(recipes: dict[str, Config], shared: Path | No
     folder = shared / "corpus" / "automodel" if shared else EXAMPLES
     for name, config in recipes.items():
         read, written = load(folder / name).data, load(config.text()).data
-        assert {path: value for path, value in leaves(read) if value not in (None, "none", "None")}.keys() <= dict(
-            leaves(written)
-        ).keys(), name
+        assert {
+            path: value for path, value in leaves(read) if value not in (None, "none", "None")
+        }.keys() <= dict(leaves(written)).keys(), name
 
 
 def leaves(data: object, path: str = "") -> Iterator[tuple[str, object]]:
@@ -69,14 +69,18 @@ def test_they_survive_a_plan(recipes: dict[str, Config]) -> None:
 @pytest.fixture(scope="module")
 def launched(recipes: dict[str, Config]) -> dict[str, Config]:
     """Every recipe on the fewest ranks that hold its mesh."""
-    return {name: AUTOMODEL.config(config.given, config.version, ranks(config)) for name, config in recipes.items()}
+    return {
+        name: AUTOMODEL.config(config.given, config.version, ranks(config))
+        for name, config in recipes.items()
+    }
 
 
 def ranks(config: Config) -> int:
     sizes = config.effective.distributed
     experts = -(-sizes.ep_size // (sizes.tp_size * sizes.cp_size))
     data = sizes.get("dp_size") or max(
-        experts, sizes.dp_replicate_size if sizes.dp_replicate_size == 1 else sizes.dp_replicate_size * 2
+        experts,
+        sizes.dp_replicate_size if sizes.dp_replicate_size == 1 else sizes.dp_replicate_size * 2,
     )
     return int(data * sizes.tp_size * sizes.cp_size * sizes.pp_size)
 
@@ -92,17 +96,27 @@ def test_each_converts(launched: dict[str, Config], other: Dialect) -> None:
     """What does not survive is named: a given setting is in the findings, comes back as it was, or arrives in other words."""
     for name, config in launched.items():
         result = translate(config, other)
-        lost = {finding.path for finding in result.findings if finding.given and finding.how is not None}
+        lost = {
+            finding.path for finding in result.findings if finding.given and finding.how is not None
+        }
         back = returned(result, config)
-        changed = (path for path in config.given if config.effective.get(path) != back.get(path) and not result.has_arrived(path))
-        named = {name for path in changed for name in otherwise(path, config.given[path], back.get(path))}
+        changed = (
+            path
+            for path in config.given
+            if config.effective.get(path) != back.get(path) and not result.has_arrived(path)
+        )
+        named = {
+            name for path in changed for name in otherwise(path, config.given[path], back.get(path))
+        }
         assert named <= lost, name
 
 
 def returned(result: Result, config: Config) -> Mapping[str, Any]:
     """Effective values after the way there and back; none where AutoModel refuses what the other side took by default."""
     try:
-        return bridge.lower(bridge.lift(result.config), AUTOMODEL, config.version, config.world_size).effective
+        return bridge.lower(
+            bridge.lift(result.config), AUTOMODEL, config.version, config.world_size
+        ).effective
     except bridge.BridgeError:
         return {}
 
@@ -119,7 +133,11 @@ def test_carry_over_brings_each_back(launched: dict[str, Config], other: Dialect
 def test_golden_recipes_mean_what_they_say(path: Path) -> None:
     golden = json.loads(path.with_suffix(".plan.json").read_text(encoding="utf-8"))
     config = AUTOMODEL.read(path, golden["version"], golden["world_size"])
-    values = {path: value for path, value in bridge.lift(config).values().items() if not path.startswith(HABITS)}
+    values = {
+        path: value
+        for path, value in bridge.lift(config).values().items()
+        if not path.startswith(HABITS)
+    }
     assert json.loads(json.dumps(values)) == golden["plan"]
 
 
@@ -140,7 +158,13 @@ def test_findings_on_a_recipe_say_what_they_do() -> None:
 
 def test_a_ramp_of_the_decay_leaves_a_constant_rate_constant() -> None:
     """Both stand in one section, and a section without a style is a cosine."""
-    plan = Plan.of({"optimizer.decay_ramp.shape": "linear", "optimizer.schedule.name": "constant", "run.steps": 9})
+    plan = Plan.of(
+        {
+            "optimizer.decay_ramp.shape": "linear",
+            "optimizer.schedule.name": "constant",
+            "run.steps": 9,
+        }
+    )
     kept = bridge.lift(bridge.lower(plan, AUTOMODEL))
     again = bridge.lift(bridge.lower(kept, AUTOMODEL))
     assert again.optimizer.schedule == kept.optimizer.schedule

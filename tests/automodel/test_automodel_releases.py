@@ -15,7 +15,10 @@ from bridge.stacks import load
 from compat.automodel.runtime.real import LATER, OVERWRITTEN
 
 AUTOMODEL = load("automodel")
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()
+]
 
 
 @pytest.mark.parametrize("version", sorted({row["release"] for row in ROWS}))
@@ -26,7 +29,9 @@ def test_verdicts_and_values_of_the_releases(version: str) -> None:
         config = read(row)
         assert (config is not None) is row["accepted"], row
         if config is not None:
-            said = config.effective.keys() & row["holds"].keys() - OVERWRITTEN - (LATER - config.given.keys())
+            said = config.effective.keys() & row["holds"].keys() - OVERWRITTEN - (
+                LATER - config.given.keys()
+            )
             held = json.loads(json.dumps({path: config.effective[path] for path in said}))
             assert held == {path: row["holds"][path] for path in said}, row
 
@@ -48,14 +53,20 @@ MOVED = [
 
 
 @pytest.mark.parametrize(("version", "reduce", "output", "cast"), MOVED)
-def test_the_formats_of_fsdp2_moved(version: str, reduce: str, output: str | None, cast: bool) -> None:
+def test_the_formats_of_fsdp2_moved(
+    version: str, reduce: str, output: str | None, cast: bool
+) -> None:
     values = AUTOMODEL.config({}, version, 2).effective
-    policy = [values.get(f"distributed.mp_policy.{name}") for name in ("reduce_dtype", "output_dtype", "cast_forward_inputs")]
+    policy = [
+        values.get(f"distributed.mp_policy.{name}")
+        for name in ("reduce_dtype", "output_dtype", "cast_forward_inputs")
+    ]
     assert policy == [reduce, output, cast]
 
 
 @pytest.mark.parametrize(
-    ("word", "stops"), [("fp32", True), ("16-true", True), ("float32", False), ("torch.half", False), ("bf16", False)]
+    ("word", "stops"),
+    [("fp32", True), ("16-true", True), ("float32", False), ("torch.half", False), ("bf16", False)],
 )
 def test_automodel_stops_at_spellings_that_it_does_not_know(word: str, stops: bool) -> None:
     config = AUTOMODEL.read({"distributed": {"mp_policy": {"param_dtype": word}}})
@@ -68,7 +79,10 @@ OPEN = {"distributed.strategy": "ddp", "model.config.n_layer": 1}
 NAMING = [
     {"model.config._target_": "transformers.BloomConfig"},
     {"model.config.model_type": "bloom"},
-    {"model.config._target_": "transformers.GPTBigCodeConfig", "model.config.rope_scaling": {"type": "dynamic", "factor": 1.0}},
+    {
+        "model.config._target_": "transformers.GPTBigCodeConfig",
+        "model.config.rope_scaling": {"type": "dynamic", "factor": 1.0},
+    },
 ]
 
 

@@ -17,7 +17,13 @@ from compat.automodel.schedules import MISNAMED, SCHEDULES, schedule, table
 from compat.automodel.virtual_stages import boundaries, number, place_stages, request, stage_modules
 
 SAMPLE = Path(__file__).parent / "stages.jsonl"
-ASKED = ("num_layers", "layers_per_stage", "pp_size", "schedule", "round_virtual_stages_to_pp_multiple")
+ASKED = (
+    "num_layers",
+    "layers_per_stage",
+    "pp_size",
+    "schedule",
+    "round_virtual_stages_to_pp_multiple",
+)
 
 
 def rows(shared: Path | None) -> list[dict[str, Any]]:
@@ -80,11 +86,16 @@ def test_a_v_goes_there_and_back() -> None:
 
 
 @given(st.integers(1, 200), st.integers(2, 16), st.integers(2, 5), st.booleans())
-def test_a_request_gives_the_stages_asked_for(layers: int, ranks: int, virtual: int, single: bool) -> None:
+def test_a_request_gives_the_stages_asked_for(
+    layers: int, ranks: int, virtual: int, single: bool
+) -> None:
     kind, count = SCHEDULES["1f1b" if single else "loopedbfs"], ranks * (1 if single else virtual)
     asked = request(layers, ranks, count, kind)
     if asked is None:
-        assert count > layers or len({-(-layers // size) for size in range(1, layers + 1)} & {count}) == 0
+        assert (
+            count > layers
+            or len({-(-layers // size) for size in range(1, layers + 1)} & {count}) == 0
+        )
     else:
         assert number(layers, asked[0], ranks, kind, asked[1]) == count
 
@@ -98,7 +109,12 @@ def test_named_parts_read_back(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [(("model.layers.1",), ("model.layers.0",)), (("model.layers.0",), ("model.layers.2",)), (("norm",),)]
+    "parts",
+    [
+        (("model.layers.1",), ("model.layers.0",)),
+        (("model.layers.0",), ("model.layers.2",)),
+        (("norm",),),
+    ],
 )
 def test_parts_that_leave_layers_out_have_no_boundaries(parts: tuple[tuple[str, ...], ...]) -> None:
     assert boundaries(parts) is None
@@ -143,23 +159,33 @@ def written(name: str, ranks: int, virtual: int, microbatches: int, path: Path) 
 
     class Stage(_PipelineStageBase):
         def __init__(self, index: int) -> None:
-            self.stage_index, self.num_stages, self.group_size, self.group_rank = index, ranks * virtual, ranks, 0
+            self.stage_index, self.num_stages, self.group_size, self.group_rank = (
+                index,
+                ranks * virtual,
+                ranks,
+                0,
+            )
             self.group, self.submod, self.has_backward = None, None, True
-            self.stage_index_to_group_rank = {stage: rank for rank, ids in enumerate(placing) for stage in ids}
+            self.stage_index_to_group_rank = {
+                stage: rank for rank, ids in enumerate(placing) for stage in ids
+            }
 
         def _create_grad_recv_info(self, *arguments: Any) -> None: ...
         def _prepare_forward_infra(self, *arguments: Any) -> Any: ...
         def _prepare_backward_infra(self, *arguments: Any) -> Any: ...
 
     placing = place_stages(ranks * virtual, ranks, schedule(name))
-    made = schedules.get_schedule_class(name)([Stage(index) for index in placing[0]], n_microbatches=microbatches, loss_fn=min)
+    made = schedules.get_schedule_class(name)(
+        [Stage(index) for index in placing[0]], n_microbatches=microbatches, loss_fn=min
+    )
     schedules.PipelineScheduleMulti._dump_csv(made, str(path))
     return path.read_text(encoding="utf-8")
 
 
 @needs_torch
 @pytest.mark.parametrize(
-    "name, virtual", [("Interleaved1F1B", 2), ("LoopedBFS", 3), ("InterleavedZeroBubble", 2), ("ZBVZeroBubble", 2)]
+    "name, virtual",
+    [("Interleaved1F1B", 2), ("LoopedBFS", 3), ("InterleavedZeroBubble", 2), ("ZBVZeroBubble", 2)],
 )
 def test_schedules_that_torch_writes_are_read(name: str, virtual: int, tmp_path: Path) -> None:
     found = table(written(name, 2, virtual, 4, tmp_path / "schedule.csv"))
@@ -190,7 +216,11 @@ def test_a_schedule_by_hand_is_read() -> None:
 )
 def test_broken_schedules_are_refused(before: str, after: str, expected: str) -> None:
     first, second = GOOD.split("\n")[:2]
-    text = after if before == GOOD else f"{first}\n{second.replace('1', '2') if before == '1' else second}\n"
+    text = (
+        after
+        if before == GOOD
+        else f"{first}\n{second.replace('1', '2') if before == '1' else second}\n"
+    )
     text = text if before in (GOOD, "1") else text.replace(before, after, 1)
     with pytest.raises(BridgeError, match=expected):
         table(text)

@@ -18,7 +18,11 @@ def closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     inner = {key: closed(part) for key, part in schema.items()}
-    return {**inner, "additionalProperties": False} if isinstance(schema.get("properties"), dict) else inner
+    return (
+        {**inner, "additionalProperties": False}
+        if isinstance(schema.get("properties"), dict)
+        else inner
+    )
 
 
 def judge(name: str, part: str | None = None) -> Any:
@@ -32,4 +36,7 @@ def judge(name: str, part: str | None = None) -> Any:
 
 def problems(name: str, data: Any, part: str | None = None) -> list[Any]:
     """Where what was printed is not what the schema says."""
-    return [(problem.json_path, problem.message[:200], problem.context) for problem in judge(name, part).iter_errors(data)]
+    return [
+        (problem.json_path, problem.message[:200], problem.context)
+        for problem in judge(name, part).iter_errors(data)
+    ]

@@ -15,10 +15,18 @@ from compat.deepspeed.leaves import typed
 HF = {
     "fp16": {"enabled": "auto", "loss_scale": 0},
     "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
     "scheduler": {
         "type": "WarmupDecayLR",
-        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"},
+        "params": {
+            "warmup_min_lr": "auto",
+            "warmup_max_lr": "auto",
+            "warmup_num_steps": "auto",
+            "total_num_steps": "auto",
+        },
     },
     "zero_optimization": {
         "stage": 3,
@@ -80,14 +88,24 @@ def test_hugging_face_rules(deepspeed: Dialect) -> None:
 
 
 def test_values_of_the_caller_come_first(deepspeed: Dialect) -> None:
-    said = SAID | {"zero_optimization.reduce_bucket_size": 5, "gradient_accumulation_steps": 2, "train_batch_size": 32}
+    said = SAID | {
+        "zero_optimization.reduce_bucket_size": 5,
+        "gradient_accumulation_steps": 2,
+        "train_batch_size": 32,
+    }
     given = _read(deepspeed, HF, world_size=8, auto=said)
     assert given["zero_optimization.reduce_bucket_size"] == 5
     assert (given["gradient_accumulation_steps"], given["train_batch_size"]) == (2, 32)
 
 
 def test_model_parallel_ranks_do_not_count(deepspeed: Dialect) -> None:
-    given = _read(deepspeed, HF | {"zero_optimization": {"stage": 1}}, world_size=8, auto=SAID, code={"pipeline_stages": 4})
+    given = _read(
+        deepspeed,
+        HF | {"zero_optimization": {"stage": 1}},
+        world_size=8,
+        auto=SAID,
+        code={"pipeline_stages": 4},
+    )
     assert given["train_batch_size"] == 2 * 4 * 2
 
 
@@ -97,7 +115,12 @@ def test_leftovers_are_all_named(deepspeed: Dialect) -> None:
     (problem,) = raised.value.problems
     assert "18 values" in problem and all(path in problem for path in EXPECTED)
     with pytest.raises(ConfigError) as raised:
-        _read(deepspeed, HF, world_size=8, auto={name: fact for name, fact in SAID.items() if name != "hidden_size"})
+        _read(
+            deepspeed,
+            HF,
+            world_size=8,
+            auto={name: fact for name, fact in SAID.items() if name != "hidden_size"},
+        )
     (problem,) = raised.value.problems
     assert "3 values" in problem and "or pass hidden_size with" in problem
     assert raised.value.words == ("--auto", "hidden_size=HIDDEN_SIZE")
@@ -109,21 +132,40 @@ def test_the_words_of_an_error_say_every_fact_that_lacks(deepspeed: Dialect) -> 
     words = raised.value.words
     said = dict(zip(words[::2], words[1::2], strict=True)) | {"--world-size": "8"}
     facts = dict(word.split("=", 1) for word in words if "=" in word)
-    assert {name for name, value in facts.items() if value == name.upper()} == {"hidden_size", "total_steps"}
+    assert {name for name, value in facts.items() if value == name.upper()} == {
+        "hidden_size",
+        "total_steps",
+    }
     assert said["--world-size"] == "8" and words[-2:] == ("--world-size", "WORLD_SIZE")
-    auto = {name: json.loads(value) for name, value in facts.items() if value not in ("no", name.upper())}
-    given = _read(deepspeed, HF, world_size=8, auto=auto | {"mixed_precision": "no", "hidden_size": 64, "total_steps": 10})
+    auto = {
+        name: json.loads(value)
+        for name, value in facts.items()
+        if value not in ("no", name.upper())
+    }
+    given = _read(
+        deepspeed,
+        HF,
+        world_size=8,
+        auto=auto | {"mixed_precision": "no", "hidden_size": 64, "total_steps": 10},
+    )
     assert "auto" not in given.values()
 
 
 def test_names_of_training_arguments_are_facts(deepspeed: Dialect) -> None:
-    names = {"micro_batch": "per_device_train_batch_size", "lr": "learning_rate", "eps": "adam_epsilon", "clip": "max_grad_norm"}
+    names = {
+        "micro_batch": "per_device_train_batch_size",
+        "lr": "learning_rate",
+        "eps": "adam_epsilon",
+        "clip": "max_grad_norm",
+    }
     said = {names.get(name, name): value for name, value in SAID.items() if name != "betas"}
     given = _read(deepspeed, HF, world_size=8, auto=said | {"adam_beta1": 0.9, "adam_beta2": 0.95})
     assert {path: given[path] for path in EXPECTED} == EXPECTED
 
 
-@pytest.mark.parametrize("fact", ["hidden_size", "micro_batch", "accumulation", "total_steps", "warmup_steps"])
+@pytest.mark.parametrize(
+    "fact", ["hidden_size", "micro_batch", "accumulation", "total_steps", "warmup_steps"]
+)
 def test_a_count_that_is_none_is_refused(deepspeed: Dialect, fact: str) -> None:
     for wrong in ("HIDDEN_SIZE", 1.5, True):
         with pytest.raises(ConfigError, match=f"auto: {fact}: found .*, expected a whole number"):
@@ -132,15 +174,21 @@ def test_a_count_that_is_none_is_refused(deepspeed: Dialect, fact: str) -> None:
 
 def test_keys_without_a_rule_need_a_value(deepspeed: Dialect) -> None:
     data = {"train_batch_size": 8, "zero_optimization": {"stage3_max_live_parameters": "auto"}}
-    with pytest.raises(ConfigError, match=r'stage3_max_live_parameters: found "auto", .*; write a value$'):
+    with pytest.raises(
+        ConfigError, match=r'stage3_max_live_parameters: found "auto", .*; write a value$'
+    ):
         _read(deepspeed, data, auto=SAID)
     given = _read(deepspeed, data, auto={"zero_optimization.stage3_max_live_parameters": 7})
     assert given["zero_optimization.stage3_max_live_parameters"] == 7
 
 
 def test_resolved_values_are_checked(deepspeed: Dialect) -> None:
-    with pytest.raises(ConfigError, match=r"^auto: clip: found 'much', expected a number of at least 0$"):
-        _read(deepspeed, {"train_batch_size": 8, "gradient_clipping": "auto"}, auto={"clip": "much"})
+    with pytest.raises(
+        ConfigError, match=r"^auto: clip: found 'much', expected a number of at least 0$"
+    ):
+        _read(
+            deepspeed, {"train_batch_size": 8, "gradient_clipping": "auto"}, auto={"clip": "much"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,13 +196,22 @@ def test_resolved_values_are_checked(deepspeed: Dialect) -> None:
     [
         ({"foo": 1}, "neither a key of DeepSpeed nor the name of a fact"),
         ({"hidden_size": 1e3}, "found 1000.0, expected a whole number"),
-        ({"warmup_ratio": 0.1}, "--auto does not take this TrainingArgument; use --auto-from warmup_ratio=0.1"),
+        (
+            {"warmup_ratio": 0.1},
+            "--auto does not take this TrainingArgument; use --auto-from warmup_ratio=0.1",
+        ),
         ({"bf16": True}, "--auto does not take this TrainingArgument; use --auto-from bf16=true"),
     ],
 )
-def test_a_wrong_value_does_not_void_the_others(deepspeed: Dialect, wrong: dict[str, Any], says: str) -> None:
+def test_a_wrong_value_does_not_void_the_others(
+    deepspeed: Dialect, wrong: dict[str, Any], says: str
+) -> None:
     """It is named alone, and no command that repeats it is printed."""
-    data = {"train_batch_size": 8, "gradient_clipping": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    data = {
+        "train_batch_size": 8,
+        "gradient_clipping": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    }
     (name,) = wrong
     with pytest.raises(ConfigError) as raised:
         _read(deepspeed, data, auto={"lr": 1e-4, "clip": 1.0} | wrong)
@@ -167,7 +224,11 @@ def test_a_wrong_value_does_not_void_the_others(deepspeed: Dialect, wrong: dict[
 
 @pytest.mark.parametrize("name", ["lr", "optimizer.params.lr"])
 def test_no_command_repeats_a_value_that_is_refused(deepspeed: Dialect, name: str) -> None:
-    data = {"train_batch_size": 8, "gradient_clipping": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    data = {
+        "train_batch_size": 8,
+        "gradient_clipping": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    }
     with pytest.raises(ConfigError, match=f"{name}: found 'abc'") as raised:
         _read(deepspeed, data, auto={name: "abc"})
     assert raised.value.words == ()
@@ -182,12 +243,20 @@ def test_unknown_facts_are_named(deepspeed: Dialect) -> None:
 def test_real_autos_stay(deepspeed: Dialect) -> None:
     for path in REAL:
         assert typed(path, "auto") == "auto"
-    data = {"train_batch_size": 8, "data_types": {"keep_in_fp32_modules": "auto"}, "expert_parallel": {"top_k": "auto"}}
+    data = {
+        "train_batch_size": 8,
+        "data_types": {"keep_in_fp32_modules": "auto"},
+        "expert_parallel": {"top_k": "auto"},
+    }
     assert _read(deepspeed, data)["expert_parallel.top_k"] == "auto"
 
 
 def test_resolve_by_hand() -> None:
-    given = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": "auto", "zero_optimization.reduce_bucket_size": "auto"}
+    given = {
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": "auto",
+        "zero_optimization.reduce_bucket_size": "auto",
+    }
     found = resolve(given, {"zero_optimization.reduce_bucket_size": 3}, world_size=4)
     assert found == {**given, "train_batch_size": 8, "zero_optimization.reduce_bucket_size": 3}
     with pytest.raises(ConfigError, match="pass hidden_size"):

@@ -70,10 +70,14 @@ def _read(dialect: Dialect, path: Path, lenient: bool = False) -> Config:
 
 
 def _names(index: list[dict[str, str]], accepted: bool) -> Iterator[str]:
-    return (row["file"] for row in index if (row["auto_resolved_at_0_19_8"] == "accept") is accepted)
+    return (
+        row["file"] for row in index if (row["auto_resolved_at_0_19_8"] == "accept") is accepted
+    )
 
 
-def test_accepted_files_are_read(deepspeed: Dialect, folder: Path, index: list[dict[str, str]]) -> None:
+def test_accepted_files_are_read(
+    deepspeed: Dialect, folder: Path, index: list[dict[str, str]]
+) -> None:
     names = list(_names(index, True))
     assert len(names) == 44
     for name in names:
@@ -83,7 +87,9 @@ def test_accepted_files_are_read(deepspeed: Dialect, folder: Path, index: list[d
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_refused_files_are_refused(deepspeed: Dialect, folder: Path, index: list[dict[str, str]], lenient: bool) -> None:
+def test_refused_files_are_refused(
+    deepspeed: Dialect, folder: Path, index: list[dict[str, str]], lenient: bool
+) -> None:
     names = list(_names(index, False))
     assert len(names) == 19
     for name in names:
@@ -92,8 +98,14 @@ def test_refused_files_are_refused(deepspeed: Dialect, folder: Path, index: list
         assert all(":" in problem and "\n" not in problem for problem in raised.value.problems)
 
 
-def test_unresolved_auto_is_refused(deepspeed: Dialect, folder: Path, index: list[dict[str, str]]) -> None:
-    automatic = [row["file"] for row in index if row["auto_values"] != "0" and row["auto_resolved_at_0_19_8"] == "accept"]
+def test_unresolved_auto_is_refused(
+    deepspeed: Dialect, folder: Path, index: list[dict[str, str]]
+) -> None:
+    automatic = [
+        row["file"]
+        for row in index
+        if row["auto_values"] != "0" and row["auto_resolved_at_0_19_8"] == "accept"
+    ]
     assert len(automatic) == 12
     for name in automatic:
         with pytest.raises(BridgeError, match='found "auto"'):
@@ -128,7 +140,9 @@ def _same(config: Config, theirs: Mapping[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("release", ["0.12.0", "0.16.1", "0.19.2"])
-def test_each_becomes_a_megatron_launch(deepspeed: Dialect, folder: Path, index: list[dict[str, str]], release: str) -> None:
+def test_each_becomes_a_megatron_launch(
+    deepspeed: Dialect, folder: Path, index: list[dict[str, str]], release: str
+) -> None:
     megatron = compat.load("megatron")
     for name in _names(index, True):
         source = _read(deepspeed, folder / name)
@@ -138,7 +152,9 @@ def test_each_becomes_a_megatron_launch(deepspeed: Dialect, folder: Path, index:
         assert lift(again) == lift(result.config), name
 
 
-def test_the_real_megatron_class_accepts_each(deepspeed: Dialect, folder: Path, index: list[dict[str, str]]) -> None:
+def test_the_real_megatron_class_accepts_each(
+    deepspeed: Dialect, folder: Path, index: list[dict[str, str]]
+) -> None:
     core = pytest.importorskip("megatron.core")
     for name in _names(index, True):
         source = _read(deepspeed, folder / name)

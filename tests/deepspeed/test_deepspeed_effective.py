@@ -11,11 +11,17 @@ from bridge.errors import ConfigError
 from compat.deepspeed.effective import effective, keys_with_new_names
 from compat.deepspeed.refusals import REFUSALS
 
-MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+MICRO, STEPS, TOTAL = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
 BASE = {MICRO: 2}
 
 
-def _batch(given: dict[str, Any], world: int | None, version: str = "0.19.8") -> tuple[int, int, int]:
+def _batch(
+    given: dict[str, Any], world: int | None, version: str = "0.19.8"
+) -> tuple[int, int, int]:
     values = effective(given, version, world)
     return values[TOTAL], values[MICRO], values[STEPS]
 
@@ -56,9 +62,21 @@ REFUSED_BATCHES: list[tuple[dict[str, Any], int | None, str]] = [
         6,
         r"^code.tensor_parallel \(4\) x code.pipeline_stages \(2\) does not divide world size \(6\)",
     ),
-    ({MICRO: 1, "sequence_parallel_size": 2}, 3, r"^sequence_parallel_size \(2\) does not divide world size \(3\)"),
-    ({MICRO: 1, "sequence_parallel_size": 2, "data_parallel_size": 2}, 8, r"is not the world size \(8\)"),
-    ({MICRO: 1, "code.context_parallel": 2, "code.pipeline_stages": 2}, 4, "no groups of sequence-parallel ranks"),
+    (
+        {MICRO: 1, "sequence_parallel_size": 2},
+        3,
+        r"^sequence_parallel_size \(2\) does not divide world size \(3\)",
+    ),
+    (
+        {MICRO: 1, "sequence_parallel_size": 2, "data_parallel_size": 2},
+        8,
+        r"is not the world size \(8\)",
+    ),
+    (
+        {MICRO: 1, "code.context_parallel": 2, "code.pipeline_stages": 2},
+        4,
+        "no groups of sequence-parallel ranks",
+    ),
     ({TOTAL: 4, MICRO: 4, STEPS: 1, "tensor_parallel.autotp_size": 2}, 2, r"expected .* = 8"),
 ]
 
@@ -77,12 +95,21 @@ def test_sequence_parallel_size_counts_since_0_17_0() -> None:
 
 def test_derived_values() -> None:
     for stage in range(4):
-        assert effective(BASE | {"zero_optimization.stage": stage}, "0.19.8", 1)["zero_optimization.overlap_comm"] is (stage == 3)
-    assert effective(BASE | {"flops_profiler.enabled": True}, "0.19.8", 1)["wall_clock_breakdown"] is True
+        assert effective(BASE | {"zero_optimization.stage": stage}, "0.19.8", 1)[
+            "zero_optimization.overlap_comm"
+        ] is (stage == 3)
+    assert (
+        effective(BASE | {"flops_profiler.enabled": True}, "0.19.8", 1)["wall_clock_breakdown"]
+        is True
+    )
 
 
 def test_old_keys_move() -> None:
-    given = BASE | {"zero_optimization.cpu_offload": True, "zero_optimization.stage": 2, "bfloat16.enabled": True}
+    given = BASE | {
+        "zero_optimization.cpu_offload": True,
+        "zero_optimization.stage": 2,
+        "bfloat16.enabled": True,
+    }
     values = effective(given, "0.19.8", 1)
     assert values["zero_optimization.offload_optimizer.device"] == "cpu"
     assert values["zero_optimization.offload_optimizer.pin_memory"] is True
@@ -106,22 +133,52 @@ def test_optional_sections_have_defaults_only_when_present() -> None:
 
 
 CONSTRUCTORS = [
-    ({"optimizer.type": "AdamW"}, "0.19.8", {"type": "adamw", "params.weight_decay": 0.0, "params.adam_w_mode": True}),
-    ({"optimizer.type": "AdamW", "optimizer.params.torch_adam": True}, "0.19.8", {"params.weight_decay": 0.01}),
-    ({"optimizer.type": "Adam", "optimizer.params.torch_adam": True}, "0.19.8", {"params.weight_decay": 0.01}),
     (
-        {"optimizer.type": "adam", "optimizer.params.torch_adam": True, "optimizer.params.adam_w_mode": False},
+        {"optimizer.type": "AdamW"},
+        "0.19.8",
+        {"type": "adamw", "params.weight_decay": 0.0, "params.adam_w_mode": True},
+    ),
+    (
+        {"optimizer.type": "AdamW", "optimizer.params.torch_adam": True},
+        "0.19.8",
+        {"params.weight_decay": 0.01},
+    ),
+    (
+        {"optimizer.type": "Adam", "optimizer.params.torch_adam": True},
+        "0.19.8",
+        {"params.weight_decay": 0.01},
+    ),
+    (
+        {
+            "optimizer.type": "adam",
+            "optimizer.params.torch_adam": True,
+            "optimizer.params.adam_w_mode": False,
+        },
         "0.19.8",
         {"params.weight_decay": 0.0},
     ),
-    ({"optimizer.type": "AdamW", "optimizer.params.adam_w_mode": False}, "0.19.8", {"params.adam_w_mode": True}),
-    ({"optimizer.type": "SGD"}, "0.19.8", {"type": "SGD", "params.lr": 0.001, "params.momentum": 0.0}),
-    ({"optimizer.type": "Lamb", "optimizer.params.lr": 0.5}, "0.19.8", {"params.lr": 0.5, "params.max_coeff": 10.0}),
+    (
+        {"optimizer.type": "AdamW", "optimizer.params.adam_w_mode": False},
+        "0.19.8",
+        {"params.adam_w_mode": True},
+    ),
+    (
+        {"optimizer.type": "SGD"},
+        "0.19.8",
+        {"type": "SGD", "params.lr": 0.001, "params.momentum": 0.0},
+    ),
+    (
+        {"optimizer.type": "Lamb", "optimizer.params.lr": 0.5},
+        "0.19.8",
+        {"params.lr": 0.5, "params.max_coeff": 10.0},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("given", "version", "expected"), CONSTRUCTORS)
-def test_constructor_defaults(given: dict[str, Any], version: str, expected: dict[str, Any]) -> None:
+def test_constructor_defaults(
+    given: dict[str, Any], version: str, expected: dict[str, Any]
+) -> None:
     values = effective(BASE | given, version, 1)
     assert {name: values[f"optimizer.{name}"] for name in expected} == expected
 
@@ -135,7 +192,9 @@ def test_warmup_rate_moved_at_0_17_2() -> None:
 def test_silent_loss_scaling_before_0_17_1() -> None:
     given = BASE | {"fp16.enabled": True, "zero_optimization.stage": 1}
     assert effective(given, "0.17.0", 1)["fp16.initial_scale_power"] == 32
-    assert effective(given | {"fp16.min_loss_scale": 1}, "0.17.0", 1)["fp16.initial_scale_power"] == 16
+    assert (
+        effective(given | {"fp16.min_loss_scale": 1}, "0.17.0", 1)["fp16.initial_scale_power"] == 16
+    )
     assert effective(given, "0.17.1", 1)["fp16.initial_scale_power"] == 16
 
 
@@ -149,20 +208,55 @@ def _compressed(technique: str, **said: Any) -> dict[str, Any]:
 REFUSED = [
     (_compressed("weight_quantization"), "0.19.6", "weight_quantization has no different_groups"),
     (_compressed("row_pruning", different_groups=BITS), "0.15.0", "row_pruning lacks dense_ratio"),
-    (_compressed("row_pruning", different_groups={"g": ["a"]}), "0.15.0", "row_pruning lacks dense_ratio"),
+    (
+        _compressed("row_pruning", different_groups={"g": ["a"]}),
+        "0.15.0",
+        "row_pruning lacks dense_ratio",
+    ),
     (_compressed("row_pruning", different_groups=["a"]), "0.15.0", "row_pruning lacks dense_ratio"),
     ({"fp16.enabled": True, "bf16.enabled": True}, "0.19.8", "both are true"),
-    ({"code.pipeline_stages": 2, "zero_optimization.stage": 2}, "0.19.8", "refuses ZeRO stages 2 and 3"),
-    ({"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3}, "0.19.3", "AutoTP cannot be combined with"),
-    ({"fp16.fp16_master_weights_and_grads": True, "zero_optimization.stage": 1}, "0.18.2", "needs zero_optimization.stage 2"),
+    (
+        {"code.pipeline_stages": 2, "zero_optimization.stage": 2},
+        "0.19.8",
+        "refuses ZeRO stages 2 and 3",
+    ),
+    (
+        {"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3},
+        "0.19.3",
+        "AutoTP cannot be combined with",
+    ),
+    (
+        {"fp16.fp16_master_weights_and_grads": True, "zero_optimization.stage": 1},
+        "0.18.2",
+        "needs zero_optimization.stage 2",
+    ),
     ({"zero_optimization.reduce_bucket_size": 0}, "0.19.6", "expected > 0"),
     ({"aio.use_gds": True}, "0.19.8", "CUDA"),
     ({"elasticity": {"enabled": True}}, "0.19.7", "batch would be chosen at launch"),
-    ({"scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 0}, "0.19.3", "expected at least 1"),
+    (
+        {"scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 0},
+        "0.19.3",
+        "expected at least 1",
+    ),
     ({"scheduler.type": "WarmupDecayLR"}, "0.19.8", "total_num_steps: missing"),
-    ({"zero_optimization.cpu_offload": True, "zero_optimization.offload_optimizer.device": "cpu"}, "0.19.8", "which replaces"),
-    ({"zero_optimization.compute_grad_norm": False, "zero_optimization.stage": 1}, "0.19.8", "set gradient_clipping to 0"),
-    ({"gradient_allreduce_op": "sum", "zero_optimization.stage": 3}, "0.19.8", "sum is not possible"),
+    (
+        {
+            "zero_optimization.cpu_offload": True,
+            "zero_optimization.offload_optimizer.device": "cpu",
+        },
+        "0.19.8",
+        "which replaces",
+    ),
+    (
+        {"zero_optimization.compute_grad_norm": False, "zero_optimization.stage": 1},
+        "0.19.8",
+        "set gradient_clipping to 0",
+    ),
+    (
+        {"gradient_allreduce_op": "sum", "zero_optimization.stage": 3},
+        "0.19.8",
+        "sum is not possible",
+    ),
     ({"compile.autoep_non_moe": True}, "0.19.7", "DeepSpeed 0.19.7 does not read this key"),
 ]
 

@@ -193,10 +193,14 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample(chance: random.Random, paths: tuple[str, ...], size: int) -> dict[str, Any]:
-    return BASE | {path: chance.choice(POOLS[path]) for path in chance.sample(paths, min(size, len(paths)))}
+    return BASE | {
+        path: chance.choice(POOLS[path]) for path in chance.sample(paths, min(size, len(paths)))
+    }
 
 
-def _agree(ours: Any, theirs: Any, held: Callable[[Any], Mapping[str, Any]], data: Mapping[str, Any]) -> None:
+def _agree(
+    ours: Any, theirs: Any, held: Callable[[Any], Mapping[str, Any]], data: Mapping[str, Any]
+) -> None:
     assert isinstance(ours, BridgeError) == isinstance(theirs, str), (data, ours, theirs)
     if isinstance(ours, BridgeError):
         return
@@ -206,15 +210,24 @@ def _agree(ours: Any, theirs: Any, held: Callable[[Any], Mapping[str, Any]], dat
         assert value == found[path], (data, path)
 
 
-def test_each_value_alone(deepspeed: Dialect, real: Callable[..., Any], held: Callable[[Any], Mapping[str, Any]]) -> None:
+def test_each_value_alone(
+    deepspeed: Dialect, real: Callable[..., Any], held: Callable[[Any], Mapping[str, Any]]
+) -> None:
     for path, values in POOLS.items():
         for value in values:
-            data = _nested({path: value, **BASE} if path != "train_micro_batch_size_per_gpu" else {path: value})
+            data = _nested(
+                {path: value, **BASE} if path != "train_micro_batch_size_per_gpu" else {path: value}
+            )
             _agree(_ours(deepspeed, data, 4), real(data, 4), held, data)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_combinations(deepspeed: Dialect, real: Callable[..., Any], held: Callable[[Any], Mapping[str, Any]], seed: int) -> None:
+def test_combinations(
+    deepspeed: Dialect,
+    real: Callable[..., Any],
+    held: Callable[[Any], Mapping[str, Any]],
+    seed: int,
+) -> None:
     chance, accepted = random.Random(seed), 0
     paths = tuple(POOLS)
     for _ in range(400):
@@ -230,7 +243,9 @@ def test_combinations(deepspeed: Dialect, real: Callable[..., Any], held: Callab
     assert 100 < accepted < 350
 
 
-def test_batch_triangle(deepspeed: Dialect, real: Callable[..., Any], held: Callable[[Any], Mapping[str, Any]]) -> None:
+def test_batch_triangle(
+    deepspeed: Dialect, real: Callable[..., Any], held: Callable[[Any], Mapping[str, Any]]
+) -> None:
     sides = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     verdicts = set()
     for total in (None, 1, 4, 8, 12, 31):
@@ -246,7 +261,9 @@ def test_batch_triangle(deepspeed: Dialect, real: Callable[..., Any], held: Call
 
 
 @pytest.mark.parametrize(("path", "value", "why"), DIFFERENCES)
-def test_differences(deepspeed: Dialect, real: Callable[..., Any], path: str, value: Any, why: str) -> None:
+def test_differences(
+    deepspeed: Dialect, real: Callable[..., Any], path: str, value: Any, why: str
+) -> None:
     data = _nested({path: value, **BESIDE.get(path, {}), **{key: 2 for key in BASE if key != path}})
     assert not isinstance(real(data), str), why
     with pytest.raises(BridgeError) as raised:
@@ -256,10 +273,19 @@ def test_differences(deepspeed: Dialect, real: Callable[..., Any], path: str, va
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("_comment", "hello"), ("fp8", {"enabled": True}), ("optimizer.kind", "AdamW"), ("scheduler.name", "WarmupLR")],
+    [
+        ("_comment", "hello"),
+        ("fp8", {"enabled": True}),
+        ("optimizer.kind", "AdamW"),
+        ("scheduler.name", "WarmupLR"),
+    ],
 )
 def test_keys_that_nobody_reads(
-    deepspeed: Dialect, real: Callable[..., Any], held: Callable[[Any], Mapping[str, Any]], path: str, value: Any
+    deepspeed: Dialect,
+    real: Callable[..., Any],
+    held: Callable[[Any], Mapping[str, Any]],
+    path: str,
+    value: Any,
 ) -> None:
     data = _nested({path: value, **BASE})
     _agree(_ours(deepspeed, data, 1), real(data), held, data)
@@ -267,9 +293,15 @@ def test_keys_that_nobody_reads(
 
 
 def test_to_object(deepspeed: Dialect) -> None:
-    config = deepspeed.read({"train_batch_size": 32, "gradient_accumulation_steps": 2}, version=RELEASE, world_size=8)
+    config = deepspeed.read(
+        {"train_batch_size": 32, "gradient_accumulation_steps": 2}, version=RELEASE, world_size=8
+    )
     assert config.to_object().train_micro_batch_size_per_gpu == 2
-    piped = deepspeed.config({"train_batch_size": 32, "gradient_accumulation_steps": 2, "code.pipeline_stages": 4}, RELEASE, 8)
+    piped = deepspeed.config(
+        {"train_batch_size": 32, "gradient_accumulation_steps": 2, "code.pipeline_stages": 4},
+        RELEASE,
+        8,
+    )
     assert piped.to_object().train_micro_batch_size_per_gpu == 8
     older = deepspeed.read({"train_batch_size": 32}, version="0.19.7", world_size=8)
     with pytest.raises(VersionError, match=r"0\.19\.7.*0\.19\.8"):

@@ -15,7 +15,9 @@ from compat.deepspeed import releases
 from compat.deepspeed.releases import ALIASES, KEYS, KNOWN, PARTS, RELEASES, release
 from compat.deepspeed.schema import DeepSpeed
 
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text().splitlines()]
+ROWS = [
+    json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text().splitlines()
+]
 """Generated configs through the DeepSpeedConfig of twelve releases (CPU): its verdict, and part of what it then held."""
 
 
@@ -27,7 +29,9 @@ def test_verdicts_and_values_of_the_releases(deepspeed: Dialect, version: str) -
         config = _read(deepspeed, row)
         assert (config is not None) is row["accepted"], row
         if config is not None:
-            held = {path: config.effective[path] for path in row["holds"] if path in config.effective}
+            held = {
+                path: config.effective[path] for path in row["holds"] if path in config.effective
+            }
             assert _plain(held) == {path: row["holds"][path] for path in held}, row
 
 
@@ -35,13 +39,19 @@ def _read(dialect: Dialect, row: dict[str, Any]) -> Any:
     try:
         # Harvested rows name what the script says as well, and all ranks beside those that share a batch.
         code = {"code": row["code"]} if row.get("code") else {}
-        return dialect.read({**row["config"], **code}, version=row["release"], world_size=row.get("world", row["ranks"]))
+        return dialect.read(
+            {**row["config"], **code},
+            version=row["release"],
+            world_size=row.get("world", row["ranks"]),
+        )
     except BridgeError:
         return None
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {path: list(value) if isinstance(value, tuple) else value for path, value in values.items()}
+    return {
+        path: list(value) if isinstance(value, tuple) else value for path, value in values.items()
+    }
 
 
 MOVED = [
@@ -62,7 +72,11 @@ def test_defaults_that_moved(path: str, before: str, old: Any, after: str, new: 
 
 
 def test_moved_defaults_are_all_listed() -> None:
-    changed = {path for path, row in KEYS.items() if len({repr(period.default) for period in row.periods}) > 1}
+    changed = {
+        path
+        for path, row in KEYS.items()
+        if len({repr(period.default) for period in row.periods}) > 1
+    }
     assert changed == {row[0] for row in MOVED}
 
 
@@ -140,7 +154,9 @@ def test_known_releases() -> None:
     assert releases.key("train_batch_size") is KEYS["train_batch_size"]
     assert releases.key("nothing") is None
     assert releases.defaults("0.19.8")["zero_optimization.stage"] == 0
-    with pytest.raises(VersionError, match=r"unknown release 0\.14\.0; the nearest known is 0\.15\.0"):
+    with pytest.raises(
+        VersionError, match=r"unknown release 0\.14\.0; the nearest known is 0\.15\.0"
+    ):
         release("0.14.0")
 
 
@@ -203,7 +219,15 @@ OPENED = frozenset(
         ),
         *(
             f"tensor_parallel.partition_config.layer_specs[].{name}"
-            for name in ("patterns", "partition_type", "gather_output", "grad_allreduce", "shape", "partition_dim", "model_types")
+            for name in (
+                "patterns",
+                "partition_type",
+                "gather_output",
+                "grad_allreduce",
+                "shape",
+                "partition_dim",
+                "model_types",
+            )
         ),
     }
 )
@@ -221,14 +245,27 @@ EXPERTS = (
     "gate_up_impl",
     "expert_activation",
 )
-FINER = frozenset({"sequence_parallel_size", "bf16.immediate_grad_update", *(f"expert_parallel.{name}" for name in EXPERTS)})
+FINER = frozenset(
+    {
+        "sequence_parallel_size",
+        "bf16.immediate_grad_update",
+        *(f"expert_parallel.{name}" for name in EXPERTS),
+    }
+)
 """Keys whose first release the source gives more exactly than the table."""
 
 
-def test_an_argument_that_an_optimizer_does_not_take_is_refused_by_file_and_by_config(deepspeed: Dialect) -> None:
+def test_an_argument_that_an_optimizer_does_not_take_is_refused_by_file_and_by_config(
+    deepspeed: Dialect,
+) -> None:
     name = "optimizer.params.adam_w_mode"
-    for given in ({"optimizer.type": "zerooneadam", name: True}, {"optimizer.type": "ZeroOneAdam", name: True}):
+    for given in (
+        {"optimizer.type": "zerooneadam", name: True},
+        {"optimizer.type": "ZeroOneAdam", name: True},
+    ):
         with pytest.raises(BridgeError, match="adam_w_mode"):
             deepspeed.config({**given, "train_batch_size": 8}, "0.17.6", 8, "file")
-    kept = deepspeed.config({"optimizer.type": "adam", name: True, "train_batch_size": 8}, "0.17.6", 8, "file")
+    kept = deepspeed.config(
+        {"optimizer.type": "adam", name: True, "train_batch_size": 8}, "0.17.6", 8, "file"
+    )
     assert kept.given[name] is True

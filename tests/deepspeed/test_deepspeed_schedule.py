@@ -34,7 +34,9 @@ def test_it_equals_megatron(style: str, warmup: int) -> None:
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     flags = f"--micro-batch-size 1 --lr 3e-4 --min-lr 2e-5 --lr-decay-style {style} --train-iters 40 --lr-warmup-init 1e-5"
-    config = compat.load("megatron").read([*flags.split(), "--lr-warmup-iters", str(warmup)], core.__version__, 1)
+    config = compat.load("megatron").read(
+        [*flags.split(), "--lr-warmup-iters", str(warmup)], core.__version__, 1
+    )
     snippet = bridge.translate(config, compat.load("deepspeed")).written.snippet
     still = style == "constant" and not warmup
     assert ("lr_scheduler" in snippet) is not still

@@ -84,7 +84,9 @@ def changed(data: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def of_transformers(data: dict[str, Any], said: dict[str, Any], world: int, total: int, hidden: int) -> dict[str, Any] | None:
+def of_transformers(
+    data: dict[str, Any], said: dict[str, Any], world: int, total: int, hidden: int
+) -> dict[str, Any] | None:
     """What the Trainer of the installed transformers makes of `data`; None where it refuses it."""
     from transformers import TrainingArguments
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
@@ -94,7 +96,9 @@ def of_transformers(data: dict[str, Any], said: dict[str, Any], world: int, tota
     theirs = HfTrainerDeepSpeedConfig(copy.deepcopy(data))
     theirs.trainer_config_process(args, auto_find_batch_size=args.auto_find_batch_size)
     try:
-        theirs.trainer_config_finalize(args, SimpleNamespace(config=SimpleNamespace(hidden_size=hidden)), total)
+        theirs.trainer_config_finalize(
+            args, SimpleNamespace(config=SimpleNamespace(hidden_size=hidden)), total
+        )
     except ValueError:
         return None
     return flat(theirs.config)
@@ -103,7 +107,9 @@ def of_transformers(data: dict[str, Any], said: dict[str, Any], world: int, tota
 def flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in section.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        found |= (
+            flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        )
     return found
 
 
@@ -115,17 +121,24 @@ def plain(value: Any) -> Any:
 @settings(max_examples=150, deadline=None)
 @given(
     ARGUMENTS,
-    st.sets(st.sampled_from(sorted(FIXED)), max_size=3).flatmap(lambda keys: st.fixed_dictionaries({k: FIXED[k] for k in keys})),
+    st.sets(st.sampled_from(sorted(FIXED)), max_size=3).flatmap(
+        lambda keys: st.fixed_dictionaries({k: FIXED[k] for k in keys})
+    ),
     st.sampled_from([1, 2, 8]),
     st.sampled_from([64, 1000]),
 )
-def test_it_is_what_transformers_does(said: dict[str, Any], fixed: dict[str, Any], world: int, hidden: int) -> None:
+def test_it_is_what_transformers_does(
+    said: dict[str, Any], fixed: dict[str, Any], world: int, hidden: int
+) -> None:
     pytest.importorskip("deepspeed")
     pytest.importorskip("transformers")
     data, total = changed(HF, fixed), 100
     expected = of_transformers(data, said, world, total, hidden)
     filling = trainer.filling(trainer.arguments(said, whole=False), world, total)
-    refused = [path for path, _ in filling.refusals({path: _tuple(value) for path, value in flat(data).items()})]
+    refused = [
+        path
+        for path, _ in filling.refusals({path: _tuple(value) for path, value in flat(data).items()})
+    ]
     assert bool(refused) is (expected is None)
     if expected is None:
         return
@@ -133,9 +146,15 @@ def test_it_is_what_transformers_does(said: dict[str, Any], fixed: dict[str, Any
     from compat.deepspeed.releases import release
 
     values = {"total_steps": total, "hidden_size": hidden}
-    found = formats.read(data, release("0.19.8"), False, values, None, trainer.arguments(said, whole=False), world).given
+    found = formats.read(
+        data, release("0.19.8"), False, values, None, trainer.arguments(said, whole=False), world
+    ).given
     alone = LATER if data["zero_optimization"]["stage"] == 3 else (*LATER, *STAGE3)
-    wrong = {path: (plain(found.get(path)), value) for path, value in expected.items() if plain(found.get(path)) != value}
+    wrong = {
+        path: (plain(found.get(path)), value)
+        for path, value in expected.items()
+        if plain(found.get(path)) != value
+    }
     assert {path: pair for path, pair in wrong.items() if path not in alone} == {}
     assert all(expected[path] == "auto" for path in wrong)
 
@@ -153,21 +172,33 @@ def read(deepspeed: Dialect, data: dict[str, Any], **said: Any) -> Any:
 
 
 def test_a_dump_has_what_does_not_count_here(deepspeed: Dialect) -> None:
-    assert read(deepspeed, FILE, output_dir="x", hub_token=None, learning_rate=1e-5).given["optimizer.params.lr"] == 1e-5
+    assert (
+        read(deepspeed, FILE, output_dir="x", hub_token=None, learning_rate=1e-5).given[
+            "optimizer.params.lr"
+        ]
+        == 1e-5
+    )
     with pytest.raises(ConfigError, match="output_dire: found no TrainingArgument of this name"):
         read(deepspeed, FILE, output_dire="x")
-    with pytest.raises(ConfigError, match=r"learnin_rate: found no TrainingArgument .*; did you mean learning_rate\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"learnin_rate: found no TrainingArgument .*; did you mean learning_rate\?",
+    ):
         read(deepspeed, FILE, learnin_rate=1e-5)
     for name in ("output_dir", "num_train_epochs"):
         with pytest.raises(ConfigError, match="found no TrainingArguments that fill in"):
             read(deepspeed, FILE, **{name: 3})
 
 
-def test_names_that_fill_in_nothing_are_taken_without_an_output_dir(said: Said, tmp_path: Path) -> None:
+def test_names_that_fill_in_nothing_are_taken_without_an_output_dir(
+    said: Said, tmp_path: Path
+) -> None:
     more = ("--auto", "hidden_size=64", "--auto", "total_steps=100", "--world-size", "8", "--json")
     told = []
     for beside in ({}, {"output_dir": "x"}):
-        (tmp_path / "args.json").write_text(json.dumps({"learning_rate": 1e-4, "num_train_epochs": 3} | beside))
+        (tmp_path / "args.json").write_text(
+            json.dumps({"learning_rate": 1e-4, "num_train_epochs": 3} | beside)
+        )
         told.append(json.loads(said(*TO, "--auto-from", "args.json", *more)[1])["target"])
     assert told[0] == told[1] and told[0]["given"]["lr"] == 1e-4
 
@@ -175,14 +206,20 @@ def test_names_that_fill_in_nothing_are_taken_without_an_output_dir(said: Said, 
 @pytest.mark.parametrize("names", [("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")])
 def test_two_formats_at_once_are_refused(deepspeed: Dialect, names: tuple[str, str]) -> None:
     """As TrainingArguments does; it was read as bf16."""
-    with pytest.raises(ConfigError, match=f"found {names[0]} and {names[1]}, and the Trainer refuses both at once"):
+    with pytest.raises(
+        ConfigError, match=f"found {names[0]} and {names[1]}, and the Trainer refuses both at once"
+    ):
         read(deepspeed, FILE, **dict.fromkeys(names, True))
     assert read(deepspeed, FILE, **{names[1]: True}).given["bf16.enabled"] is True
 
 
 def test_transformers_knows_the_names() -> None:
     training = pytest.importorskip("transformers.training_args")
-    theirs = {field.name for field in dataclasses.fields(training.TrainingArguments) if not field.name.startswith("_")}
+    theirs = {
+        field.name
+        for field in dataclasses.fields(training.TrainingArguments)
+        if not field.name.startswith("_")
+    }
     assert theirs <= trainer.NAMES
 
 
@@ -195,7 +232,9 @@ def test_transformers_knows_the_names() -> None:
         ("lr_scheduler_type", 3, "a name"),
     ],
 )
-def test_arguments_of_another_kind_are_refused(deepspeed: Dialect, name: str, value: Any, wanted: str) -> None:
+def test_arguments_of_another_kind_are_refused(
+    deepspeed: Dialect, name: str, value: Any, wanted: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{name}: found .*, expected {wanted}"):
         read(deepspeed, FILE, **{name: value})
 
@@ -208,32 +247,51 @@ def test_arguments_of_another_kind_are_refused(deepspeed: Dialect, name: str, va
         ({"warmup_ratio": 0.03}, ("linear", 3, 100, 0.0)),
         ({"lr_scheduler_type": "cosine", "max_steps": 50}, ("cosine", 0, 100, 0.0)),
         ({"lr_scheduler_type": "SchedulerType.COSINE"}, ("cosine", 0, 100, 0.0)),
-        ({"lr_scheduler_type": "SchedulerType.CONSTANT", "warmup_steps": 5}, ("constant", 0, None, None)),
+        (
+            {"lr_scheduler_type": "SchedulerType.CONSTANT", "warmup_steps": 5},
+            ("constant", 0, None, None),
+        ),
         ({"lr_scheduler_type": "constant", "warmup_steps": 10}, ("constant", 0, None, None)),
-        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10}, ("constant", 10, None, None)),
+        (
+            {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10},
+            ("constant", 10, None, None),
+        ),
     ],
 )
-def test_a_file_without_a_schedule_has_the_trainers(deepspeed: Dialect, said: dict[str, Any], expected: tuple[Any, ...]) -> None:
+def test_a_file_without_a_schedule_has_the_trainers(
+    deepspeed: Dialect, said: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
     data = {name: value for name, value in FILE.items() if name != "scheduler"}
     config = read(deepspeed, data, **said)
     schedule = lift(config).optimizer.schedule
-    assert (schedule.name, schedule.warmup_steps, schedule.total_steps, schedule.minimum) == expected
+    assert (
+        schedule.name,
+        schedule.warmup_steps,
+        schedule.total_steps,
+        schedule.minimum,
+    ) == expected
     assert not [finding for finding in config.findings if finding.path == "scheduler.type"]
     assert config.given.get("code.steps") == said.get("max_steps")
 
 
-@pytest.mark.parametrize("said", [{"lr_scheduler_type": "polynomial"}, {"lr_scheduler_kwargs": {"num_cycles": 2}}])
+@pytest.mark.parametrize(
+    "said", [{"lr_scheduler_type": "polynomial"}, {"lr_scheduler_kwargs": {"num_cycles": 2}}]
+)
 def test_a_schedule_that_no_plan_knows_is_named(deepspeed: Dialect, said: dict[str, Any]) -> None:
     data = {name: value for name, value in FILE.items() if name != "scheduler"}
     findings = read(deepspeed, data, **said).findings
-    assert [finding.path for finding in findings if "Trainer" in finding.message] == ["scheduler.type"]
+    assert [finding.path for finding in findings if "Trainer" in finding.message] == [
+        "scheduler.type"
+    ]
 
 
 Said = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
+def said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Said:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zero3.json").write_text(json.dumps(HF))
 
@@ -254,19 +312,29 @@ def test_the_printed_command_converts_once_capitals_are_replaced(said: Said) -> 
     words = shlex.split(command.partition("stagebridge ")[2])
     assert said(*words)[0] == 1, "capitals are no numbers"
     facts = {"HIDDEN_SIZE": "64", "TOTAL_STEPS": "100", "WORLD_SIZE": "8"}
-    told = [re.sub("HIDDEN_SIZE|TOTAL_STEPS|WORLD_SIZE", lambda found: facts[found[0]], word) for word in words]
+    told = [
+        re.sub("HIDDEN_SIZE|TOTAL_STEPS|WORLD_SIZE", lambda found: facts[found[0]], word)
+        for word in words
+    ]
     assert said(*told)[0] == 2
 
 
 def test_auto_from_a_dump_and_from_names(said: Said, tmp_path: Path) -> None:
-    (tmp_path / "args.json").write_text(json.dumps({"output_dir": "x", "learning_rate": 2e-5, "bf16": True, "max_steps": 100}))
+    (tmp_path / "args.json").write_text(
+        json.dumps({"output_dir": "x", "learning_rate": 2e-5, "bf16": True, "max_steps": 100})
+    )
     more = ("--auto", "hidden_size=64", "--world-size", "8", "--json")
     _, whole, _ = said(*TO, "--auto-from", "args.json", *more)
     names = ("learning_rate=2e-5", "bf16=true", "max_steps=100")
     _, named, _ = said(*TO, *(word for name in names for word in ("--auto-from", name)), *more)
     assert json.loads(whole) == json.loads(named)
     target = json.loads(whole)["target"]["given"]
-    assert (target["lr"], target["bf16"], target["global_batch_size"], target["train_iters"]) == (2e-5, True, 64, 100)
+    assert (target["lr"], target["bf16"], target["global_batch_size"], target["train_iters"]) == (
+        2e-5,
+        True,
+        64,
+        100,
+    )
 
 
 @pytest.mark.parametrize(
@@ -285,14 +353,20 @@ def test_wrong_options(said: Said, tmp_path: Path, words: tuple[str, ...], says:
 
 def test_another_stack_has_no_trainer(said: Said, tmp_path: Path) -> None:
     (tmp_path / "x.args").write_text("--micro-batch-size 1\n")
-    assert "--auto-from: megatron has no use for this option" in said("check", "x.args", "--auto-from", "bf16=true")[2]
+    assert (
+        "--auto-from: megatron has no use for this option"
+        in said("check", "x.args", "--auto-from", "bf16=true")[2]
+    )
 
 
 def test_a_code_part_that_was_left_behind_is_named(said: Said, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(
         '{"train_batch_size": 128, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 32}'
     )
-    assert "4 ranks share each batch: to say so, put the missing .code.json" in said("check", "ds.json", "--world-size", "8")[2]
+    assert (
+        "4 ranks share each batch: to say so, put the missing .code.json"
+        in said("check", "ds.json", "--world-size", "8")[2]
+    )
     assert "missing that lay" not in said("check", "ds.json", "--world-size", "3")[2]
     (tmp_path / "ds.code.json").write_text('{"pipeline_stages": 4}')
     assert said("check", "ds.json", "--world-size", "8")[0] in (0, 2)
@@ -329,17 +403,26 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_fact_beside_a_dump_is_refused(deepspeed: Dialect, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: found .*, expected "):
-        deepspeed.read(HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, name: WRONG[name]})
+        deepspeed.read(
+            HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, name: WRONG[name]}
+        )
 
 
 def test_data_ranks_that_contradict_the_world_are_refused(deepspeed: Dialect) -> None:
     with pytest.raises(ConfigError, match="train_batch_size"):
-        deepspeed.read(HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, "data_parallel": 2})
+        deepspeed.read(
+            HF,
+            world_size=8,
+            trainer={"max_steps": 50},
+            auto={"hidden_size": 64, "data_parallel": 2},
+        )
 
 
 def test_a_key_beside_a_dump_counts_wherever_the_argument_does(deepspeed: Dialect) -> None:
     auto = {"hidden_size": 64, "optimizer.params.lr": 1e-4}
-    given = deepspeed.read(HF, world_size=8, trainer={"learning_rate": 2e-5, "max_steps": 50}, auto=auto).given
+    given = deepspeed.read(
+        HF, world_size=8, trainer={"learning_rate": 2e-5, "max_steps": 50}, auto=auto
+    ).given
     assert given["optimizer.params.lr"] == given["scheduler.params.warmup_max_lr"] == 1e-4
 
 
@@ -365,40 +448,81 @@ def test_a_key_beside_a_dump_counts_wherever_the_argument_does(deepspeed: Dialec
 )
 def test_a_fact_beside_a_dump_wins(deepspeed: Dialect, fact: str, wanted: dict[str, Any]) -> None:
     """What one says on the command line counts; it was dropped without a word."""
-    dump = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 2e-5, "bf16": True}
-    dump |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "max_grad_norm": 1.0, "max_steps": 50, "warmup_steps": 3}
+    dump = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 2e-5,
+        "bf16": True,
+    }
+    dump |= {
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "max_grad_norm": 1.0,
+        "max_steps": 50,
+        "warmup_steps": 3,
+    }
     name, _, said = fact.partition("=")
-    auto = {"hidden_size": 64, name: json.loads(said) if said[0] in "[0123456789" or said == "false" else said}
+    auto = {
+        "hidden_size": 64,
+        name: json.loads(said) if said[0] in "[0123456789" or said == "false" else said,
+    }
     given = deepspeed.read(HF, world_size=8, trainer=dump, auto=auto).given
-    assert {path: tuple(found) if isinstance(found := given[path], list) else found for path in wanted} == wanted
+    assert {
+        path: tuple(found) if isinstance(found := given[path], list) else found for path in wanted
+    } == wanted
 
 
 class TestItsOwnOptimizer:
-    @pytest.mark.parametrize("optim", sorted(trainer.ADAMW - {"adamw_hf", "adamw_apex_fused", "adamw_torch_npu_fused"}))
+    @pytest.mark.parametrize(
+        "optim", sorted(trainer.ADAMW - {"adamw_hf", "adamw_apex_fused", "adamw_torch_npu_fused"})
+    )
     def test_it_is_what_the_trainer_builds(self, deepspeed: Dialect, optim: str) -> None:
         transformers = pytest.importorskip("transformers")
         pytest.importorskip("accelerate")
-        said = {"learning_rate": 2e-5, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.1}
+        said = {
+            "learning_rate": 2e-5,
+            "adam_beta1": 0.8,
+            "adam_beta2": 0.95,
+            "adam_epsilon": 1e-6,
+            "weight_decay": 0.1,
+        }
         args = transformers.TrainingArguments(optim=optim, use_cpu=True, report_to=[], **said)
         kind, its = transformers.Trainer.get_optimizer_cls_and_kwargs(args)
-        given = deepspeed.read(WITHOUT, world_size=8, trainer={**said, "optim": optim}, auto={"hidden_size": 64}).given
+        given = deepspeed.read(
+            WITHOUT, world_size=8, trainer={**said, "optim": optim}, auto={"hidden_size": 64}
+        ).given
         assert kind.__name__ == given["optimizer.type"] == "AdamW"
         ours = {name: given[f"optimizer.params.{name}"] for name in ("lr", "betas", "eps")}
         assert {**ours, "betas": tuple(ours["betas"])} == {name: its[name] for name in ours}
-        assert given["optimizer.params.weight_decay"] == args.weight_decay and given["code.decay_scope"] == "matrices"
+        assert (
+            given["optimizer.params.weight_decay"] == args.weight_decay
+            and given["code.decay_scope"] == "matrices"
+        )
 
     def test_one_that_no_plan_knows_is_left_open(self, deepspeed: Dialect) -> None:
-        config = deepspeed.read(WITHOUT, world_size=8, trainer={"optim": "adafactor"}, auto={"hidden_size": 64})
+        config = deepspeed.read(
+            WITHOUT, world_size=8, trainer={"optim": "adafactor"}, auto={"hidden_size": 64}
+        )
         (finding,) = (one for one in config.findings if one.path == "optimizer.type")
-        assert "optim=adafactor, which stagebridge cannot translate" in finding.message and not lift(config).optimizer.name
+        assert (
+            "optim=adafactor, which stagebridge cannot translate" in finding.message
+            and not lift(config).optimizer.name
+        )
 
     def test_one_of_the_file_stays(self, deepspeed: Dialect) -> None:
         own = {**WITHOUT, "optimizer": {"type": "Adam", "params": {"lr": "auto"}}}
-        config = deepspeed.read(own, world_size=8, trainer={"learning_rate": 1e-3}, auto={"hidden_size": 64})
-        assert (config.given["optimizer.type"], config.given["optimizer.params.lr"]) == ("Adam", 1e-3)
+        config = deepspeed.read(
+            own, world_size=8, trainer={"learning_rate": 1e-3}, auto={"hidden_size": 64}
+        )
+        assert (config.given["optimizer.type"], config.given["optimizer.params.lr"]) == (
+            "Adam",
+            1e-3,
+        )
         assert "optimizer.type" not in {one.path for one in config.findings}
 
-    def test_a_launch_script_says_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_launch_script_says_it(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "zero3.json").write_text(json.dumps(WITHOUT, indent=2))
         (tmp_path / "go.sh").write_text(SCRIPT)
         words = ["convert", str(tmp_path / "go.sh"), "--to", "megatron", "--world-size", "8"]
@@ -406,37 +530,67 @@ class TestItsOwnOptimizer:
         out, err = capsys.readouterr()
         assert "--lr 2e-05\n" in out and "--weight-decay 0.1\n" in out and "add --lr" not in err
         told = " ".join(err.split())
-        assert "builds its own scheduler, cosine, over a number of steps that follows from the data" in told
+        assert (
+            "builds its own scheduler, cosine, over a number of steps that follows from the data"
+            in told
+        )
         assert run([*words, "--auto", "hidden_size=64", "--auto-from", "max_steps=100"]) == 2
-        assert "--lr-decay-style cosine\n--lr-decay-iters 100\n--lr-warmup-iters 3\n" in capsys.readouterr().out
+        assert (
+            "--lr-decay-style cosine\n--lr-decay-iters 100\n--lr-warmup-iters 3\n"
+            in capsys.readouterr().out
+        )
 
-    def test_a_line_of_the_file_that_a_script_names_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "zero3.json").write_text(json.dumps({**WITHOUT, "disable_allgather": True}, indent=2))
+    def test_a_line_of_the_file_that_a_script_names_says_so(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "zero3.json").write_text(
+            json.dumps({**WITHOUT, "disable_allgather": True}, indent=2)
+        )
         (tmp_path / "go.sh").write_text(SCRIPT)
         words = [str(tmp_path / "go.sh"), "--world-size", "8"]
         assert run(["check", *words, "--auto", "hidden_size=64"]) == 2
         said = capsys.readouterr().out
-        assert "disable_allgather (zero3.json line 12): no effect" in said and "optimizer.type\n" in said
+        assert (
+            "disable_allgather (zero3.json line 12): no effect" in said
+            and "optimizer.type\n" in said
+        )
         assert run(["check", *words, "--auto", "hidden_size=64", "--format", "github"]) == 2
         assert "line=12" not in capsys.readouterr().out, "it is no line of the script"
         assert run(["check", *words]) == 1
         assert "zero_optimization.reduce_bucket_size (zero3.json line 9)" in capsys.readouterr().err
-        (tmp_path / "zero3.json").write_text(json.dumps({**WITHOUT, "zero_optimisation": {}}, indent=2))
+        (tmp_path / "zero3.json").write_text(
+            json.dumps({**WITHOUT, "zero_optimisation": {}}, indent=2)
+        )
         assert run(["check", *words, "--auto", "hidden_size=64"]) == 1
-        assert "error: zero3.json: line 12: zero_optimisation: unknown key" in capsys.readouterr().err
+        assert (
+            "error: zero3.json: line 12: zero_optimisation: unknown key" in capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_precision_without_a_section_is_switched_on(deepspeed: Dialect, precision: str) -> None:
     """accelerate adds the section; only a section that is there is left as it is."""
-    file = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
+    file = {
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_clipping": "auto",
+    }
     config = deepspeed.read(file, world_size=2, trainer={precision: True, "max_steps": 9})
     assert lift(config).precision.compute == precision
-    assert lift(deepspeed.read({**file, precision: {}}, world_size=2, trainer={precision: True})).precision.compute == "fp32"
+    assert (
+        lift(
+            deepspeed.read({**file, precision: {}}, world_size=2, trainer={precision: True})
+        ).precision.compute
+        == "fp32"
+    )
     facts = {"micro_batch": 2, "clip": 1.0, "mixed_precision": precision}
     by_fact = deepspeed.read(file, world_size=2, auto=facts)
     assert by_fact.given[f"{precision}.enabled"] is True
-    (row,) = (one for one in deepspeed.read(file, auto={"micro_batch": 2, "clip": 1.0}).findings if one.path == "bf16.enabled")
+    (row,) = (
+        one
+        for one in deepspeed.read(file, auto={"micro_batch": 2, "clip": 1.0}).findings
+        if one.path == "bf16.enabled"
+    )
     assert row.effect is Effect.NUMBERS and "--auto mixed_precision=bf16" in row.message
 
 
@@ -448,11 +602,15 @@ class TestEvidence:
 
     def read(self, folder: Path, flags: str, program: str | None = None) -> Config:
         (folder / "ds.json").write_text(self.FILE)
-        (folder / "go.sh").write_text(f"torchrun --nproc_per_node 2 train.py --deepspeed ds.json {flags}\n")
+        (folder / "go.sh").write_text(
+            f"torchrun --nproc_per_node 2 train.py --deepspeed ds.json {flags}\n"
+        )
         (folder / "own.py").write_text("from lib.base import Mine\n")
         (folder / "lib").mkdir()
         (folder / "lib" / "base.py").write_text("from . import more\n")
-        (folder / "lib" / "more.py").write_text("from transformers import Trainer\nclass Mine(Trainer): pass\n")
+        (folder / "lib" / "more.py").write_text(
+            "from transformers import Trainer\nclass Mine(Trainer): pass\n"
+        )
         (folder / "plain.py").write_text("import argparse\n" + self.ARGPARSE)
         if program is not None:
             (folder / "train.py").write_text(program)
@@ -473,10 +631,16 @@ class TestEvidence:
             ("--per_device_train_batch_size 8", "from plain import main\nmain()\n", Effect.NONE),
         ],
     )
-    def test_without_it_nothing_is_invented(self, tmp_path: Path, flags: str, program: str | None, effect: Effect) -> None:
+    def test_without_it_nothing_is_invented(
+        self, tmp_path: Path, flags: str, program: str | None, effect: Effect
+    ) -> None:
         config = self.read(tmp_path, flags, program)
         (row,) = (one for one in config.findings if one.path == "--deepspeed")
-        assert row.effect is effect and "assumes that DeepSpeed gets the file as it is" in row.message and row.origin
+        assert (
+            row.effect is effect
+            and "assumes that DeepSpeed gets the file as it is" in row.message
+            and row.origin
+        )
         assert not any(path.startswith(("optimizer.", "code.")) for path in config.given)
         assert not any("Trainer then" in one.message for one in config.findings)
 
@@ -492,7 +656,9 @@ class TestEvidence:
             ("--lr 1", "from trl import SFTTrainer\n"),
         ],
     )
-    def test_with_it_the_trainer_fills_in(self, tmp_path: Path, flags: str, program: str | None) -> None:
+    def test_with_it_the_trainer_fills_in(
+        self, tmp_path: Path, flags: str, program: str | None
+    ) -> None:
         config = self.read(tmp_path, flags, program)
         assert config.given["optimizer.params.lr"] == 5e-5
         assert [one.path for one in config.findings].count("scheduler.type") == 1

@@ -19,7 +19,9 @@ def lossed(output: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
-def steps(model: nn.Module, optimizer: Any, rank: int, world: int, backward: Any = torch.Tensor.backward) -> None:
+def steps(
+    model: nn.Module, optimizer: Any, rank: int, world: int, backward: Any = torch.Tensor.backward
+) -> None:
     """A plain loop."""
     loop = Loop(rank, world, passes=1)
     for step in range(STEPS):
@@ -74,7 +76,9 @@ def flat_sharded(rank: int, world: int, folder: Path) -> Any:
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     policy, device = ModuleWrapPolicy({Block}), torch.device("cpu")
-    model = FullyShardedDataParallel(small(), auto_wrap_policy=policy, use_orig_params=True, device_id=device)
+    model = FullyShardedDataParallel(
+        small(), auto_wrap_policy=policy, use_orig_params=True, device_id=device
+    )
     tracer = attach(model, LOGS, folder, optimizer=(optimizer := sgd(model)))
     steps(model, optimizer, rank, world)
     return tracer
@@ -83,7 +87,11 @@ def flat_sharded(rank: int, world: int, folder: Path) -> Any:
 def tensor_parallel(rank: int, world: int, folder: Path) -> Any:
     """DTensor, with feed-forward parts split."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh, model = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",)), small()
     for block in model.blocks:
@@ -119,7 +127,9 @@ class Stage(nn.Module):
     def __init__(self, whole: Small, first: bool) -> None:
         super().__init__()
         self.tok, self.pos = (whole.tok, whole.pos) if first else (None, None)
-        self.blocks = nn.ModuleDict({str(at): whole.blocks[at] for at in ((0,) if first else (1, 2))})
+        self.blocks = nn.ModuleDict(
+            {str(at): whole.blocks[at] for at in ((0,) if first else (1, 2))}
+        )
         self.norm, self.head = (None, None) if first else (whole.norm, whole.head)
         self.register_buffer("scale", whole.scale)
 
@@ -143,7 +153,10 @@ def pipelined(rank: int, world: int, folder: Path) -> Any:
         ((tokens, targets),) = loop.data(step)
         optimizer.zero_grad()
         # torch 2.11 takes only microbatches with the strides of those that it has seen in its trial.
-        schedule.step(*((tokens.contiguous(),) if rank == 0 else ()), **({} if rank == 0 else {"target": targets}))
+        schedule.step(
+            *((tokens.contiguous(),) if rank == 0 else ()),
+            **({} if rank == 0 else {"target": targets}),
+        )
         optimizer.step()
     return tracer
 
@@ -167,4 +180,8 @@ def attached(rank: int, world: int, way: str, folder: Path) -> list[str]:
     logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
     tracer = (plain if way == "plain" else WAYS[way][1])(rank, world, folder)
     tracer.remove()
-    return [str(finding) for finding in tracer.findings.found if finding.severity == "fault" or finding.id == "check-ended"]
+    return [
+        str(finding)
+        for finding in tracer.findings.found
+        if finding.severity == "fault" or finding.id == "check-ended"
+    ]

@@ -28,7 +28,9 @@ def batch(step: int) -> dict[str, Tensor]:
 
 def criterion(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean loss of a microbatch."""
-    return nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1), ignore_index=-100)
+    return nn.functional.cross_entropy(
+        logits.view(-1, logits.size(-1)), labels.view(-1), ignore_index=-100
+    )
 
 
 def scripted(rank: int, world: int, name: str, settings: Mapping[str, Any]) -> Found:
@@ -43,18 +45,28 @@ def scripted(rank: int, world: int, name: str, settings: Mapping[str, Any]) -> F
     pipeline = AutoPipeline(world_mesh=mesh, pp_microbatch_size=1, pp_batch_size=ROWS, **given)
     pipeline.build(small(name).train(), loss_fn=criterion)
     optimizers = [torch.optim.AdamW(part.parameters(), lr=RATE) for part in pipeline.parts]
-    found: Found = {"losses": [], "parts": pipeline.list_stage_modules(), "summary": pipeline.debug_summary()}
+    found: Found = {
+        "losses": [],
+        "parts": pipeline.list_stage_modules(),
+        "summary": pipeline.debug_summary(),
+    }
     for step in range(STEPS):
         data, losses = batch(step), []
         targets = data["labels"] if pipeline.info.has_last_stage else None
         given = (data["input_ids"],) if pipeline.info.has_first_stage else ()
-        output = pipeline.info.schedule.step(*given, target=targets, losses=losses, attention_mask=data["attention_mask"])
+        output = pipeline.info.schedule.step(
+            *given, target=targets, losses=losses, attention_mask=data["attention_mask"]
+        )
         found["losses"].append([float(loss) for loss in losses])
         found["output"] = None if output is None else output.shape
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    found["weights"] = {name: weight.detach().clone() for part in pipeline.parts for name, weight in part.named_parameters()}
+    found["weights"] = {
+        name: weight.detach().clone()
+        for part in pipeline.parts
+        for name, weight in part.named_parameters()
+    }
     return found
 
 
@@ -94,15 +106,31 @@ def evaluated(rank: int, world: int) -> dict[str, Any]:
         held = weight.grad.clone()
         pipeline.info.schedule.eval(data["input_ids"], target=data["labels"], losses=again)
         assert torch.equal(weight.grad, held)
-        every = comm.everyones({"losses": list(map(float, losses)), "eval": list(map(float, again))})
-        found.update({name: [value for each in every for value in each[name]] for name in ("losses", "eval")})
+        every = comm.everyones(
+            {"losses": list(map(float, losses)), "eval": list(map(float, again))}
+        )
+        found.update(
+            {name: [value for each in every for value in each[name]] for name in ("losses", "eval")}
+        )
         pipeline.step(data["input_ids"], target=data["labels"])
         found.setdefault("twice", float(weight.grad.norm()))
     return found
 
 
-SENTENCES = {"num_sentences": 12, "mean_len": 9, "std_len": 3, "vocab_size": VOCAB, "max_sentence_len": 16, "seed": 5}
-FP64 = {"param_dtype": "float64", "reduce_dtype": "float64", "output_dtype": "float64", "cast_forward_inputs": True}
+SENTENCES = {
+    "num_sentences": 12,
+    "mean_len": 9,
+    "std_len": 3,
+    "vocab_size": VOCAB,
+    "max_sentence_len": 16,
+    "seed": 5,
+}
+FP64 = {
+    "param_dtype": "float64",
+    "reduce_dtype": "float64",
+    "output_dtype": "float64",
+    "cast_forward_inputs": True,
+}
 
 
 def recipe(folder: Path, **distributed: Any) -> dict[str, Any]:
@@ -117,22 +145,40 @@ def recipe(folder: Path, **distributed: Any) -> dict[str, Any]:
         },
         "distributed": {"strategy": "fsdp2", "mp_policy": FP64, **distributed},
         "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
-        "dataset": {"_target_": "nemo_automodel.components.datasets.llm.mock.build_unpacked_dataset", **SENTENCES},
-        "dataloader": {"_target_": "torchdata.stateful_dataloader.StatefulDataLoader", "shuffle": True},
-        "optimizer": {"_target_": "torch.optim.Adam", "lr": RATE, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.1},
+        "dataset": {
+            "_target_": "nemo_automodel.components.datasets.llm.mock.build_unpacked_dataset",
+            **SENTENCES,
+        },
+        "dataloader": {
+            "_target_": "torchdata.stateful_dataloader.StatefulDataLoader",
+            "shuffle": True,
+        },
+        "optimizer": {
+            "_target_": "torch.optim.Adam",
+            "lr": RATE,
+            "betas": [0.9, 0.99],
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+        },
         "lr_scheduler": {"lr_decay_style": "linear", "lr_warmup_steps": 0, "min_lr": 0.0},
         "clip_grad_norm": {"max_norm": 0.5},
     }
 
 
-def recipes(rank: int, world: int, data: Mapping[str, Any], steps: int | None = None) -> list[tuple[float, float, float]]:
+def recipes(
+    rank: int, world: int, data: Mapping[str, Any], steps: int | None = None
+) -> list[tuple[float, float, float]]:
     """Losses, norms and rates of a recipe."""
     from bridge.engine.training import Report
     from compat.automodel import DIALECT
     from compat.automodel.runtime.recipe import open_recipe
 
     run = open_recipe(DIALECT.read(data, None, world), world)
-    return [(line.loss, line.grad_norm, line.lr) for line in run.steps(steps) if isinstance(line, Report)]
+    return [
+        (line.loss, line.grad_norm, line.lr)
+        for line in run.steps(steps)
+        if isinstance(line, Report)
+    ]
 
 
 def recipe_by_hand(folder: Path) -> list[tuple[float, float, float]]:
@@ -153,14 +199,20 @@ def recipe_by_hand(folder: Path) -> list[tuple[float, float, float]]:
         for batch in batches:
             longest = max(len(rows[index]) for index in batch)
             filled = [rows[index] + [0] * (longest - len(rows[index])) for index in batch]
-            mask = torch.tensor([[1] * len(rows[index]) + [0] * (longest - len(rows[index])) for index in batch])
+            mask = torch.tensor(
+                [[1] * len(rows[index]) + [0] * (longest - len(rows[index])) for index in batch]
+            )
             tokens = torch.tensor(filled)
             labels = tokens.where(mask.bool(), -100)
             logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-            part = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            part = nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="sum"
+            )
             part.backward()
             loss += float(part.detach()) / total
-        for weight in model.parameters():  # divided once, since norms and positions in fp32 round what they are given
+        for weight in (
+            model.parameters()
+        ):  # divided once, since norms and positions in fp32 round what they are given
             weight.grad /= total
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
         optimizer.param_groups[0]["lr"] = rate
@@ -175,7 +227,12 @@ def words(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = {letter: place + 2 for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = {
+        letter: place + 2
+        for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     inner = Tokenizer(models.BPE(vocab={"<pad>": 0, "<eos>": 1, **letters}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>"
+    ).save_pretrained(folder)

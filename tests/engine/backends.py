@@ -18,21 +18,36 @@ from bridge.verify.judge import Report, verify
 from bridge.verify.measure import Distance, EngineRun, batches, distance, measure
 from bridge.verify.pair import fit_pair
 
-SHAPE = Architecture(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, tied=False, bias=False)
+SHAPE = Architecture(
+    layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, tied=False, bias=False
+)
 
 
-def against_native(rank: int, world: int, name: str, values: dict[str, Any], padded: bool = False) -> Distance:
+def against_native(
+    rank: int, world: int, name: str, values: dict[str, Any], padded: bool = False
+) -> Distance:
     """How far a stack's own engine is from the native one on the same plan."""
     plan = Plan.of(values)
     workload = Workload(replace(SHAPE, tied=bool(plan.model.tied)))
-    return distance(*(measure(EngineRun(backend, plan), workload, padded=padded) for backend in (compat.backends()[name], NATIVE)))
+    return distance(
+        *(
+            measure(EngineRun(backend, plan), workload, padded=padded)
+            for backend in (compat.backends()[name], NATIVE)
+        )
+    )
 
 
-def held(rank: int, world: int, name: str, values: dict[str, Any], settings: dict[str, Any]) -> dict[str, int]:
+def held(
+    rank: int, world: int, name: str, values: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, int]:
     """Bytes by kind after two steps of a plan; `settings` are added to the config that a stack gets for it."""
     plan, text = Plan.of(values), Text.of(None, SHAPE.sequence)
     backend = {**compat.backends(), NATIVE.name: NATIVE}[name]
-    run = plan if backend is NATIVE else without(lower(plan, compat.load(name), backend.release, world), settings)
+    run = (
+        plan
+        if backend is NATIVE
+        else without(lower(plan, compat.load(name), backend.release, world), settings)
+    )
     trainer = backend.open(run, Workload(SHAPE))
     for step in range(2):
         trainer.train_batch(batches(text, trainer, step))
@@ -40,13 +55,17 @@ def held(rank: int, world: int, name: str, values: dict[str, Any], settings: dic
     return dict(trainer.bytes())
 
 
-def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to: str, steps: int | None) -> Report:
+def verified(
+    rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to: str, steps: int | None
+) -> Report:
     """What `verify` finds for a source (dialect, content, and what its `read` takes besides), without the tensors."""
     name, content, said = source
     config = compat.load(name).read(content, **said)
     backends = compat.backends()
     result = translate(config, compat.load(to), _release(backends, to), config.world_size)
-    report = verify(fit_pair(config, result, backends, world), backends, steps, note=lambda line: None)
+    report = verify(
+        fit_pair(config, result, backends, world), backends, steps, note=lambda line: None
+    )
     return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
 
 
@@ -54,7 +73,12 @@ def planted(rank: int, world: int, text: str, ending: str, old: str, new: str) -
     """The same for flags of Megatron, with a fault in one of the files that lie beside DeepSpeed's."""
     config = compat.load("megatron").read(text, version="0.16.1", world_size=world)
     backends = compat.backends("deepspeed")
-    pair = fit_pair(config, translate(config, compat.load("deepspeed"), _release(backends, "deepspeed"), world), backends, world)
+    pair = fit_pair(
+        config,
+        translate(config, compat.load("deepspeed"), _release(backends, "deepspeed"), world),
+        backends,
+        world,
+    )
     assert pair.script is not None and pair.script.beside[ending].count(old) == 1, pair.script
     texts = {**pair.script.beside, ending: pair.script.beside[ending].replace(old, new)}
     vars(pair)["script"] = replace(pair.script, beside=texts)

@@ -32,22 +32,40 @@ RATE = 0.1
 VOCAB, TOKENS, MICROBATCHES, STEPS = 64, 12, 4, 3
 LARGEST = 8_000_000
 """Parameters of a model that is still small."""
-WIDTHS = dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "hidden_dim"), 32)
+WIDTHS = dict.fromkeys(
+    ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "hidden_dim"), 32
+)
 DEPTHS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 4)
 HEADS = dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4)
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 """Of attention that makes keys and values from a short vector."""
 SIZES: Mapping[str, Any] = {
     **WIDTHS,
     **DEPTHS,
     **HEADS,
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), 48),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "vocab_size"), VOCAB),
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "vocab_size"), VOCAB
+    ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
     **LATENT,
     **dict.fromkeys(("head_dim", "index_head_dim", "global_head_dim"), 8),
-    **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok", "index_n_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(
+        (
+            "num_key_value_heads",
+            "num_experts_per_tok",
+            "index_n_heads",
+            "num_global_key_value_heads",
+        ),
+        2,
+    ),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id"), 1),
     "pad_token_id": 0,
     "eos_token_id": 2,
@@ -58,7 +76,17 @@ SIZES: Mapping[str, Any] = {
     "mamba_d_head": 8,
     "mamba_expand": 2,
     "hidden_size_per_layer_input": 8,
-    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    **dict.fromkeys(
+        (
+            "dropout",
+            "attention_dropout",
+            "hidden_dropout",
+            "resid_pdrop",
+            "embd_pdrop",
+            "attn_pdrop",
+        ),
+        0.0,
+    ),
     **dict.fromkeys(("residual_dropout", "input_jitter_noise", "router_jitter_noise"), 0.0),
 }
 MORE: Mapping[str, Mapping[str, Any]] = {
@@ -70,7 +98,9 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "gptj": {"rotary_dim": 4},
     "codegen": {"rotary_dim": 4},
     "falcon_h1": {"mamba_d_ssm": 64},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    },
     "dbrx": {
         "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8},
         "ffn_config": {"moe_num_experts": 4, "ffn_hidden_size": 48},
@@ -81,7 +111,19 @@ MORE: Mapping[str, Mapping[str, Any]] = {
         "swa_head_dim": 16,
     },
 }
-UNPLANNED = ("gpt2", "gptj", "gpt_neo", "gpt_bigcode", "opt", "bloom", "falcon", "codegen", "mpt", "stablelm", "persimmon")
+UNPLANNED = (
+    "gpt2",
+    "gptj",
+    "gpt_neo",
+    "gpt_bigcode",
+    "opt",
+    "bloom",
+    "falcon",
+    "codegen",
+    "mpt",
+    "stablelm",
+    "persimmon",
+)
 """Architectures without a plan, of which the structure tells where to cut."""
 TWO_STAGES = {"parallel.pipeline": 2}
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
@@ -92,7 +134,11 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
 TENSOR = {"parallel.tensor": 2, "zero.stage": 1}
 CASES: Mapping[str, Mapping[str, Any]] = {
     **{f"ZeRO {level}": {"zero.stage": level} for level in range(4)},
-    **{f"{name}, ZeRO {level}": {**case, "zero.stage": level} for name, case in SCHEDULES.items() for level in range(4)},
+    **{
+        f"{name}, ZeRO {level}": {**case, "zero.stage": level}
+        for name, case in SCHEDULES.items()
+        for level in range(4)
+    },
     "two tensor ranks": TENSOR,
     "two tensor ranks, split tokens": {**TENSOR, "parallel.sequence": True},
 }
@@ -124,7 +170,11 @@ def architectures(plan: str = "pp_plan") -> Iterator[str]:
     for name in CONFIG_MAPPING:
         config, model = classes(name)
         own = model is not None and model.config_class is config
-        if own and (name in UNPLANNED or getattr(model, f"_{plan}", None) or getattr(config, f"base_model_{plan}", None)):
+        if own and (
+            name in UNPLANNED
+            or getattr(model, f"_{plan}", None)
+            or getattr(config, f"base_model_{plan}", None)
+        ):
             yield name
 
 
@@ -158,7 +208,11 @@ def _sized(kind: Any, more: Mapping[str, Any]) -> dict[str, Any]:
     heads = {"num_key_value_heads": 4} if "kv_lora_rank" in known else {}
     given = {key: value for key, value in {**SIZES, **heads, **more}.items() if key in known}
     parts = {key: getattr(default, key, None) for key in kind.sub_configs}
-    within = {key: {"model_type": part.model_type, **_sized(type(part), more)} for key, part in parts.items() if part is not None}
+    within = {
+        key: {"model_type": part.model_type, **_sized(type(part), more)}
+        for key, part in parts.items()
+        if part is not None
+    }
     return {**given, **{key: {**values, **more.get(key, {})} for key, values in within.items()}}
 
 
@@ -168,7 +222,10 @@ def batches(step: int, number: int = MICROBATCHES) -> list[dict[str, Tensor]]:
     mask = torch.ones(2, TOKENS, dtype=torch.int64)
     mask[1, -3:] = 0
     tokens = [torch.randint(3, VOCAB, (2, TOKENS), generator=generator) for _ in range(number)]
-    return [{"input_ids": each, "attention_mask": mask, "labels": each.where(mask.bool(), -100)} for each in tokens]
+    return [
+        {"input_ids": each, "attention_mask": mask, "labels": each.where(mask.bool(), -100)}
+        for each in tokens
+    ]
 
 
 Steps = list[tuple[float, dict[str, Tensor]]]
@@ -192,7 +249,12 @@ def _plain(model: nn.Module, steps: int) -> Steps:
             (loss / MICROBATCHES).backward()
             losses.append(float(loss.detach()))
         given = {name: weight.grad for name, weight in model.named_parameters()}
-        found.append((sum(losses) / len(losses), {name: _gradient(model, name, grad) for name, grad in given.items()}))
+        found.append(
+            (
+                sum(losses) / len(losses),
+                {name: _gradient(model, name, grad) for name, grad in given.items()},
+            )
+        )
         with torch.no_grad():
             for weight in model.parameters():
                 weight -= 0 if weight.grad is None else RATE * weight.grad
@@ -216,15 +278,26 @@ def one_by_one(name: str) -> float:
         value = layer(given if value is None else blocks.receive_stream(value.tensors, given))
     value.loss.backward()
     found = {key: _gradient(model, key, weight.grad) for key, weight in model.named_parameters()}
-    outputs = [{"loss": each.loss.detach(), "logits": each.logits.detach()} for each in (value, whole)]
+    outputs = [
+        {"loss": each.loss.detach(), "logits": each.logits.detach()} for each in (value, whole)
+    ]
     return max(distance(outputs[0], outputs[1]), distance(found, expected))
 
 
-def in_ranks(rank: int, world: int, name: str, values: Mapping[str, Any], steps: int = STEPS, wide: bool = False) -> Steps:
+def in_ranks(
+    rank: int,
+    world: int,
+    name: str,
+    values: Mapping[str, Any],
+    steps: int = STEPS,
+    wide: bool = False,
+) -> Steps:
     """The same training on the engine with a bare rate, so that the change of a weight is its gradient."""
     plan = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE, **values}
     parts = plan.get("parallel.pipeline", 1) * plan.get("parallel.tensor", 1)
-    engine = initialize(small(name), Plan.of({**plan, "batch.accumulation": MICROBATCHES * parts // world}), seed=5)
+    engine = initialize(
+        small(name), Plan.of({**plan, "batch.accumulation": MICROBATCHES * parts // world}), seed=5
+    )
     assert len(engine.chain.layers) > 2
     before = {key: weight.clone() for key, weight in engine.state_dict()}
     found: Steps = []
@@ -232,10 +305,14 @@ def in_ranks(rank: int, world: int, name: str, values: Mapping[str, Any], steps:
         engine.comm.ledger.clear()
         with Wide() if wide else contextlib.nullcontext():
             loss = engine.train_batch(batches(step)[engine.data.index :: engine.data.size])
-        assert not step or engine.comm.ledger.totals == engine.traffic(2 * TOKENS)  # the first also gathers what is frozen
+        assert not step or engine.comm.ledger.totals == engine.traffic(
+            2 * TOKENS
+        )  # the first also gathers what is frozen
         assert engine.bytes() == engine.layout.bytes()
         after = {key: weight.clone() for key, weight in engine.state_dict()}
-        found.append((loss, {key: (before[key] - after[key]) / RATE for key in after} if rank == 0 else {}))
+        found.append(
+            (loss, {key: (before[key] - after[key]) / RATE for key in after} if rank == 0 else {})
+        )
         before = after
     return found
 
@@ -269,7 +346,9 @@ def tried(name: str, run: Callable[..., Any], alone: bool) -> dict[str, Any]:
     for case, values in _cases(name):
         wide = "parallel.tensor" in values
         try:
-            found[case] = errors(run(in_ranks, name, values, STEPS, wide, timeout=300)[0], expected[wide])
+            found[case] = errors(
+                run(in_ranks, name, values, STEPS, wide, timeout=300)[0], expected[wide]
+            )
         except Exception as error:
             found[case] = _told(error)
     return found
@@ -279,7 +358,11 @@ def _cases(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The cases that an architecture has a plan for; those without one are cut by their structure, and their tensors are not."""
     cut, split = (name in architectures(plan) for plan in ("pp_plan", "tp_plan"))
     for case, values in CASES.items():
-        if split and name not in UNPLANNED if "parallel.tensor" in values else cut or "parallel.pipeline" not in values:
+        if (
+            split and name not in UNPLANNED
+            if "parallel.tensor" in values
+            else cut or "parallel.pipeline" not in values
+        ):
             yield case, values
 
 
@@ -289,17 +372,27 @@ def row(found: Mapping[str, Any]) -> str:
         return f"| {found['name']} | {found['left out']} |" + " |" * len(GROUPS)
     groups: dict[str, list[Any]] = {group: [] for group in GROUPS}
     for case in CASES.keys() & found.keys():
-        groups[max((group for group in GROUPS if case.startswith(group)), key=len)].append(found[case])
+        groups[max((group for group in GROUPS if case.startswith(group)), key=len)].append(
+            found[case]
+        )
     return f"| {found['name']} | {found['one by one']:.0e} | {' | '.join(map(_cell, groups.values()))} |"
 
 
 def _cell(cases: list[Any]) -> str:
     """The largest error of a first step, or the first reason why there is none."""
     reasons = [f"**{case}**" for case in cases if isinstance(case, str)]
-    worst = max((case for case in cases if not isinstance(case, str)), key=lambda case: case[0], default=None)
+    worst = max(
+        (case for case in cases if not isinstance(case, str)),
+        key=lambda case: case[0],
+        default=None,
+    )
     if reasons or worst is None:
         return reasons[0] if reasons else ""
-    return f"{worst[0]:.0e}" if all(map(good, cases)) else f"**{worst[0]:.0e}, {max(map(max, cases)):.0e} later**"
+    return (
+        f"{worst[0]:.0e}"
+        if all(map(good, cases))
+        else f"**{worst[0]:.0e}, {max(map(max, cases)):.0e} later**"
+    )
 
 
 def _told(error: Exception) -> str:
@@ -313,7 +406,9 @@ def main() -> None:
     """Print one row for each architecture."""
     from pool import Pool
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--to", type=Path)

@@ -15,7 +15,12 @@ from torch import Tensor, nn
 
 VOCABULARY, LENGTH = 31, 12
 ADAM: Mapping[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
-WARMUP = {"warmup_num_steps": 8, "warmup_max_lr": 1e-2, "warmup_min_lr": 0.0, "warmup_type": "linear"}
+WARMUP = {
+    "warmup_num_steps": 8,
+    "warmup_max_lr": 1e-2,
+    "warmup_min_lr": 0.0,
+    "warmup_type": "linear",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,10 @@ class Odd(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Scores of the next token."""
-        hidden = self.mixed(self.tokens(input_ids)).tanh() * self.scale + self.frozen.sum().to(self.scale.dtype) * 0.01
+        hidden = (
+            self.mixed(self.tokens(input_ids)).tanh() * self.scale
+            + self.frozen.sum().to(self.scale.dtype) * 0.01
+        )
         return self.head(hidden)
 
 
@@ -66,9 +74,21 @@ def config_for(kind: str) -> Any:
     from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 
     if kind == "gpt2":
-        sizes = {"n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+        sizes = {
+            "n_positions": LENGTH,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 4,
+            "initializer_range": 0.2,
+        }
         none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        return GPT2Config(**sizes, **none, vocab_size=VOCABULARY, activation_function="gelu", architectures=["GPT2LMHeadModel"])
+        return GPT2Config(
+            **sizes,
+            **none,
+            vocab_size=VOCABULARY,
+            activation_function="gelu",
+            architectures=["GPT2LMHeadModel"],
+        )
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 24,
@@ -76,10 +96,16 @@ def config_for(kind: str) -> Any:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    more = {"max_position_embeddings": LENGTH, "tie_word_embeddings": kind == "tied", "initializer_range": 0.2}
+    more = {
+        "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": kind == "tied",
+        "initializer_range": 0.2,
+    }
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "mixtral" else {}
     made = {"mixtral": MixtralConfig, "qwen2": Qwen2Config}.get(kind, LlamaConfig)
-    name = {"mixtral": "MixtralForCausalLM", "qwen2": "Qwen2ForCausalLM"}.get(kind, "LlamaForCausalLM")
+    name = {"mixtral": "MixtralForCausalLM", "qwen2": "Qwen2ForCausalLM"}.get(
+        kind, "LlamaForCausalLM"
+    )
     return made(**sizes, **more, **experts, vocab_size=VOCABULARY, architectures=[name])
 
 
@@ -88,7 +114,9 @@ def model_of(kind: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1)
-    found: nn.Module = Odd() if kind == "odd" else AutoModelForCausalLM.from_config(config_for(kind))
+    found: nn.Module = (
+        Odd() if kind == "odd" else AutoModelForCausalLM.from_config(config_for(kind))
+    )
     return found
 
 
@@ -113,7 +141,10 @@ def loss_of(found: Tensor, tokens: Tensor) -> Tensor:
 
 def config_of(task: Task, ranks: int) -> dict[str, Any]:
     """What DeepSpeed is given."""
-    halves = {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}, "bf16": {"enabled": True}}
+    halves = {
+        "fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4},
+        "bf16": {"enabled": True},
+    }
     return {
         "train_micro_batch_size_per_gpu": task.batch // ranks,
         "gradient_accumulation_steps": 1,
@@ -142,7 +173,9 @@ def trained_of(net: nn.Module, task: Task) -> Any:
 def rate_of(task: Task, step: int) -> float:
     """The learning rate of DeepSpeed's WarmupLR."""
     least, most = task.warmup["warmup_min_lr"], task.warmup["warmup_max_lr"]
-    return float(least + (most - least) * min(1.0, max(0, step - 1) / task.warmup["warmup_num_steps"]))
+    return float(
+        least + (most - least) * min(1.0, max(0, step - 1) / task.warmup["warmup_num_steps"])
+    )
 
 
 Figures = np.ndarray[Any, np.dtype[np.float64]]
@@ -152,11 +185,16 @@ Figures = np.ndarray[Any, np.dtype[np.float64]]
 def deepspeed(rank: int, world: int, task: Task) -> Figures:
     """Train with DeepSpeed from step `first` to `last`."""
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
     ds = real_deepspeed()
     net = model_of(task.kind)
     engine, *_ = ds.initialize(
-        model=net, model_parameters=trained_of(net, task), config=config_of(task, world), dist_init_required=False
+        model=net,
+        model_parameters=trained_of(net, task),
+        config=config_of(task, world),
+        dist_init_required=False,
     )
     found = continued(engine, rank, world, task)
     engine.destroy()
@@ -167,7 +205,9 @@ def continued(engine: Any, rank: int, world: int, task: Task) -> Figures:
     """The steps, from the checkpoint that is named and into another."""
     if task.load:
         path, client = engine.load_checkpoint(str(task.load))
-        assert path is not None and client.get("epoch", 3) == 3 and engine.global_steps == task.first
+        assert (
+            path is not None and client.get("epoch", 3) == 3 and engine.global_steps == task.first
+        )
     found = trained(engine, rank, world, task)
     if task.save:
         more = {"exclude_frozen_parameters": True} if task.excluded else {}
@@ -183,7 +223,12 @@ def trained(engine: Any, rank: int, world: int, task: Task) -> Figures:
         loss = loss_of(scores(engine, tokens), tokens)
         engine.backward(loss)
         engine.step()
-        found.append((_mean(loss.detach(), world), float(nan if (norm := engine.get_global_grad_norm()) is None else norm)))
+        found.append(
+            (
+                _mean(loss.detach(), world),
+                float(nan if (norm := engine.get_global_grad_norm()) is None else norm),
+            )
+        )
     return np.array(found)
 
 
@@ -199,7 +244,9 @@ def native(rank: int, world: int, task: Task) -> Figures:
     import compat.deepspeed as ds
 
     net = model_of(task.kind)
-    engine, *_ = ds.initialize(model=net, model_parameters=trained_of(net, task), config=config_of(task, world))
+    engine, *_ = ds.initialize(
+        model=net, model_parameters=trained_of(net, task), config=config_of(task, world)
+    )
     return continued(engine, rank, world, task)
 
 
@@ -221,7 +268,9 @@ def fsdp(rank: int, world: int, task: Task) -> Figures:
         found, held = get_state_dict(net, optimizer)
         state = {"model": found, "optimizer": held, "step": 0}
         dcp.load(state, checkpoint_id=str(task.load))
-        set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
         assert state["step"] == task.first
     losses = []
     for step in range(task.first, task.last):
@@ -236,12 +285,19 @@ def fsdp(rank: int, world: int, task: Task) -> Figures:
         losses.append((_mean(loss.detach(), world), float(norm.full_tensor())))
     if task.save:
         found, held = get_state_dict(net, optimizer)
-        dcp.save({"model": found, "optimizer": held, "step": task.last, "epoch": 3}, checkpoint_id=str(task.save))
+        dcp.save(
+            {"model": found, "optimizer": held, "step": task.last, "epoch": 3},
+            checkpoint_id=str(task.save),
+        )
     return np.array(losses)
 
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
-    "stages that share words": {"parallel.pipeline": 2, "zero.stage": 1, "precision.compute": "bf16"},
+    "stages that share words": {
+        "parallel.pipeline": 2,
+        "zero.stage": 1,
+        "precision.compute": "bf16",
+    },
     "stages": {"parallel.pipeline": 2, "zero.stage": 1},
     "tensor ranks": {"parallel.tensor": 2, "zero.stage": 2, "precision.compute": "bf16"},
     "tensor ranks without sharding": {"parallel.tensor": 2, "zero.stage": 0},
@@ -258,15 +314,37 @@ def in_parts(rank: int, world: int, name: str, save: Path) -> Mapping[str, Tenso
     from bridge.plan import Plan
     from compat.deepspeed.runtime.backend import BACKEND
 
-    rows = {f"optimizer.{key}": tuple(value) if key == "betas" else value for key, value in ADAM.items()}
-    sizes = {"layers": 3, "hidden": 16, "heads": 4, "kv_heads": 4, "ffn": 32, "vocab": 32, "sequence": LENGTH}
+    rows = {
+        f"optimizer.{key}": tuple(value) if key == "betas" else value for key, value in ADAM.items()
+    }
+    sizes = {
+        "layers": 3,
+        "hidden": 16,
+        "heads": 4,
+        "kv_heads": 4,
+        "ffn": 32,
+        "vocab": 32,
+        "sequence": LENGTH,
+    }
     shape = Architecture(**sizes, tied="words" in name)
-    plan = Plan.of({"optimizer.name": "adamw", **rows, "batch.micro": 2, "batch.accumulation": 2, **PARTS[name]})
+    plan = Plan.of(
+        {
+            "optimizer.name": "adamw",
+            **rows,
+            "batch.micro": 2,
+            "batch.accumulation": 2,
+            **PARTS[name],
+        }
+    )
     trainer: Any = BACKEND.open(plan, Workload(shape, 7))
     try:
         for step in range(2):
-            tokens = torch.randint(0, 32, (4, LENGTH + 1), generator=torch.Generator().manual_seed(step))
-            trainer.train_batch([(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens.split(2)])
+            tokens = torch.randint(
+                0, 32, (4, LENGTH + 1), generator=torch.Generator().manual_seed(step)
+            )
+            trainer.train_batch(
+                [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens.split(2)]
+            )
         trainer.engine.save_checkpoint(str(save), client_state={"epoch": 3})
         return {name: weight.clone() for name, weight in trainer.weights().items()}
     finally:
@@ -276,23 +354,34 @@ def in_parts(rank: int, world: int, name: str, save: Path) -> Mapping[str, Tenso
 def automodel(rank: int, world: int, save: Path) -> None:
     """What AutoModel's checkpointer writes of a step of fully_shard (its state dicts are torch's, the optimizer's one flat)."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        get_optimizer_state_dict,
+    )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     net = model_of("llama")
     fully_shard(net, mesh=init_device_mesh("cpu", (world,)))
-    optimizer = torch.optim.AdamW(trained_of(net, Task(matrices=True)), **{**ADAM, "betas": tuple(ADAM["betas"])})
+    optimizer = torch.optim.AdamW(
+        trained_of(net, Task(matrices=True)), **{**ADAM, "betas": tuple(ADAM["betas"])}
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     tokens = tokens_of(Task(), 0, rank, world)
     loss_of(scores(net, tokens), tokens).backward()
     optimizer.step()
     schedule.step()
-    flat = get_optimizer_state_dict(net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    flat = get_optimizer_state_dict(
+        net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)
+    )
     dcp.save(get_model_state_dict(net), checkpoint_id=str(save / "model"))
     dcp.save({"optim": flat, "sched": schedule.state_dict()}, checkpoint_id=str(save / "optim"))
     whole = {name: weight.full_tensor() for name, weight in net.named_parameters()}  # type: ignore[operator]
-    moments = {name: optimizer.state[weight]["exp_avg"].full_tensor() for name, weight in net.named_parameters()}
+    moments = {
+        name: optimizer.state[weight]["exp_avg"].full_tensor()
+        for name, weight in net.named_parameters()
+    }
     if rank == 0:
         torch.save((whole, moments), save.with_suffix(".pt"))
         (save / "rng.pt").touch()

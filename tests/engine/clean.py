@@ -30,14 +30,22 @@ from bridge.trace.findings import TraceFinding
 from bridge.trace.naming import layers_by_name
 
 STEPS, VOCAB, TOKENS, BATCH = 3, 40, 12, 4
-SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCAB}
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": VOCAB,
+}
 
 
 def gpt2(dropout: float) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     drops = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
-    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=VOCAB, n_positions=32, **drops))
+    return GPT2LMHeadModel(
+        GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=VOCAB, n_positions=32, **drops)
+    )
 
 
 def llama(dropout: float) -> nn.Module:
@@ -49,28 +57,47 @@ def llama(dropout: float) -> nn.Module:
 def mixtral(dropout: float) -> nn.Module:
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    config = MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, attention_dropout=dropout)
+    config = MixtralConfig(
+        **SMALL,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        attention_dropout=dropout,
+    )
     return MixtralForCausalLM(config)
 
 
 def bert(dropout: float) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
-    return BertForMaskedLM(BertConfig(**SMALL, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout))
+    return BertForMaskedLM(
+        BertConfig(**SMALL, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    )
 
 
 def t5(dropout: float) -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 2, "num_heads": 2, "vocab_size": VOCAB}
-    return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=dropout, decoder_start_token_id=0))
+    sizes = {
+        "d_model": 16,
+        "d_ff": 32,
+        "d_kv": 8,
+        "num_layers": 2,
+        "num_heads": 2,
+        "vocab_size": VOCAB,
+    }
+    return T5ForConditionalGeneration(
+        T5Config(**sizes, dropout_rate=dropout, decoder_start_token_id=0)
+    )
 
 
 def vit(dropout: float) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     sizes = {name: value for name, value in SMALL.items() if name != "vocab_size"}
-    config = ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=5, hidden_dropout_prob=dropout)
+    config = ViTConfig(
+        **sizes, image_size=8, patch_size=4, num_labels=5, hidden_dropout_prob=dropout
+    )
     return ViTForImageClassification(config)
 
 
@@ -102,7 +129,11 @@ def batch(model: str, seed: int) -> dict[str, Tensor]:
         labels, tokens = labels.masked_fill(~hidden, -100), tokens.masked_fill(hidden, 3)
     lengths = torch.randint(TOKENS // 2, TOKENS + 1, (BATCH, 1), generator=generator)
     mask = (torch.arange(TOKENS) < lengths).long()
-    return {"input_ids": tokens, "attention_mask": mask, "labels": labels.masked_fill(mask == 0, -100)}
+    return {
+        "input_ids": tokens,
+        "attention_mask": mask,
+        "labels": labels.masked_fill(mask == 0, -100),
+    }
 
 
 @dataclass(frozen=True)
@@ -160,8 +191,13 @@ WAYS: Mapping[str, Way] = {
     "DTensor accumulation": Way("DTensor", passes=2, told=True),
     "DTensor sequence": Way("DTensor", sequence=True, models=("Llama",)),
     "DTensor FSDP2": Way("DTensor", ranks=4),
-    **{f"pipelining {name}": Way(schedule=name, models=WHOLE if name in SPLIT else ()) for name in SCHEDULES},
-    "pipelining 1F1B, dropout, SGD": Way(schedule="1F1B", dropout=0.1, counted=True, optimizer=torch.optim.SGD, keeps=True),
+    **{
+        f"pipelining {name}": Way(schedule=name, models=WHOLE if name in SPLIT else ())
+        for name in SCHEDULES
+    },
+    "pipelining 1F1B, dropout, SGD": Way(
+        schedule="1F1B", dropout=0.1, counted=True, optimizer=torch.optim.SGD, keeps=True
+    ),
     "pipelining interleaved, dropout": Way(schedule="interleaved", dropout=0.1, counted=True),
     "pipelining 1F1B, DDP": Way(schedule="1F1B", ranks=4),
 }
@@ -189,21 +225,31 @@ def trained(rank: int, world: int, model: str, name: str, folder: Path) -> list[
     return by_loop(rank, world, module, model, way, folder)
 
 
-def by_loop(rank: int, world: int, module: nn.Module, model: str, way: Way, folder: Path) -> list[tuple[str, str]]:
+def by_loop(
+    rank: int, world: int, module: nn.Module, model: str, way: Way, folder: Path
+) -> list[tuple[str, str]]:
     optimizer: Any = way.optimizer(module.parameters(), lr=1e-2)
     wrapped: Any = module
     backward: Any = torch.Tensor.backward
     around = nullcontext
     if way.wrap == "DDP":
-        wrapped = nn.parallel.DistributedDataParallel(module, find_unused_parameters=model == "Mixtral")
+        wrapped = nn.parallel.DistributedDataParallel(
+            module, find_unused_parameters=model == "Mixtral"
+        )
     elif way.wrap == "FSDP2":
         wrapped, optimizer = sharded(module, way)
     elif way.wrap == "accelerate":
         from accelerate import Accelerator, DistributedDataParallelKwargs
 
         started(Loop(rank, world))
-        kwargs = [DistributedDataParallelKwargs(find_unused_parameters=True)] if model == "Mixtral" else []
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=way.passes, kwargs_handlers=kwargs)
+        kwargs = (
+            [DistributedDataParallelKwargs(find_unused_parameters=True)]
+            if model == "Mixtral"
+            else []
+        )
+        accelerator = Accelerator(
+            cpu=True, gradient_accumulation_steps=way.passes, kwargs_handlers=kwargs
+        )
         wrapped, optimizer = accelerator.prepare(module, optimizer)
         backward, around = accelerator.backward, lambda: accelerator.accumulate(wrapped)  # type: ignore[assignment]
     if way.compiled:
@@ -229,7 +275,9 @@ def by_loop(rank: int, world: int, module: nn.Module, model: str, way: Way, fold
     for step in range(STEPS):
         for place in range(way.passes):
             with around():
-                optimizer.zero_grad(set_to_none=not way.keeps) if place == 0 and way.wrap != "accelerate" else None
+                optimizer.zero_grad(
+                    set_to_none=not way.keeps
+                ) if place == 0 and way.wrap != "accelerate" else None
                 with torch.autocast("cpu", torch.bfloat16, way.autocast):
                     loss = loss_of(wrapped, reference, model, 1000 * own + 10 * step + place)
                 backward(loss / (1 if way.wrap == "accelerate" else way.passes))
@@ -283,11 +331,15 @@ def loss_of(wrapped: Any, reference: Any, model: str, seed: int) -> Tensor:
         return found
     other = wrapped(**batch(model, seed + 500_000)).loss
     with torch.no_grad():
-        margin = reference(**batch(model, seed)).loss - reference(**batch(model, seed + 500_000)).loss
+        margin = (
+            reference(**batch(model, seed)).loss - reference(**batch(model, seed + 500_000)).loss
+        )
     return -nn.functional.logsigmoid(other - found + margin)
 
 
-def by_trainer(rank: int, world: int, module: nn.Module, model: str, way: Way, folder: Path) -> list[tuple[str, str]]:
+def by_trainer(
+    rank: int, world: int, module: nn.Module, model: str, way: Way, folder: Path
+) -> list[tuple[str, str]]:
     from transformers import Trainer, TrainingArguments
 
     from compat.huggingface.runtime.tracing import TraceCallback
@@ -333,14 +385,27 @@ def main() -> int:
                     run = list(dict.fromkeys(itertools.chain(*ranks)))
                 except Exception as error:
                     failed += 1
-                    print(f"{model}, {name}: DID NOT RUN: {str(error).strip().splitlines()[-1][:300]}", flush=True)
+                    print(
+                        f"{model}, {name}: DID NOT RUN: {str(error).strip().splitlines()[-1][:300]}",
+                        flush=True,
+                    )
                     pools[way.ranks].close()
                     continue
-            faults = [text for text, severity in run if severity == "fault" or text.startswith("check-ended")]
-            runs, alarms, remarks = runs + 1, alarms + bool(faults), remarks + bool(len(run) - len(faults))
+            faults = [
+                text
+                for text, severity in run
+                if severity == "fault" or text.startswith("check-ended")
+            ]
+            runs, alarms, remarks = (
+                runs + 1,
+                alarms + bool(faults),
+                remarks + bool(len(run) - len(faults)),
+            )
             for text in faults:
                 print(f"{model}, {name}: {text}", flush=True)
-    print(f"{runs} clean runs: {alarms} with a false alarm, {remarks} with remarks; {failed} did not run")
+    print(
+        f"{runs} clean runs: {alarms} with a false alarm, {remarks} with remarks; {failed} did not run"
+    )
     for pool in pools.values():
         pool.close()
     return int(bool(alarms))

@@ -27,15 +27,26 @@ class SplitConv(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         def split(name: str, part: Any, mesh: Any) -> None:
-            places = {"weight": Shard(1 if self.columns else 0), "bias": Shard(0) if self.columns else Replicate()}
+            places = {
+                "weight": Shard(1 if self.columns else 0),
+                "bias": Shard(0) if self.columns else Replicate(),
+            }
             for own, place in places.items():
-                setattr(part, own, nn.Parameter(distribute_tensor(getattr(part, own), mesh, [place])))
+                setattr(
+                    part, own, nn.Parameter(distribute_tensor(getattr(part, own), mesh, [place]))
+                )
 
         def enter(part: Any, given: Any, mesh: Any) -> Any:
-            return DTensor.from_local(given[0], mesh, [Replicate() if self.columns else Shard(-1)], run_check=False)
+            return DTensor.from_local(
+                given[0], mesh, [Replicate() if self.columns else Shard(-1)], run_check=False
+            )
 
         def leave(part: Any, output: Any, mesh: Any) -> Any:
-            return output.to_local() if self.columns else output.redistribute(placements=[Replicate()]).to_local()
+            return (
+                output.to_local()
+                if self.columns
+                else output.redistribute(placements=[Replicate()]).to_local()
+            )
 
         return distribute_module(module, device_mesh, split, enter, leave)
 
@@ -45,24 +56,37 @@ HEAD = {"lm_head": lambda: ColwiseParallel(output_layouts=Replicate())}
 EMBED = {"model.embed_tokens": lambda: RowwiseParallel(input_layouts=Replicate())}
 ATTENTION = {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS}
 PLANS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
-    "GPT-2": ("transformer.h.*", {"mlp.c_fc": lambda: SplitConv(True), "mlp.c_proj": lambda: SplitConv(False)}, {}),
+    "GPT-2": (
+        "transformer.h.*",
+        {"mlp.c_fc": lambda: SplitConv(True), "mlp.c_proj": lambda: SplitConv(False)},
+        {},
+    ),
     "Llama": (
         "model.layers.*",
         {f"self_attn.{name}": style for name, style in ATTENTION.items()}
         | {"mlp.gate_proj": COLUMNS, "mlp.up_proj": COLUMNS, "mlp.down_proj": ROWS},
         HEAD | EMBED,
     ),
-    "Mixtral": ("model.layers.*", {f"self_attn.{name}": style for name, style in ATTENTION.items()}, HEAD | EMBED),
+    "Mixtral": (
+        "model.layers.*",
+        {f"self_attn.{name}": style for name, style in ATTENTION.items()},
+        HEAD | EMBED,
+    ),
     "BERT": (
         "bert.encoder.layer.*",
         {f"attention.self.{name}": COLUMNS for name in ("query", "key", "value")}
         | {"attention.output.dense": ROWS, "intermediate.dense": COLUMNS, "output.dense": ROWS},
         {},
     ),
-    "T5": ("encoder.block.*", {"layer.1.DenseReluDense.wi": COLUMNS, "layer.1.DenseReluDense.wo": ROWS}, {}),
+    "T5": (
+        "encoder.block.*",
+        {"layer.1.DenseReluDense.wi": COLUMNS, "layer.1.DenseReluDense.wo": ROWS},
+        {},
+    ),
     "ViT": (
         "vit.layers.*",
-        {f"attention.{name}": style for name, style in ATTENTION.items()} | {"mlp.fc1": COLUMNS, "mlp.fc2": ROWS},
+        {f"attention.{name}": style for name, style in ATTENTION.items()}
+        | {"mlp.fc1": COLUMNS, "mlp.fc2": ROWS},
         {},
     ),
 }
@@ -83,7 +107,9 @@ def sequence(module: nn.Module, mesh: Any) -> None:
         block = {
             "input_layernorm": SequenceParallel(),
             "post_attention_layernorm": SequenceParallel(),
-            "self_attn": PrepareModuleInput(**given, desired_input_kwarg_layouts={"hidden_states": Replicate()}),
+            "self_attn": PrepareModuleInput(
+                **given, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+            ),
             "mlp": PrepareModuleInput(input_layouts=(Shard(1),), **whole),
             **{f"self_attn.{name}": COLUMNS() for name in ("q_proj", "k_proj", "v_proj")},
             "self_attn.o_proj": RowwiseParallel(**rows),
@@ -105,8 +131,14 @@ def split(module: nn.Module, model: str, world: int, by_sequence: bool) -> tuple
     else:
         path, inner, beside = PLANS[model]
         blocks = module.get_submodule(path.removesuffix(".*"))
-        plan = {f"{path.removesuffix('*')}{at}.{name}": style() for at in range(len(blocks)) for name, style in inner.items()}  # type: ignore[arg-type]
-        parallelize_module(module, mesh["tp"], plan | {name: style() for name, style in beside.items()})
+        plan = {
+            f"{path.removesuffix('*')}{at}.{name}": style()
+            for at in range(len(blocks))
+            for name, style in inner.items()
+        }  # type: ignore[arg-type]
+        parallelize_module(
+            module, mesh["tp"], plan | {name: style() for name, style in beside.items()}
+        )
     if world > 2:
         from torch.distributed.fsdp import fully_shard
 

@@ -61,8 +61,15 @@ def _places(stream: Tensor) -> Tensor:
 
 def _gpt2(whole: Any) -> dict[str, nn.Module]:
     inner = whole.transformer
-    embed = Part(lambda own, x, **_: own.drop(own.wte(x) + own.wpe(_places(x))), wte=inner.wte, wpe=inner.wpe, drop=inner.drop)
-    head = Part(lambda own, x, **_: own.lm_head(own.ln_f(x)), ln_f=inner.ln_f, lm_head=whole.lm_head)
+    embed = Part(
+        lambda own, x, **_: own.drop(own.wte(x) + own.wpe(_places(x))),
+        wte=inner.wte,
+        wpe=inner.wpe,
+        drop=inner.drop,
+    )
+    head = Part(
+        lambda own, x, **_: own.lm_head(own.ln_f(x)), ln_f=inner.ln_f, lm_head=whole.lm_head
+    )
     return {"embed": embed, **_blocks(inner.h), "head": head}
 
 
@@ -73,20 +80,35 @@ def _llama(whole: Any) -> dict[str, nn.Module]:
         angles = inner.rotary_emb(x, position_ids=_places(x))
         return own.block(x, position_embeddings=angles, position_ids=_places(x))  # type: ignore[no-any-return]
 
-    head = Part(lambda own, x, **_: own.lm_head(own.norm(x)), norm=inner.norm, lm_head=whole.lm_head)
-    return {"embed": Part(_only("embed"), embed=inner.embed_tokens), **_blocks(inner.layers, turned), "head": head}
+    head = Part(
+        lambda own, x, **_: own.lm_head(own.norm(x)), norm=inner.norm, lm_head=whole.lm_head
+    )
+    return {
+        "embed": Part(_only("embed"), embed=inner.embed_tokens),
+        **_blocks(inner.layers, turned),
+        "head": head,
+    }
 
 
 def _bert(whole: Any) -> dict[str, nn.Module]:
-    embed, head = Part(_only("embed"), embed=whole.bert.embeddings), Part(_only("cls"), cls=whole.cls)
+    embed, head = (
+        Part(_only("embed"), embed=whole.bert.embeddings),
+        Part(_only("cls"), cls=whole.cls),
+    )
     return {"embed": embed, **_blocks(whole.bert.encoder.layer), "head": head}
 
 
 def _vit(whole: Any) -> dict[str, nn.Module]:
     head = Part(
-        lambda own, x, **_: own.classifier(own.norm(x)[:, 0]), norm=whole.vit.layernorm, classifier=whole.classifier
+        lambda own, x, **_: own.classifier(own.norm(x)[:, 0]),
+        norm=whole.vit.layernorm,
+        classifier=whole.classifier,
     )
-    return {"embed": Part(_only("embed"), embed=whole.vit.embeddings), **_blocks(whole.vit.layers), "head": head}
+    return {
+        "embed": Part(_only("embed"), embed=whole.vit.embeddings),
+        **_blocks(whole.vit.layers),
+        "head": head,
+    }
 
 
 def _t5(whole: Any) -> dict[str, nn.Module]:
@@ -95,11 +117,18 @@ def _t5(whole: Any) -> dict[str, nn.Module]:
     def decoded(own: Any, x: Tensor, *, decoder: Tensor, **_: Tensor) -> Tensor:
         return own.decoder(input_ids=decoder, encoder_hidden_states=x).last_hidden_state  # type: ignore[no-any-return]
 
-    encode = Part(lambda own, x, **_: own.encoder(inputs_embeds=x).last_hidden_state, encoder=whole.encoder)
+    encode = Part(
+        lambda own, x, **_: own.encoder(inputs_embeds=x).last_hidden_state, encoder=whole.encoder
+    )
     embed = Part(_only("embed"), embed=nn.Embedding(*whole.shared.weight.shape))
     whole.encoder.embed_tokens = None
     whole.decoder.embed_tokens = nn.Embedding(*whole.shared.weight.shape)
-    return {"embed": embed, "encoder": encode, "decoder": Part(decoded, decoder=whole.decoder), "head": _head(whole)}
+    return {
+        "embed": embed,
+        "encoder": encode,
+        "decoder": Part(decoded, decoder=whole.decoder),
+        "head": _head(whole),
+    }
 
 
 def _head(whole: Any) -> nn.Module:
@@ -110,8 +139,12 @@ def _only(name: str) -> Callable[..., Tensor]:
     return lambda own, x, **_: getattr(own, name)(x)
 
 
-def _blocks(found: Sequence[Any], call: Callable[..., Tensor] | None = None) -> dict[str, nn.Module]:
-    return {f"block{at}": Part(call or _only("block"), block=block) for at, block in enumerate(found)}
+def _blocks(
+    found: Sequence[Any], call: Callable[..., Tensor] | None = None
+) -> dict[str, nn.Module]:
+    return {
+        f"block{at}": Part(call or _only("block"), block=block) for at, block in enumerate(found)
+    }
 
 
 PARTS: Mapping[str, Callable[[Any], dict[str, nn.Module]]] = {
@@ -131,9 +164,13 @@ def untied(whole: Any) -> None:
         owner, name = whole.cls.predictions, "decoder"
     if name:
         old = getattr(owner, name)
-        setattr(owner, name, nn.Linear(old.in_features, old.out_features, bias=old.bias is not None))
+        setattr(
+            owner, name, nn.Linear(old.in_features, old.out_features, bias=old.bias is not None)
+        )
     if hasattr(whole, "cls"):
-        owner.bias = owner.decoder.bias  # it has that twice, and would hold a copy that nothing uses
+        owner.bias = (
+            owner.decoder.bias
+        )  # it has that twice, and would hold a copy that nothing uses
 
 
 def own_stages(rank: int, world: int, layout: str) -> list[int]:
@@ -141,7 +178,9 @@ def own_stages(rank: int, world: int, layout: str) -> list[int]:
     return {"one": [rank], "loop": [rank, rank + world], "v": [rank, 2 * world - 1 - rank]}[layout]
 
 
-def fed(model: str, given: Mapping[str, Tensor], seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def fed(
+    model: str, given: Mapping[str, Tensor], seed: int
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """What the first stage takes, what the loss is held to, and what the decoder takes."""
     if model == "ViT":
         return given["pixel_values"], given["labels"], {}
@@ -159,7 +198,9 @@ def lossed(output: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-def trained(rank: int, world: int, whole: Any, model: str, way: Any, folder: Path, steps: int, batch: Any) -> Any:
+def trained(
+    rank: int, world: int, whole: Any, model: str, way: Any, folder: Path, steps: int, batch: Any
+) -> Any:
     """Train it under a schedule; what the trace found. Of more than two ranks, two each are a pipeline."""
     from clean import LOGS
 
@@ -169,7 +210,11 @@ def trained(rank: int, world: int, whole: Any, model: str, way: Any, folder: Pat
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "pp"))
-        group, place, replica = mesh["pp"].get_group(), mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+        group, place, replica = (
+            mesh["pp"].get_group(),
+            mesh["pp"].get_local_rank(),
+            mesh["dp"].get_local_rank(),
+        )
     untied(whole)
     parts = list(PARTS[model](whole).items())
     count = 2 if layout == "one" else 4
@@ -178,9 +223,13 @@ def trained(rank: int, world: int, whole: Any, model: str, way: Any, folder: Pat
     for number in own_stages(place, 2, layout):
         module: nn.Module = Stage(dict(parts[number * share : (number + 1) * share]), way.counted)
         if world > 2:
-            module = nn.parallel.DistributedDataParallel(module, process_group=mesh["dp"].get_group(), broadcast_buffers=False)
+            module = nn.parallel.DistributedDataParallel(
+                module, process_group=mesh["dp"].get_group(), broadcast_buffers=False
+            )
         stages.append(PipelineStage(module, number, count, torch.device("cpu"), group=group))
-    schedule = getattr(schedules, kind)(stages[0] if layout == "one" else stages, MICROBATCHES, loss_fn=lossed)
+    schedule = getattr(schedules, kind)(
+        stages[0] if layout == "one" else stages, MICROBATCHES, loss_fn=lossed
+    )
     weights = [weight for stage in stages for weight in stage.submod.parameters()]
     optimizer = way.optimizer(weights, lr=1e-2)
     tracer = attach(schedule, LOGS, folder, optimizer=optimizer, policy=Policy(action="log"))
@@ -189,7 +238,9 @@ def trained(rank: int, world: int, whole: Any, model: str, way: Any, folder: Pat
         tokens, targets, named = fed(model, batch(model, 1000 * replica + step), step)
         first = any(stage.is_first for stage in stages)
         last = any(stage.is_last for stage in stages)
-        schedule.step(*((tokens,) if first else ()), **({"target": targets} if last else {}), **named)
+        schedule.step(
+            *((tokens,) if first else ()), **({"target": targets} if last else {}), **named
+        )
         optimizer.step()
     tracer.remove()
     return tracer.findings.found

@@ -99,8 +99,12 @@ def _count_calls(model: nn.Module, calls: Counter[str]) -> None:
         if name.endswith("attention.core"):
             module.register_forward_pre_hook(lambda module, inputs: calls.update({"cores": 1}))
     first, last = model.get_submodule("embedding"), model.get_submodule("head.norm")
-    first.register_forward_pre_hook(lambda module, inputs: calls.update({"tokens": inputs[0].numel()}))
-    last.register_forward_pre_hook(lambda module, inputs: calls.update({"norm tokens": inputs[0][..., 0].numel()}))
+    first.register_forward_pre_hook(
+        lambda module, inputs: calls.update({"tokens": inputs[0].numel()})
+    )
+    last.register_forward_pre_hook(
+        lambda module, inputs: calls.update({"norm tokens": inputs[0][..., 0].numel()})
+    )
 
 
 @dataclass(frozen=True)

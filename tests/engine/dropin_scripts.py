@@ -39,12 +39,21 @@ class Model(nn.Module):
         logits = self.body(input_ids)
         if labels is None:
             return {"logits": logits}
-        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()), "logits": logits}
+        return {
+            "loss": nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()),
+            "logits": logits,
+        }
 
 
 def config_of(level: int, **more: Any) -> dict[str, Any]:
     """A config of one microbatch a step with torch's AdamW."""
-    params = {"lr": TASK.lr, "betas": list(TASK.betas), "eps": TASK.eps, "weight_decay": TASK.weight_decay, "torch_adam": True}
+    params = {
+        "lr": TASK.lr,
+        "betas": list(TASK.betas),
+        "eps": TASK.eps,
+        "weight_decay": TASK.weight_decay,
+        "torch_adam": True,
+    }
     return {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 2,
@@ -60,7 +69,10 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for weight in model.parameters():
         kinds[weight.dim() > 1].append(weight)
-    return [{"params": kinds[True], "weight_decay": 0.2}, {"params": kinds[False], "weight_decay": 0.0, "lr": 3e-3}]
+    return [
+        {"params": kinds[True], "weight_decay": 0.2},
+        {"params": kinds[False], "weight_decay": 0.0, "lr": 3e-3},
+    ]
 
 
 def _halving(optimizer: torch.optim.Optimizer) -> Any:
@@ -75,15 +87,23 @@ def _arguments(deepspeed: Any, config: Mapping[str, Any], folder: Path) -> argpa
     return found
 
 
-def given(way: str, deepspeed: Any, model: nn.Module, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def given(
+    way: str, deepspeed: Any, model: nn.Module, config: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     """Arguments of `initialize`, in one of the ways that scripts give them."""
     groups = _groups(model)
     ways: dict[str, Any] = {
         "config": lambda: {"model_parameters": model.parameters(), "config": dict(config)},
-        "arguments": lambda: {"args": _arguments(deepspeed, config, folder), "model_parameters": model.parameters()},
+        "arguments": lambda: {
+            "args": _arguments(deepspeed, config, folder),
+            "model_parameters": model.parameters(),
+        },
         "old name": lambda: {"model_parameters": model.parameters(), "config_params": dict(config)},
         "groups": lambda: {"model_parameters": groups, "config": dict(config)},
-        "optimizer": lambda: {"optimizer": torch.optim.AdamW(groups, lr=TASK.lr), "config": dict(config)},
+        "optimizer": lambda: {
+            "optimizer": torch.optim.AdamW(groups, lr=TASK.lr),
+            "config": dict(config),
+        },
         "functions": lambda: {
             "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=TASK.lr),
             "model_parameters": groups,
@@ -95,10 +115,20 @@ def given(way: str, deepspeed: Any, model: nn.Module, config: Mapping[str, Any],
     return found
 
 
-def script(rank: int, world: int, name: str, config: Mapping[str, Any], way: str, folder: Path, steps: int = 10) -> Any:
+def script(
+    rank: int,
+    world: int,
+    name: str,
+    config: Mapping[str, Any],
+    way: str,
+    folder: Path,
+    steps: int = 10,
+) -> Any:
     """The script: losses of each microbatch, learning rates and gradient norms of each step, and what else it asked."""
     deepspeed, model = module(name), Model()
-    engine, optimizer, _, scheduler = deepspeed.initialize(model=model, **given(way, deepspeed, model, config, folder))
+    engine, optimizer, _, scheduler = deepspeed.initialize(
+        model=model, **given(way, deepspeed, model, config, folder)
+    )
     losses, lrs, norms, boundaries, applied = [], [], [], [], []
     micro, number = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     for step in range(steps):
@@ -106,15 +136,29 @@ def script(rank: int, world: int, name: str, config: Mapping[str, Any], way: str
         for rows in torch.arange(len(tokens)).split(micro)[:number]:
             loss = engine(tokens[rows], labels=targets[rows])["loss"]
             returned = engine.backward(loss)
-            assert float(returned) * number == float(loss) or abs(float(returned) * number - float(loss)) < 1e-5
+            assert (
+                float(returned) * number == float(loss)
+                or abs(float(returned) * number - float(loss)) < 1e-5
+            )
             boundaries.append(engine.is_gradient_accumulation_boundary())
             engine.step()
             losses.append(loss.item())
             applied.append(engine.was_step_applied())
         lrs.append(engine.get_lr())
         norms.append(engine.get_global_grad_norm())
-    counts = (engine.global_steps, engine.skipped_steps, engine.micro_steps, engine.global_samples, engine.train_batch_size())
-    flags = (engine.zero_optimization_stage(), engine.gradient_clipping(), engine.fp16_enabled(), engine.bfloat16_enabled())
+    counts = (
+        engine.global_steps,
+        engine.skipped_steps,
+        engine.micro_steps,
+        engine.global_samples,
+        engine.train_batch_size(),
+    )
+    flags = (
+        engine.zero_optimization_stage(),
+        engine.gradient_clipping(),
+        engine.fp16_enabled(),
+        engine.bfloat16_enabled(),
+    )
     engine.eval()
     with torch.no_grad():
         evaluated = engine(*batch_of(TASK, 0, rank, world))["loss"].item()
@@ -136,15 +180,22 @@ def _collated(samples: list[tuple[Tensor, int]]) -> list[int]:
     return [-number for _, number in samples]
 
 
-def loaded(rank: int, world: int, name: str, collate: bool, **config: Any) -> tuple[int, list[list[Any]]]:
+def loaded(
+    rank: int, world: int, name: str, collate: bool, **config: Any
+) -> tuple[int, list[list[Any]]]:
     """Length of the training data loader, and its batches of two epochs."""
     deepspeed, model = module(name), nn.Linear(1, 1)
     given: dict[str, Any] = {"collate_fn": _collated} if collate else {}
     config = {**config_of(1, gradient_accumulation_steps=1), **config}
-    _, _, loader, _ = deepspeed.initialize(model=model, config=config, training_data=Numbers(), **given)
+    _, _, loader, _ = deepspeed.initialize(
+        model=model, config=config, training_data=Numbers(), **given
+    )
     if name == "deepspeed":
         loader.num_local_io_workers = 0
-    epochs = [[batch if collate else [part.tolist() for part in batch] for batch in loader] for _ in range(2)]
+    epochs = [
+        [batch if collate else [part.tolist() for part in batch] for batch in loader]
+        for _ in range(2)
+    ]
     return len(loader), epochs
 
 
@@ -187,10 +238,16 @@ def exported(rank: int, world: int, folder: Path, level: int) -> dict[str, Tenso
     config = config_of(level, gradient_accumulation_steps=1)
     engine = compat.deepspeed.initialize(model=Shared().float(), config=config)[0]
     for step in range(2):
-        engine.backward(engine(torch.ones(2, 4) * torch.arange(4) * (rank + step + 1)).square().mean())
+        engine.backward(
+            engine(torch.ones(2, 4) * torch.arange(4) * (rank + step + 1)).square().mean()
+        )
         engine.step()
     engine.save_16bit_model(folder)
-    return {name: value.clone() for name, value in engine.module.named_buffers() if name != "scratch"} if rank == 0 else None
+    return (
+        {name: value.clone() for name, value in engine.module.named_buffers() if name != "scratch"}
+        if rank == 0
+        else None
+    )
 
 
 class Classifier(nn.Sequential):
@@ -212,7 +269,9 @@ def by_batches(rank: int, world: int, level: int) -> tuple[list[float], list[flo
 
     def started() -> Any:
         config = config_of(level)
-        return compat.deepspeed.initialize(model=Classifier(), config=config, training_data=Numbers())[0]
+        return compat.deepspeed.initialize(
+            model=Classifier(), config=config, training_data=Numbers()
+        )[0]
 
     engine, other = started(), started()
     losses = [float(engine.train_batch()) for _ in range(3)]
@@ -228,7 +287,10 @@ def by_batches(rank: int, world: int, level: int) -> tuple[list[float], list[flo
         torch.distributed.all_reduce(total)
         by_hand.append(float(total))
     held = [Numbers()[3], Numbers()[4]]
-    batch = (torch.stack([inputs for inputs, _ in held]), torch.tensor([number for _, number in held]))
+    batch = (
+        torch.stack([inputs for inputs, _ in held]),
+        torch.tensor([number for _, number in held]),
+    )
     mean = float(engine.eval_batch(iter([batch]), num_micro_batches=1))
     other.eval()
     return losses, by_hand, mean, float(other.module.loss_fn(other(batch[0]), batch[1]))

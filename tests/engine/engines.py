@@ -22,7 +22,22 @@ from typing import Any
 import planting
 import torch
 import torch.distributed as dist
-from planting import AT, LOGS, MENDED, STACKS, Block, Loop, Plant, Small, Stack, both, megatron, native, plants, sets
+from planting import (
+    AT,
+    LOGS,
+    MENDED,
+    STACKS,
+    Block,
+    Loop,
+    Plant,
+    Small,
+    Stack,
+    both,
+    megatron,
+    native,
+    plants,
+    sets,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +46,15 @@ from bridge.trace.run import TracedRun
 
 WANTED = 0.8
 """Of the causes, how many have to be named."""
-DATA = ("plain", "DDP", "FSDP2", "accelerate", "DeepSpeed ZeRO 0", "DeepSpeed ZeRO 1", "DeepSpeed ZeRO 2")
+DATA = (
+    "plain",
+    "DDP",
+    "FSDP2",
+    "accelerate",
+    "DeepSpeed ZeRO 0",
+    "DeepSpeed ZeRO 1",
+    "DeepSpeed ZeRO 2",
+)
 """Engines that train the same model on the same samples."""
 SHAPED = {"layers": 4, "vocab": 32}
 """Which Megatron need not fill up."""
@@ -40,11 +63,17 @@ ENGINES: Mapping[str, Stack] = {
     **{name: STACKS[name] for name in DATA},
     "accelerate": partial(planting.accelerated, told=True),
     "Megatron-Core, tensor 2": megatron({"parallel.tensor": 2}, **SHAPED),
-    "Megatron-Core, tensor 2, sequence": megatron({"parallel.tensor": 2, "parallel.sequence": True}, **SHAPED),
+    "Megatron-Core, tensor 2, sequence": megatron(
+        {"parallel.tensor": 2, "parallel.sequence": True}, **SHAPED
+    ),
     "Megatron-Core, pipeline 2": megatron({"parallel.pipeline": 2}, **SHAPED),
     "native, tensor 2": native({"parallel.tensor": 2, **PARTS}, **SHAPED),
-    "native, tensor 2, sequence": native({"parallel.tensor": 2, "parallel.sequence": True, **PARTS}, **SHAPED),
-    "native, data 2": native({"parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}, **SHAPED),
+    "native, tensor 2, sequence": native(
+        {"parallel.tensor": 2, "parallel.sequence": True, **PARTS}, **SHAPED
+    ),
+    "native, data 2": native(
+        {"parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}, **SHAPED
+    ),
 }
 GPTS = tuple(name for name in ENGINES if name.startswith(("native", "Megatron")))
 """Engines that train another one, split in their own ways."""
@@ -60,11 +89,17 @@ class Turned(Block):
 
     def attend(self, stream: Tensor) -> Tensor:
         """See `Block`."""
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(self.norm1(stream)).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (2, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm1(stream)).chunk(3, -1)
+        )
         rates = self.base ** (-torch.arange(0, q.shape[-1], 2) / q.shape[-1])
         angles = torch.outer(torch.arange(q.shape[-2]).float(), rates)
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-        q, k = (part * cos + torch.cat([-part.chunk(2, -1)[1], part.chunk(2, -1)[0]], -1) * sin for part in (q, k))
+        q, k = (
+            part * cos + torch.cat([-part.chunk(2, -1)[1], part.chunk(2, -1)[0]], -1) * sin
+            for part in (q, k)
+        )
         found = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -114,7 +149,9 @@ def by_token(loop: Loop) -> None:
 def matrices(loop: Loop) -> Any:
     """Biases and norms do not decay."""
     weights = [weight for weight in loop.model.parameters() if weight.requires_grad]
-    groups = [[weight for weight in weights if (weight.dim() > 1) is wide] for wide in (True, False)]
+    groups = [
+        [weight for weight in weights if (weight.dim() > 1) is wide] for wide in (True, False)
+    ]
     return [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}]
 
 
@@ -190,7 +227,9 @@ def scaled_loss(factor: Callable[[Loop], float]) -> Plant:
 
 def summed_tokens(loop: Loop) -> None:
     """The loss is a sum over tokens."""
-    loop.loss = lambda output, targets: F.cross_entropy(output.float().flatten(0, 1), targets.flatten(), reduction="sum")
+    loop.loss = lambda output, targets: F.cross_entropy(
+        output.float().flatten(0, 1), targets.flatten(), reduction="sum"
+    )
 
 
 def warm(loop: Loop) -> None:
@@ -233,55 +272,124 @@ class Cause:
 ROTARY = sets(build=turned)
 CAUSES: Mapping[str, Cause] = {
     "gradients summed over ranks": Cause(
-        plants("backward", planting.summed, None), ("FSDP2", "DDP"), "2 times B's.*data ranks", "torchtitan#2318"
+        plants("backward", planting.summed, None),
+        ("FSDP2", "DDP"),
+        "2 times B's.*data ranks",
+        "torchtitan#2318",
     ),
-    "loss by token, by microbatch": Cause(by_token, ("DDP", "FSDP2"), "weigh microbatches", "transformers#24725", padded),
-    "learning rate": Cause(sets(rate=2e-2), ("DeepSpeed ZeRO 1", "DDP"), "learning rate", "huggingface/blog#2133"),
+    "loss by token, by microbatch": Cause(
+        by_token, ("DDP", "FSDP2"), "weigh microbatches", "transformers#24725", padded
+    ),
+    "learning rate": Cause(
+        sets(rate=2e-2), ("DeepSpeed ZeRO 1", "DDP"), "learning rate", "huggingface/blog#2133"
+    ),
     "decay of norms and biases": Cause(
-        sets(group=everything), ("FSDP2", "DDP"), "weight decay", "verl#5070", sets(decay=0.3, group=matrices)
+        sets(group=everything),
+        ("FSDP2", "DDP"),
+        "weight decay",
+        "verl#5070",
+        sets(decay=0.3, group=matrices),
     ),
-    "eps of Adam": Cause(sets(settings={"eps": 1e-1}), ("FSDP2", "DeepSpeed ZeRO 1"), "eps", "Megatron-Bridge#2155"),
-    "second beta": Cause(sets(settings={"eps": 1e-3, "betas": (0.9, 0.95)}), ("accelerate", "FSDP2"), "betas", "maxtext#16"),
+    "eps of Adam": Cause(
+        sets(settings={"eps": 1e-1}), ("FSDP2", "DeepSpeed ZeRO 1"), "eps", "Megatron-Bridge#2155"
+    ),
+    "second beta": Cause(
+        sets(settings={"eps": 1e-3, "betas": (0.9, 0.95)}),
+        ("accelerate", "FSDP2"),
+        "betas",
+        "maxtext#16",
+    ),
     "base of rotary positions": Cause(
-        plants("built", base, 0), ("DDP", "FSDP2"), r"blocks\.0 is the first", "MarinFold#184", ROTARY
+        plants("built", base, 0),
+        ("DDP", "FSDP2"),
+        r"blocks\.0 is the first",
+        "MarinFold#184",
+        ROTARY,
     ),
     "accumulation counted twice": Cause(
         planting.whole_loss, ("DDP", "accelerate"), "2 times B's.*microbatches", "Megatron-LM#6660"
     ),
     "gradients not cleared": Cause(
-        plants("begins", planting.skip_clear, None), ("FSDP2", "DeepSpeed ZeRO 0"), "not cleared", "TrainCheck"
+        plants("begins", planting.skip_clear, None),
+        ("FSDP2", "DeepSpeed ZeRO 0"),
+        "not cleared",
+        "TrainCheck",
     ),
-    "clipped before unscaling": Cause(plants("backward", early_clip, None), ("DDP", "FSDP2"), "clip", "torch's notes on AMP"),
-    "a bound of the norm without effect": Cause(sets(clip=1e9), ("FSDP2", "DDP"), "clip", "ms-swift#4198", sets(clip=0.1)),
+    "clipped before unscaling": Cause(
+        plants("backward", early_clip, None), ("DDP", "FSDP2"), "clip", "torch's notes on AMP"
+    ),
+    "a bound of the norm without effect": Cause(
+        sets(clip=1e9), ("FSDP2", "DDP"), "clip", "ms-swift#4198", sets(clip=0.1)
+    ),
     "seeds of dropout": Cause(
-        planting.same_seed, ("FSDP2", "DDP"), r"blocks\.0 is the first.*random numbers", "verl#550", planting.DROPS
+        planting.same_seed,
+        ("FSDP2", "DDP"),
+        r"blocks\.0 is the first.*random numbers",
+        "verl#550",
+        planting.DROPS,
     ),
     "gradients reduced in bf16": Cause(
-        plants("wrapped", coarse_sums, 0), ("DDP", "DeepSpeed ZeRO 1"), "bf16", "ISEEKYAN/Megatron-LM#149"
+        plants("wrapped", coarse_sums, 0),
+        ("DDP", "DeepSpeed ZeRO 1"),
+        "bf16",
+        "ISEEKYAN/Megatron-LM#149",
     ),
-    "schedule a step ahead": Cause(plants("begins", later, AT), ("FSDP2", "DDP"), "learning rate", "accelerate#2142"),
-    "samples in another order": Cause(planting.swapped, ("accelerate", "DDP"), "another order|different data", "TrainCheck"),
-    "labels shifted twice": Cause(planting.wrong_targets, ("FSDP2", "DeepSpeed ZeRO 1"), "targets", "transformers#47394"),
-    "positions from one": Cause(plants("built", shifted, 0), ("DDP", "FSDP2"), "pos is the first", "TTrace"),
-    "a tie that was lost": Cause(plants("built", planting.unties, 0), ("DDP", "FSDP2"), "tied in the other", "verl#7835"),
+    "schedule a step ahead": Cause(
+        plants("begins", later, AT), ("FSDP2", "DDP"), "learning rate", "accelerate#2142"
+    ),
+    "samples in another order": Cause(
+        planting.swapped, ("accelerate", "DDP"), "another order|different data", "TrainCheck"
+    ),
+    "labels shifted twice": Cause(
+        planting.wrong_targets, ("FSDP2", "DeepSpeed ZeRO 1"), "targets", "transformers#47394"
+    ),
+    "positions from one": Cause(
+        plants("built", shifted, 0), ("DDP", "FSDP2"), "pos is the first", "TTrace"
+    ),
+    "a tie that was lost": Cause(
+        plants("built", planting.unties, 0), ("DDP", "FSDP2"), "tied in the other", "verl#7835"
+    ),
     "eps of norms": Cause(
-        plants("built", blunt, 0), ("DeepSpeed ZeRO 1", "FSDP2"), r"blocks\.0 is the first", "Megatron-DeepSpeed#81"
+        plants("built", blunt, 0),
+        ("DeepSpeed ZeRO 1", "FSDP2"),
+        r"blocks\.0 is the first",
+        "Megatron-DeepSpeed#81",
     ),
     "evaluation mode": Cause(
-        plants("begins", planting.mutes), ("DDP", "FSDP2"), "no layer in training mode", "TrainCheck", planting.DROPS
+        plants("begins", planting.mutes),
+        ("DDP", "FSDP2"),
+        "no layer in training mode",
+        "TrainCheck",
+        planting.DROPS,
     ),
-    "decay inside the gradient": Cause(sets(kind=torch.optim.Adam), ("FSDP2", "DDP"), "optimizer", "", sets(decay=0.3)),
+    "decay inside the gradient": Cause(
+        sets(kind=torch.optim.Adam), ("FSDP2", "DDP"), "optimizer", "", sets(decay=0.3)
+    ),
     "microbatches lost before the last": Cause(
-        lambda loop: too_few()(loop), ("DDP", "FSDP2"), "microbatch", "managed_gradient_accumulation of DeepSpeed"
+        lambda loop: too_few()(loop),
+        ("DDP", "FSDP2"),
+        "microbatch",
+        "managed_gradient_accumulation of DeepSpeed",
     ),
-    "logits divided by a temperature": Cause(warm, ("FSDP2", "DDP"), "the loss, its targets", "slime#344, in slime#290"),
+    "logits divided by a temperature": Cause(
+        warm, ("FSDP2", "DDP"), "the loss, its targets", "slime#344, in slime#290"
+    ),
     "forward pass in autocast": Cause(
-        plants("built", autocast, 0), ("FSDP2", "DDP"), r"number format", "slime#833, in slime#290", planting.alike
+        plants("built", autocast, 0),
+        ("FSDP2", "DDP"),
+        r"number format",
+        "slime#833, in slime#290",
+        planting.alike,
     ),
     "mean divided by the ranks twice over": Cause(
-        scaled_loss(lambda loop: 1 / loop.world**2), ("FSDP2", "DDP"), r"0\.25 times B's", "verl#5798"
+        scaled_loss(lambda loop: 1 / loop.world**2),
+        ("FSDP2", "DDP"),
+        r"0\.25 times B's",
+        "verl#5798",
     ),
-    "a sum over tokens, not their mean": Cause(summed_tokens, ("FSDP2", "DDP"), r"16 times B's", "miles#3231"),
+    "a sum over tokens, not their mean": Cause(
+        summed_tokens, ("FSDP2", "DDP"), r"16 times B's", "miles#3231"
+    ),
     "a scale applied to what was added up": Cause(
         plants("passed", halved_before, None),
         ("DDP", "DeepSpeed ZeRO 0"),
@@ -302,7 +410,10 @@ CAUSES: Mapping[str, Cause] = {
         "Megatron-LM#7452",
     ),
     "gradient of a column-parallel input": Cause(
-        plants("begins", planting.kept_apart), ("native, tensor 2", "Megatron-Core, tensor 2"), "backward|loss", "TTrace"
+        plants("begins", planting.kept_apart),
+        ("native, tensor 2", "Megatron-Core, tensor 2"),
+        "backward|loss",
+        "TTrace",
     ),
 }
 
@@ -378,7 +489,9 @@ def clean(run: Started, folder: Path) -> dict[tuple[str, str, str], str]:
             runs[engine] = started(run, engine, settings, False, folder / f"{settings}-{engine}")
         for one, other in itertools.combinations(engines, 2):
             parted = held(runs[one], runs[other]).divergence
-            found[one, other, settings] = f"{parted.name}: {parted.verdict} {parted.cause}" if parted else ""
+            found[one, other, settings] = (
+                f"{parted.name}: {parted.verdict} {parted.cause}" if parted else ""
+            )
     return found
 
 
@@ -386,7 +499,9 @@ def row(found: Outcome) -> str:
     """A line of the table."""
     cause = CAUSES[found.name]
     told = {True: "right", False: "WRONG", None: "none"}[found.right]
-    return " | ".join((found.name, cause.met, *cause.engines, found.where or "SAME", told, found.claim))
+    return " | ".join(
+        (found.name, cause.met, *cause.engines, found.where or "SAME", told, found.claim)
+    )
 
 
 def main() -> int:

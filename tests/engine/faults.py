@@ -24,14 +24,31 @@ Batches = list[tuple[Tensor, Tensor]]
 Strike = Callable[[Engine, Batches], Batches | None]
 """Called on a rank at the start of the second step with the engine and its microbatches; others to train on, or None."""
 
-ADAMW = {"precision.compute": "fp64", "optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4}
+ADAMW = {
+    "precision.compute": "fp64",
+    "optimizer.name": "adamw",
+    "optimizer.lr": 0.01,
+    "optimizer.eps": 1e-4,
+}
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1}
 TENSOR = {"parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}
 TOKENS = {**TENSOR, "parallel.sequence": True}
 DATA = {"parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}
 PIPELINE = {"parallel.pipeline": 2, "batch.micro": 2, "batch.accumulation": 4}
-BOTH = {"parallel.data": 2, "parallel.pipeline": 2, "batch.micro": 2, "batch.accumulation": 2, "zero.stage": 0}
-FOUR = {"parallel.data": 2, "parallel.tensor": 2, "batch.micro": 2, "batch.accumulation": 2, "zero.stage": 0}
+BOTH = {
+    "parallel.data": 2,
+    "parallel.pipeline": 2,
+    "batch.micro": 2,
+    "batch.accumulation": 2,
+    "zero.stage": 0,
+}
+FOUR = {
+    "parallel.data": 2,
+    "parallel.tensor": 2,
+    "batch.micro": 2,
+    "batch.accumulation": 2,
+    "zero.stage": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +70,9 @@ class Fault:
     @property
     def layouts(self) -> tuple[Mapping[str, Any], ...]:
         """Where it is tried: what only a comparison of runs finds, also with pipelines."""
-        return (self.layout, {**self.layout, **PIPED}) if self.detector == "diff" else (self.layout,)
+        return (
+            (self.layout, {**self.layout, **PIPED}) if self.detector == "diff" else (self.layout,)
+        )
 
 
 PIPED = {"parallel.pipeline": 2, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2}
@@ -97,7 +116,11 @@ def gradient(engine: Engine) -> Tensor:
 
 
 def moment(engine: Engine) -> Tensor:
-    return owned(engine, [engine.optimizer.state(index)["exp_avg"] for index in range(len(engine.layout.flats))], NORM)
+    return owned(
+        engine,
+        [engine.optimizer.state(index)["exp_avg"] for index in range(len(engine.layout.flats))],
+        NORM,
+    )
 
 
 def lost_sum(engine: Engine, batches: Batches) -> None:
@@ -106,13 +129,17 @@ def lost_sum(engine: Engine, batches: Batches) -> None:
 
 def scaled_loss(factor: Callable[[Engine], float]) -> Strike:
     def strike(engine: Engine, batches: Batches) -> None:
-        engine.loss_fn = lambda output, targets: mean_cross_entropy(output, targets) * factor(engine)
+        engine.loss_fn = lambda output, targets: (
+            mean_cross_entropy(output, targets) * factor(engine)
+        )
 
     return strike
 
 
 def scaled_output(engine: Engine, batches: Batches) -> None:
-    engine.model.get_submodule("block1").register_forward_hook(lambda module, inputs, output: output * 1.00001, prepend=True)
+    engine.model.get_submodule("block1").register_forward_hook(
+        lambda module, inputs, output: output * 1.00001, prepend=True
+    )
 
 
 def stale_tie(engine: Engine, batches: Batches) -> None:
@@ -152,7 +179,11 @@ def local_norm(engine: Engine, batches: Batches) -> None:
 
     def patched() -> tuple[float, ...]:
         _, *others = agree()
-        own = [part for flat, shard in engine.gradients.parts() for part in engine._slice_for_norm(flat, shard)]
+        own = [
+            part
+            for flat, shard in engine.gradients.parts()
+            for part in engine._slice_for_norm(flat, shard)
+        ]
         return float(sum_of_squares(own)), *others
 
     engine._agree = patched  # type: ignore[method-assign]
@@ -169,7 +200,9 @@ def poisoned(engine: Engine, batches: Batches) -> None:
 
 def shuffled(part: int) -> Strike:
     """Inputs (0) or labels (1) of another order."""
-    return lambda engine, batches: [tuple(x.roll(1) if at == part else x for at, x in enumerate(it)) for it in batches]  # type: ignore[misc]
+    return lambda engine, batches: [
+        tuple(x.roll(1) if at == part else x for at, x in enumerate(it)) for it in batches
+    ]  # type: ignore[misc]
 
 
 def nothing(engine: Engine, batches: Batches) -> None:
@@ -201,18 +234,35 @@ FAULTS: Mapping[str, Fault] = {
         None,
         SGD,
     ),
-    "stale tied weight": Fault(stale_tie, DATA, "diff", "2/forward/head/output", "cosine", None, SGD),
+    "stale tied weight": Fault(
+        stale_tie, DATA, "diff", "2/forward/head/output", "cosine", None, SGD
+    ),
     "stale tied weight on one pipeline rank": Fault(
-        stale_copy, BOTH, "check", "2/reduce/embedding/weight/tokens.weight", "of ranks 0, 1, 2, 3, rank 3 differs", 3
+        stale_copy,
+        BOTH,
+        "check",
+        "2/reduce/embedding/weight/tokens.weight",
+        "of ranks 0, 1, 2, 3, rank 3 differs",
+        3,
     ),
     "tied gradients not summed over pipeline ranks": Fault(
         lost_tie, PIPELINE, "check", "2/reduce/embedding/gradient/tokens.weight", TWO, None
     ),
     "microbatches in another order on one pipeline rank": Fault(
-        lambda engine, batches: batches[::-1], PIPELINE, "check", "2/forward/microbatch 0/input/0", TWO
+        lambda engine, batches: batches[::-1],
+        PIPELINE,
+        "check",
+        "2/forward/microbatch 0/input/0",
+        TWO,
     ),
     "swapped microbatches": Fault(
-        lambda engine, batches: batches[::-1], TOKENS, "diff", "2/forward/input/0", "samples are swapped", None, SGD
+        lambda engine, batches: batches[::-1],
+        TOKENS,
+        "diff",
+        "2/forward/input/0",
+        "samples are swapped",
+        None,
+        SGD,
     ),
     "gradient of the last microbatch only": Fault(
         last_only,
@@ -224,9 +274,17 @@ FAULTS: Mapping[str, Fault] = {
         SGD,
     ),
     "clipping with a local norm": Fault(
-        local_norm, {**DATA, "zero.stage": 2}, "diff", "2/reduce/embedding/gradient/tokens.weight", "", None, CLIPPED
+        local_norm,
+        {**DATA, "zero.stage": 2},
+        "diff",
+        "2/reduce/embedding/gradient/tokens.weight",
+        "",
+        None,
+        CLIPPED,
     ),
-    "an activation off by 1e-5 on one rank": Fault(scaled_output, TENSOR, "check", "2/forward/block1/microbatch 0/output", TWO),
+    "an activation off by 1e-5 on one rank": Fault(
+        scaled_output, TENSOR, "check", "2/forward/block1/microbatch 0/output", TWO
+    ),
     "an activation off by 1e-5 on all ranks": Fault(
         scaled_output, TOKENS, "diff", "2/forward/block1/output", "A is 1.00001 times B", None, SGD
     ),
@@ -261,20 +319,44 @@ FAULTS: Mapping[str, Fault] = {
         "of ranks 0, 1, 2, 3, rank 0 differs from the others; 1 of 16 elements, first at [2]",
         0,
     ),
-    "a NaN in a gradient on one rank": Fault(poisoned, TENSOR, "check", "2/reduce/block0/gradient/norm1.weight", "NaNs: 0, 1"),
+    "a NaN in a gradient on one rank": Fault(
+        poisoned, TENSOR, "check", "2/reduce/block0/gradient/norm1.weight", "NaNs: 0, 1"
+    ),
     "other random numbers on one rank": Fault(
-        lambda engine, batches: torch.manual_seed(3) and None, TENSOR, "check", "2/reduce/generator", TWO
+        lambda engine, batches: torch.manual_seed(3) and None,
+        TENSOR,
+        "check",
+        "2/reduce/generator",
+        TWO,
     ),
     "another learning rate on one rank": Fault(
-        lambda engine, batches: setattr(engine.progress, "lr", 0.5), DATA, "check", "2/reduce/state/counters", TWO
+        lambda engine, batches: setattr(engine.progress, "lr", 0.5),
+        DATA,
+        "check",
+        "2/reduce/state/counters",
+        TWO,
     ),
-    "other inputs within a tensor group": Fault(shuffled(0), TENSOR, "check", "2/forward/microbatch 0/input/0", TWO),
-    "other labels within a tensor group": Fault(shuffled(1), TENSOR, "check", "2/forward/microbatch 0/input/1", TWO),
+    "other inputs within a tensor group": Fault(
+        shuffled(0), TENSOR, "check", "2/forward/microbatch 0/input/0", TWO
+    ),
+    "other labels within a tensor group": Fault(
+        shuffled(1), TENSOR, "check", "2/forward/microbatch 0/input/1", TWO
+    ),
     "differing tensor lists": Fault(
-        lost_moments, TENSOR, "check", "2/reduce/list", "rank 0 has 2/reduce/block0/moment/norm1.weight.exp_avg", 1
+        lost_moments,
+        TENSOR,
+        "check",
+        "2/reduce/list",
+        "rank 0 has 2/reduce/block0/moment/norm1.weight.exp_avg",
+        1,
     ),
     "another config on one rank": Fault(
-        nothing, TENSOR, "refused", "optimizer.lr", "rank 0 has 0.01, rank 1 has 0.02", own={"optimizer.lr": 0.02}
+        nothing,
+        TENSOR,
+        "refused",
+        "optimizer.lr",
+        "rank 0 has 0.01, rank 1 has 0.02",
+        own={"optimizer.lr": 0.02},
     ),
 }
 
@@ -289,14 +371,18 @@ def values(fault: Fault, layout: Mapping[str, Any], rank: int) -> dict[str, Any]
     return {**fault.optimizer, **layout, **own, **watched}
 
 
-def struck(rank: int, world: int, name: str, layout: Mapping[str, Any], folder: Path) -> tuple[list[str], int]:
+def struck(
+    rank: int, world: int, name: str, layout: Mapping[str, Any], folder: Path
+) -> tuple[list[str], int]:
     """Train three steps with that fault in the second; what the checks reported, and steps done."""
     fault = FAULTS[name]
     torch.manual_seed(5)
     case, steps = Case(values(fault, layout, rank)), 0
     try:
         plan = Plan.of(case.plan)
-        engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11, trace=folder, policy=Policy())
+        engine = initialize(
+            model_of(case), plan, mean_cross_entropy, seed=11, trace=folder, policy=Policy()
+        )
         for step in range(case.steps):
             batches = list(microbatches(case, engine, step))
             if step == 1 and fault.at in (rank, None):
@@ -315,16 +401,28 @@ def table() -> str:
     heads = ("fault", "strikes", "layout", "found by", "named")
     rows = [heads, ("---",) * len(heads)]
     for name, fault in FAULTS.items():
-        layout = _told(fault.layout) + "; also with pipeline 2, interleaved" * (len(fault.layouts) - 1)
+        layout = _told(fault.layout) + "; also with pipeline 2, interleaved" * (
+            len(fault.layouts) - 1
+        )
         where = "all ranks" if fault.at is None else f"rank {fault.at}"
         rows.append((name, where, layout, DETECTORS[fault.detector], f"`{fault.named}`"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _told(layout: Mapping[str, Any]) -> str:
-    sizes = {path.partition(".")[2]: value for path, value in layout.items() if path.startswith("parallel.")}
+    sizes = {
+        path.partition(".")[2]: value
+        for path, value in layout.items()
+        if path.startswith("parallel.")
+    }
     axes = [name if value is True else f"{name} {value}" for name, value in sizes.items()]
-    return ", ".join(axes + [f"ZeRO {level}" for path, level in layout.items() if path == "zero.stage"])
+    return ", ".join(
+        axes + [f"ZeRO {level}" for path, level in layout.items() if path == "zero.stage"]
+    )
 
 
-DETECTORS = {"check": "desync check", "diff": "`trace diff`", "refused": "refused before the first step"}
+DETECTORS = {
+    "check": "desync check",
+    "diff": "`trace diff`",
+    "refused": "refused before the first step",
+}

@@ -27,7 +27,19 @@ from bridge.errors import BridgeError
 WIDTH, ROWS, STEPS = 6, 4, 3
 LEVELS = (0, 1, 2, 3)
 CLOSE = 1e-9
-MODELS = ("chain", "repeats", "inplace", "nested", "own forward", "module", "branches", "keeps", "tied", "hooked", "frozen start")
+MODELS = (
+    "chain",
+    "repeats",
+    "inplace",
+    "nested",
+    "own forward",
+    "module",
+    "branches",
+    "keeps",
+    "tied",
+    "hooked",
+    "frozen start",
+)
 FEATURES = (
     "penalty after",
     "penalty before",
@@ -52,7 +64,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.05),
     "momentum": lambda weights: torch.optim.SGD(weights, 0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda weights: torch.optim.Adam(weights, 0.01, eps=1e-3, weight_decay=0.1),
-    "decoupled": lambda weights: torch.optim.Adam(weights, 0.01, eps=1e-3, weight_decay=0.5, decoupled_weight_decay=True),
+    "decoupled": lambda weights: torch.optim.Adam(
+        weights, 0.01, eps=1e-3, weight_decay=0.5, decoupled_weight_decay=True
+    ),
     "adamw": lambda weights: torch.optim.AdamW(weights, 0.01, eps=1e-3),
 }
 
@@ -72,7 +86,13 @@ def drawn(number: int) -> Script:
     """The script of this number."""
     choice = random.Random(number)
     features = tuple(sorted(choice.sample(FEATURES, choice.choice((0, 1, 1, 2, 2, 3)))))
-    return Script(number, choice.choice(MODELS), features, choice.choice((1, 1, 2)), choice.choice(list(OPTIMIZERS)))
+    return Script(
+        number,
+        choice.choice(MODELS),
+        features,
+        choice.choice((1, 1, 2)),
+        choice.choice(list(OPTIMIZERS)),
+    )
 
 
 class Residual(nn.Sequential):
@@ -110,10 +130,16 @@ def model_of(kind: str) -> nn.Module:
     linear = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
     act = nn.Tanh()
     made: dict[str, Callable[[], nn.Module]] = {
-        "chain": lambda: nn.Sequential(linear[0], nn.GELU(), linear[1], nn.LayerNorm(WIDTH), linear[2]),
+        "chain": lambda: nn.Sequential(
+            linear[0], nn.GELU(), linear[1], nn.LayerNorm(WIDTH), linear[2]
+        ),
         "repeats": lambda: nn.Sequential(linear[0], act, linear[1], act, linear[0], linear[2]),
-        "inplace": lambda: nn.Sequential(linear[0], nn.ReLU(inplace=True), linear[1], nn.ReLU(inplace=True), linear[2]),
-        "nested": lambda: nn.Sequential(nn.Sequential(linear[0], act), nn.Sequential(linear[1], act), linear[2], nn.Identity()),
+        "inplace": lambda: nn.Sequential(
+            linear[0], nn.ReLU(inplace=True), linear[1], nn.ReLU(inplace=True), linear[2]
+        ),
+        "nested": lambda: nn.Sequential(
+            nn.Sequential(linear[0], act), nn.Sequential(linear[1], act), linear[2], nn.Identity()
+        ),
         "own forward": lambda: Residual(*linear[:3]),
         "module": lambda: nn.ModuleDict({"one": linear[0]})["one"],
         "branches": Branches,
@@ -183,7 +209,9 @@ class Engine(Side):
             "zero_optimization": {"stage": level},
         }
         self.ranks = (rank,)
-        self.engine = compat.deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=config)[0]
+        self.engine = compat.deepspeed.initialize(
+            model=self.model, optimizer=self.optimizer, config=config
+        )[0]
         self.call, self.module = self.engine, self.engine.module
 
     def backward(self, loss: Tensor, by_hand: bool) -> None:
@@ -213,11 +241,15 @@ def play(side: Side) -> Played:
 def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
     kept: list[Tensor] = []
     layers = [module for module in side.module.modules() if isinstance(module, nn.Linear)]
-    averages = [weight.detach().clone() for weight in side.weights] if has("average of weights") else []
+    averages = (
+        [weight.detach().clone() for weight in side.weights] if has("average of weights") else []
+    )
     torch.manual_seed(1)
     front = nn.Linear(WIDTH, WIDTH).double()
     if has("hidden loss"):
-        layers[0].register_forward_hook(lambda module, given, output: kept.append(output.square().mean()))
+        layers[0].register_forward_hook(
+            lambda module, given, output: kept.append(output.square().mean())
+        )
     for step in range(STEPS):
         if has("layer replaced") and step == 1 and isinstance(side.model, nn.Sequential):
             torch.manual_seed(5)
@@ -232,7 +264,9 @@ def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
                 if has("generator in front"):
                     assert front.weight.grad is not None
                     grad, front.weight.grad = front.weight.grad, None
-                    played.notes.append((f"front {step} {micro} {rank}", float(grad.norm() * _share(side))))
+                    played.notes.append(
+                        (f"front {step} {micro} {rank}", float(grad.norm() * _share(side)))
+                    )
             last = micro == side.script.accumulation - 1
             if last:
                 _touch(side, has)
@@ -254,7 +288,9 @@ def _microbatch(
     given = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator)
     if has("input gradient") or has("gradient penalty"):
         given.requires_grad_()
-    before = 0.05 * sum(weight.square().sum() for weight in side.weights) if has("penalty before") else 0
+    before = (
+        0.05 * sum(weight.square().sum() for weight in side.weights) if has("penalty before") else 0
+    )
     if has("no_grad"):
         with torch.no_grad():
             played.notes.append((f"no_grad {where}", float(side.call(given).sum())))
@@ -276,7 +312,11 @@ def _microbatch(
     if has("weight outside"):
         loss = loss + nn.functional.linear(output, layers[0].weight).mean()
     if has("input gradient"):
-        given.register_hook(lambda found: played.notes.append((f"input {where}", float(found.norm() * _share(side)))))
+        given.register_hook(
+            lambda found: played.notes.append(
+                (f"input {where}", float(found.norm() * _share(side)))
+            )
+        )
     if isinstance(side.module, Branches) and side.module.keeps:
         loss = loss + side.module.kept
     return loss + sum(kept, torch.zeros((), dtype=torch.float64))
@@ -295,17 +335,23 @@ def _touch(side: Side, has: Callable[[str], bool]) -> None:
         nn.utils.clip_grad_norm_(side.weights, 0.1)
 
 
-def _between(side: Side, has: Callable[[str], bool], averages: list[Tensor], played: Played, step: int) -> None:
+def _between(
+    side: Side, has: Callable[[str], bool], averages: list[Tensor], played: Played, step: int
+) -> None:
     with torch.no_grad():
         for average, weight in zip(averages, side.weights, strict=False):
             average.lerp_(weight, 0.5)
         if averages:
-            played.notes.append((f"average {step}", sum(float(average.norm()) for average in averages)))
+            played.notes.append(
+                (f"average {step}", sum(float(average.norm()) for average in averages))
+            )
         if has("clamped weights"):
             for weight in side.weights:
                 weight.clamp_(-0.2, 0.2)
         if has("norms of weights"):
-            played.notes.append((f"norms {step}", sum(float(weight.norm()) for weight in side.weights)))
+            played.notes.append(
+                (f"norms {step}", sum(float(weight.norm()) for weight in side.weights))
+            )
 
 
 def on_rank(rank: int, world: int, script: Script, level: int) -> Played:
@@ -329,7 +375,9 @@ def outcome(script: Script, runs: list[Played]) -> str:
         for name, value in run.notes:
             if not abs(value - expected[name]) <= CLOSE * max(1.0, abs(expected[name])):
                 return f"BUG: {name.split()[0]}"
-        if run.refused is None and len(run.notes) * len(runs) < len([name for name in expected if "loss" in name]):
+        if run.refused is None and len(run.notes) * len(runs) < len(
+            [name for name in expected if "loss" in name]
+        ):
             return "BUG: notes are missing"
     if any(run.refused for run in runs):
         return f"refused: {next(run.refused for run in runs if run.refused)}"
@@ -345,7 +393,9 @@ def tried(script: Script, level: int, pool: Pool | None) -> str:
     try:
         runs = pool.run(on_rank, script, level) if pool else [on_rank(0, 1, script, level)]
         return outcome(script, runs)
-    except Exception as error:  # a traceback is a finding of the generator, unless plain torch ends in it too
+    except (
+        Exception
+    ) as error:  # a traceback is a finding of the generator, unless plain torch ends in it too
         with suppress(Exception):
             play(Side(script, pool.world if pool else 1))
             return f"BUG: {type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"
@@ -355,7 +405,10 @@ def tried(script: Script, level: int, pool: Pool | None) -> str:
 def shrunk(script: Script, level: int, pool: Pool | None) -> Script:
     """The script with the fewest features that is still wrong."""
     simpler: list[Script] = [
-        *(replace(script, features=tuple(one for one in script.features if one != left)) for left in script.features),
+        *(
+            replace(script, features=tuple(one for one in script.features if one != left))
+            for left in script.features
+        ),
         *([replace(script, accumulation=1)] if script.accumulation > 1 else []),
         *([replace(script, optimizer="sgd")] if script.optimizer != "sgd" else []),
         *([replace(script, model="chain")] if script.model != "chain" else []),
@@ -366,7 +419,9 @@ def shrunk(script: Script, level: int, pool: Pool | None) -> Script:
     return script
 
 
-def rounds(first: int, count: int, pool: Pool | None, levels: tuple[int, ...]) -> Iterator[tuple[Script, int, str]]:
+def rounds(
+    first: int, count: int, pool: Pool | None, levels: tuple[int, ...]
+) -> Iterator[tuple[Script, int, str]]:
     """Try many scripts."""
     for number in range(first, first + count):
         for level in levels:

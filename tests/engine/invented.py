@@ -22,7 +22,9 @@ def padded(loop: Loop, ignored: int = -100) -> None:
         lengths = 1 + tokens[:, :1] % (tokens.shape[1] - 1)
         return targets.masked_fill(torch.arange(tokens.shape[1]) >= lengths, ignored)
 
-    loop.data = lambda step: [(tokens, cut(tokens, targets)) for tokens, targets in plain(loop, step)]  # type: ignore[method-assign]
+    loop.data = lambda step: [
+        (tokens, cut(tokens, targets)) for tokens, targets in plain(loop, step)
+    ]  # type: ignore[method-assign]
 
 
 def counted(loop: Loop) -> None:
@@ -81,12 +83,18 @@ class Turned(Block):
 
     def attend(self, stream: Tensor) -> Tensor:
         """See `Block`."""
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(self.norm1(stream)).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (2, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm1(stream)).chunk(3, -1)
+        )
         places = torch.arange(q.shape[-2]).float()
         places = places + (places >= q.shape[-2] // 2) * self.first
         angles = torch.outer(places, 10_000.0 ** (-torch.arange(0, q.shape[-1], 2) / q.shape[-1]))
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-        q, k = (part * cos + torch.cat([-part.chunk(2, -1)[1], part.chunk(2, -1)[0]], -1) * sin for part in (q, k))
+        q, k = (
+            part * cos + torch.cat([-part.chunk(2, -1)[1], part.chunk(2, -1)[0]], -1) * sin
+            for part in (q, k)
+        )
         found = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -137,7 +145,9 @@ def detaches(loop: Loop, step: int) -> None:
 
 def skips_rest(loop: Loop, step: int) -> None:
     """A block's residual stream is lost in backward."""
-    loop.model.blocks[1].register_full_backward_hook(lambda module, given, output: (given[0] * 0.5,))
+    loop.model.blocks[1].register_full_backward_hook(
+        lambda module, given, output: (given[0] * 0.5,)
+    )
 
 
 def freezes(loop: Loop, step: int) -> None:
@@ -175,7 +185,9 @@ def unsynced(loop: Loop, step: int) -> None:
         loop.wrapped.require_backward_grad_sync = False
         return plain(*given, **named)
 
-    loop.wrapped.forward = forward if step == AT else type(loop.wrapped).forward.__get__(loop.wrapped)
+    loop.wrapped.forward = (
+        forward if step == AT else type(loop.wrapped).forward.__get__(loop.wrapped)
+    )
     loop.wrapped.require_backward_grad_sync = True
 
 
@@ -270,7 +282,9 @@ def megatron_scale(loop: Loop, step: int) -> None:
 def engine_rate(loop: Loop, step: int) -> None:
     """A rank of the native engine steps at another rate."""
     plain = loop.wrapped.optimizer.step
-    loop.wrapped.optimizer.step = lambda gradients, lr, *given, **named: plain(gradients, lr * 1.5, *given, **named)
+    loop.wrapped.optimizer.step = lambda gradients, lr, *given, **named: plain(
+        gradients, lr * 1.5, *given, **named
+    )
 
 
 SEEN = ("data-repeated",)
@@ -283,7 +297,12 @@ INVENTED: Mapping[str, Planted] = {
     "V5": Planted(one_microbatch, r"1/forward/.*input", "different data", SEEN, "FSDP2"),
     "V6": Planted(misses_targets, r"1/backward/", "the loss, its targets", (), "pipelining"),
     "V7": Planted(
-        plants("begins", set_on_blocks("first", 3)), r"2/forward/.*blocks\.0/output", ITSELF, (), "FSDP2", blocks_of(Turned)
+        plants("begins", set_on_blocks("first", 3)),
+        r"2/forward/.*blocks\.0/output",
+        ITSELF,
+        (),
+        "FSDP2",
+        blocks_of(Turned),
     ),
     "V8": Planted(
         plants("built", set_on_blocks("detached", True), 0),
@@ -301,44 +320,159 @@ INVENTED: Mapping[str, Planted] = {
         "Trainer",
         sets(buckets={"find_unused_parameters": True}),
     ),
-    "V10": Planted(plants("built", skips_rest, 0), r"1/backward/blocks\.1", "backward pass of blocks.1", (), "plain"),
-    "V11": Planted(plants("built", freezes, 0), r"1/reduce/blocks\.0", r"blocks\.0.* trained in B alone", (), "plain"),
-    "V12": Planted(plants("begins", in_bf16, rank=1), r"2/forward/blocks\.1", ITSELF, ("replicas-differ",), "DeepSpeed ZeRO 0"),
-    "V13": Planted(plants("stepped", rounds, None), r"2/forward/", ITSELF, ("weights-changed", "updates-lost"), "FSDP2"),
+    "V10": Planted(
+        plants("built", skips_rest, 0),
+        r"1/backward/blocks\.1",
+        "backward pass of blocks.1",
+        (),
+        "plain",
+    ),
+    "V11": Planted(
+        plants("built", freezes, 0),
+        r"1/reduce/blocks\.0",
+        r"blocks\.0.* trained in B alone",
+        (),
+        "plain",
+    ),
+    "V12": Planted(
+        plants("begins", in_bf16, rank=1),
+        r"2/forward/blocks\.1",
+        ITSELF,
+        ("replicas-differ",),
+        "DeepSpeed ZeRO 0",
+    ),
+    "V13": Planted(
+        plants("stepped", rounds, None),
+        r"2/forward/",
+        ITSELF,
+        ("weights-changed", "updates-lost"),
+        "FSDP2",
+    ),
     "V14": Planted(
         plants("begins", own_masks, None),
         r"1/forward/.*blocks\.0/output",
         ITSELF,
         ("replicas-differ",),
         "DTensor",
-        both(alike, sets(dropout=0.2), plants("begins", lambda loop, step: torch.manual_seed(step), None)),
+        both(
+            alike,
+            sets(dropout=0.2),
+            plants("begins", lambda loop, step: torch.manual_seed(step), None),
+        ),
     ),
-    "V15": Planted(plants("begins", unsynced, None), r"2/reduce", "computed itself", ("gradient-not-reduced",), "DDP"),
-    "V16": Planted(plants("backward", doubles_shard, rank=1), r"2/reduce/blocks\.2", r"only .*blocks\.2", (), "FSDP2"),
+    "V15": Planted(
+        plants("begins", unsynced, None),
+        r"2/reduce",
+        "computed itself",
+        ("gradient-not-reduced",),
+        "DDP",
+    ),
+    "V16": Planted(
+        plants("backward", doubles_shard, rank=1),
+        r"2/reduce/blocks\.2",
+        r"only .*blocks\.2",
+        (),
+        "FSDP2",
+    ),
     "V17": Planted(
-        plants("backward", whitewashed, rank=1), r"2/reduce/norm", "only .*norm|norm.*no gradient", ("replicas-differ",), "DDP"
+        plants("backward", whitewashed, rank=1),
+        r"2/reduce/norm",
+        "only .*norm|norm.*no gradient",
+        ("replicas-differ",),
+        "DDP",
     ),
     "V18": Planted(
-        plants("backward", by_blocks), r"2/reduce/.*blocks\.0", r"only .*blocks\.0", ("gradient-changed",), "Trainer"
+        plants("backward", by_blocks),
+        r"2/reduce/.*blocks\.0",
+        r"only .*blocks\.0",
+        ("gradient-changed",),
+        "Trainer",
     ),
-    "V19": Planted(plants("wrapped", blunt, 0), r"1/update", "the optimizer.s rule", ("update-unexplained",), "accelerate"),
-    "V20": Planted(plants("stepped", average, None), r"2/forward/|3/forward/", ITSELF, ("weights-changed",), "DTensor", alike),
-    "V21": Planted(plants("stepped", extra), r"3/forward/tok", ITSELF, ("weights-changed",), "plain"),
-    "V22": Planted(plants("begins", forgets, rank=1), r"2/update", "rank 1", ("moments-lost", "replicas-differ"), "FSDP2"),
-    "V23": Planted(plants("begins", halves_moments), r"2/update", "larger than the optimizer", ("update-too-large",), "plain"),
-    "V24": Planted(plants("begins", steps_less, rank=1), r"2/update", "rank 1", ("replicas-differ",), "DDP"),
-    "V25": Planted(plants("begins", stale, None, 1), r"2/forward/blocks\.1", ITSELF, ("replicas-differ",), "DeepSpeed ZeRO 1"),
-    "V26": Planted(plants("begins", drifts, rank=1), r"2/forward/", ITSELF, ("buffers-differ",), "DDP"),
-    "V27": Planted(plants("begins", megatron_eps), r"2/forward/block1/output", ITSELF, (), "Megatron-Core, tensor 2"),
-    "V28": Planted(plants("begins", megatron_scale), r"2/backward", "2 times B's", (), "Megatron-Core, pipeline 2"),
+    "V19": Planted(
+        plants("wrapped", blunt, 0),
+        r"1/update",
+        "the optimizer.s rule",
+        ("update-unexplained",),
+        "accelerate",
+    ),
+    "V20": Planted(
+        plants("stepped", average, None),
+        r"2/forward/|3/forward/",
+        ITSELF,
+        ("weights-changed",),
+        "DTensor",
+        alike,
+    ),
+    "V21": Planted(
+        plants("stepped", extra), r"3/forward/tok", ITSELF, ("weights-changed",), "plain"
+    ),
+    "V22": Planted(
+        plants("begins", forgets, rank=1),
+        r"2/update",
+        "rank 1",
+        ("moments-lost", "replicas-differ"),
+        "FSDP2",
+    ),
+    "V23": Planted(
+        plants("begins", halves_moments),
+        r"2/update",
+        "larger than the optimizer",
+        ("update-too-large",),
+        "plain",
+    ),
+    "V24": Planted(
+        plants("begins", steps_less, rank=1), r"2/update", "rank 1", ("replicas-differ",), "DDP"
+    ),
+    "V25": Planted(
+        plants("begins", stale, None, 1),
+        r"2/forward/blocks\.1",
+        ITSELF,
+        ("replicas-differ",),
+        "DeepSpeed ZeRO 1",
+    ),
+    "V26": Planted(
+        plants("begins", drifts, rank=1), r"2/forward/", ITSELF, ("buffers-differ",), "DDP"
+    ),
+    "V27": Planted(
+        plants("begins", megatron_eps),
+        r"2/forward/block1/output",
+        ITSELF,
+        (),
+        "Megatron-Core, tensor 2",
+    ),
+    "V28": Planted(
+        plants("begins", megatron_scale),
+        r"2/backward",
+        "2 times B's",
+        (),
+        "Megatron-Core, pipeline 2",
+    ),
     "V29": Planted(
-        plants("begins", engine_rate, rank=1), r"2/update", "rank 1|learning rate", ("replicas-differ",), "native, data 2"
+        plants("begins", engine_rate, rank=1),
+        r"2/update",
+        "rank 1|learning rate",
+        ("replicas-differ",),
+        "native, data 2",
     ),
-    "V30": Planted(sets(buckets={"scale_grads": False}), r"1/(backward|reduce)", r"2 times B's", (), "pipelining"),
+    "V30": Planted(
+        sets(buckets={"scale_grads": False}),
+        r"1/(backward|reduce)",
+        r"2 times B's",
+        (),
+        "pipelining",
+    ),
     "V31": Planted(
-        plants("begins", rates(1.5), rank=1), r"2/(reduce/state|update)", "learning rate|lr", ("replicas-differ",), "pipelining"
+        plants("begins", rates(1.5), rank=1),
+        r"2/(reduce/state|update)",
+        "learning rate|lr",
+        ("replicas-differ",),
+        "pipelining",
     ),
     "V32": Planted(
-        plants("backward", whitewashed, rank=1), r"2/reduce/norm", "norm.* no gradient", ("gradient-changed",), "pipelining"
+        plants("backward", whitewashed, rank=1),
+        r"2/reduce/norm",
+        "norm.* no gradient",
+        ("gradient-changed",),
+        "pipelining",
     ),
 }

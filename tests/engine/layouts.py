@@ -17,7 +17,9 @@ from runs import SHAPE, Case, Outcome, distance, plain, trained_all
 
 BUFFERS = (1, 2, None)
 MESHES = [(1, 1, False), (2, 1, False), (4, 1, False)] + [
-    (data, tensor, sequence) for data, tensor in ((1, 2), (2, 2), (1, 4)) for sequence in (False, True)
+    (data, tensor, sequence)
+    for data, tensor in ((1, 2), (2, 2), (1, 4))
+    for sequence in (False, True)
 ]
 """Data ranks, tensor ranks, and whether tokens are split."""
 AXES: Mapping[str, Sequence[Any]] = {
@@ -31,7 +33,15 @@ AXES: Mapping[str, Sequence[Any]] = {
 """All settings; a level of ZeRO says how many buffers there are where nothing else does (None)."""
 OPTIMIZERS: Mapping[str, tuple[Mapping[str, Any], float]] = {
     "sgd": ({"optimizer.name": "sgd", "optimizer.lr": 0.3}, 1e-9),
-    "adamw": ({"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4, "optimizer.weight_decay": 0.1}, 1e-7),
+    "adamw": (
+        {
+            "optimizer.name": "adamw",
+            "optimizer.lr": 0.01,
+            "optimizer.eps": 1e-4,
+            "optimizer.weight_decay": 0.1,
+        },
+        1e-7,
+    ),
 }
 """Plan values of each optimizer, and how far its runs may be from one process."""
 
@@ -45,7 +55,10 @@ def everything() -> Iterator[Setting]:
 
 def pairwise() -> list[Setting]:
     """Few combinations, in which every two values of two axes occur together."""
-    rest, missing = list(everything()), {pair for setting in everything() for pair in _pairs(setting)}
+    rest, missing = (
+        list(everything()),
+        {pair for setting in everything() for pair in _pairs(setting)},
+    )
     found = []
     while missing:
         best = max(rest, key=lambda setting: len(missing & _pairs(setting)))
@@ -97,16 +110,25 @@ def case_of(values: Mapping[str, Any]) -> Case:
     return Case(values, replace(SHAPE, sequence=TOKENS), batch=16, tokens=TOKENS)
 
 
-def distances(run: Callable[..., list[Any]], settings: Iterable[Setting], optimizer: str) -> Iterator[tuple[int, float]]:
+def distances(
+    run: Callable[..., list[Any]], settings: Iterable[Setting], optimizer: str
+) -> Iterator[tuple[int, float]]:
     """Train with each of `settings`: ranks and the largest distance of a loss, a norm or a tensor from the plain run's, some
     trainings at a time; bytes and calls are as predicted.
     """
     settings = list(settings)
     for world in WORLDS:
-        cases = [case_of(values_of(setting, optimizer)) for setting in settings if world_of(setting) == world]
+        cases = [
+            case_of(values_of(setting, optimizer))
+            for setting in settings
+            if world_of(setting) == world
+        ]
         for some in (cases[start : start + AT_ONCE] for start in range(0, len(cases), AT_ONCE)):
             results = (zip(some, found, strict=True) for found in run(world, trained_all, some))
-            yield world, max(far(case, outcome, optimizer) for pairs in results for case, outcome in pairs)
+            yield (
+                world,
+                max(far(case, outcome, optimizer) for pairs in results for case, outcome in pairs),
+            )
 
 
 def far(case: Case, found: Outcome, optimizer: str) -> float:
@@ -115,7 +137,10 @@ def far(case: Case, found: Outcome, optimizer: str) -> float:
     assert found.traffic == found.predicted, case
     assert found.bytes == found.predicted_bytes, case
     numbers = zip((*found.losses, *found.norms), (*expected.losses, *expected.norms), strict=True)
-    return max(*(abs(mine / theirs - 1) for mine, theirs in numbers), distance(found.change, expected.change))
+    return max(
+        *(abs(mine / theirs - 1) for mine, theirs in numbers),
+        distance(found.change, expected.change),
+    )
 
 
 def main(part: str = "1/1", *optimizers: str) -> None:
@@ -136,7 +161,10 @@ def main(part: str = "1/1", *optimizers: str) -> None:
             worst = max(worst, found)
             done = f"{optimizer}, part {part}: call {calls + 1}, on {world} ranks, {time.perf_counter() - start:.0f} s"
             print(f"{done}; largest distance {worst:.2e}", flush=True)
-        print(f"{optimizer}, part {part}: {len(chosen)} layouts, largest distance {worst:.2e}", flush=True)
+        print(
+            f"{optimizer}, part {part}: {len(chosen)} layouts, largest distance {worst:.2e}",
+            flush=True,
+        )
         bad |= worst >= allowed
     for pool in pools.values():
         pool.close()

@@ -65,11 +65,27 @@ OBJECTS = ("activation_func", "gated_linear_unit")
 """Fields of Megatron's config class that its flags name in some combinations only."""
 RUN = {"micro_batch_size": 1, "train_iters": 1, "lr": 1e-3, "tokenizer_type": "NullTokenizer"}
 """What a launch needs beside its model."""
-UNSEEN = ("world_size", "moe_router_bias_update_rate", "moe_aux_loss_coeff", "num_nextn_predict_layers", "model.init.scaled")
+UNSEEN = (
+    "world_size",
+    "moe_router_bias_update_rate",
+    "moe_aux_loss_coeff",
+    "num_nextn_predict_layers",
+    "model.init.scaled",
+)
 """What no forward pass shows."""
 KERNELS: Mapping[str, Any] = {
-    **dict.fromkeys(("gradient_accumulation_fusion", "masked_softmax_fusion", "bias_activation_fusion"), False),
-    **dict.fromkeys(("bias_dropout_fusion", "apply_rope_fusion", "persist_layer_norm", "cross_entropy_loss_fusion"), False),
+    **dict.fromkeys(
+        ("gradient_accumulation_fusion", "masked_softmax_fusion", "bias_activation_fusion"), False
+    ),
+    **dict.fromkeys(
+        (
+            "bias_dropout_fusion",
+            "apply_rope_fusion",
+            "persist_layer_norm",
+            "cross_entropy_loss_fusion",
+        ),
+        False,
+    ),
     "use_cpu_initialization": True,
     "moe_grouped_gemm": False,
     "moe_token_dispatcher_type": "allgather",
@@ -91,7 +107,11 @@ class Norm(nn.Module):
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> None:
         super().__init__()
-        self.eps, self.centre, self.rms = eps, float(config.layernorm_zero_centered_gamma), config.normalization == "RMSNorm"
+        self.eps, self.centre, self.rms = (
+            eps,
+            float(config.layernorm_zero_centered_gamma),
+            config.normalization == "RMSNorm",
+        )
         self.weight = nn.Parameter(torch.ones(hidden_size))
         self.bias = None if self.rms else nn.Parameter(torch.zeros(hidden_size))
 
@@ -110,10 +130,14 @@ class Unequal(nn.Module):
         super().__init__()
         self.scale = softmax_scale
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *more: Any, **options: Any) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *more: Any, **options: Any
+    ) -> Tensor:
         """Tokens, batch, heads, width; the result has heads and width in one."""
         q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
-        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        found = nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale
+        )
         return found.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -129,14 +153,19 @@ def stood_in(spec: Any, latent: bool) -> Any:
     if isinstance(spec, list):
         return [stood_in(part, latent) for part in spec]
     if is_dataclass(spec) and not isinstance(spec, type):
-        return replace(spec, **{part.name: stood_in(getattr(spec, part.name), latent) for part in parts_of(spec)})
+        return replace(
+            spec,
+            **{part.name: stood_in(getattr(spec, part.name), latent) for part in parts_of(spec)},
+        )
     return spec
 
 
 class WideNorm(Norm):
     """One norm over all heads of queries or keys; Megatron's flags name one of each head, and its spec takes any module."""
 
-    def __init__(self, config: Any, hidden_size: int, heads: int, eps: float = 1e-5, **more: Any) -> None:
+    def __init__(
+        self, config: Any, hidden_size: int, heads: int, eps: float = 1e-5, **more: Any
+    ) -> None:
         super().__init__(config, heads * hidden_size, eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,8 +179,12 @@ def widened(spec: Any, config: Any) -> None:
 
     for layer in spec.layer_specs:
         attention = layer.submodules.self_attention.submodules
-        attention.q_layernorm = ModuleSpec(module=WideNorm, params={"heads": config.num_attention_heads})
-        attention.k_layernorm = ModuleSpec(module=WideNorm, params={"heads": config.num_query_groups})
+        attention.q_layernorm = ModuleSpec(
+            module=WideNorm, params={"heads": config.num_attention_heads}
+        )
+        attention.k_layernorm = ModuleSpec(
+            module=WideNorm, params={"heads": config.num_query_groups}
+        )
 
 
 def transformer_config(config: MegatronConfig, beyond: Mapping[str, Any]) -> Any:
@@ -162,7 +195,9 @@ def transformer_config(config: MegatronConfig, beyond: Mapping[str, Any]) -> Any
     args = config.args.flat()
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
     whole = {**objects.transformer(args, config.version), **beyond}
-    return build_object(cls, {name: whole[name] for name in defaults(config.version, cls)} | KERNELS)
+    return build_object(
+        cls, {name: whole[name] for name in defaults(config.version, cls)} | KERNELS
+    )
 
 
 def stretched(own: Any, newest: Values) -> None:
@@ -178,8 +213,14 @@ def megatron_model(found: Translated) -> nn.Module:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
-    model, args, own = found.plan.model, found.launch.args, transformer_config(found.launch, found.beyond)
-    local = get_gpt_decoder_block_spec(own, use_transformer_engine=False, normalization=own.normalization)
+    model, args, own = (
+        found.plan.model,
+        found.launch.args,
+        transformer_config(found.launch, found.beyond),
+    )
+    local = get_gpt_decoder_block_spec(
+        own, use_transformer_engine=False, normalization=own.normalization
+    )
     spec = stood_in(local, own.multi_latent_attention)
     if model.attention.norm == "width" and not own.multi_latent_attention:
         widened(spec, own)
@@ -189,7 +230,9 @@ def megatron_model(found: Translated) -> nn.Module:
     made = GPTModel(
         config=own,
         transformer_layer_spec=spec,
-        vocab_size=args["padded_vocab_size"] if args.get("padded_vocab_size") else args["vocab_size"],
+        vocab_size=args["padded_vocab_size"]
+        if args.get("padded_vocab_size")
+        else args["vocab_size"],
         max_sequence_length=args["max_position_embeddings"],
         parallel_output=False,
         share_embeddings_and_output_weights=not args["untie_embeddings_and_output_weights"],
@@ -201,7 +244,9 @@ def megatron_model(found: Translated) -> nn.Module:
         seq_len_interpolation_factor=args.get("rotary_seq_len_interpolation_factor"),
     )
     if model.embedding.scale:
-        made.embedding.register_forward_hook(lambda module, inputs, output: output * model.embedding.scale)
+        made.embedding.register_forward_hook(
+            lambda module, inputs, output: output * model.embedding.scale
+        )
     return made
 
 
@@ -275,7 +320,11 @@ class Moved:
         for kind in ("weight", "bias"):
             parts = [self.weights.get(f"{name}.{part}_proj.{kind}") for part in "qkv"]
             if all(part is not None for part in parts):
-                rows = [part.view(groups, -1, size, *part.shape[1:]) for part in parts if part is not None]
+                rows = [
+                    part.view(groups, -1, size, *part.shape[1:])
+                    for part in parts
+                    if part is not None
+                ]
                 self.found[f"{to}.linear_qkv.{kind}"] = torch.cat(rows, 1).flatten(0, 2)
         self.put(f"{to}.q_layernorm.weight", f"{name}.q_norm.weight")
         self.put(f"{to}.k_layernorm.weight", f"{name}.k_norm.weight")
@@ -308,21 +357,31 @@ class Moved:
         for kind in ("weight", "bias"):
             up, gate = (self.weights.get(f"{name}.{part}_proj.{kind}") for part in ("up", "gate"))
             if up is not None:
-                self.found[f"{to}.linear_fc1.{kind}"] = up if gate is None else torch.cat((gate, up))
+                self.found[f"{to}.linear_fc1.{kind}"] = (
+                    up if gate is None else torch.cat((gate, up))
+                )
             self.put(f"{to}.linear_fc2.{kind}", f"{name}.down_proj.{kind}")
 
     def experts(self, to: str, name: str) -> None:
         """Experts lie in one tensor each kind; gpt_oss has them transposed, and gate and factor in turn."""
         both, down = self.weights.get(f"{name}.gate_up_proj"), self.weights.get(f"{name}.down_proj")
         turned = f"{name}.gate_up_proj_bias" in self.weights
-        for expert in range(self.model.experts or 0) if both is not None and down is not None else ():
-            first, second = (both[expert].T, down[expert].T) if turned else (both[expert], down[expert])
-            self.found[f"{to}.{expert}.linear_fc1.weight"] = torch.cat((first[0::2], first[1::2])) if turned else first
+        for expert in (
+            range(self.model.experts or 0) if both is not None and down is not None else ()
+        ):
+            first, second = (
+                (both[expert].T, down[expert].T) if turned else (both[expert], down[expert])
+            )
+            self.found[f"{to}.{expert}.linear_fc1.weight"] = (
+                torch.cat((first[0::2], first[1::2])) if turned else first
+            )
             self.found[f"{to}.{expert}.linear_fc2.weight"] = second
             if turned:
                 bias = self.weights[f"{name}.gate_up_proj_bias"][expert]
                 self.found[f"{to}.{expert}.linear_fc1.bias"] = torch.cat((bias[0::2], bias[1::2]))
-                self.found[f"{to}.{expert}.linear_fc2.bias"] = self.weights[f"{name}.down_proj_bias"][expert]
+                self.found[f"{to}.{expert}.linear_fc2.bias"] = self.weights[
+                    f"{name}.down_proj_bias"
+                ][expert]
 
 
 LAYER = {
@@ -347,7 +406,11 @@ NORMS = {
         "post_feedforward_layernorm": "norm4",
     },
 }
-OUTSIDE = {"model.embed_tokens": "embedding.tokens", "model.norm": "head.norm", "lm_head": "head.logits"}
+OUTSIDE = {
+    "model.embed_tokens": "embedding.tokens",
+    "model.norm": "head.norm",
+    "lm_head": "head.logits",
+}
 
 
 def native(weights: Weights, plan: Plan) -> dict[str, Tensor]:
@@ -360,7 +423,9 @@ def native(weights: Weights, plan: Plan) -> dict[str, Tensor]:
             found[f"{OUTSIDE[module]}.{kind}"] = weight
         else:
             number, _, part = module.removeprefix("model.layers.").partition(".")
-            found[f"block{number}.{inside[part]}.{kind}"] = weight.flatten() if part.endswith("_norm") else weight
+            found[f"block{number}.{inside[part]}.{kind}"] = (
+                weight.flatten() if part.endswith("_norm") else weight
+            )
     if plan.model.tied:
         del found["head.logits.weight"]
     return found
@@ -368,14 +433,18 @@ def native(weights: Weights, plan: Plan) -> dict[str, Tensor]:
 
 def filled(model: nn.Module, found: Weights) -> None:
     """Give `model` these weights; raises `ValueError` if one is left over, or one of the model gets none."""
-    own = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if "expert_bias" in name}
+    own = dict(model.named_parameters()) | {
+        name: buffer for name, buffer in model.named_buffers() if "expert_bias" in name
+    }
     missing, unused = own.keys() - found.keys(), found.keys() - own.keys()
     if missing or unused:
         raise ValueError(f"without a weight: {sorted(missing)[:6]}; not used: {sorted(unused)[:6]}")
     with torch.no_grad():
         for name, parameter in own.items():
             if parameter.shape != found[name].shape:
-                raise ValueError(f"{name}: {tuple(parameter.shape)} here, {tuple(found[name].shape)} there")
+                raise ValueError(
+                    f"{name}: {tuple(parameter.shape)} here, {tuple(found[name].shape)} there"
+                )
             parameter.copy_(found[name])
 
 
@@ -403,7 +472,12 @@ class Translated(NamedTuple):
         wide = model.attention.norm == "width" and not model.attention.latent.kv_rank
         hook = ("embedding.scale",) if model.embedding.scale else ()
         yarn = ("yarn",) if self.newest["position_embedding_type"] == "yarn" else ()
-        return (*(name for name in self.beyond), *(("norm over all heads",) if wide else ()), *hook, *yarn)
+        return (
+            *(name for name in self.beyond),
+            *(("norm over all heads",) if wide else ()),
+            *hook,
+            *yarn,
+        )
 
 
 def translated(hf: Mapping[str, Any]) -> Translated:
@@ -417,7 +491,9 @@ def translated(hf: Mapping[str, Any]) -> Translated:
     again = json.loads(bridge.translate(source, huggingface).written.text)
     plan = bridge.lift(source)
     newest = cast(MegatronConfig, bridge.translate(source, megatron).config).args
-    return Translated(plan, again, cast(MegatronConfig, launch), lost, objects_alone(plan, launch), newest)
+    return Translated(
+        plan, again, cast(MegatronConfig, launch), lost, objects_alone(plan, launch), newest
+    )
 
 
 def objects_alone(plan: Plan, launch: Any) -> dict[str, Any]:
@@ -425,10 +501,18 @@ def objects_alone(plan: Plan, launch: Any) -> dict[str, Any]:
     written = settings_for(plan.values(), launch.dialect, RELEASE, 1)
     whole = objects.transformer(launch.args.flat(), RELEASE)
     scaling = plan.model.rotary.scaling
-    latent = {"original_max_position_embeddings": scaling.original, "beta_fast": scaling.fast, "beta_slow": scaling.slow}
+    latent = {
+        "original_max_position_embeddings": scaling.original,
+        "beta_fast": scaling.fast,
+        "beta_slow": scaling.slow,
+    }
     bounds = latent if plan.model.attention.latent.kv_rank and scaling.kind == "yarn" else {}
     found = {**{name: written.get(name) for name in OBJECTS}, **bounds}
-    return {name: value for name, value in found.items() if value is not None and not same_function(value, whole[name])}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and not same_function(value, whole[name])
+    }
 
 
 def same_function(written: Any, held: Any) -> bool:
@@ -450,7 +534,9 @@ def transformers_model(config: Mapping[str, Any]) -> nn.Module:
     own._attn_implementation = "eager"
     own._experts_implementation = "eager"
     torch.manual_seed(5)
-    model: nn.Module = AutoModelForCausalLM.from_config(own, torch_dtype=torch.float32, attn_implementation="eager")
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        own, torch_dtype=torch.float32, attn_implementation="eager"
+    )
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(_drawn(name, weight))
@@ -467,7 +553,9 @@ def _drawn(name: str, weight: Tensor) -> Tensor:
 
 def prompt(plan: Plan) -> Tensor:
     """Tokens, the same ones for every model."""
-    return torch.randint(0, plan.model.vocab or 1, (1, TOKENS), generator=torch.Generator().manual_seed(3))
+    return torch.randint(
+        0, plan.model.vocab or 1, (1, TOKENS), generator=torch.Generator().manual_seed(3)
+    )
 
 
 def apart(wanted: Tensor, got: Tensor) -> float:
@@ -488,7 +576,10 @@ def distance(found: Translated, theirs: nn.Module) -> float:
 def native_distance(found: Translated, theirs: nn.Module) -> float:
     """How far the logits of the native model are from those of transformers."""
     # Blocks that predict further tokens are no part of what transformers builds.
-    ours, tokens = Dense(found.plan.model.model_copy(update={"predicted": None})), prompt(found.plan)
+    ours, tokens = (
+        Dense(found.plan.model.model_copy(update={"predicted": None})),
+        prompt(found.plan),
+    )
     filled(ours, native(theirs.state_dict(), found.plan))
     return apart(theirs(tokens).logits, ours.eval()(tokens))
 
@@ -513,12 +604,27 @@ def answer(hf: Mapping[str, Any]) -> tuple[str, str]:
     lost = ""
     try:
         found = translated(hf)
-        lost = "".join(f"; {word}: {', '.join(what)}" for word, what in (("lost", found.lost), ("added", found.added)) if what)
+        lost = "".join(
+            f"; {word}: {', '.join(what)}"
+            for word, what in (("lost", found.lost), ("added", found.added))
+            if what
+        )
         far = distance(found, transformers_model(found.again))
     except Exception as error:
         told = str(error).splitlines() or [""]
-        return "not built", f"{lost} {type(error).__name__}: {told[0][:160]} {''.join(told[1:2])[:100]}"
-    kind = "equal" if far <= BOUND else "announced" if found.lost else "explained" if fixed_eps(found.plan) else "DIFFERENT"
+        return (
+            "not built",
+            f"{lost} {type(error).__name__}: {told[0][:160]} {''.join(told[1:2])[:100]}",
+        )
+    kind = (
+        "equal"
+        if far <= BOUND
+        else "announced"
+        if found.lost
+        else "explained"
+        if fixed_eps(found.plan)
+        else "DIFFERENT"
+    )
     return kind, f"{far:.1e} {lost}"
 
 
@@ -529,7 +635,9 @@ def _row(line: str) -> dict[str, Any]:
     if row.get("parameters"):
         return row
     model = bridge.lift(compat.load("huggingface").read(dict(row["hf"]))).model
-    size = 12 * (model.layers or 1) * (model.hidden or 1) ** 2 + (model.vocab or 1) * (model.hidden or 1)
+    size = 12 * (model.layers or 1) * (model.hidden or 1) ** 2 + (model.vocab or 1) * (
+        model.hidden or 1
+    )
     return {**row, "parameters": size}
 
 
@@ -542,7 +650,9 @@ def small(path: Path) -> dict[str, list[Any]]:
         if row["parameters"] < LARGEST:
             known.append(row["hf"])
         elif not known and "hidden_size" in row["hf"]:
-            known.append({**row["hf"], **{key: size for key, size in SMALL.items() if key in row["hf"]}})
+            known.append(
+                {**row["hf"], **{key: size for key, size in SMALL.items() if key in row["hf"]}}
+            )
     return found
 
 
@@ -557,7 +667,10 @@ def main() -> int:
     with disable_compile(), quiet(), alone():
         for name, configs in sorted(small(options.rows).items()):
             for hf in configs if not options.architectures or name in options.architectures else ():
-                answers = {"megatron": answer(hf), **({"native": native_answer(hf)} if is_dense(hf) else {})}
+                answers = {
+                    "megatron": answer(hf),
+                    **({"native": native_answer(hf)} if is_dense(hf) else {}),
+                }
                 seen.add(name)
                 for engine, (kind, told) in answers.items():
                     counts[f"{kind} on {engine}"] += 1
@@ -565,7 +678,9 @@ def main() -> int:
                     print(f"{name:16} {engine:8} {kind:10} {told}", flush=True)
     for engine in ("megatron", "native"):
         found = sorted(name for name, on in equal if on == engine)
-        print(f"{engine}: logits of {len(found)} of {len(seen)} architectures are equal: {', '.join(found)}")
+        print(
+            f"{engine}: logits of {len(found)} of {len(seen)} architectures are equal: {', '.join(found)}"
+        )
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     return 1 if any(kind.startswith("DIFFERENT") and count for kind, count in counts.items()) else 0
 

@@ -31,7 +31,10 @@ RISING = {"lr_warmup_init": 1e-3, "lr_warmup_steps": 9}
 """Learning rates of DeepSpeed's WarmupLR from 0.2 to 1 over 8 steps, which begins a step later."""
 
 
-SCALE = {f"precision.loss_scale.{name}": value for name, value in {"initial": 2.0**17, "window": 3, "hysteresis": 1}.items()}
+SCALE = {
+    f"precision.loss_scale.{name}": value
+    for name, value in {"initial": 2.0**17, "window": 3, "hysteresis": 1}.items()
+}
 """A loss scale that overflows in the first steps, and doubles within the next ones."""
 
 
@@ -60,13 +63,21 @@ def on_cpu() -> Iterator[None]:
     writer = filesystem_async.FileSystemWriterAsync
     waiting: queue.Queue[Any] = queue.Queue()
     with ExitStack() as stack:
-        stack.enter_context(patch.object(writer, "write_preloaded_data_multiproc", staticmethod(partial(_written, writer))))
-        stack.enter_context(patch.object(filesystem_async, "_get_write_results_queue", lambda: waiting))
+        stack.enter_context(
+            patch.object(
+                writer, "write_preloaded_data_multiproc", staticmethod(partial(_written, writer))
+            )
+        )
+        stack.enter_context(
+            patch.object(filesystem_async, "_get_write_results_queue", lambda: waiting)
+        )
         stack.enter_context(patch.object(torch.cuda, "synchronize", lambda device=None: None))
         yield
 
 
-def _written(writer: Any, transforms: Any, use_msc: bool, rank: int, buckets: Any, results: queue.Queue[Any]) -> None:
+def _written(
+    writer: Any, transforms: Any, use_msc: bool, rank: int, buckets: Any, results: queue.Queue[Any]
+) -> None:
     """Megatron's own writing, in this process: ranks of a pool may start none."""
     done: queue.Queue[Any] = queue.Queue()
     counted: queue.Queue[Any] = queue.Queue()
@@ -93,7 +104,9 @@ def plan_of(launch: Launch) -> tuple[Plan, Workload]:
         **(SCALE if launch.precision == "fp16" else {}),
         **{f"parallel.{name}": size for name, size in launch.parallel.items()},
     }
-    return Plan.of(values), Workload(replace(Architecture.of(described), sequence=LENGTH), 7, model=described)
+    return Plan.of(values), Workload(
+        replace(Architecture.of(described), sequence=LENGTH), 7, model=described
+    )
 
 
 def megatron(rank: int, world: int, launch: Launch) -> Figures:
@@ -104,7 +117,10 @@ def megatron(rank: int, world: int, launch: Launch) -> Figures:
         _warm(trainer, launch)
         if launch.load:
             assert trainer.resume(iteration(launch.load)) == launch.first
-        found = [trainer.train_batch(fed(launch, trainer, step)) for step in range(launch.first, launch.last)]
+        found = [
+            trainer.train_batch(fed(launch, trainer, step))
+            for step in range(launch.first, launch.last)
+        ]
         if launch.save:
             with trainer.running():
                 (save if launch.form == "torch_dist" else save_parts)(trainer, launch)
@@ -166,7 +182,12 @@ def metadata_of(launch: Launch) -> dict[str, Any]:
 
     sharding = {"distrib_optim_sharding_type": launch.sharding} if launch.zero else {}
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    return {**sharding, "singleton_local_shards": False, "chained_optim_avoid_prefix": True, "dp_cp_group": group}
+    return {
+        **sharding,
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": group,
+    }
 
 
 def state_of(trainer: Any, launch: Launch) -> dict[str, Any]:
@@ -177,18 +198,30 @@ def state_of(trainer: Any, launch: Launch) -> dict[str, Any]:
     from compat.megatron.runtime.model import bare
 
     metadata = metadata_of(launch)
-    state: dict[str, Any] = {"args": args_of(launch), "checkpoint_version": 3.0, "iteration": launch.last}
+    state: dict[str, Any] = {
+        "args": args_of(launch),
+        "checkpoint_version": 3.0,
+        "iteration": launch.last,
+    }
     state["num_floating_point_operations_so_far"] = 17
     for number, chunk in enumerate(trainer.chunks):
-        state["model" if len(trainer.chunks) == 1 else f"model{number}"] = bare(chunk).sharded_state_dict(metadata=metadata)
+        state["model" if len(trainer.chunks) == 1 else f"model{number}"] = bare(
+            chunk
+        ).sharded_state_dict(metadata=metadata)
     state["optimizer"] = trainer.optimizer.sharded_state_dict(state, metadata=metadata)
     state["opt_param_scheduler"] = trainer.scheduler.scheduler.state_dict()
     random = {
         "torch_rng_state": torch.get_rng_state(),
         "rng_tracker_states": tensor_parallel.get_cuda_rng_tracker().get_states(),
     }
-    stages = parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_world_size()
-    place = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
+    stages = (
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    place = (
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_rank(),
+    )
     replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
     state["rng_state"] = ShardedObject("rng_state", [random], stages, place, replica_id=replica)
     return state
@@ -206,9 +239,13 @@ def args_of(launch: Launch) -> Namespace:
     plan, workload = plan_of(launch)
     args = dict(BACKEND.config(plan, workload).args.flat())
     args["consumed_train_samples"] = launch.batch * launch.last
-    args["padded_vocab_size"] = -(-VOCABULARY // launch.parallel.get("tensor", 1)) * launch.parallel.get("tensor", 1)
+    args["padded_vocab_size"] = -(
+        -VOCABULARY // launch.parallel.get("tensor", 1)
+    ) * launch.parallel.get("tensor", 1)
     args["seq_length"] = args["max_position_embeddings"] = LENGTH
-    args["params_dtype"] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[launch.precision]
+    args["params_dtype"] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
+        launch.precision
+    ]
     return Namespace(**args)
 
 
@@ -224,7 +261,12 @@ def save(trainer: Any, launch: Launch) -> None:
         content = {key: value for key, value in metadata_of(launch).items() if key != "dp_cp_group"}
         ordinary = partial(_without, ("args",))
         state = state_of(trainer, launch)
-        dist_checkpointing.save(state, str(place), preprocess_common_before_consistancy_check=ordinary, content_metadata=content)
+        dist_checkpointing.save(
+            state,
+            str(place),
+            preprocess_common_before_consistancy_check=ordinary,
+            content_metadata=content,
+        )
     (launch.save / "latest_checkpointed_iteration.txt").write_text(str(launch.last))
     torch.distributed.barrier()
 
@@ -236,7 +278,10 @@ def save_parts(trainer: Any, launch: Launch) -> None:
     from compat.megatron.runtime.model import bare
 
     assert launch.save is not None
-    tensor, stage = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+    tensor, stage = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
     stages = parallel_state.get_pipeline_model_parallel_world_size()
     name = f"mp_rank_{tensor:02d}" + (f"_{stage:03d}" if stages > 1 else "")
     place = launch.save / f"iter_{launch.last:07d}" / name

@@ -18,7 +18,9 @@ from bridge.plan import Plan
 from compat.megatron.runtime.backend import BACKEND
 
 TOKENS = 8
-GATED = replace(SHAPE, layers=4, hidden=32, ffn=48, vocab=30, sequence=TOKENS, norm="rms", gated=True)
+GATED = replace(
+    SHAPE, layers=4, hidden=32, ffn=48, vocab=30, sequence=TOKENS, norm="rms", gated=True
+)
 """Grouped queries, a gate, rotary positions, tied embeddings."""
 LEARNED = replace(GATED, norm="layer", gated=False, rotary=False, tied=False, vocab=29)
 """GELU, learned positions, an output layer of its own, and a vocabulary that tensor ranks do not divide."""
@@ -43,10 +45,23 @@ def on_megatron(rank: int, world: int, cases: Sequence[Case]) -> list[Found]:
 def _megatron(case: Case) -> Found:
     trainer = BACKEND.open(Plan.of(case.plan), Workload(case.shape, case.seed))
     try:
-        steps = [trainer.train_batch(fed(case, *trainer.data, trainer.accumulation, step)) for step in range(case.steps)]
-        named = {name: weight.numel() for chunk in trainer.chunks for name, weight in chunk.named_parameters()}
+        steps = [
+            trainer.train_batch(fed(case, *trainer.data, trainer.accumulation, step))
+            for step in range(case.steps)
+        ]
+        named = {
+            name: weight.numel()
+            for chunk in trainer.chunks
+            for name, weight in chunk.named_parameters()
+        }
         norms = [step.grad_norm or 0.0 for step in steps]
-        return Found([step.loss for step in steps], norms, dict(trainer.weights()), named, dict(trainer.bytes()))
+        return Found(
+            [step.loss for step in steps],
+            norms,
+            dict(trainer.weights()),
+            named,
+            dict(trainer.bytes()),
+        )
     finally:
         trainer.close()
 
@@ -64,7 +79,13 @@ def _engine(case: Case) -> Found:
     for step in range(case.steps):
         losses.append(engine.train_batch(microbatches(case, engine, step)))
         norms.append(engine.progress.grad_norm)
-    return Found(losses, norms, {name: weight.clone() for name, weight in engine.state_dict()}, {}, engine.bytes())
+    return Found(
+        losses,
+        norms,
+        {name: weight.clone() for name, weight in engine.state_dict()},
+        {},
+        engine.bytes(),
+    )
 
 
 def case_of(shape: Any, **values: Any) -> Case:

@@ -35,13 +35,42 @@ from bridge.translation import lift
 STEPS = 5
 LARGEST = 8_000_000
 SIZES: Mapping[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"), 4),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32
+    ),
+    **dict.fromkeys(
+        (
+            "num_hidden_layers",
+            "n_layer",
+            "num_layers",
+            "encoder_layers",
+            "decoder_layers",
+            "num_decoder_layers",
+        ),
+        4,
+    ),
     **dict.fromkeys(("l_layers", "x_layers", "r_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("attention_heads", "num_key_value_heads", "rotary_dim", "num_conv_pos_embedding_groups"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions"), 64),
+    **dict.fromkeys(
+        (
+            "num_attention_heads",
+            "n_head",
+            "num_heads",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+        ),
+        4,
+    ),
+    **dict.fromkeys(
+        ("attention_heads", "num_key_value_heads", "rotary_dim", "num_conv_pos_embedding_groups"), 4
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
+        64,
+    ),
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions"),
+        64,
+    ),
     **dict.fromkeys(("num_conv_pos_embeddings", "projection_dim", "project_dim"), 16),
     **dict.fromkeys(("vocab_size", "decoder_vocab_size"), 1024),
     "conv_dim": (32,) * 7,
@@ -49,22 +78,54 @@ SIZES: Mapping[str, Any] = {
 }
 MORE: Mapping[str, Mapping[str, Any]] = {
     "ConvNextConfig": {"hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 2, 1]},
-    "ResNetConfig": {"embedding_size": 16, "hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 2, 1]},
+    "ResNetConfig": {
+        "embedding_size": 16,
+        "hidden_sizes": [16, 24, 32, 48],
+        "depths": [1, 1, 2, 1],
+    },
     "SwinConfig": {"embed_dim": 24, "hidden_size": None},
     "AltCLIPConfig": {"text_config": {"max_position_embeddings": 514}},
 }
 """Sizes of models in stages; and a table that has to be longer than the words by two, unless two in a sample are padding."""
 PARTS = ("text_config", "vision_config", "text_config_dict", "vision_config_dict")
 COMMON = (
-    *("--output_dir", "out", "--max_steps", str(STEPS), "--num_train_epochs", "1", "--logging_steps", "1"),
+    *(
+        "--output_dir",
+        "out",
+        "--max_steps",
+        str(STEPS),
+        "--num_train_epochs",
+        "1",
+        "--logging_steps",
+        "1",
+    ),
     *("--use_cpu", "True", "--eval_steps", str(STEPS), "--seq_length"),
 )
 LENGTHS = {"hubert": "1600", "wav2vec2": "1600"}
 """Numbers of a sound, of which convolutions leave few."""
-ALWAYS = ("init.pp", "init.tp", "init.dp", "DynamicGenDataset.mode", "DynamicGenDataset.dataset_size")
+ALWAYS = (
+    "init.pp",
+    "init.tp",
+    "init.dp",
+    "DynamicGenDataset.mode",
+    "DynamicGenDataset.dataset_size",
+)
 """What every example sets."""
-SMALL = ("--per_device_train_batch_size", "2", "--per_device_eval_batch_size", "2", "--gradient_accumulation_steps", "4")
-METHODS = ("get_loss_fn", "prepare_data", "create_optimizer", "create_lr_scheduler", "create_dataloader")
+SMALL = (
+    "--per_device_train_batch_size",
+    "2",
+    "--per_device_eval_batch_size",
+    "2",
+    "--gradient_accumulation_steps",
+    "4",
+)
+METHODS = (
+    "get_loss_fn",
+    "prepare_data",
+    "create_optimizer",
+    "create_lr_scheduler",
+    "create_dataloader",
+)
 CONFIG = re.compile(r"\bconfig = (\w+Config)\(")
 IMPORTS = re.compile(r"^(\s*)(import|from) Merak\b", re.MULTILINE)
 MODEL = re.compile(r"model_name == ['\"]([^'\"]+)['\"]")
@@ -91,20 +152,34 @@ def shrunk(kind: Any) -> Any:
                 whole = getattr(usual, part).to_dict()
                 inner[name] = {**_small({**whole, **(given.get(name) or {})}), **more.get(part, {})}
         values = _within({**given, **sizes, **more, **inner})
-        return kind(**{name: value for name, value in values.items() if value is not None or name not in SIZES})
+        return kind(
+            **{
+                name: value
+                for name, value in values.items()
+                if value is not None or name not in SIZES
+            }
+        )
 
     return make
 
 
 def _small(values: Mapping[str, Any]) -> dict[str, Any]:
-    sizes = {key: size for key, size in SIZES.items() if key in values and not isinstance(values[key], list | tuple)}
+    sizes = {
+        key: size
+        for key, size in SIZES.items()
+        if key in values and not isinstance(values[key], list | tuple)
+    }
     return _within({**values, **sizes})
 
 
 def _within(values: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers of words that are in the vocabulary."""
     most = values.get("vocab_size", SIZES["vocab_size"]) - 1
-    ids = {key: min(value, most) for key, value in values.items() if key.endswith("token_id") and isinstance(value, int)}
+    ids = {
+        key: min(value, most)
+        for key, value in values.items()
+        if key.endswith("token_id") and isinstance(value, int)
+    }
     return {**values, **ids}
 
 
@@ -144,7 +219,11 @@ class Watch:
             (launch, "init", self._init(launch.init)),
             (launch, "set_tp_layer_lists", self._lists(launch.set_tp_layer_lists)),
             (trainer.MerakTrainer, "__init__", self._trainer(trainer.MerakTrainer)),
-            (generated.DynamicGenDataset, "__init__", self._dataset(generated.DynamicGenDataset.__init__)),
+            (
+                generated.DynamicGenDataset,
+                "__init__",
+                self._dataset(generated.DynamicGenDataset.__init__),
+            ),
         ]
 
     def _init(self, real: Any) -> Callable[..., None]:
@@ -224,7 +303,9 @@ class Watch:
         told = {finding.path for finding in trainer.findings}
         axes = {"pp": engine.line.size, "tp": engine.tensor.size, "dp": engine.data.size}
         for axis, number in self.axes.items():
-            self.use(f"init.{axis}").how = f"ranks along an axis: {number}" if axes[axis] == number else ""
+            self.use(f"init.{axis}").how = (
+                f"ranks along an axis: {number}" if axes[axis] == number else ""
+            )
         for name in self.lists:
             self.use(f"set_tp_layer_lists.{name}").how = self._split(engine, name)
         for data, named in self.data:
@@ -243,10 +324,17 @@ class Watch:
             return ""
         if name == "tp_attr_list":
             parts = {part: engine.model.get_submodule(part) for part, _ in self.heads}
-            number = sum(getattr(parts[part], each) * 2 == value for (part, each), value in self.heads.items())
+            number = sum(
+                getattr(parts[part], each) * 2 == value
+                for (part, each), value in self.heads.items()
+            )
             return "numbers of modules are divided" if number else ""
         dimension = {"col_para_list": 0, "row_para_list": 1}.get(name)
-        split = [each for each in engine.parameters if each.split is not None and dimension in (None, each.split)]
+        split = [
+            each
+            for each in engine.parameters
+            if each.split is not None and dimension in (None, each.split)
+        ]
         return "weights are split" if split else ""
 
     def _planned(self, trainer: Any, name: str, value: Any) -> str:
@@ -258,7 +346,9 @@ class Watch:
         plans = []
         for each in (value, None):
             setattr(trainer.args, name, each)
-            config = DIALECT.read({"args": set_arguments(trainer.args), "init": sizes()}, None, engine_ranks(trainer))
+            config = DIALECT.read(
+                {"args": set_arguments(trainer.args), "init": sizes()}, None, engine_ranks(trainer)
+            )
             plans.append(lift(config).values())
         setattr(trainer.args, name, value)
         return "the plan" if plans[0] != plans[1] else ""
@@ -285,12 +375,16 @@ def _sampled(data: Any, sample: Mapping[str, Any], name: str, value: Any) -> str
         return "samples" if any(shape[1:] == (value, value) for shape in shapes) else ""
     if name == "seq_length":
         return "samples" if any(value in shape for shape in shapes) else ""
-    another = KINDS["text_only" if value == "vision_only" else "vision_only"](data, torch.Generator())
+    another = KINDS["text_only" if value == "vision_only" else "vision_only"](
+        data, torch.Generator()
+    )
     kinds = [{key: item.shape for key, item in each.items()} for each in (sample, another)]
     return "samples" if kinds[0] != kinds[1] else ""
 
 
-def ran(rank: int, world: int, path: Path, sizes: Mapping[str, int] | None, flags: Sequence[str]) -> Seen:
+def ran(
+    rank: int, world: int, path: Path, sizes: Mapping[str, int] | None, flags: Sequence[str]
+) -> Seen:
     """One example; `sizes` are taken instead of the script's."""
     from compat.merak.runtime import launch
 
@@ -298,20 +392,27 @@ def ran(rank: int, world: int, path: Path, sizes: Mapping[str, int] | None, flag
     patches = watch.patches()
     held = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     length = LENGTHS.get(path.parent.name, "64")
-    argv, sys.argv = sys.argv, [path.name, *COMMON, length, *flags, "--model_name", _model_name(path)]
+    argv, sys.argv = (
+        sys.argv,
+        [path.name, *COMMON, length, *flags, "--model_name", _model_name(path)],
+    )
     sys.path.insert(0, str(path.parent))
     try:
         for owner, name, value in patches:
             setattr(owner, name, value)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            text = IMPORTS.sub(_changed, CONFIG.sub(r"config = __shrunk(\1)(", path.read_text(encoding="utf-8")))
+            text = IMPORTS.sub(
+                _changed, CONFIG.sub(r"config = __shrunk(\1)(", path.read_text(encoding="utf-8"))
+            )
             module = types.ModuleType(f"merak_{path.stem}")
             module.__dict__.update({"__shrunk": shrunk, "__name__": "__main__"})
             exec(compile(text, str(path), "exec"), module.__dict__)
         watch.judge()
         lines = watch.trainers[0].log_history
-        watch.seen.losses = [line[kind] for line in lines for kind in ("loss", "eval_loss") if kind in line]
+        watch.seen.losses = [
+            line[kind] for line in lines for kind in ("loss", "eval_loss") if kind in line
+        ]
     finally:
         for owner, name, value in held:
             setattr(owner, name, value)
@@ -324,7 +425,11 @@ def ran(rank: int, world: int, path: Path, sizes: Mapping[str, int] | None, flag
 
 def _changed(found: re.Match[str]) -> str:
     indent, word = found.groups()
-    return f"{indent}import compat.merak as Merak" if word == "import" else f"{indent}from compat.merak"
+    return (
+        f"{indent}import compat.merak as Merak"
+        if word == "import"
+        else f"{indent}from compat.merak"
+    )
 
 
 def _model_name(path: Path) -> str:
@@ -335,13 +440,22 @@ def _model_name(path: Path) -> str:
 
 def tried(path: Path, pools: dict[int, Pool]) -> tuple[Seen, dict[str, int]]:
     """An example as it is, else on other ranks: what is seen, and the ranks."""
-    own = {name: int(number) for name, number in re.findall(r"^\s*(pp|tp|dp) = (\d+)", path.read_text(), re.MULTILINE)}
+    own = {
+        name: int(number)
+        for name, number in re.findall(r"^\s*(pp|tp|dp) = (\d+)", path.read_text(), re.MULTILINE)
+    }
     found = Seen()
-    for sizes in (None, {"pp": 1, "tp": own["tp"], "dp": own["pp"] * own["dp"]}, {"pp": 1, "tp": 1, "dp": 2}):
+    for sizes in (
+        None,
+        {"pp": 1, "tp": own["tp"], "dp": own["pp"] * own["dp"]},
+        {"pp": 1, "tp": 1, "dp": 2},
+    ):
         used = sizes or own
         world, first = used["pp"] * used["tp"] * used["dp"], found
         try:
-            found = pools.setdefault(world, Pool(world)).run(ran, path, sizes, SMALL, timeout=300)[0]
+            found = pools.setdefault(world, Pool(world)).run(ran, path, sizes, SMALL, timeout=300)[
+                0
+            ]
         except RankError as error:
             found = Seen(refused=str(error).strip().splitlines()[-1][:300])
         found.unlike = first.unlike or first.refused
@@ -393,12 +507,18 @@ def commands(folder: Path) -> list[tuple[str, str, str]]:
     found = []
     for page in sorted(folder.glob("*/README.md")):
         for command in COMMAND.findall(page.read_text(encoding="utf-8")):
-            text = " ".join(line.partition(" #")[0].strip().rstrip("\\") for line in command.splitlines())
+            text = " ".join(
+                line.partition(" #")[0].strip().rstrip("\\") for line in command.splitlines()
+            )
             words = shlex.split(text)
             script = next(place for place, word in enumerate(words) if word.endswith(".py"))
             for option in re.split(r"(?:^| )--", " ".join(words[script + 1 :]))[1:]:
                 name, _, value = option.replace("=", " ", 1).strip().partition(" ")
-                full = [name] if name in DEFAULTS else [each for each in DEFAULTS if each.startswith(name)]
+                full = (
+                    [name]
+                    if name in DEFAULTS
+                    else [each for each in DEFAULTS if each.startswith(name)]
+                )
                 if len(full) == 1:
                     found.append((page.parent.name, full[0], value or "true"))
     return found
@@ -421,17 +541,28 @@ def _flag(pool: Pool, name: str, value: str) -> Use:
     """What is seen of a flag."""
     value = GIVEN.get(name, value)
     switch = value.lower()
-    another = other(name, switch == "true" if switch in ("true", "false") else _number(value), OTHER)
+    another = other(
+        name, switch == "true" if switch in ("true", "false") else _number(value), OTHER
+    )
     seen = []
     for each in (value, another):
         with tempfile.TemporaryDirectory() as place:
             if name == "resume_from_checkpoint":
-                pool.run(flagged, Path(place), ["--save", "true", "--save_steps", "2", "--output_dir", "saved"], timeout=300)
+                pool.run(
+                    flagged,
+                    Path(place),
+                    ["--save", "true", "--save_steps", "2", "--output_dir", "saved"],
+                    timeout=300,
+                )
             words = [] if each is None else [f"--{name}", *str(each).split()]
             given = [*BESIDE.get(name, ()), *words]
             # Ranks of a pool may not start processes, as loaders do.
             alone = name == "dataloader_num_workers"
-            found = flagged(0, 1, Path(place), given) if alone else pool.run(flagged, Path(place), given, timeout=300)[0]
+            found = (
+                flagged(0, 1, Path(place), given)
+                if alone
+                else pool.run(flagged, Path(place), given, timeout=300)[0]
+            )
             seen.append(found)
     path = f"args.{name}"
     if "refused" in seen[0]:
@@ -454,7 +585,11 @@ def main(folder: Path, chosen: Sequence[str]) -> int:
     torch.set_num_threads(1)
     pools: dict[int, Pool] = {}
     uses: list[Use] = []
-    paths = [path for path in sorted(folder.glob("models/*/run_*.py")) if not chosen or path.parent.name in chosen]
+    paths = [
+        path
+        for path in sorted(folder.glob("models/*/run_*.py"))
+        if not chosen or path.parent.name in chosen
+    ]
     whole = partly = refused = 0
     print("| example | ranks | losses, or why not | not as it is, since |\n|---|---|---|---|")
     for path in paths:
@@ -466,11 +601,17 @@ def main(folder: Path, chosen: Sequence[str]) -> int:
         refused += bool(found.refused)
         partly += bool(found.unlike) and not found.refused
         whole += not found.unlike and not found.refused
-        uses += found.uses.values() if found.uses else [Use(path.parent.name, option) for option in ALWAYS]
+        uses += (
+            found.uses.values()
+            if found.uses
+            else [Use(path.parent.name, option) for option in ALWAYS]
+        )
     for pool in pools.values():
         pool.close()
     apart = [path.parent.name for path in paths if path.parent.name in APART]
-    print(f"\n{whole} run as they are, {partly} on other ranks, {refused} not; apart: {len(apart)} of {len(paths)}")
+    print(
+        f"\n{whole} run as they are, {partly} on other ranks, {refused} not; apart: {len(apart)} of {len(paths)}"
+    )
     for name in apart:
         print(f"- {name}: {APART[name]}")
     table(uses)

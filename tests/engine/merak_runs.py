@@ -54,14 +54,19 @@ def arguments(folder: Path, **more: Any) -> Any:
     return Merak.MerakArguments(output_dir=str(folder), **{**given, **more})
 
 
-def trained(rank: int, world: int, name: str, shape: tuple[int, int, int], folder: Path, **more: Any) -> dict[str, Any]:
+def trained(
+    rank: int, world: int, name: str, shape: tuple[int, int, int], folder: Path, **more: Any
+) -> dict[str, Any]:
     """A script: its losses, norms and rates, its evaluation, and the same steps again from a checkpoint."""
     import compat.merak as Merak
     from compat.merak.core.tensor_parallel.mp_attrs import set_tp_layer_lists
 
     Merak.init(*shape)
     if shape[1] > 1:
-        columns, rows = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"], ["o_proj", "down_proj"]
+        columns, rows = (
+            ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"],
+            ["o_proj", "down_proj"],
+        )
         set_tp_layer_lists(col_para_list=columns, row_para_list=rows, tp_attr_list=["num_heads"])
     args = arguments(folder, save=True, save_steps=2, **more)
     with Merak.init_empty_weights():
@@ -73,7 +78,12 @@ def trained(rank: int, world: int, name: str, shape: tuple[int, int, int], folde
     second = Merak.MerakTrainer(model=small(name, 7).float(), args=args, train_dataset=Rows())
     second.train()
     found = [finding.path for finding in trainer.findings]
-    return {"log": trainer.log_history, "evaluated": evaluated, "resumed": second.log_history, "findings": found}
+    return {
+        "log": trainer.log_history,
+        "evaluated": evaluated,
+        "resumed": second.log_history,
+        "findings": found,
+    }
 
 
 def limited(rank: int, world: int, folder: Path) -> None:
@@ -81,7 +91,9 @@ def limited(rank: int, world: int, folder: Path) -> None:
     import compat.merak as Merak
 
     Merak.init(1, 1, world)
-    args = arguments(folder, save=True, save_steps=2, save_total_limit=1, gradient_accumulation_steps=1)
+    args = arguments(
+        folder, save=True, save_steps=2, save_total_limit=1, gradient_accumulation_steps=1
+    )
     Merak.MerakTrainer(model=small("gpt2").float(), args=args, train_dataset=Rows()).train()
 
 
@@ -92,8 +104,14 @@ def plain(name: str) -> tuple[list[dict[str, float]], float]:
     model, data, log = small(name).float().train(), Rows(), []
     spared = ("bias",)
     groups = [
-        {"params": [w for n, w in model.named_parameters() if not any(s in n for s in spared)], "weight_decay": 0.1},
-        {"params": [w for n, w in model.named_parameters() if any(s in n for s in spared)], "weight_decay": 0.0},
+        {
+            "params": [w for n, w in model.named_parameters() if not any(s in n for s in spared)],
+            "weight_decay": 0.1,
+        },
+        {
+            "params": [w for n, w in model.named_parameters() if any(s in n for s in spared)],
+            "weight_decay": 0.0,
+        },
     ]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, 1, STEPS)
@@ -107,7 +125,14 @@ def plain(name: str) -> tuple[list[dict[str, float]], float]:
             (loss / 2).backward()
             total += float(loss.detach()) / 2
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        log.append({"step": step + 1, "loss": total, "grad_norm": norm, "learning_rate": optimizer.param_groups[0]["lr"]})
+        log.append(
+            {
+                "step": step + 1,
+                "loss": total,
+                "grad_norm": norm,
+                "learning_rate": optimizer.param_groups[0]["lr"],
+            }
+        )
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -118,7 +143,9 @@ def plain(name: str) -> tuple[list[dict[str, float]], float]:
         return log, float(criterion(logits.flatten(0, 1), held.labels.flatten()))
 
 
-def other_kinds(rank: int, world: int, name: str, shape: tuple[int, int, int], folder: Path) -> dict[str, Any]:
+def other_kinds(
+    rank: int, world: int, name: str, shape: tuple[int, int, int], folder: Path
+) -> dict[str, Any]:
     """Four steps of a model that is more than a row of blocks over words, with the samples that Merak makes."""
     from compat.merak.utils.datasets import DynamicGenDataset
     from rows import small as kind
@@ -138,13 +165,19 @@ def other_kinds(rank: int, world: int, name: str, shape: tuple[int, int, int], f
     model.config.num_labels = 2
     mode = "condition" if name == "t5" else "vision_only"
     data = DynamicGenDataset(model.config, mode=mode, dataset_size=16, image_size=32, seq_length=9)
-    data.words = lambda by, most=64, number=None, least=1: torch.randint(least, min(most, 64), (number or 9,), generator=by)
+    data.words = lambda by, most=64, number=None, least=1: torch.randint(
+        least, min(most, 64), (number or 9,), generator=by
+    )
     trainer = Merak.MerakTrainer(model=model, args=arguments(folder), train_dataset=data)
     trainer.train()
     engine = trainer.engine
     split = [each for each in engine.parameters if each.split is not None]
     losses = [line["loss"] for line in trainer.log_history]
-    return {"losses": losses, "split": len(split), "findings": [finding.path for finding in trainer.findings]}
+    return {
+        "losses": losses,
+        "split": len(split),
+        "findings": [finding.path for finding in trainer.findings],
+    }
 
 
 def flagged(rank: int, world: int, folder: Path, words: Sequence[str]) -> dict[str, Any]:
@@ -159,14 +192,20 @@ def flagged(rank: int, world: int, folder: Path, words: Sequence[str]) -> dict[s
     errors = StringIO()
     try:
         Merak.init(world, 1, 1)
-        (args,) = HfArgumentParser(Merak.MerakArguments).parse_args_into_dataclasses([*WORDS, *words])
+        (args,) = HfArgumentParser(Merak.MerakArguments).parse_args_into_dataclasses(
+            [*WORDS, *words]
+        )
         torch.manual_seed(args.seed)
         # Dropout is what the seed decides.
         model = small("gpt2", resid_pdrop=0.1).float()
-        trainer = Merak.MerakTrainer(model=model, args=args, train_dataset=Rows(64), eval_dataset=Rows(4))
+        trainer = Merak.MerakTrainer(
+            model=model, args=args, train_dataset=Rows(64), eval_dataset=Rows(4)
+        )
         with redirect_stderr(errors):
             trainer.train()
-        found["timed"] = len(re.findall(r"^rank \d+: step \d+: [\d.]+ ms", errors.getvalue(), re.MULTILINE))
+        found["timed"] = len(
+            re.findall(r"^rank \d+: step \d+: [\d.]+ ms", errors.getvalue(), re.MULTILINE)
+        )
         found["lines"] = trainer.log_history
         found["stages"] = [[*stage] for stage in trainer.engine.pipeline.layers]
         found["chunks"] = [stage.recomputes for stage in trainer.engine.executor.stages.values()]
@@ -185,7 +224,25 @@ def flagged(rank: int, world: int, folder: Path, words: Sequence[str]) -> dict[s
 
 
 WORDS = (
-    *("--output_dir", "out", "--use_cpu", "True", "--max_steps", str(STEPS), "--num_train_epochs", "1", "--logging_steps", "1"),
-    *("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--learning_rate", "0.01"),
+    *(
+        "--output_dir",
+        "out",
+        "--use_cpu",
+        "True",
+        "--max_steps",
+        str(STEPS),
+        "--num_train_epochs",
+        "1",
+        "--logging_steps",
+        "1",
+    ),
+    *(
+        "--per_device_train_batch_size",
+        "2",
+        "--gradient_accumulation_steps",
+        "2",
+        "--learning_rate",
+        "0.01",
+    ),
 )
 """The command line of a short run; a word that comes later takes the place of one before."""

@@ -62,7 +62,9 @@ def made(kind: str, name: str, folder: Path, pool: Any) -> None:
     elif name == "dcp":
         pool.run(checkpoints.fsdp, replace(task, precision="fp32"))
     elif name == "megatron":
-        parallel = {} if kind == "mixtral" else {"tensor": 2}  # its experts are not split without splitting sequences
+        parallel = (
+            {} if kind == "mixtral" else {"tensor": 2}
+        )  # its experts are not split without splitting sequences
         pool.run(megatron, Launch(kind, parallel, precision="bf16", save=folder))
     else:
         net: Any = checkpoints.model_of(kind)
@@ -72,12 +74,20 @@ def made(kind: str, name: str, folder: Path, pool: Any) -> None:
 def _universal(source: Path, target: Path) -> None:
     from deepspeed.checkpoint import ds_to_universal
 
-    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    options = {
+        "num_extract_workers": 1,
+        "num_merge_workers": 1,
+        "keep_temp_folder": False,
+        "strict": True,
+    }
     place = target / "global_step3_universal"
     with redirect_stdout(StringIO()):
         ds_to_universal.main(
             argparse.Namespace(
-                input_folder=str(source / "global_step3"), output_folder=str(place), inject_missing_state=True, **options
+                input_folder=str(source / "global_step3"),
+                output_folder=str(place),
+                inject_missing_state=True,
+                **options,
             )
         )
     (target / "latest_universal").write_text(place.name)
@@ -86,9 +96,10 @@ def _universal(source: Path, target: Path) -> None:
 def converted(source: Path, to: str, output: Path, config: Path) -> str:
     """Why a conversion was refused; empty if it was not."""
     experts = json.loads(config.read_text())["model_type"] == "mixtral"
-    names = {"megatron": "megatron-local" if experts else "megatron", "hugging face": "huggingface"}.get(
-        to, "transformers" if experts else "huggingface"
-    )
+    names = {
+        "megatron": "megatron-local" if experts else "megatron",
+        "hugging face": "huggingface",
+    }.get(to, "transformers" if experts else "huggingface")
     words = ["checkpoint", "convert", str(source), "--to", *FORMATS[to], "-o", str(output)]
     with redirect_stdout(StringIO()) as out:
         code = command([*words, "--names", names, "--config", str(config), "--json"])
@@ -102,16 +113,32 @@ def lacking(one: Hub, other: Hub, weights_alone: bool) -> Iterator[str]:
             yield f"{name}: weight"
         elif not weights_alone:
             found = other.parameters[name]
-            yield from (f"{name}: {kind}" for kind in held.moments if not _same(held.moments[kind], found.moments.get(kind)))
+            yield from (
+                f"{name}: {kind}"
+                for kind in held.moments
+                if not _same(held.moments[kind], found.moments.get(kind))
+            )
             yield from [f"{name}: step"] if held.step != found.step else []
     if not weights_alone:
-        yield from (f"settings of {name}" for name, own in _settings(one).items() if _settings(other).get(name) != own)
-        yield from (f"{key}: {value}, {there}" for key, value, there in _run(one, other) if value is not None and value != there)
+        yield from (
+            f"settings of {name}"
+            for name, own in _settings(one).items()
+            if _settings(other).get(name) != own
+        )
+        yield from (
+            f"{key}: {value}, {there}"
+            for key, value, there in _run(one, other)
+            if value is not None and value != there
+        )
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether they have the same bits; rows of Megatron's vocabulary that stand for no word are told and left."""
-    if other is None or one.shape[1:] != other.shape[1:] or not 0 <= one.shape[0] - other.shape[0] <= PADDING:
+    if (
+        other is None
+        or one.shape[1:] != other.shape[1:]
+        or not 0 <= one.shape[0] - other.shape[0] <= PADDING
+    ):
         return False
     return torch.equal(one.whole()[: other.shape[0]].float(), other.whole().float())
 
@@ -119,7 +146,11 @@ def _same(one: Any, other: Any) -> bool:
 def _settings(hub: Hub) -> dict[str, Any]:
     """What the optimizer does with each parameter."""
     taken = ("lr", "betas", "eps", "weight_decay")
-    return {name: [group.settings.get(key) for key in taken] for group in hub.groups for name in group.names}
+    return {
+        name: [group.settings.get(key) for key in taken]
+        for group in hub.groups
+        for name in group.names
+    }
 
 
 def _run(one: Hub, other: Hub) -> Iterator[tuple[str, Any, Any]]:
@@ -127,15 +158,25 @@ def _run(one: Hub, other: Hub) -> Iterator[tuple[str, Any, Any]]:
         yield key, getattr(one.where, key), getattr(other.where, key)
     yield "schedule", one.schedule, other.schedule
     yield "scale", one.scale, other.scale
-    yield "client", _kept(one.client), _kept({key: value for key, value in other.client.items() if key in one.client})
+    yield (
+        "client",
+        _kept(one.client),
+        _kept({key: value for key, value in other.client.items() if key in one.client}),
+    )
 
 
 def _kept(client: Mapping[str, Any]) -> str | None:
     """The script's own state; a checkpoint that has no random states says so in Megatron's arguments."""
-    return json.dumps(client, sort_keys=True).replace('"no_save_rng": true', '"no_save_rng": null') if client else None
+    return (
+        json.dumps(client, sort_keys=True).replace('"no_save_rng": true', '"no_save_rng": null')
+        if client
+        else None
+    )
 
 
-def pairs(kind: str, top: Path, pool: Any, tried: tuple[str, ...] = tuple(FORMATS)) -> Iterator[tuple[str, str, str]]:
+def pairs(
+    kind: str, top: Path, pool: Any, tried: tuple[str, ...] = tuple(FORMATS)
+) -> Iterator[tuple[str, str, str]]:
     """Source, target, and what is wrong, for each pair of formats; real checkpoints are made in `top`."""
     config = top / "model" / "config.json"
     checkpoints.config_for(kind).save_pretrained(config.parent)
@@ -160,11 +201,16 @@ def pairs(kind: str, top: Path, pool: Any, tried: tuple[str, ...] = tuple(FORMAT
 def _back(known: Hub, source: str, target: str, there: Path, back: Path, config: Path) -> str:
     alone = target in WEIGHTS_ALONE or source in WEIGHTS_ALONE
     if target in WEIGHTS_ALONE and FORMATS[source][0] in ("deepspeed", "megatron"):
-        found = formats.read_checkpoint(there)  # these cannot be made of weights alone: the way there is held, under the source's names
+        found = formats.read_checkpoint(
+            there
+        )  # these cannot be made of weights alone: the way there is held, under the source's names
         from bridge.state import names
 
         known = names.naming_that_fits(
-            known, "huggingface", None, names.describe_config(compat.load("huggingface").read(json.loads(config.read_text())))
+            known,
+            "huggingface",
+            None,
+            names.describe_config(compat.load("huggingface").read(json.loads(config.read_text()))),
         )
         return "; ".join(lacking(known, found, True))
     problem = converted(there, source, back, config)
@@ -186,7 +232,10 @@ def main() -> int:
             top.mkdir(parents=True, exist_ok=True)
             for source, target, problem in pairs(kind, top, pool):
                 wrong += bool(problem)
-                print(f"{kind}: {source} -> {target}: {problem[:WIDE] or 'all that it can hold'}", flush=True)
+                print(
+                    f"{kind}: {source} -> {target}: {problem[:WIDE] or 'all that it can hold'}",
+                    flush=True,
+                )
     pool.close()
     print(f"{wrong} pairs are wrong")
     return int(wrong > 0)

@@ -49,15 +49,38 @@ JUNK: tuple[Any, ...] = (
     torch.zeros(2),
     torch.Size([3]),
 )
-KINDS = ("byte", "value", "value", "value", "cut", "swap", "gone", "double", "link", "name", "payload", "payload")
+KINDS = (
+    "byte",
+    "value",
+    "value",
+    "value",
+    "cut",
+    "swap",
+    "gone",
+    "double",
+    "link",
+    "name",
+    "payload",
+    "payload",
+)
 MARKER = "executed"
 END = b"PK\x05\x06"
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every collection within a value, and a key of it; an object is the collection of its attributes."""
-    held = value if isinstance(value, dict | list | torch.Tensor | Enum) else getattr(value, "__dict__", None)
-    items = held.items() if isinstance(held, dict) else enumerate(held) if isinstance(held, list) else ()
+    held = (
+        value
+        if isinstance(value, dict | list | torch.Tensor | Enum)
+        else getattr(value, "__dict__", None)
+    )
+    items = (
+        held.items()
+        if isinstance(held, dict)
+        else enumerate(held)
+        if isinstance(held, list)
+        else ()
+    )
     for key, inner in list(items):
         yield held, key
         yield from places(inner)
@@ -92,7 +115,9 @@ def poisoned(path: Path, number: int, marker: Path) -> bool:
         return False
     begin, end = found[number % len(found)]
     with zipfile.ZipFile(BytesIO(content[begin:end])) as archive:
-        info = next((info for info in archive.infolist() if info.filename.endswith("/data.pkl")), None)
+        info = next(
+            (info for info in archive.infolist() if info.filename.endswith("/data.pkl")), None
+        )
     if info is None or info.file_size < len(payload):
         return False
     header = begin + info.header_offset
@@ -131,7 +156,13 @@ def mutate(folder: Path, random: Random) -> str:
         path.rename(elsewhere)
         path.symlink_to(random.choice((elsewhere, Path("/etc/passwd"), Path(path.name), folder)))
     elif kind == "name":
-        path.rename(path.with_name(random.choice((f"x{path.name}", path.name.replace("0", "1"), path.name.replace("1", "2")))))
+        path.rename(
+            path.with_name(
+                random.choice(
+                    (f"x{path.name}", path.name.replace("0", "1"), path.name.replace("1", "2"))
+                )
+            )
+        )
     elif kind == "gone":
         path.unlink()
     elif kind == "cut":
@@ -154,13 +185,26 @@ def valued(path: Path, random: Random) -> bool:
             return True
     if path.name == ".metadata":
         described = pickle.loads(path.read_bytes())
-        with suppress(AttributeError, RuntimeError):  # some of its objects are not saved with something missing
+        with suppress(
+            AttributeError, RuntimeError
+        ):  # some of its objects are not saved with something missing
             if changed(described, random, JUNK):
                 path.write_bytes(pickle.dumps(described))
                 return True
     if path.suffix == ".json":
         found = json.loads(path.read_text())
-        if changed(found, random, (*(value for value in JUNK[:6] if value != JUNK[4]), "../x", "/etc/passwd", [], {}, [[1]])):
+        if changed(
+            found,
+            random,
+            (
+                *(value for value in JUNK[:6] if value != JUNK[4]),
+                "../x",
+                "/etc/passwd",
+                [],
+                {},
+                [[1]],
+            ),
+        ):
             path.write_text(json.dumps(found))
             return True
     if path.suffix == ".safetensors":
@@ -201,14 +245,20 @@ def known(folder: Path) -> tuple[dict[tuple[str, str], torch.Tensor], Any]:
 
 def contents(hub: Hub) -> tuple[dict[tuple[str, str], torch.Tensor], Any]:
     """All tensors, and how far the run is."""
-    return {(name, kind): held.whole() for name, kind, held in hub.tensors()}, (hub.where, hub.schedule, hub.scale, hub.groups)
+    return {(name, kind): held.whole() for name, kind, held in hub.tensors()}, (
+        hub.where,
+        hub.schedule,
+        hub.scale,
+        hub.groups,
+    )
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two checkpoints have the same bits, and are as far."""
     (mine, where), (theirs, there) = one, other
     alike = mine.keys() == theirs.keys() and all(
-        value.dtype == theirs[key].dtype and torch.equal(value.view(-1).view(torch.uint8), theirs[key].view(-1).view(torch.uint8))
+        value.dtype == theirs[key].dtype
+        and torch.equal(value.view(-1).view(torch.uint8), theirs[key].view(-1).view(torch.uint8))
         for key, value in mine.items()
         if value.dim()
     )
@@ -228,17 +278,24 @@ def tried(folder: Path, number: int, scratch: Path) -> str:
         format, place = formats.find_checkpoint(target)
         formats.verify_checkpoint(format, place)
         hub = formats.read_at(format, place)
-        found, doubts = contents(hub), formats.add_doubts(format, place, hub).findings[len(hub.findings) :]
+        found, doubts = (
+            contents(hub),
+            formats.add_doubts(format, place, hub).findings[len(hub.findings) :],
+        )
         plan(hub)
     except BridgeError as error:
         assert not (target / MARKER).exists(), "a payload was executed"
-        assert kind != "payload" or any(word in str(error) for word in SEEN), f"the payload is not named: {error}"
+        assert kind != "payload" or any(word in str(error) for word in SEEN), (
+            f"the payload is not named: {error}"
+        )
         return type(error).__name__
     finally:
         shutil.rmtree(target)
         (scratch / f"{number}.elsewhere").unlink(missing_ok=True)
     assert kind != "payload", "a payload was not seen"
-    bare = any(doubt.path == "checksums" for doubt in doubts)  # no SHA256SUMS, which conversions say
+    bare = any(
+        doubt.path == "checksums" for doubt in doubts
+    )  # no SHA256SUMS, which conversions say
     if kind == "value" or same(found, known(folder)):
         return "accepted"
     if any(doubt.path.startswith("moments.") for doubt in doubts):
@@ -247,13 +304,25 @@ def tried(folder: Path, number: int, scratch: Path) -> str:
     return "unseen"
 
 
-UNSEEN = {"safetensors": ("byte",), "universal": ("swap", "double"), "deepspeed": ("swap", "double")}
+UNSEEN = {
+    "safetensors": ("byte",),
+    "universal": ("swap", "double"),
+    "deepspeed": ("swap", "double"),
+}
 """What a format without checksums of its own does not show; it is counted apart."""
 
 
 def plan(hub: Hub) -> None:
     """Plan it in every format; one that cannot hold it says so."""
-    for name in ("native", "safetensors", "universal", "deepspeed", "dcp", "megatron", "megatron-ranks"):
+    for name in (
+        "native",
+        "safetensors",
+        "universal",
+        "deepspeed",
+        "dcp",
+        "megatron",
+        "megatron-ranks",
+    ):
         with suppress(BridgeError):
             formats.plan_files(formats.format_of_name(name), hub, formats.Wanted())
 
@@ -264,7 +333,9 @@ SEEN = ("posix.system", "SHA256SUMS", "bytes of this file have changed")
 
 def main() -> int:
     """Rounds by hand."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--count", type=int, default=400)
     options = parser.parse_args()

@@ -12,7 +12,9 @@ from dropin_scripts import config_of, module
 from torch import Tensor, nn
 
 LAYERS = (8, 16, 16, 4)
-RULES = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1, "torch_adam": True}}}
+RULES = {
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1, "torch_adam": True}}
+}
 
 
 def below(name: str, path: str) -> Any:
@@ -23,13 +25,21 @@ def below(name: str, path: str) -> Any:
 def layers() -> list[nn.Module]:
     """Layers with the same weights every time."""
     torch.manual_seed(5)
-    return [nn.Linear(LAYERS[0], LAYERS[1]), nn.Tanh(), nn.Linear(LAYERS[1], LAYERS[2]), nn.Tanh(), nn.Linear(*LAYERS[2:])]
+    return [
+        nn.Linear(LAYERS[0], LAYERS[1]),
+        nn.Tanh(),
+        nn.Linear(LAYERS[1], LAYERS[2]),
+        nn.Tanh(),
+        nn.Linear(*LAYERS[2:]),
+    ]
 
 
 def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of a microbatch on a rank."""
     generator = torch.Generator().manual_seed(97 * step + rank)
-    return torch.randn(2, LAYERS[0], generator=generator), torch.randn(2, LAYERS[-1], generator=generator)
+    return torch.randn(2, LAYERS[0], generator=generator), torch.randn(
+        2, LAYERS[-1], generator=generator
+    )
 
 
 def _step(engine: Any, rank: int, step: int, see: Any = lambda: None) -> list[float]:
@@ -49,7 +59,9 @@ def asked(rank: int, world: int, name: str, level: int) -> dict[str, Any]:
     """What a script reads and writes of parameters, gradients and moments while it trains."""
     deepspeed, utils, zero = module(name), below(name, "utils"), module(name).zero
     os.environ["LOCAL_RANK"] = str(rank)
-    engine, optimizer, _, _ = deepspeed.initialize(model=nn.Sequential(*layers()), config=config_of(level, **RULES))
+    engine, optimizer, _, _ = deepspeed.initialize(
+        model=nn.Sequential(*layers()), config=config_of(level, **RULES)
+    )
     weights, seen = list(engine.module.parameters()), dict[str, Any]()
 
     def see() -> None:
@@ -57,7 +69,10 @@ def asked(rank: int, world: int, name: str, level: int) -> dict[str, Any]:
 
     seen["first"] = _step(engine, rank, 0, see)
     seen["masters"] = [utils.safe_get_full_fp32_param(weight).tolist() for weight in weights]
-    moments = {key: [utils.safe_get_full_optimizer_state(weight, key) for weight in weights] for key in ("exp_avg", "exp_avg_sq")}
+    moments = {
+        key: [utils.safe_get_full_optimizer_state(weight, key) for weight in weights]
+        for key in ("exp_avg", "exp_avg_sq")
+    }
     seen["moments"] = {key: [value.tolist() for value in values] for key, values in moments.items()}
 
     def halve() -> None:
@@ -75,15 +90,25 @@ def asked(rank: int, world: int, name: str, level: int) -> dict[str, Any]:
             seen["changed"] = weights[3].detach().tolist()
         seen["facts"] = [(tuple(weight.ds_shape), weight.ds_numel) for weight in weights]
         whole = engine._zero3_consolidated_16bit_state_dict()
-        seen["state"] = None if whole is None else {key: value.tolist() for key, value in whole.items()}
+        seen["state"] = (
+            None if whole is None else {key: value.tolist() for key, value in whole.items()}
+        )
     for group in optimizer.param_groups:
         group["lr"] = 0.002
     seen["third"] = _step(engine, rank, 2)
-    seen["module"] = (isinstance(engine, nn.Module), [key for key, _ in engine.named_parameters()], engine.training)
+    seen["module"] = (
+        isinstance(engine, nn.Module),
+        [key for key, _ in engine.named_parameters()],
+        engine.training,
+    )
     engine.eval()
     if level < 3:  # where DeepSpeed forgets at the next step what `GatheredParameters` changed
         seen["evaluated"] = (engine.module.training, engine(batch_of(0, rank)[0]).tolist())
-    seen["asked"] = (engine.get_lr(), engine.optimizer_name(), engine.zero_gather_16bit_weights_on_model_save())
+    seen["asked"] = (
+        engine.get_lr(),
+        engine.optimizer_name(),
+        engine.zero_gather_16bit_weights_on_model_save(),
+    )
     return seen
 
 
@@ -100,19 +125,36 @@ def said(rank: int, world: int, name: str, folder: Path) -> dict[str, Any]:
     whole = torch.zeros(world)
     dist.all_gather_into_tensor(whole, total + rank)
     dist.barrier()
-    names = ("is_synchronized_device", "device_name", "current_device_name", "is_available", "is_bf16_supported", "device_count")
+    names = (
+        "is_synchronized_device",
+        "device_name",
+        "current_device_name",
+        "is_available",
+        "is_bf16_supported",
+        "device_count",
+    )
     loader = utils.RepeatingLoader([1, 2])
     checkpointing = below(name, "checkpointing") if name != "deepspeed" else deepspeed.checkpointing
     weight = torch.ones(3, requires_grad=True)
-    checkpointing.checkpoint(lambda value: (value * weight).sin(), torch.ones(3, requires_grad=True)).sum().backward()
+    checkpointing.checkpoint(
+        lambda value: (value * weight).sin(), torch.ones(3, requires_grad=True)
+    ).sum().backward()
     config = folder / f"{name}{rank}.json"
-    config.write_text('{"train_batch_size": 8, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW"}}')
+    config.write_text(
+        '{"train_batch_size": 8, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW"}}'
+    )
     read = deepspeed.DeepSpeedConfig(str(config))
     model = nn.Linear(2, 2)
     return {
-        "ranks": (dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), dist.is_initialized()),
+        "ranks": (
+            dist.get_rank(),
+            dist.get_world_size(),
+            dist.get_local_rank(),
+            dist.is_initialized(),
+        ),
         "values": (float(total), [float(part) for part in parts], whole.tolist()),
-        "accelerator": [getattr(accelerator, each)() for each in names] + [accelerator.on_accelerator(total)],
+        "accelerator": [getattr(accelerator, each)() for each in names]
+        + [accelerator.on_accelerator(total)],
         "backend": accelerator.communication_backend_name() in ("gloo", "ccl"),
         "repeated": [next(loader) for _ in range(5)],
         "gradient": weight.grad.tolist() if weight.grad is not None else None,
@@ -123,17 +165,24 @@ def said(rank: int, world: int, name: str, folder: Path) -> dict[str, Any]:
             read.optimizer_name,
         ),
         "zero": (read.zero_enabled, read.zero_optimization_stage, read.gradient_clipping),
-        "copied": {key: value.tolist() == model.state_dict()[key].tolist() for key, value in _cloned(name, model).items()},
+        "copied": {
+            key: value.tolist() == model.state_dict()[key].tolist()
+            for key, value in _cloned(name, model).items()
+        },
         "schedules": below(name, "runtime.lr_schedules").VALID_LR_SCHEDULES,
         "moved": [
             type(item).__name__
-            for item in below(name, "runtime.utils").move_to_device([total, (total, {"a": total})], "cpu", torch.is_tensor)
+            for item in below(name, "runtime.utils").move_to_device(
+                [total, (total, {"a": total})], "cpu", torch.is_tensor
+            )
         ],
     }
 
 
 def _cloned(name: str, model: nn.Module) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = below(name, "checkpoint.utils").clone_tensors_for_torch_save(model.state_dict())
+    found: dict[str, Tensor] = below(name, "checkpoint.utils").clone_tensors_for_torch_save(
+        model.state_dict()
+    )
     return found
 
 
@@ -167,14 +216,20 @@ def piped(rank: int, world: int, name: str, stages: int) -> dict[str, Any]:
         pipe.LayerSpec(_Seeded, LAYERS[2], size),
         pipe.TiedLayerSpec("ends", Scaled, size, forward_fn=_back),
     ]
-    model = pipe.PipelineModule(specs, num_stages=stages, loss_fn=nn.MSELoss(), partition_method="uniform")
+    model = pipe.PipelineModule(
+        specs, num_stages=stages, loss_fn=nn.MSELoss(), partition_method="uniform"
+    )
     config = config_of(0, gradient_clipping=0, **RULES)
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config
+    )
     group = rank // stages if name == "deepspeed" else engine.native.data.index
     losses = []
     for step in range(3):
         batches = [batch_of(2 * step + micro, group) for micro in range(2)]
-        losses.append(float(engine.train_batch(iter([(inputs, inputs.roll(1, 1)) for inputs, _ in batches]))))
+        losses.append(
+            float(engine.train_batch(iter([(inputs, inputs.roll(1, 1)) for inputs, _ in batches])))
+        )
     return {"losses": losses, "steps": engine.global_steps, "lr": engine.get_lr()}
 
 
@@ -210,7 +265,12 @@ def early(rank: int, world: int) -> tuple[Any, ...]:
     engine.set_gradient_accumulation_boundary(True)
     engine.backward(engine(torch.ones(1, 2)).sum())
     engine.step()
-    return loaded, engine.module[0].weight.detach().tolist(), engine.global_steps, engine.was_step_applied()
+    return (
+        loaded,
+        engine.module[0].weight.detach().tolist(),
+        engine.global_steps,
+        engine.was_step_applied(),
+    )
 
 
 def refused(rank: int, world: int) -> list[str]:
@@ -237,6 +297,8 @@ def refused(rank: int, world: int) -> list[str]:
     engine.eval()
     with torch.no_grad():
         found.append(str(bool(torch.equal(engine.module(inputs), engine(inputs)))))
-    engine.load_module_state_dict({key: value * 0 + 2 for key, value in engine.module_state_dict().items()})
+    engine.load_module_state_dict(
+        {key: value * 0 + 2 for key, value in engine.module_state_dict().items()}
+    )
     found.append(str({float(value.mean()) for value in engine.module_state_dict().values()}))
     return found

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -58,7 +63,10 @@ def losses(rank: int, world: int, name: str, task: Task) -> list[float]:
     shares = name not in WHOLE_BATCH
     step, found = BUILDERS[name](task), []
     for number in range(task.steps):
-        loss = torch.as_tensor(step(*batch_of(task, number, rank * shares, world if shares else 1)), dtype=torch.float64)
+        loss = torch.as_tensor(
+            step(*batch_of(task, number, rank * shares, world if shares else 1)),
+            dtype=torch.float64,
+        )
         dist.all_reduce(loss)
         found.append(loss.item() / world)
     return found
@@ -66,8 +74,13 @@ def losses(rank: int, world: int, name: str, task: Task) -> list[float]:
 
 def native(task: Task, **values: Any) -> Step:
     """The engine; `values` are plan values, with two underscores for a dot."""
-    settings = {f"optimizer.{name}": getattr(task, name) for name in ("lr", "betas", "eps", "weight_decay", "clip")}
-    plan = Plan.of({**settings, **{name.replace("__", "."): value for name, value in values.items()}})
+    settings = {
+        f"optimizer.{name}": getattr(task, name)
+        for name in ("lr", "betas", "eps", "weight_decay", "clip")
+    }
+    plan = Plan.of(
+        {**settings, **{name.replace("__", "."): value for name, value in values.items()}}
+    )
     engine = initialize(GPT(task.shape), plan, mean_cross_entropy)
     return lambda tokens, targets: engine.train_batch([(tokens, targets)])
 
@@ -130,7 +143,10 @@ def _clip(kinds: Mapping[bool, list[nn.Parameter]], clip: float) -> None:
     norms = [_whole(nn.utils.get_total_norm(_gradients(weights))) for weights in kinds.values()]
     norm = torch.stack(norms).norm()
     for weights in kinds.values():
-        torch._foreach_mul_([_local(gradient) for gradient in _gradients(weights)], (clip / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(
+            [_local(gradient) for gradient in _gradients(weights)],
+            (clip / (norm + 1e-6)).clamp(max=1.0),
+        )
 
 
 def _gradients(weights: Iterable[nn.Parameter]) -> list[Tensor]:
@@ -162,7 +178,9 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _adamw(task: Task, groups: Iterable[list[nn.Parameter]]) -> torch.optim.Optimizer:
-    settings: dict[str, Any] = {name: getattr(task, name) for name in ("lr", "betas", "eps", "weight_decay")}
+    settings: dict[str, Any] = {
+        name: getattr(task, name) for name in ("lr", "betas", "eps", "weight_decay")
+    }
     return torch.optim.AdamW([{"params": group} for group in groups], fused=True, **settings)
 
 
@@ -170,7 +188,11 @@ def deepspeed(task: Task, level: int, **adam: Any) -> Step:
     """Real DeepSpeed with ZeRO at `level`; `adam` adds to the optimizer's parameters."""
     ds = real_deepspeed()
     ranks = dist.get_world_size()
-    settings = {name: value for name, value in asdict(task).items() if name in ("lr", "betas", "eps", "weight_decay")}
+    settings = {
+        name: value
+        for name, value in asdict(task).items()
+        if name in ("lr", "betas", "eps", "weight_decay")
+    }
     config = {
         "train_micro_batch_size_per_gpu": task.batch // ranks,
         "gradient_accumulation_steps": 1,
@@ -179,7 +201,9 @@ def deepspeed(task: Task, level: int, **adam: Any) -> Step:
         "gradient_clipping": task.clip,
     }
     model = GPT(task.shape)
-    engine, *_ = ds.initialize(model=model, model_parameters=model.parameters(), config=config, dist_init_required=False)
+    engine, *_ = ds.initialize(
+        model=model, model_parameters=model.parameters(), config=config, dist_init_required=False
+    )
     assert engine.zero_optimization_stage() == level
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -214,8 +238,13 @@ MICROBATCHES = 8
 def native_piped(task: Task, **values: Any) -> Step:
     """The engine with two pipeline ranks."""
     given = {"parallel__pipeline": 2, "batch__accumulation": MICROBATCHES, **values}
-    settings = {f"optimizer.{name}": getattr(task, name) for name in ("lr", "betas", "eps", "weight_decay", "clip")}
-    plan = Plan.of({**settings, **{name.replace("__", "."): value for name, value in given.items()}})
+    settings = {
+        f"optimizer.{name}": getattr(task, name)
+        for name in ("lr", "betas", "eps", "weight_decay", "clip")
+    }
+    plan = Plan.of(
+        {**settings, **{name.replace("__", "."): value for name, value in given.items()}}
+    )
     engine = initialize(GPT(task.shape), plan, mean_cross_entropy)
     return lambda tokens, targets: engine.train_batch(_microbatches(tokens, targets))
 
@@ -233,11 +262,17 @@ def torch_piped(task: Task) -> Step:
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
-        schedule.step(*(() if rank else (tokens,)), **({"target": targets, "losses": losses} if rank else {}))
+        schedule.step(
+            *(() if rank else (tokens,)), **({"target": targets, "losses": losses} if rank else {})
+        )
         squares = nn.utils.get_total_norm(_gradients(weights)).double().square()
-        agreed = torch.stack([squares, torch.stack(losses).double().mean() if rank else squares.new_zeros(())]).detach()
+        agreed = torch.stack(
+            [squares, torch.stack(losses).double().mean() if rank else squares.new_zeros(())]
+        ).detach()
         dist.all_reduce(agreed)
-        torch._foreach_mul_(_gradients(weights), float((task.clip / (agreed[0].sqrt() + 1e-6)).clamp(max=1.0)))
+        torch._foreach_mul_(
+            _gradients(weights), float((task.clip / (agreed[0].sqrt() + 1e-6)).clamp(max=1.0))
+        )
         optimizer.step()
         optimizer.zero_grad()
         return agreed[1]
@@ -250,7 +285,11 @@ def deepspeed_piped(task: Task, **adam: Any) -> Step:
     ds = real_deepspeed()
     from deepspeed.pipe import PipelineModule
 
-    settings = {name: value for name, value in asdict(task).items() if name in ("lr", "betas", "eps", "weight_decay")}
+    settings = {
+        name: value
+        for name, value in asdict(task).items()
+        if name in ("lr", "betas", "eps", "weight_decay")
+    }
     config = {
         "train_micro_batch_size_per_gpu": task.batch // MICROBATCHES,
         "gradient_accumulation_steps": MICROBATCHES,
@@ -259,9 +298,13 @@ def deepspeed_piped(task: Task, **adam: Any) -> Step:
         "gradient_clipping": task.clip,
         "steps_per_print": 10**9,
     }
-    net = PipelineModule(list(GPT(task.shape)), num_stages=2, loss_fn=_loss, partition_method="uniform")
+    net = PipelineModule(
+        list(GPT(task.shape)), num_stages=2, loss_fn=_loss, partition_method="uniform"
+    )
     weights = [weight for weight in net.parameters() if weight.requires_grad]
-    engine, *_ = ds.initialize(model=net, model_parameters=weights, config=config, dist_init_required=False)
+    engine, *_ = ds.initialize(
+        model=net, model_parameters=weights, config=config, dist_init_required=False
+    )
     return lambda tokens, targets: engine.train_batch(iter(_microbatches(tokens, targets)))
 
 
@@ -277,7 +320,10 @@ BUILDERS: Mapping[str, Builder] = {
     "fsdp2": partial(fsdp, reshard=True),
     "fsdp2 whole until backward": partial(fsdp, reshard=False),
     "dtensor": dtensor,
-    **{f"deepspeed zero {level}": partial(deepspeed, level=level, torch_adam=True) for level in range(4)},
+    **{
+        f"deepspeed zero {level}": partial(deepspeed, level=level, torch_adam=True)
+        for level in range(4)
+    },
     "native 1f1b": native_piped,
     "native zero bubble": partial(native_piped, schedule__name="zero_bubble_v", zero__stage=3),
     "torch 1f1b": torch_piped,

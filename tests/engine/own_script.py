@@ -26,7 +26,9 @@ def main() -> None:
     """Three steps, and no word to the engine that they were the last."""
     atexit.register(say)  # registered before the engine's own, it runs after that
     plan = Plan.of({"zero.stage": 2, "batch.accumulation": 2})
-    engine = bridge.engine.initialize([nn.Linear(4, 4), nn.Linear(4, 4)], plan, nn.functional.mse_loss)
+    engine = bridge.engine.initialize(
+        [nn.Linear(4, 4), nn.Linear(4, 4)], plan, nn.functional.mse_loss
+    )
     for _ in range(3):
         engine.train_batch([(torch.randn(2, 4), torch.randn(2, 4)) for _ in range(2)])
 

@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from runs import SHAPE, Case, Outcome, distance, global_batch, microbatches, model_of, plain, trained
+from runs import (
+    SHAPE,
+    Case,
+    Outcome,
+    distance,
+    global_batch,
+    microbatches,
+    model_of,
+    plain,
+    trained,
+)
 from torch import Tensor
 
 import compat
@@ -48,8 +58,16 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"schedule.name": "gpipe"},
     "1f1b": {"schedule.name": "1f1b"},
     "interleaved": {"schedule.name": "interleaved_1f1b", "schedule.virtual": 2},
-    "groups of five": {"schedule.name": "interleaved_1f1b", "schedule.virtual": 2, "schedule.group": 5},
-    "breadth first": {"schedule.name": "looped_bfs", "stages.layers_per_stage": 1, "schedule.depth_first": 2},
+    "groups of five": {
+        "schedule.name": "interleaved_1f1b",
+        "schedule.virtual": 2,
+        "schedule.group": 5,
+    },
+    "breadth first": {
+        "schedule.name": "looped_bfs",
+        "stages.layers_per_stage": 1,
+        "schedule.depth_first": 2,
+    },
     "zero bubble": {"schedule.name": "zero_bubble", "schedule.virtual": 2},
     "zero bubble, one stage": {"schedule.name": "zero_bubble"},
     "zero bubble v": {"schedule.name": "zero_bubble_v"},
@@ -57,7 +75,12 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "pre-recompute": {"schedule.name": "pre_recompute_1f1b", **FULL},
     "last no recompute": {"schedule.name": "last_no_recompute_1f1b", **FULL},
     "critical path": {"schedule.name": "shifted_critical_path", **FULL},
-    "1f1b, recomputed": {"schedule.name": "1f1b", **FULL, "recompute.layers": 2, "stages.layers_per_stage": 4},
+    "1f1b, recomputed": {
+        "schedule.name": "1f1b",
+        **FULL,
+        "recompute.layers": 2,
+        "stages.layers_per_stage": 4,
+    },
 }
 """Schedules and what else a plan needs for them."""
 MESHES: Mapping[str, Mapping[str, Any]] = {
@@ -65,7 +88,10 @@ MESHES: Mapping[str, Mapping[str, Any]] = {
     "pp4": {"parallel.pipeline": 4},
     "pp2 tp2": {"parallel.pipeline": 2, "parallel.tensor": 2, "parallel.sequence": True},
 }
-BUFFERS: Mapping[str, Mapping[str, Any]] = {"one buffer": {"zero.weight_buffers": 1, "zero.grad_buffers": 1}, "all buffers": {}}
+BUFFERS: Mapping[str, Mapping[str, Any]] = {
+    "one buffer": {"zero.weight_buffers": 1, "zero.grad_buffers": 1},
+    "all buffers": {},
+}
 
 
 def combinations() -> Iterator[tuple[str, Case]]:
@@ -78,7 +104,14 @@ def combinations() -> Iterator[tuple[str, Case]]:
         if name == "1f1b, recomputed" and mesh == "pp4":
             schedule = {**schedule, "stages.layers_per_stage": 2}
         microbatch_number = 10 if name == "groups of five" else 8
-        values = {**SGD, **sizes, **schedule, **counts, "zero.stage": level, "batch.accumulation": microbatch_number}
+        values = {
+            **SGD,
+            **sizes,
+            **schedule,
+            **counts,
+            "zero.stage": level,
+            "batch.accumulation": microbatch_number,
+        }
         batch = microbatch_number * 2
         yield f"{name}; {mesh}; ZeRO {level}, {buffers}", Case(values, DEEP, batch=batch)
 
@@ -112,7 +145,9 @@ def piped(rank: int, world: int, case: Case) -> Run:
             losses.append(engine.train_batch(list(microbatches(case, engine, step))))
         actions = [event for event in events if ACTION.fullmatch(event)]
         norms.append(engine.progress.grad_norm)
-        traffic = {name: (found.count, found.bytes) for name, found in engine.comm.ledger.totals.items()}
+        traffic = {
+            name: (found.count, found.bytes) for name, found in engine.comm.ledger.totals.items()
+        }
         after = {name: weight.clone() for name, weight in engine.state_dict()}
         gradients.append({name: (before[name] - after[name]) / RATE for name in after})
         before = after
@@ -145,8 +180,16 @@ def alone(case: Case) -> Run:
         total, count = sum_cross_entropy(model(inputs), targets)
         model.zero_grad()
         torch.autograd.backward(total / count)
-        found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
-        norms.append(float(torch.stack([gradient.square().sum() for gradient in found.values()]).sum().sqrt()))
+        found = {
+            name: weight.grad.clone()
+            for name, weight in model.named_parameters()
+            if weight.grad is not None
+        }
+        norms.append(
+            float(
+                torch.stack([gradient.square().sum() for gradient in found.values()]).sum().sqrt()
+            )
+        )
         losses.append(float(total.detach() / count))
         gradients.append(found)
         with torch.no_grad():
@@ -164,15 +207,25 @@ def error(runs: list[Run], expected: Run) -> float:
     numbers = [
         abs(found / wanted - 1)
         for run in runs
-        for found, wanted in zip(run.losses + run.norms, expected.losses + expected.norms, strict=True)
+        for found, wanted in zip(
+            run.losses + run.norms, expected.losses + expected.norms, strict=True
+        )
     ]
-    steps = [distance(found, wanted) for found, wanted in zip(runs[0].gradients, expected.gradients, strict=True)]
+    steps = [
+        distance(found, wanted)
+        for found, wanted in zip(runs[0].gradients, expected.gradients, strict=True)
+    ]
     return max(numbers + steps)
 
 
 def rounded(case: Case, compute: str) -> Case:
     """The case in another number format: five steps of AdamW from the same weights."""
-    return replace(case, plan={**case.plan, **ADAMW, "precision.compute": compute}, dtype=torch.float32, steps=5)
+    return replace(
+        case,
+        plan={**case.plan, **ADAMW, "precision.compute": compute},
+        dtype=torch.float32,
+        steps=5,
+    )
 
 
 @cache
@@ -195,16 +248,22 @@ def excess(outcomes: list[Outcome], case: Case) -> float:
 
 def _apart(one: Outcome, other: Outcome) -> float:
     """The largest relative distance of two runs' losses."""
-    return max(abs(found / wanted - 1) for found, wanted in zip(one.losses, other.losses, strict=True))
+    return max(
+        abs(found / wanted - 1) for found, wanted in zip(one.losses, other.losses, strict=True)
+    )
 
 
-def resumed(rank: int, world: int, first: Case, second: Case, folder: Path) -> tuple[list[float], list[float]]:
+def resumed(
+    rank: int, world: int, first: Case, second: Case, folder: Path
+) -> tuple[list[float], list[float]]:
     """Losses of steps two and three: trained on with `first`, and read back into `second`, another layout and seed."""
     engine = initialize(model_of(first), Plan.of(first.plan), mean_cross_entropy, seed=11)
     engine.train_batch(list(microbatches(first, engine, 0)))
     engine.save_checkpoint(folder)
     expected = [engine.train_batch(list(microbatches(first, engine, step))) for step in (1, 2)]
-    other = initialize(model_of(replace(second, seed=99)), Plan.of(second.plan), mean_cross_entropy, seed=12)
+    other = initialize(
+        model_of(replace(second, seed=99)), Plan.of(second.plan), mean_cross_entropy, seed=12
+    )
     other.load_checkpoint(folder)
     return expected, [other.train_batch(list(microbatches(second, other, step))) for step in (1, 2)]
 
@@ -224,7 +283,9 @@ def overflowed(rank: int, world: int, case: Case) -> tuple[list[float], int, boo
     plain, scales, same = engine.loss_fn, [], False
     for step in range(3):
         bad = step == 1 and engine.data.index == engine.data.size - 1
-        engine.loss_fn = (lambda output, targets: plain(output, targets) * torch.inf) if bad else plain
+        engine.loss_fn = (
+            (lambda output, targets: plain(output, targets) * torch.inf) if bad else plain
+        )
         before = {name: weight.clone() for name, weight in engine.state_dict()}
         engine.train_batch(list(microbatches(case, engine, step)))
         scales.append(engine.scaler.scale)
@@ -233,7 +294,9 @@ def overflowed(rank: int, world: int, case: Case) -> tuple[list[float], int, boo
     return scales, engine.progress.skipped, same
 
 
-def unequal(rank: int, world: int, values: Mapping[str, Any], variable: bool) -> tuple[list[float], list[float]]:
+def unequal(
+    rank: int, world: int, values: Mapping[str, Any], variable: bool
+) -> tuple[list[float], list[float]]:
     """Losses with microbatches of unequal lengths, through pipelines and alone."""
     lengths = [(4, 6, 3, 5), (6, 6, 2, 4)]
     case = Case({**SGD, **values})
@@ -242,7 +305,10 @@ def unequal(rank: int, world: int, values: Mapping[str, Any], variable: bool) ->
     model, losses, expected = model_of(case), [], []
     for step, sizes in enumerate(lengths):
         inputs, targets = global_batch(case, step)
-        parts = [(inputs[2 * row : 2 * row + 2, :size], targets[2 * row : 2 * row + 2, :size]) for row, size in enumerate(sizes)]
+        parts = [
+            (inputs[2 * row : 2 * row + 2, :size], targets[2 * row : 2 * row + 2, :size])
+            for row, size in enumerate(sizes)
+        ]
         losses.append(engine.train_batch(parts))
         found = [sum_cross_entropy(model(part), goal) for part, goal in parts]
         total = torch.stack([part for part, _ in found]).sum() / sum(count for _, count in found)
@@ -303,12 +369,19 @@ def peaks(rank: int, world: int, values: Mapping[str, Any], stages: int) -> tupl
     return planned, counted[0], Kept.most
 
 
-def from_file(rank: int, world: int, path: Path, one: bool = False) -> tuple[list[str], list[float]]:
+def from_file(
+    rank: int, world: int, path: Path, one: bool = False
+) -> tuple[list[str], list[float]]:
     """Train what a recipe on disk says on the model that it describes, or with `one` without its pipeline: this rank's layers,
     and the losses.
     """
     plan = lift(compat.load("automodel").read(path, world_size=2))
-    single = {"parallel.pipeline": None, "stages.boundaries": None, "stages.rule": None, "schedule.virtual": None}
+    single = {
+        "parallel.pipeline": None,
+        "stages.boundaries": None,
+        "stages.rule": None,
+        "schedule.virtual": None,
+    }
     shape = Architecture.of(plan.model.model_copy(update={"vocab": 256, "sequence": 8}))
     training = Training.of(Plan.of({**plan.values(), **(single if one else {})}), shape)
     engine = training.engine
@@ -355,13 +428,18 @@ def main(compute: str = "", part: str = "") -> None:
                     errors[name] = measured(pool, case, each)
                 except Exception as problem:
                     errors[name] = float("inf")
-                    print(f"{each}; {name}: FAILED {type(problem).__name__} {str(problem)[-600:]}", flush=True)
+                    print(
+                        f"{each}; {name}: FAILED {type(problem).__name__} {str(problem)[-600:]}",
+                        flush=True,
+                    )
         for name, found in errors.items():
             if 1 < found < float("inf"):
                 print(f"{each}; {name}: {found:.2g} of what is allowed", flush=True)
         worst = max(worst, *errors.values())
         seconds = time.perf_counter() - start
-        print(f"{each}: {len(errors)} combinations, largest error {max(errors.values()):.2g} of what is allowed, {seconds:.0f} s")
+        print(
+            f"{each}: {len(errors)} combinations, largest error {max(errors.values()):.2g} of what is allowed, {seconds:.0f} s"
+        )
     pool.close()
     sys.exit(worst > 1)
 

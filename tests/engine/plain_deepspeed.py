@@ -31,7 +31,9 @@ def initialize(
     training_data: Any = None,
 ) -> tuple[Any, Any, Any, Any]:
     """Model, optimizer and scheduler in one loop."""
-    taken = list(model_parameters or [weight for weight in model.parameters() if weight.requires_grad])
+    taken = list(
+        model_parameters or [weight for weight in model.parameters() if weight.requires_grad]
+    )
     if optimizer is None:
         given = dict(config["optimizer"]["params"])
         given.pop("torch_adam", None)
@@ -49,9 +51,16 @@ def initialize(
 class Engine(nn.Module):
     """The loop of plain torch: gradients add up over microbatches, are clipped, and the optimizer takes a step."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, scheduler: Any, config: dict[str, Any], data: Any) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Any, scheduler: Any, config: dict[str, Any], data: Any
+    ) -> None:
         super().__init__()
-        self.module, self.optimizer, self.lr_scheduler, self.training_dataloader = model, optimizer, scheduler, data
+        self.module, self.optimizer, self.lr_scheduler, self.training_dataloader = (
+            model,
+            optimizer,
+            scheduler,
+            data,
+        )
         self.clip = config.get("gradient_clipping") or torch.inf
         self.number = config["train_batch_size"] // config["train_micro_batch_size_per_gpu"]
         self.micro = self.turn = self.global_steps = 0
@@ -148,10 +157,15 @@ class Engine(nn.Module):
         """Nothing: there is one process."""
         return nullcontext()
 
-    def save_checkpoint(self, folder: Path, tag: str | None = None, client_state: Any = None) -> None:
+    def save_checkpoint(
+        self, folder: Path, tag: str | None = None, client_state: Any = None
+    ) -> None:
         """What a resume needs, as torch saves it."""
         parts = (self.module, self.optimizer, *([self.lr_scheduler] if self.lr_scheduler else []))
-        torch.save([[part.state_dict() for part in parts], self.global_steps, client_state], Path(folder) / "plain.pt")
+        torch.save(
+            [[part.state_dict() for part in parts], self.global_steps, client_state],
+            Path(folder) / "plain.pt",
+        )
 
     def load_checkpoint(self, folder: Path, tag: str | None = None) -> tuple[Path, Any]:
         """Continue from there."""
@@ -174,10 +188,14 @@ def _set_grad(weight: nn.Parameter, value: torch.Tensor) -> None:
 zero = SimpleNamespace(GatheredParameters=_gathered, Init=_gathered)
 utils = SimpleNamespace(safe_get_full_grad=lambda weight: weight.grad, safe_set_full_grad=_set_grad)
 checkpointing = SimpleNamespace(
-    checkpoint=lambda run, *given: checkpoint(run, *given, use_reentrant=True), configure=lambda *_, **__: None
+    checkpoint=lambda run, *given: checkpoint(run, *given, use_reentrant=True),
+    configure=lambda *_, **__: None,
 )
 comm = SimpleNamespace(
-    all_reduce=lambda tensor, **_: None, get_rank=lambda: 0, get_world_size=lambda: 1, barrier=lambda: None
+    all_reduce=lambda tensor, **_: None,
+    get_rank=lambda: 0,
+    get_world_size=lambda: 1,
+    barrier=lambda: None,
 )
 
 

@@ -33,7 +33,14 @@ from bridge.trace.run import TracedRun
 
 VOCAB, WIDTH, TOKENS, BATCH, STEPS, AT = 29, 16, 8, 8, 3, 2
 """The last is the step in which a fault strikes that is not there from the start."""
-LOGS = Debug(layer_outputs=9, layer_gradients=9, param_init=9, all_param_gradients=9, param_update=9, tensor_parallel=True)
+LOGS = Debug(
+    layer_outputs=9,
+    layer_gradients=9,
+    param_init=9,
+    all_param_gradients=9,
+    param_update=9,
+    tensor_parallel=True,
+)
 
 
 class Block(nn.Module):
@@ -41,14 +48,25 @@ class Block(nn.Module):
 
     def __init__(self, owner: Sequence[Any], causal: bool = True) -> None:
         super().__init__()
-        self.norm1, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm2, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm1, self.qkv, self.out = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.norm2, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
         self.drop = nn.Dropout(owner[0])
         self.causal = causal
 
     def attend(self, stream: Tensor) -> Tensor:
         """Two heads."""
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(self.norm1(stream)).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (2, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm1(stream)).chunk(3, -1)
+        )
         found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -114,7 +132,9 @@ class Loop:
         output.float().flatten(0, 1), targets.flatten()
     )
     build: Callable[[Loop], nn.Module] = lambda loop: Small(loop.dropout).to(loop.dtype)
-    group: Callable[[Loop], Any] = lambda loop: [weight for weight in loop.model.parameters() if weight.requires_grad]
+    group: Callable[[Loop], Any] = lambda loop: [
+        weight for weight in loop.model.parameters() if weight.requires_grad
+    ]
     kind: Any = torch.optim.AdamW
     settings: dict[str, Any] = field(default_factory=lambda: {"eps": 1e-3})
     step: Callable[[Loop, int], None] = STEP
@@ -141,17 +161,24 @@ class Loop:
         tokens = torch.randint(VOCAB, (BATCH, TOKENS + 1), generator=generator)
         rank = 0 if self.alike else self.rank
         parts = tokens.chunk(self.passes * self.world)
-        return [(part[:, :-1], part[:, 1:]) for part in (parts[place * self.world + rank] for place in range(self.passes))]
+        return [
+            (part[:, :-1], part[:, 1:])
+            for part in (parts[place * self.world + rank] for place in range(self.passes))
+        ]
 
     def optimise(self) -> None:
         """Make the optimizer."""
-        self.optimizer = self.kind(self.group(self), lr=self.rate, weight_decay=self.decay, **self.settings)
+        self.optimizer = self.kind(
+            self.group(self), lr=self.rate, weight_decay=self.decay, **self.settings
+        )
 
 
 # Stacks
 
 
-def by_torch(loop: Loop, folder: Path | None, debug: Debug | None, wrap: Callable[[Loop], Any]) -> Any:
+def by_torch(
+    loop: Loop, folder: Path | None, debug: Debug | None, wrap: Callable[[Loop], Any]
+) -> Any:
     """A plain loop; what the trace found."""
     torch.manual_seed(50 + loop.rank)
     loop.model = loop.build(loop)
@@ -161,7 +188,13 @@ def by_torch(loop: Loop, folder: Path | None, debug: Debug | None, wrap: Callabl
     loop.reached("wrapped")
     passes, policy = loop.passes, Policy(action="log")
     tracer = attach(
-        loop.wrapped, debug, folder or "trace", optimizer=loop.optimizer, accumulation=passes, policy=policy, keep=loop.keep
+        loop.wrapped,
+        debug,
+        folder or "trace",
+        optimizer=loop.optimizer,
+        accumulation=passes,
+        policy=policy,
+        keep=loop.keep,
     )
     loop.reached("attached")
     for step in range(1, STEPS + 1):
@@ -205,13 +238,19 @@ def fsdp1(loop: Loop) -> Any:
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     policy, device = ModuleWrapPolicy({Block}), torch.device("cpu")
-    return FullyShardedDataParallel(loop.model, auto_wrap_policy=policy, use_orig_params=True, device_id=device)
+    return FullyShardedDataParallel(
+        loop.model, auto_wrap_policy=policy, use_orig_params=True, device_id=device
+    )
 
 
 def dtensor(loop: Loop) -> Any:
     """Feed-forward parts split over tensor ranks."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh("cpu", (loop.world,), mesh_dim_names=("tp",))
     for block in loop.model.blocks:
@@ -223,7 +262,13 @@ def started(loop: Loop) -> None:
     """What a launcher tells a process, which accelerate asks for; and nothing is left of an earlier run in it."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    told = {"RANK": loop.rank, "WORLD_SIZE": loop.world, "LOCAL_RANK": loop.rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    told = {
+        "RANK": loop.rank,
+        "WORLD_SIZE": loop.world,
+        "LOCAL_RANK": loop.rank,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 1,
+    }
     os.environ.update({name: str(value) for name, value in told.items()})
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
@@ -242,7 +287,14 @@ def accelerated(loop: Loop, folder: Path | None, debug: Debug | None, told: bool
     loop.wrapped, optimizer = accelerator.prepare(loop.model, loop.optimizer)
     loop.reached("wrapped")
     passes = loop.passes if told else None
-    tracer = attach(loop.wrapped, debug, folder or "trace", optimizer=optimizer, accumulation=passes, policy=Policy(action="log"))
+    tracer = attach(
+        loop.wrapped,
+        debug,
+        folder or "trace",
+        optimizer=optimizer,
+        accumulation=passes,
+        policy=Policy(action="log"),
+    )
     for step in range(1, STEPS + 1):
         loop.reached("begins", step)
         for place, (tokens, targets) in enumerate(loop.data(step)):
@@ -321,7 +373,11 @@ def by_trainer(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
     )
     callback = TraceCallback(debug, folder, policy=Policy(action="log"))
     Ordered(
-        loop.wrapped, arguments, train_dataset=data, callbacks=[callback, Points()], optimizers=(loop.optimizer, None)
+        loop.wrapped,
+        arguments,
+        train_dataset=data,
+        callbacks=[callback, Points()],
+        optimizers=(loop.optimizer, None),
     ).train()
     return callback.found
 
@@ -345,10 +401,14 @@ def by_deepspeed(level: int) -> Stack:
             "gradient_clipping": loop.clip or 0.0,
             **loop.buckets,
         }
-        engine, *_ = ds.initialize(model=loop.model, optimizer=loop.optimizer, config=config, dist_init_required=False)
+        engine, *_ = ds.initialize(
+            model=loop.model, optimizer=loop.optimizer, config=config, dist_init_required=False
+        )
         loop.wrapped = engine
         loop.reached("wrapped")
-        tracer = attach(engine, debug, folder or "trace", policy=Policy(action="log"), keep=loop.keep)
+        tracer = attach(
+            engine, debug, folder or "trace", policy=Policy(action="log"), keep=loop.keep
+        )
         for step in range(1, STEPS + 1):
             loop.reached("begins", step)
             for place, (tokens, targets) in enumerate(loop.data(step)):
@@ -374,15 +434,26 @@ def by_pipelining(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
     loop.reached("built")
     loop.optimise()
     stage = PipelineStage(loop.model, loop.rank, loop.world, torch.device("cpu"))
-    loop.wrapped = Schedule1F1B(stage, loop.passes, lambda output, targets: loop.loss(output, targets), **loop.buckets)
+    loop.wrapped = Schedule1F1B(
+        stage, loop.passes, lambda output, targets: loop.loss(output, targets), **loop.buckets
+    )
     loop.reached("wrapped")
-    tracer = attach(loop.wrapped, debug, folder or "trace", optimizer=loop.optimizer, policy=Policy(action="log"))
+    tracer = attach(
+        loop.wrapped,
+        debug,
+        folder or "trace",
+        optimizer=loop.optimizer,
+        policy=Policy(action="log"),
+    )
     for step in range(1, STEPS + 1):
         loop.reached("begins", step)
         if loop.clears:
             loop.optimizer.zero_grad()
         tokens, targets = (torch.cat(parts) for parts in zip(*loop.whole(step), strict=True))
-        loop.wrapped.step(*((tokens,) if loop.rank == 0 else ()), **({} if loop.rank == 0 else {"target": targets}))
+        loop.wrapped.step(
+            *((tokens,) if loop.rank == 0 else ()),
+            **({} if loop.rank == 0 else {"target": targets}),
+        )
         loop.reached("backward", step)
         loop.step(loop, step)
         loop.reached("stepped", step)
@@ -401,14 +472,27 @@ def native(layout: Mapping[str, Any], **shape: int) -> Stack:
         from bridge.plan import Plan
 
         torch.manual_seed(5)
-        logs = {f"debug.{name}": value for name, value in (debug or LOGS).model_dump(exclude_none=True).items()}
-        usual = {"optimizer.name": "adamw", "optimizer.lr": loop.rate, "optimizer.eps": 1e-3, "precision.compute": "fp32"}
+        logs = {
+            f"debug.{name}": value
+            for name, value in (debug or LOGS).model_dump(exclude_none=True).items()
+        }
+        usual = {
+            "optimizer.name": "adamw",
+            "optimizer.lr": loop.rate,
+            "optimizer.eps": 1e-3,
+            "precision.compute": "fp32",
+        }
         plan = {**usual, **layout, **loop.buckets, **logs}
         case = Case(plan, replace(SHAPE, **shape), tokens=SEQUENCE, dtype=torch.float32)
         loop.model = model_of(case)
         loop.reached("built")
         loop.wrapped = initialize(
-            loop.model, Plan.of(case.plan), mean_cross_entropy, seed=11, trace=folder, policy=Policy(action="log")
+            loop.model,
+            Plan.of(case.plan),
+            mean_cross_entropy,
+            seed=11,
+            trace=folder,
+            policy=Policy(action="log"),
         )
         loop.reached("wrapped")
         for step in range(1, STEPS + 1):
@@ -430,7 +514,12 @@ def megatron(layout: Mapping[str, Any], **shape: int) -> Stack:
         from bridge.plan import Plan
         from compat.megatron.runtime.backend import BACKEND
 
-        usual = {"optimizer.name": "adamw", "optimizer.lr": loop.rate, "optimizer.eps": 1e-3, "precision.compute": "fp32"}
+        usual = {
+            "optimizer.name": "adamw",
+            "optimizer.lr": loop.rate,
+            "optimizer.eps": 1e-3,
+            "precision.compute": "fp32",
+        }
         case = Case(
             {**usual, "batch.micro": 4, "batch.accumulation": 2, **layout, **loop.buckets},
             replace(SHAPE, **{"layers": 4, **shape}),
@@ -476,7 +565,9 @@ STACKS: Mapping[str, Stack] = {
     ),
     "native, data 2": native({"parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}),
     "Megatron-Core, pipeline 2": megatron({"parallel.pipeline": 2}),
-    "Megatron-Core, tensor 2, sequence": megatron({"parallel.tensor": 2, "parallel.sequence": True}),
+    "Megatron-Core, tensor 2, sequence": megatron(
+        {"parallel.tensor": 2, "parallel.sequence": True}
+    ),
     "Megatron-Core, tensor 2": megatron({"parallel.tensor": 2}),
     "plain": lambda loop, folder, debug: by_torch(loop, folder, debug, lambda loop: loop.model),
 }
@@ -502,7 +593,9 @@ class Planted:
     """What the twin has too."""
 
 
-def plants(point: str, call: Callable[[Loop, int], None], step: int | None = AT, rank: int | None = None) -> Plant:
+def plants(
+    point: str, call: Callable[[Loop, int], None], step: int | None = AT, rank: int | None = None
+) -> Plant:
     """`call` at that point of a step, on one rank or all."""
 
     def plant(loop: Loop) -> None:
@@ -541,7 +634,9 @@ def skip_clear(loop: Loop, step: int) -> None:
 
 def scales(block: int, factor: float) -> Callable[[Loop, int], None]:
     """A block's output, from then on."""
-    return lambda loop, step: loop.model.blocks[block].register_forward_hook(lambda *given: given[-1] * factor, prepend=True)
+    return lambda loop, step: loop.model.blocks[block].register_forward_hook(
+        lambda *given: given[-1] * factor, prepend=True
+    )
 
 
 def betas(loop: Loop, step: int) -> None:
@@ -552,14 +647,18 @@ def inside(loop: Loop, step: int) -> None:
     """The feed-forward part of each block is computed again, with other random numbers."""
     for block in loop.model.blocks:
         plain = block.feed
-        block.feed = lambda stream, plain=plain: checkpoint(plain, stream, use_reentrant=False, preserve_rng_state=False)
+        block.feed = lambda stream, plain=plain: checkpoint(
+            plain, stream, use_reentrant=False, preserve_rng_state=False
+        )
 
 
 def whole(loop: Loop, step: int) -> None:
     """Each block is computed again, with other random numbers."""
     for block in loop.model.blocks:
         plain = block.forward
-        block.forward = lambda stream, plain=plain: checkpoint(plain, stream, use_reentrant=False, preserve_rng_state=False)
+        block.forward = lambda stream, plain=plain: checkpoint(
+            plain, stream, use_reentrant=False, preserve_rng_state=False
+        )
 
 
 def kept(part: str, reentrant: bool = False) -> Callable[[Loop, int], None]:
@@ -568,7 +667,11 @@ def kept(part: str, reentrant: bool = False) -> Callable[[Loop, int], None]:
     def plant(loop: Loop, step: int) -> None:
         for block in loop.model.blocks:
             plain = getattr(block, part)
-            setattr(block, part, lambda stream, plain=plain: checkpoint(plain, stream, use_reentrant=reentrant))
+            setattr(
+                block,
+                part,
+                lambda stream, plain=plain: checkpoint(plain, stream, use_reentrant=reentrant),
+            )
 
     return plant
 
@@ -619,25 +722,48 @@ def same_seed(loop: Loop) -> None:
 own_seed = sets(seeds=lambda rank, step, place: 1000 * rank + 10 * step + place)
 DROPS = both(sets(dropout=0.2), own_seed)
 FAULTS: dict[str, Planted] = {
-    "A1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",)),
-    "A2": Planted(
-        plants("backward", lambda loop, step: loop.optimizer.zero_grad()), r"2/reduce/", "no gradient is left", ("gradient-lost",)
+    "A1": Planted(
+        plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",)
     ),
-    "A3": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",)),
+    "A2": Planted(
+        plants("backward", lambda loop, step: loop.optimizer.zero_grad()),
+        r"2/reduce/",
+        "no gradient is left",
+        ("gradient-lost",),
+    ),
+    "A3": Planted(
+        sets(group=without_block),
+        r"1/update/blocks\.1",
+        r"blocks\.1.* not updated",
+        ("not-in-optimizer",),
+    ),
     "A5": Planted(sets(alike=True), r"1/forward/.*input", "different data", ("same-data",)),
-    "A12": Planted(plants("built", moves_buffer, 0, 1), r"0/init/.*scale", "different buffers on rank 1", ("buffers-differ",)),
+    "A12": Planted(
+        plants("built", moves_buffer, 0, 1),
+        r"0/init/.*scale",
+        "different buffers on rank 1",
+        ("buffers-differ",),
+    ),
     "A14": Planted(sets(decay=0.1), r"1/update/", "weight.decay", ("decay-on-norms",)),
     "A17": Planted(
         both(
-            plants("begins", lambda loop, step: setattr(loop.model, "first", int(step == AT)), None),
+            plants("begins", lambda loop, step: setattr(loop.model, "first", int(step == AT)), None)
         ),
         r"2/forward/.*pos/output",
         "pos is the first",
         ("positions-moved",),
     ),
-    "A18": Planted(plants("begins", scales(2, 1.001), rank=1), r"2/forward/.*blocks\.2/output", r"blocks\.2 is the first", ()),
+    "A18": Planted(
+        plants("begins", scales(2, 1.001), rank=1),
+        r"2/forward/.*blocks\.2/output",
+        r"blocks\.2 is the first",
+        (),
+    ),
     "A21": Planted(
-        plants("begins", betas, rank=1), r"2/(reduce/state/group 0.betas|update)", "betas|rank 1", ("replicas-differ",)
+        plants("begins", betas, rank=1),
+        r"2/(reduce/state/group 0.betas|update)",
+        "betas|rank 1",
+        ("replicas-differ",),
     ),
     "A22": Planted(
         plants("built", inside, 0),
@@ -654,24 +780,42 @@ FAULTS: dict[str, Planted] = {
         clean=both(DROPS, plants("built", kept("forward"), 0)),
     ),
     "A23": Planted(
-        plants("begins", lambda loop, step: setattr(loop.model, "skipped", 1 if step == AT else None), None, 1),
+        plants(
+            "begins",
+            lambda loop, step: setattr(loop.model, "skipped", 1 if step == AT else None),
+            None,
+            1,
+        ),
         r"2/forward/.*blocks\.1",
         r"rank 1 does not run blocks\.1",
         ("layers-differ",),
         clean=sets(buckets={"find_unused_parameters": True}),
     ),
-    "A24": Planted(plants("backward", summed, None), r"1/reduce/", "2 times B's", ("gradient-summed",)),
+    "A24": Planted(
+        plants("backward", summed, None), r"1/reduce/", "2 times B's", ("gradient-summed",)
+    ),
     "A25": Planted(
         plants("backward", unreduced, rank=1),
         r"2/reduce/norm/gradient",
         "only .*norm.weight",
         ("gradient-not-reduced", "replicas-differ"),
     ),
-    "A26": Planted(plants("backward", largest), r"2/reduce/", "are zero in A alone", ("gradient-changed",)),
-    "A27": Planted(
-        same_seed, r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("dropout-repeated", "dropout-alike"), clean=DROPS
+    "A26": Planted(
+        plants("backward", largest), r"2/reduce/", "are zero in A alone", ("gradient-changed",)
     ),
-    "A28": Planted(plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("future-seen",)),
+    "A27": Planted(
+        same_seed,
+        r"1/forward/.*blocks\.0/output",
+        r"blocks\.0 is the first",
+        ("dropout-repeated", "dropout-alike"),
+        clean=DROPS,
+    ),
+    "A28": Planted(
+        plants("built", cuts_mask, 0),
+        r"1/forward/.*blocks\.0/output",
+        r"blocks\.0 is the first",
+        ("future-seen",),
+    ),
     "A30": Planted(plants("built", unties, 0), r"0/init/head", "tied in the other", ("untied",)),
 }
 
@@ -718,7 +862,9 @@ def local_clip(loop: Loop, step: int) -> None:
     local = []
     for weight in loop.model.parameters():
         grad = weight.grad
-        part = nn.Parameter(torch.zeros_like(grad._local_tensor if isinstance(grad, DTensor) else grad))
+        part = nn.Parameter(
+            torch.zeros_like(grad._local_tensor if isinstance(grad, DTensor) else grad)
+        )
         part.grad = grad._local_tensor if isinstance(grad, DTensor) else grad
         local.append(part)
     nn.utils.clip_grad_norm_(local, 0.01)
@@ -833,7 +979,9 @@ def of_megatron(factor: float) -> Callable[[Loop, int], None]:
     return lambda loop, step: (
         loop.wrapped.chunks[0]
         .module.decoder.layers[1]
-        .register_forward_hook(lambda module, given, output: (output[0] * factor, *output[1:]), prepend=True)
+        .register_forward_hook(
+            lambda module, given, output: (output[0] * factor, *output[1:]), prepend=True
+        )
     )
 
 
@@ -853,12 +1001,18 @@ def resumes(moments: bool, schedule: bool) -> Plant:
         generator = torch.Generator().manual_seed(8)
         for weight in loop.model.parameters() if moments else ():
             noise = torch.randn(weight.shape, generator=generator)
-            state = {"step": torch.tensor(1000.0), "exp_avg": 1e-3 * noise, "exp_avg_sq": 1e-4 * (1 + noise.square())}
+            state = {
+                "step": torch.tensor(1000.0),
+                "exp_avg": 1e-3 * noise,
+                "exp_avg_sq": 1e-4 * (1 + noise.square()),
+            }
             loop.optimizer.state[weight] = state
         for group in loop.optimizer.param_groups:
             group["initial_lr"] = loop.rate
         last = 1000 if schedule else -1
-        loop.schedule = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda at: 1 / (1 + at / 500), last)
+        loop.schedule = torch.optim.lr_scheduler.LambdaLR(
+            loop.optimizer, lambda at: 1 / (1 + at / 500), last
+        )
 
     def plant(loop: Loop) -> None:
         loop.at["wrapped"] = wrapped
@@ -886,11 +1040,41 @@ def late(loop: Loop) -> None:
 
 SEQ = "Megatron-Core, tensor 2, sequence"
 FAULTS |= {
-    "N2": Planted(plants("wrapped", biased, 0), r"1/(forward|reduce)/block0", "only .*bias", (), "native, tensor 2"),
-    "N3": Planted(plants("begins", kept_apart), r"2/backward/head", "backward|loss", ("replicas-differ",), "native, tensor 2"),
-    "N11": Planted(plants("wrapped", coarse, 0), r"1/update", "vanish in rounding", ("updates-lost",), "native, data 2"),
-    "manual": Planted(sets(told=1), r"1/", "more passes .* than its setting", ("accumulation-differs",), "DeepSpeed ZeRO 1"),
-    "manual2": Planted(sets(told=1), r"1/", "more passes .* than its setting", ("accumulation-differs",), "DeepSpeed ZeRO 2"),
+    "N2": Planted(
+        plants("wrapped", biased, 0),
+        r"1/(forward|reduce)/block0",
+        "only .*bias",
+        (),
+        "native, tensor 2",
+    ),
+    "N3": Planted(
+        plants("begins", kept_apart),
+        r"2/backward/head",
+        "backward|loss",
+        ("replicas-differ",),
+        "native, tensor 2",
+    ),
+    "N11": Planted(
+        plants("wrapped", coarse, 0),
+        r"1/update",
+        "vanish in rounding",
+        ("updates-lost",),
+        "native, data 2",
+    ),
+    "manual": Planted(
+        sets(told=1),
+        r"1/",
+        "more passes .* than its setting",
+        ("accumulation-differs",),
+        "DeepSpeed ZeRO 1",
+    ),
+    "manual2": Planted(
+        sets(told=1),
+        r"1/",
+        "more passes .* than its setting",
+        ("accumulation-differs",),
+        "DeepSpeed ZeRO 2",
+    ),
     "replica": Planted(
         plants("begins", nudges("blocks.0.norm1.weight"), rank=1),
         r"2/(forward/blocks.0/output|reduce)",
@@ -912,10 +1096,26 @@ FAULTS |= {
         ("replicas-differ",),
         SEQ,
     ),
-    "P1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "plain"),
-    "P2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "plain"),
+    "P1": Planted(
+        plants("begins", skip_clear, None),
+        r"2/reduce/",
+        "not cleared",
+        ("gradient-stale",),
+        "plain",
+    ),
+    "P2": Planted(
+        sets(group=without_block),
+        r"1/update/blocks\.1",
+        r"blocks\.1.* not updated",
+        ("not-in-optimizer",),
+        "plain",
+    ),
     "P3": Planted(
-        plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("future-seen",), "plain"
+        plants("built", cuts_mask, 0),
+        r"1/forward/.*blocks\.0/output",
+        r"blocks\.0 is the first",
+        ("future-seen",),
+        "plain",
     ),
     "P4": Planted(sets(rate=2e-2), r"1/(update|reduce/state)", "learning rate", (), "plain"),
     "P5": Planted(
@@ -926,15 +1126,37 @@ FAULTS |= {
         "plain",
         both(DROPS, plants("built", kept("forward"), 0)),
     ),
-    "P6": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",), "plain"),
-    "R1": Planted(resumes(True, False), r"1/reduce/state", "learning rate", ("schedule-not-resumed",), clean=resumes(True, True)),
-    "R2": Planted(resumes(False, True), r"1/update", "were not resumed", ("moments-not-resumed",), clean=resumes(True, True)),
+    "P6": Planted(
+        sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",), "plain"
+    ),
+    "R1": Planted(
+        resumes(True, False),
+        r"1/reduce/state",
+        "learning rate",
+        ("schedule-not-resumed",),
+        clean=resumes(True, True),
+    ),
+    "R2": Planted(
+        resumes(False, True),
+        r"1/update",
+        "were not resumed",
+        ("moments-not-resumed",),
+        clean=resumes(True, True),
+    ),
     "S1": Planted(
-        both(sets(step=leaves_out), plants("built", impatient, 0)), r"[23]/", "more passes in a step", ("skipped-alone",)
+        both(sets(step=leaves_out), plants("built", impatient, 0)),
+        r"[23]/",
+        "more passes in a step",
+        ("skipped-alone",),
     ),
     "B1": Planted(whole_loss, r"1/backward/", "2 times B's", ()),
     "B2": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",)),
-    "B3": Planted(plants("begins", rates(1.5), rank=1), r"2/reduce/state|2/update", "learning rate|lr", ("replicas-differ",)),
+    "B3": Planted(
+        plants("begins", rates(1.5), rank=1),
+        r"2/reduce/state|2/update",
+        "learning rate|lr",
+        ("replicas-differ",),
+    ),
     "B5": Planted(
         plants("stepped", nudges("blocks.1.up.weight"), rank=1),
         r"[23]/",
@@ -942,21 +1164,56 @@ FAULTS |= {
         ("replicas-differ",),
     ),
     "B6": Planted(wrong_targets, r"1/backward/", "targets", ()),
-    "B7": Planted(plants("begins", mutes), r"2/forward/", "no layer in training mode", ("not-training",), clean=DROPS),
+    "B7": Planted(
+        plants("begins", mutes),
+        r"2/forward/",
+        "no layer in training mode",
+        ("not-training",),
+        clean=DROPS,
+    ),
     "B9": Planted(sets(group=copied), r"1/update", "nothing is updated", ("not-of-the-model",)),
     "B10": Planted(sets(rate=2e-2), r"1/(update|reduce/state)", "learning rate", ()),
     "B11": Planted(sets(settings={"eps": 1e-3, "betas": (0.5, 0.9)}), r"[12]/update", "betas", ()),
     "B12": Planted(sets(settings={"eps": 1e-5}), r"1/update", "eps", ()),
     "B13": Planted(swapped, r"2/forward/input", "different data|order", ()),
-    "B14": Planted(plants("backward", halves("blocks.1")), r"2/reduce/blocks\.1", r"only .*blocks\.1", ("gradient-changed",)),
-    "B16": Planted(plants("begins", blunt_norm), r"2/forward/blocks\.1/output", r"blocks\.1 is the first", ()),
-    "F1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "FSDP2"),
-    "F2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "FSDP2"),
+    "B14": Planted(
+        plants("backward", halves("blocks.1")),
+        r"2/reduce/blocks\.1",
+        r"only .*blocks\.1",
+        ("gradient-changed",),
+    ),
+    "B16": Planted(
+        plants("begins", blunt_norm), r"2/forward/blocks\.1/output", r"blocks\.1 is the first", ()
+    ),
+    "F1": Planted(
+        plants("begins", skip_clear, None),
+        r"2/reduce/",
+        "not cleared",
+        ("gradient-stale",),
+        "FSDP2",
+    ),
+    "F2": Planted(
+        sets(group=without_block),
+        r"1/update/blocks\.1",
+        r"blocks\.1.* not updated",
+        ("not-in-optimizer",),
+        "FSDP2",
+    ),
     "F3": Planted(alike, r"1/forward/.*input", "different data", ("same-data",), "FSDP2"),
     "F4": Planted(plants("backward", summed, None), r"1/reduce", "2 times B's", (), "FSDP2"),
-    "F5": Planted(plants("backward", local_clip), r"2/(reduce|update)", "different norms", ("clip-norms-differ",), "FSDP2"),
+    "F5": Planted(
+        plants("backward", local_clip),
+        r"2/(reduce|update)",
+        "different norms",
+        ("clip-norms-differ",),
+        "FSDP2",
+    ),
     "F6": Planted(
-        plants("begins", scales(2, 1.001), rank=1), r"2/forward/blocks\.2/output", r"blocks\.2 is the first", (), "FSDP2"
+        plants("begins", scales(2, 1.001), rank=1),
+        r"2/forward/blocks\.2/output",
+        r"blocks\.2 is the first",
+        (),
+        "FSDP2",
     ),
     "D1": Planted(
         plants("begins", nudges("norm.weight"), rank=1),
@@ -966,8 +1223,17 @@ FAULTS |= {
         "DTensor",
         alike,
     ),
-    "D2": Planted(other_data, r"1/forward/input", "different data", ("replicas-differ",), "DTensor", alike),
-    "D3": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "DTensor", alike),
+    "D2": Planted(
+        other_data, r"1/forward/input", "different data", ("replicas-differ",), "DTensor", alike
+    ),
+    "D3": Planted(
+        plants("begins", skip_clear, None),
+        r"2/reduce/",
+        "not cleared",
+        ("gradient-stale",),
+        "DTensor",
+        alike,
+    ),
     "D4": Planted(
         plants("begins", rates(1.5), rank=1),
         r"2/reduce/state|2/update",
@@ -977,9 +1243,16 @@ FAULTS |= {
         alike,
     ),
     "D5": Planted(
-        plants("begins", scales(1, 1.001)), r"2/forward/blocks\.1/output", r"blocks\.1 is the first", (), "DTensor", alike
+        plants("begins", scales(1, 1.001)),
+        r"2/forward/blocks\.1/output",
+        r"blocks\.1 is the first",
+        (),
+        "DTensor",
+        alike,
     ),
-    "C1": Planted(sets(clears=False), r"2/reduce/", "not cleared", ("gradient-stale",), "accelerate"),
+    "C1": Planted(
+        sets(clears=False), r"2/reduce/", "not cleared", ("gradient-stale",), "accelerate"
+    ),
     "C2": Planted(alike, r"1/forward/.*input", "different data", ("same-data",), "accelerate"),
     "C3": Planted(
         plants("backward", lambda loop, step: loop.optimizer.zero_grad()),
@@ -989,19 +1262,49 @@ FAULTS |= {
         "accelerate",
     ),
     "C4": Planted(
-        plants("begins", scales(0, 1.001)), r"2/forward/.*blocks\.0/output", r"blocks\.0 is the first", (), "accelerate"
+        plants("begins", scales(0, 1.001)),
+        r"2/forward/.*blocks\.0/output",
+        r"blocks\.0 is the first",
+        (),
+        "accelerate",
     ),
     "C5": Planted(
-        sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "accelerate"
+        sets(group=without_block),
+        r"1/update/blocks\.1",
+        r"blocks\.1.* not updated",
+        ("not-in-optimizer",),
+        "accelerate",
     ),
-    "T1": Planted(plants("built", unties, 0), r"0/init/.*head", "tied in the other", ("untied",), "Trainer"),
+    "T1": Planted(
+        plants("built", unties, 0), r"0/init/.*head", "tied in the other", ("untied",), "Trainer"
+    ),
     "T2": Planted(
-        sets(group=without_block), r"1/update/.*blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "Trainer"
+        sets(group=without_block),
+        r"1/update/.*blocks\.1",
+        r"blocks\.1.* not updated",
+        ("not-in-optimizer",),
+        "Trainer",
     ),
-    "T3": Planted(plants("backward", largest), r"2/reduce/", "are zero in A alone", ("gradient-changed",), "Trainer"),
-    "T4": Planted(plants("begins", scales(1, 1.001)), r"2/forward/.*blocks\.1/output", r"blocks\.1 is the first", (), "Trainer"),
+    "T3": Planted(
+        plants("backward", largest),
+        r"2/reduce/",
+        "are zero in A alone",
+        ("gradient-changed",),
+        "Trainer",
+    ),
+    "T4": Planted(
+        plants("begins", scales(1, 1.001)),
+        r"2/forward/.*blocks\.1/output",
+        r"blocks\.1 is the first",
+        (),
+        "Trainer",
+    ),
     "T5": Planted(
-        plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("future-seen",), "Trainer"
+        plants("built", cuts_mask, 0),
+        r"1/forward/.*blocks\.0/output",
+        r"blocks\.0 is the first",
+        ("future-seen",),
+        "Trainer",
     ),
     "Z1": Planted(
         plants("begins", rates(1.5), rank=1),
@@ -1010,9 +1313,15 @@ FAULTS |= {
         ("replicas-differ",),
         "DeepSpeed ZeRO 0",
     ),
-    "Z2": Planted(alike, r"1/forward/.*input", "different data", ("same-data",), "DeepSpeed ZeRO 2"),
+    "Z2": Planted(
+        alike, r"1/forward/.*input", "different data", ("same-data",), "DeepSpeed ZeRO 2"
+    ),
     "Z3": Planted(
-        plants("begins", scales(1, 1.001)), r"2/forward/.*blocks\.1/output", r"blocks\.1 is the first", (), "DeepSpeed ZeRO 2"
+        plants("begins", scales(1, 1.001)),
+        r"2/forward/.*blocks\.1/output",
+        r"blocks\.1 is the first",
+        (),
+        "DeepSpeed ZeRO 2",
     ),
     "Z4": Planted(
         plants("begins", nudges("blocks.1.up.bias"), rank=1),
@@ -1022,7 +1331,11 @@ FAULTS |= {
         "DeepSpeed ZeRO 0",
     ),
     "M3": Planted(
-        plants("begins", of_megatron(1.001)), r"2/forward/.*block1/output", "block1 is the first", (), "Megatron-Core, tensor 2"
+        plants("begins", of_megatron(1.001)),
+        r"2/forward/.*block1/output",
+        "block1 is the first",
+        (),
+        "Megatron-Core, tensor 2",
     ),
     "M4": Planted(
         plants("begins", megatron_nudge, rank=1),
@@ -1031,9 +1344,15 @@ FAULTS |= {
         ("replicas-differ",),
         "Megatron-Core, tensor 2",
     ),
-    "M5": Planted(plants("begins", megatron_rate), r"2/update", "learning rate", (), "Megatron-Core, tensor 2"),
+    "M5": Planted(
+        plants("begins", megatron_rate), r"2/update", "learning rate", (), "Megatron-Core, tensor 2"
+    ),
     "N4": Planted(
-        plants("begins", of_engine("block1", 1.001)), r"2/forward/block1/output", "block1 is the first", (), "native, data 2"
+        plants("begins", of_engine("block1", 1.001)),
+        r"2/forward/block1/output",
+        "block1 is the first",
+        (),
+        "native, data 2",
     ),
 }
 
@@ -1049,7 +1368,9 @@ def known() -> Mapping[str, Planted]:
     return FAULTS | INVENTED
 
 
-def trained(rank: int, world: int, name: str, planted: bool, folder: Path) -> list[tuple[str, int, str, str]]:
+def trained(
+    rank: int, world: int, name: str, planted: bool, folder: Path
+) -> list[tuple[str, int, str, str]]:
     """One run of a fault's stack, with it or without; what was found: id, step, where, severity."""
     fault = known()[name]
     logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
@@ -1079,7 +1400,10 @@ class Outcome:
 
     @property
     def located(self) -> bool:
-        return re.match(known()[self.name].where, re.sub("/microbatch [0-9]+", "", self.named)) is not None
+        return (
+            re.match(known()[self.name].where, re.sub("/microbatch [0-9]+", "", self.named))
+            is not None
+        )
 
     @property
     def right(self) -> bool | None:
@@ -1087,7 +1411,8 @@ class Outcome:
         return (
             None
             if not self.claim
-            else bool(known()[self.name].cause) and re.search(known()[self.name].cause, self.claim) is not None
+            else bool(known()[self.name].cause)
+            and re.search(known()[self.name].cause, self.claim) is not None
         )
 
     @property
@@ -1099,7 +1424,9 @@ def tried(run: Callable[..., list[Any]], name: str, folder: Path, world: int = 2
     """Plant it, and look."""
     clean = run(world, trained, name, False, folder / "clean")[0]
     found = run(world, trained, name, True, folder / "bad")[0]
-    parted = compare_runs(TracedRun.read(folder / "bad"), TracedRun.read(folder / "clean"), every=False)
+    parted = compare_runs(
+        TracedRun.read(folder / "bad"), TracedRun.read(folder / "clean"), every=False
+    )
     named = str(parted.divergence.name) if parted.divergence else ""
     return Outcome(name, named, parted.diagnosis.claim if parted.diagnosis else "", found, clean)
 
@@ -1107,10 +1434,25 @@ def tried(run: Callable[..., list[Any]], name: str, folder: Path, world: int = 2
 def row(found: Outcome) -> str:
     """A line of the table."""
     told = {True: "right", False: "WRONG", None: "none"}[found.right]
-    ids = dict.fromkeys(f"{id} ({step})" + "?" * (severity == "remark") for id, step, _, severity in found.alone)
-    alarms = [id for id, _, _, severity in found.alarms if severity == "fault" or id == "check-ended"]
-    cells = (found.name, known()[found.name].stack, "yes" if found.located else "NO" if found.named else "MISSED", found.named)
-    more = (told, found.claim, "yes" if found.caught else "no", ", ".join(ids), f"CLEAN RUN: {alarms}" if alarms else "")
+    ids = dict.fromkeys(
+        f"{id} ({step})" + "?" * (severity == "remark") for id, step, _, severity in found.alone
+    )
+    alarms = [
+        id for id, _, _, severity in found.alarms if severity == "fault" or id == "check-ended"
+    ]
+    cells = (
+        found.name,
+        known()[found.name].stack,
+        "yes" if found.located else "NO" if found.named else "MISSED",
+        found.named,
+    )
+    more = (
+        told,
+        found.claim,
+        "yes" if found.caught else "no",
+        ", ".join(ids),
+        f"CLEAN RUN: {alarms}" if alarms else "",
+    )
     return " | ".join((*cells, *more))
 
 
@@ -1126,7 +1468,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 world = 1 if known()[name].stack == "plain" else 2
-                found = tried(lambda world, *given: pools[world].run(*given, timeout=240), name, Path(folder), world)
+                found = tried(
+                    lambda world, *given: pools[world].run(*given, timeout=240),
+                    name,
+                    Path(folder),
+                    world,
+                )
             except Exception as error:
                 print(name, "| FAILED |", str(error)[-1500:], flush=True)
                 for pool in pools.values():
@@ -1134,11 +1481,18 @@ def main() -> None:
                 continue
         counts = [
             count + part
-            for count, part in zip(counts, (found.located, found.right is not None, bool(found.right), found.caught), strict=True)
+            for count, part in zip(
+                counts,
+                (found.located, found.right is not None, bool(found.right), found.caught),
+                strict=True,
+            )
         ]
         print(row(found), flush=True)
     told = ("located", "causes claimed", "of those right", "caught alone")
-    print(f"{len(names)} faults: " + ", ".join(f"{count} {word}" for count, word in zip(counts, told, strict=True)))
+    print(
+        f"{len(names)} faults: "
+        + ", ".join(f"{count} {word}" for count, word in zip(counts, told, strict=True))
+    )
     for pool in pools.values():
         pool.close()
 

@@ -32,14 +32,18 @@ class Pool:
         self.world = world
         self._ranks: list[tuple[Any, Connection]] = []
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE
+    ) -> list[Any]:
         """Call `function(rank, world, *arguments)` on every rank; the results in order of ranks."""
         if not self._ranks:
             self._start()
         for _, pipe in self._ranks:
             pipe.send((function, arguments))
         answers = self._collect(timeout)
-        failures = [f"rank {rank}:\n{text}" for rank, (good, text) in enumerate(answers) if not good]
+        failures = [
+            f"rank {rank}:\n{text}" for rank, (good, text) in enumerate(answers) if not good
+        ]
         if failures:
             self.close()
             raise RankError("\n".join(failures))
@@ -63,10 +67,14 @@ class Pool:
 
     def _start(self) -> None:
         context, port = multiprocessing.get_context("forkserver"), free_port()
-        context.set_forkserver_preload(["torch", "torch._dynamo"])  # which takes longer than most tests
+        context.set_forkserver_preload(
+            ["torch", "torch._dynamo"]
+        )  # which takes longer than most tests
         for rank in range(self.world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world, port, theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, self.world, port, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             self._ranks.append((process, ours))
@@ -80,7 +88,9 @@ class Pool:
             ready = wait(open_, AFTER_FAILURE if failed else timeout)
             if not ready:
                 silent = sorted(set(range(self.world)) - set(answers))
-                told = "".join(f"\nrank {rank}:\n{text}" for rank, (good, text) in answers.items() if not good)
+                told = "".join(
+                    f"\nrank {rank}:\n{text}" for rank, (good, text) in answers.items() if not good
+                )
                 self._show(silent)
                 self.close()
                 raise RankError(f"ranks {silent} gave no answer within {timeout} s{told}")
@@ -116,7 +126,9 @@ def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
             function, arguments = pipe.recv()
         except EOFError:
             os._exit(0)
-        torch.nn.functional.linear = torch._C._nn.linear  # an earlier call of the real DeepSpeed leaves its own
+        torch.nn.functional.linear = (
+            torch._C._nn.linear
+        )  # an earlier call of the real DeepSpeed leaves its own
         try:
             pipe.send((True, function(rank, world, *arguments)))
         except Exception:

@@ -25,45 +25,107 @@ from bridge.plan import Plan
 
 WORDS, SIZE = 64, 32
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
-WIDTH = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
+WIDTH = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 TEXT = {**WIDTH, "vocab_size": WORDS, "max_position_embeddings": 64, "embedding_size": 16, **ENDS}
 IMAGE = {**WIDTH, "image_size": SIZE, "patch_size": 8}
 PAIR = {
     **ENDS,
-    **{f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("layers", 3), ("ffn_dim", 48))},
-    **{f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("attention_heads", 4), ("layerdrop", 0.0))},
+    **{
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in (("layers", 3), ("ffn_dim", 48))
+    },
+    **{
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in (("attention_heads", 4), ("layerdrop", 0.0))
+    },
     "vocab_size": WORDS,
     "d_model": 32,
     "max_position_embeddings": 64,
     "forced_eos_token_id": None,
 }
-T5 = {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, **ENDS}
-CONVOLUTIONS = {"conv_dim": (16,) * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+T5 = {
+    "vocab_size": WORDS,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_heads": 4,
+    **ENDS,
+}
+CONVOLUTIONS = {
+    "conv_dim": (16,) * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
 SOUND = {**TEXT, **CONVOLUTIONS, "apply_spec_augment": False}
 STAGES = {"depths": [1, 1, 2, 1], "hidden_sizes": [8, 12, 16, 20], "image_size": SIZE}
-HEARD = {"max_source_positions": 200, "max_target_positions": 64, "conv_channels": 32, "input_feat_per_channel": 8}
+HEARD = {
+    "max_source_positions": 200,
+    "max_target_positions": 64,
+    "conv_channels": 32,
+    "input_feat_per_channel": 8,
+}
 LXMERT = {"l_layers": 2, "x_layers": 2, "r_layers": 2, "visual_feat_dim": 16, "num_qa_labels": 5}
-SEEN = {**STAGES, "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 32}
-SWIN = {"image_size": SIZE, "patch_size": 2, "embed_dim": 8, "depths": [2, 2, 2], "num_heads": [1, 2, 4], "window_size": 4}
+SEEN = {
+    **STAGES,
+    "hidden_sizes": [8, 16, 16, 32],
+    "num_attention_heads": [1, 2, 2, 4],
+    "decoder_hidden_size": 32,
+}
+SWIN = {
+    "image_size": SIZE,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [2, 2, 2],
+    "num_heads": [1, 2, 4],
+    "window_size": 4,
+}
 CLIP = {"text_config": {**TEXT, "eos_token_id": 63}, "vision_config": IMAGE, "projection_dim": 16}
 ALT = {"text_config": {**TEXT, "project_dim": 16}, "vision_config": IMAGE, "projection_dim": 16}
 MODELS: Mapping[str, tuple[str, str, Mapping[str, Any], tuple[str, ...]]] = {
     "albert": ("AlbertForMaskedLM", "AlbertConfig", TEXT, ("words",)),
     "altclip": ("AltCLIPModel", "AltCLIPConfig", ALT, ("words", "image")),
     "bart": ("BartForConditionalGeneration", "BartConfig", PAIR, ("words", "answer")),
-    "blenderbot": ("BlenderbotForConditionalGeneration", "BlenderbotConfig", PAIR, ("words", "answer")),
+    "blenderbot": (
+        "BlenderbotForConditionalGeneration",
+        "BlenderbotConfig",
+        PAIR,
+        ("words", "answer"),
+    ),
     "clip": ("CLIPModel", "CLIPConfig", CLIP, ("words", "image")),
     "convnext": ("ConvNextForImageClassification", "ConvNextConfig", STAGES, ("image",)),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", IMAGE, ("image",)),
     "hubert": ("HubertForCTC", "HubertConfig", SOUND, ("sound",)),
-    "lxmert": ("LxmertForQuestionAnswering", "LxmertConfig", {**TEXT, **LXMERT}, ("words", "regions")),
+    "lxmert": (
+        "LxmertForQuestionAnswering",
+        "LxmertConfig",
+        {**TEXT, **LXMERT},
+        ("words", "regions"),
+    ),
     "m2m100": ("M2M100ForConditionalGeneration", "M2M100Config", PAIR, ("words", "answer")),
     "marian": ("MarianMTModel", "MarianConfig", PAIR, ("words", "answer")),
     "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5, ("words", "answer")),
     "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", PAIR, ("words", "answer")),
-    "resnet": ("ResNetForImageClassification", "ResNetConfig", {**STAGES, "embedding_size": 8}, ("image",)),
+    "resnet": (
+        "ResNetForImageClassification",
+        "ResNetConfig",
+        {**STAGES, "embedding_size": 8},
+        ("image",),
+    ),
     "segformer": ("SegformerForImageClassification", "SegformerConfig", SEEN, ("image",)),
-    "speech2text": ("Speech2TextForConditionalGeneration", "Speech2TextConfig", {**PAIR, **HEARD}, ("speech", "answer")),
+    "speech2text": (
+        "Speech2TextForConditionalGeneration",
+        "Speech2TextConfig",
+        {**PAIR, **HEARD},
+        ("speech", "answer"),
+    ),
     "swin": ("SwinForImageClassification", "SwinConfig", SWIN, ("image",)),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5, ("words", "answer")),
     "vit": ("ViTForImageClassification", "ViTConfig", IMAGE, ("image",)),
@@ -72,7 +134,11 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any], tuple[str, ...]]] = {
 """The model's class, its configuration's, what is set in that, and what it takes."""
 CASES: Mapping[str, Mapping[str, Any]] = {
     "1F1B": {"parallel.pipeline": 2, "schedule.name": "1f1b"},
-    "interleaved": {"parallel.pipeline": 2, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2},
+    "interleaved": {
+        "parallel.pipeline": 2,
+        "schedule.name": "interleaved_1f1b",
+        "schedule.virtual": 2,
+    },
     "ZeRO 3": {"zero.stage": 3},
 }
 
@@ -83,7 +149,10 @@ def small(name: str) -> nn.Module:
 
     kind, config, values, _ = MODELS[name]
     made = getattr(transformers, config)(**values)
-    for part in (made, *(getattr(made, each) for each in ("text_config", "vision_config") if hasattr(made, each))):
+    for part in (
+        made,
+        *(getattr(made, each) for each in ("text_config", "vision_config") if hasattr(made, each)),
+    ):
         for key, value in part.to_dict().items():
             if "drop" in key and isinstance(value, float):
                 setattr(part, key, 0.0)
@@ -104,29 +173,48 @@ def batches(name: str, step: int = 0) -> list[dict[str, Tensor]]:
         "image": lambda: {"pixel_values": torch.randn(2, 3, SIZE, SIZE, generator=by)},
         "sound": lambda: {"input_values": torch.randn(2, 1600, generator=by)},
         "speech": lambda: {"input_features": torch.randn(2, 40, 8, generator=by)},
-        "regions": lambda: {"visual_feats": torch.randn(2, 6, 16, generator=by), "visual_pos": torch.rand(2, 6, 4, generator=by)},
+        "regions": lambda: {
+            "visual_feats": torch.randn(2, 6, 16, generator=by),
+            "visual_pos": torch.rand(2, 6, 4, generator=by),
+        },
     }
     kinds = MODELS[name][3]
-    return [{key: value for kind in kinds for key, value in made[kind]().items()} for _ in range(MICROBATCHES)]
+    return [
+        {key: value for kind in kinds for key, value in made[kind]().items()}
+        for _ in range(MICROBATCHES)
+    ]
 
 
 def probe(output: Any, targets: Any = None) -> Tensor:
     """A loss to which every number of an output counts, each otherwise."""
-    leaves = [leaf.double() for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    weights = [torch.linspace(0.1, 1, leaf.numel(), dtype=leaf.dtype).view(leaf.shape) for leaf in leaves]
-    return torch.stack([(leaf * weight).mean() for leaf, weight in zip(leaves, weights, strict=True)]).sum()
+    leaves = [
+        leaf.double()
+        for leaf in tree_leaves(output)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    weights = [
+        torch.linspace(0.1, 1, leaf.numel(), dtype=leaf.dtype).view(leaf.shape) for leaf in leaves
+    ]
+    return torch.stack(
+        [(leaf * weight).mean() for leaf, weight in zip(leaves, weights, strict=True)]
+    ).sum()
 
 
 def wide(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A batch in the model's format."""
-    found: dict[str, Tensor] = tree_map_only(Tensor, lambda leaf: leaf.to(FP64.get(leaf.dtype, leaf.dtype)), dict(batch))
+    found: dict[str, Tensor] = tree_map_only(
+        Tensor, lambda leaf: leaf.to(FP64.get(leaf.dtype, leaf.dtype)), dict(batch)
+    )
     return found
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """The gradient of every weight; zeros for one that has none."""
     named = model.named_parameters()
-    return {name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for name, weight in named}
+    return {
+        name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+        for name, weight in named
+    }
 
 
 def one_by_one(name: str) -> tuple[float, int, int]:
@@ -142,7 +230,10 @@ def one_by_one(name: str) -> tuple[float, int, int]:
     for layer in blocks.chain().layers:
         value = layer(given if value is None else blocks.receive_stream(value.tensors, given))
     probe(value).backward()
-    found, wanted = ((float(probe(each).detach()), of) for each, of in ((value, gradients(model)), (whole, expected)))
+    found, wanted = (
+        (float(probe(each).detach()), of)
+        for each, of in ((value, gradients(model)), (whole, expected))
+    )
     return errors([found], [wanted])[0], len(cut.layers), len(cut.rows) - 1
 
 
@@ -161,7 +252,13 @@ def in_ranks(rank: int, world: int, name: str, values: Mapping[str, Any]) -> Ste
     plan = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE, **values}
     parts, given = plan.get("parallel.pipeline", 1), [wide(batch) for batch in batches(name)]
     accumulation = MICROBATCHES * parts // world
-    engine = initialize(small(name), Plan.of({**plan, "batch.accumulation": accumulation}), probe, seed=5, sample=given[0])
+    engine = initialize(
+        small(name),
+        Plan.of({**plan, "batch.accumulation": accumulation}),
+        probe,
+        seed=5,
+        sample=given[0],
+    )
     assert len(engine.chain.layers) > 2
     before = {key: weight.clone() for key, weight in engine.state_dict()}
     loss = engine.train_batch(given[engine.data.index :: engine.data.size])
@@ -182,7 +279,9 @@ def dropped(rank: int, world: int, name: str, values: Mapping[str, Any]) -> list
         if isinstance(module, nn.Dropout):
             module.p = 0.2
     given = [wide(batch) for batch in batches(name)]
-    engine = initialize(model, Plan.of({**plan, "batch.accumulation": MICROBATCHES * parts // world}), probe, seed=5)
+    engine = initialize(
+        model, Plan.of({**plan, "batch.accumulation": MICROBATCHES * parts // world}), probe, seed=5
+    )
     return [engine.train_batch(given[engine.data.index :: engine.data.size]) for _ in range(2)]
 
 

@@ -17,7 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
-from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, sum_cross_entropy
+from bridge.engine.models.gpt import (
+    GPT,
+    IGNORED,
+    Architecture,
+    mean_cross_entropy,
+    sum_cross_entropy,
+)
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
@@ -103,7 +109,9 @@ def trained(rank: int, world: int, case: Case) -> Outcome:
         engine.comm.ledger.clear()
         losses.append(engine.train_batch(microbatches(case, engine, step)))
         norms.append(engine.progress.grad_norm)
-    traffic = {name: (found.count, found.bytes) for name, found in engine.comm.ledger.totals.items()}
+    traffic = {
+        name: (found.count, found.bytes) for name, found in engine.comm.ledger.totals.items()
+    }
     predicted = engine.traffic(case.batch * case.tokens // engine.accumulation // engine.data.size)
     return Outcome(
         losses=losses,
@@ -141,8 +149,13 @@ def _optimizer(weights: list[nn.Parameter], settings: Any) -> torch.optim.Optimi
     if settings.name == "sgd":
         return torch.optim.SGD(weights, settings.lr, settings.momentum or 0.0, foreach=False)
     if settings.name == "lion":
-        return Lion(weights, {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay})
-    return torch.optim.AdamW(weights, settings.lr, eps=settings.eps, weight_decay=settings.weight_decay, foreach=False)
+        return Lion(
+            weights,
+            {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay},
+        )
+    return torch.optim.AdamW(
+        weights, settings.lr, eps=settings.eps, weight_decay=settings.weight_decay, foreach=False
+    )
 
 
 class Lion(torch.optim.Optimizer):
@@ -167,7 +180,9 @@ def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> flo
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+    return float(
+        (found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)
+    )
 
 
 def live_bytes(rank: int, world: int, case: Case) -> tuple[int, dict[str, int], list[int]]:
@@ -180,18 +195,25 @@ def live_bytes(rank: int, world: int, case: Case) -> tuple[int, dict[str, int], 
 
     def count() -> None:
         storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in engine.gradients.tensors()
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in engine.gradients.tensors()
         }
         gradients.append(sum(storages.values()))
 
     engine.watchers["updated"].append(count)
     engine.train_batch(list(microbatches(case, engine, 0)))
     count()
-    kept = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves(engine._last)}  # if data ends
+    kept = {
+        tensor.untyped_storage().data_ptr() for tensor in tree_leaves(engine._last)
+    }  # if data ends
     predicted = engine.layout.bytes()
     freed = gradients[0] - gradients[1]
-    for _ in range(LOOKS):  # the thread of a collective lets go of its tensors when it is given time, on a busy machine later
-        found = {pointer: size for pointer, size in _storages().items() if pointer not in before | kept}
+    for _ in range(
+        LOOKS
+    ):  # the thread of a collective lets go of its tensors when it is given time, on a busy machine later
+        found = {
+            pointer: size for pointer, size in _storages().items() if pointer not in before | kept
+        }
         total = sum(size for size in found.values() if size > SMALL)
         if total <= sum(predicted.values()) - freed:
             break
@@ -208,9 +230,16 @@ def _storages() -> dict[int, int]:
     gc.collect()
     kinds = ((thing, type(thing)) for thing in gc.get_objects())
     # another test's compiler may have left fake tensors, which have no memory
-    tensors = [thing for thing, kind in kinds if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor)]
+    tensors = [
+        thing
+        for thing, kind in kinds
+        if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor)
+    ]
     with torch._C.DisableTorchFunctionSubclass():  # also those of weights that are not whole now
-        return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in tensors
+        }
 
 
 def events(rank: int, world: int, case: Case) -> list[str]:
@@ -222,13 +251,19 @@ def events(rank: int, world: int, case: Case) -> list[str]:
     return found
 
 
-def determined(rank: int, world: int, case: Case) -> tuple[list[dict[str, Tensor]], list[list[float]], bool]:
+def determined(
+    rank: int, world: int, case: Case
+) -> tuple[list[dict[str, Tensor]], list[list[float]], bool]:
     """Weights and losses of two deterministic runs in one process, and whether torch was told."""
     weights, losses = [], []
     try:
         for _ in range(2):
-            engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, deterministic=True)
-            losses.append([engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)])
+            engine = initialize(
+                model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, deterministic=True
+            )
+            losses.append(
+                [engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)]
+            )
             weights.append({name: weight.clone() for name, weight in engine.state_dict()})
         return weights, losses, torch.are_deterministic_algorithms_enabled()
     finally:
@@ -271,11 +306,15 @@ def overflowing(rank: int, world: int, case: Case) -> tuple[list[bool], list[boo
             loss = engine(inputs, targets)
             engine.backward(loss * torch.inf if step == 1 and rank == world - 1 else loss)
         updated.append(engine.step())
-        changed.append(any(not torch.equal(weight, before[name]) for name, weight in engine.state_dict()))
+        changed.append(
+            any(not torch.equal(weight, before[name]) for name, weight in engine.state_dict())
+        )
     return updated, changed, engine.scaler.scale, engine.progress.skipped
 
 
-def fed(rank: int, world: int, case: Case, evaluate: bool) -> tuple[list[float], list[float], Tensor]:
+def fed(
+    rank: int, world: int, case: Case, evaluate: bool
+) -> tuple[list[float], list[float], Tensor]:
     """DeepSpeed's loop, with evaluation between all calls if asked; losses, evaluation losses, random state at the end."""
     torch.manual_seed(5)
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11)
@@ -348,7 +387,9 @@ def users_model() -> nn.Sequential:
     return nn.Sequential(*layers).double()
 
 
-def split_by_names(rank: int, world: int, names: TensorPlan) -> tuple[list[float], list[float], bool]:
+def split_by_names(
+    rank: int, world: int, names: TensorPlan
+) -> tuple[list[float], list[float], bool]:
     """Losses of a user's model split by `names` and of the same model whole; whether any parameter became smaller."""
     tokens = torch.randint(19, (4, 5), generator=torch.Generator().manual_seed(1))
     targets = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -389,12 +430,21 @@ class Dropping(nn.Module):
 def masks(rank: int, world: int, values: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
     """Masks of two blocks that are split over all ranks, in the order of their calls: within the split, and behind it."""
     blocks = [Dropping(), Dropping()]
-    plan = Plan.of({"optimizer.name": "sgd", "optimizer.lr": 0.1, "parallel.tensor": world, **values})
+    plan = Plan.of(
+        {"optimizer.name": "sgd", "optimizer.lr": 0.1, "parallel.tensor": world, **values}
+    )
     names = TensorPlan(columns=("widen",), rows=("narrow",))
-    engine = initialize(nn.Sequential(*blocks), plan, nn.functional.mse_loss, tensor_plan=names if world > 1 else None)
+    engine = initialize(
+        nn.Sequential(*blocks),
+        plan,
+        nn.functional.mse_loss,
+        tensor_plan=names if world > 1 else None,
+    )
     for _ in range(2):
         engine.train_batch([(torch.ones(2, 3, 16), torch.zeros(2, 3, 16))])
-    return [mask for block in blocks for mask in block.inner], [mask for block in blocks for mask in block.outer]
+    return [mask for block in blocks for mask in block.inner], [
+        mask for block in blocks for mask in block.outer
+    ]
 
 
 def whole_logits(rank: int, world: int, case: Case) -> tuple[Tensor, Tensor]:
@@ -414,12 +464,19 @@ def save(rank: int, world: int, case: Case, folder: Path) -> list[float]:
     return [engine.train_batch(microbatches(case, engine, step)) for step in (2, 3)]
 
 
-def resume(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, Any], int, str]:
+def resume(
+    rank: int, world: int, case: Case, folder: Path
+) -> tuple[list[float], dict[str, Any], int, str]:
     """Losses of two more steps after loading; client state, samples consumed, and the name of what was loaded."""
     engine = _engine(replace(case, seed=99))
     path, client = engine.load_checkpoint(folder)
     samples = engine.progress.samples
-    return [engine.train_batch(microbatches(case, engine, step)) for step in (2, 3)], client, samples, path.name
+    return (
+        [engine.train_batch(microbatches(case, engine, step)) for step in (2, 3)],
+        client,
+        samples,
+        path.name,
+    )
 
 
 def resume_without_optimizer(rank: int, world: int, case: Case, folder: Path) -> float:
@@ -442,7 +499,11 @@ def largest_tensor(rank: int, world: int, case: Case, folder: Path) -> tuple[int
     from bridge.engine import checkpoint
 
     engine = _engine(case)
-    parts = [part.tensor.numel() for part in checkpoint._unique(engine, ()) if not part.name.startswith("generators")]
+    parts = [
+        part.tensor.numel()
+        for part in checkpoint._unique(engine, ())
+        if not part.name.startswith("generators")
+    ]
     return max(parts), max(flat.shard for flat in engine.layout.flats)
 
 
@@ -465,7 +526,11 @@ class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.first, self.norm, self.last = nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False)
+        self.first, self.norm, self.last = (
+            nn.Linear(4, 4, bias=False),
+            nn.BatchNorm1d(4),
+            nn.Linear(4, 4, bias=False),
+        )
         self.last.weight = self.first.weight
         self.register_buffer("frozen", torch.arange(4.0))
         self.register_buffer("scratch", torch.zeros(3), persistent=False)
@@ -483,7 +548,10 @@ PLAIN = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0
 def batch_normed(rank: int, world: int, folder: Path, level: int) -> tuple[float, float, bool]:
     """Evaluation after steps that move a BatchNorm, and after a resume; whether a buffer that does not persist was left alone."""
     plan = Plan.of({**PLAIN, "zero.stage": level, "parallel.data": world})
-    engine, rows = initialize(Shared(), plan, nn.functional.mse_loss), torch.linspace(-1, 1, 32).double().view(8, 4)
+    engine, rows = (
+        initialize(Shared(), plan, nn.functional.mse_loss),
+        torch.linspace(-1, 1, 32).double().view(8, 4),
+    )
     for step in range(3):
         engine.train_batch([(rows * (rank + step + 1), rows)])
     engine.save_checkpoint(folder)
@@ -491,12 +559,19 @@ def batch_normed(rank: int, world: int, folder: Path, level: int) -> tuple[float
     other = initialize(Shared(), plan, nn.functional.mse_loss)
     other.model.get_buffer("scratch").fill_(7)
     other.load_checkpoint(folder)
-    return expected, other.eval_batch((rows, rows)).item(), bool((other.model.get_buffer("scratch") == 7).all())
+    return (
+        expected,
+        other.eval_batch((rows, rows)).item(),
+        bool((other.model.get_buffer("scratch") == 7).all()),
+    )
 
 
 def evaluated(rank: int, world: int, folder: Path) -> float:
     """The same evaluation, on one rank."""
-    engine, rows = initialize(Shared(), Plan.of(PLAIN), nn.functional.mse_loss), torch.linspace(-1, 1, 32).double().view(8, 4)
+    engine, rows = (
+        initialize(Shared(), Plan.of(PLAIN), nn.functional.mse_loss),
+        torch.linspace(-1, 1, 32).double().view(8, 4),
+    )
     engine.load_checkpoint(folder)
     return float(engine.eval_batch((rows, rows)))
 

@@ -54,7 +54,13 @@ class Run:
 
     def config(self, **more: Any) -> dict[str, Any]:
         """A config of two samples in a microbatch and eight in a step, with AdamW; `more` is added or taken instead."""
-        params = {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1, "torch_adam": True}
+        params = {
+            "lr": 0.01,
+            "betas": [0.9, 0.95],
+            "eps": 1e-6,
+            "weight_decay": 0.1,
+            "torch_adam": True,
+        }
         return {
             "train_batch_size": MICROBATCHES * ROWS,
             "train_micro_batch_size_per_gpu": ROWS,
@@ -68,15 +74,22 @@ class Run:
         """This rank's share."""
         return list(items[self.rank :: self.world])
 
-    def tokens(self, step: int, length: int = 12, vocab: int = 64, number: int = MICROBATCHES) -> list[Tensor]:
+    def tokens(
+        self, step: int, length: int = 12, vocab: int = 64, number: int = MICROBATCHES
+    ) -> list[Tensor]:
         """This rank's microbatches of a step: numbers of words."""
         generator = torch.Generator().manual_seed(100 + step)
-        return self.mine([torch.randint(3, vocab, (ROWS, length), generator=generator) for _ in range(number)])
+        return self.mine(
+            [torch.randint(3, vocab, (ROWS, length), generator=generator) for _ in range(number)]
+        )
 
     def numbers(self, step: int, *shape: int) -> list[Tensor]:
         """This rank's microbatches of a step: rows of numbers."""
         generator = torch.Generator().manual_seed(200 + step)
-        rows = [torch.randn(ROWS, *shape, generator=generator, dtype=torch.float64) for _ in range(MICROBATCHES)]
+        rows = [
+            torch.randn(ROWS, *shape, generator=generator, dtype=torch.float64)
+            for _ in range(MICROBATCHES)
+        ]
         return self.mine(rows)
 
     def loss(self, value: Any) -> None:
@@ -111,7 +124,9 @@ def loaded(name: str, stack: str) -> types.ModuleType:
 
     def changed(found: re.Match[str]) -> str:
         indent, word = found.groups()
-        return f"{indent}import {stack} as deepspeed" if word == "import" else f"{indent}from {stack}"
+        return (
+            f"{indent}import {stack} as deepspeed" if word == "import" else f"{indent}from {stack}"
+        )
 
     text, number = IMPORTS.subn(changed, path.read_text())
     assert number, f"{name}: does not import deepspeed"
@@ -150,7 +165,9 @@ def over_ranks(runs: Sequence[Run]) -> Run:
     first = runs[0]
     for other in runs[1:]:
         assert other.norms == first.norms
-        assert all(torch.equal(other.weights[name], weight) for name, weight in first.weights.items())
+        assert all(
+            torch.equal(other.weights[name], weight) for name, weight in first.weights.items()
+        )
     losses = [sum(values) / len(runs) for values in zip(*(run.losses for run in runs), strict=True)]
     notes = {name: _joined([run.notes[name] for run in runs]) for name in first.notes}
     return Run(0, 1, first.level, first.folder, losses, first.norms, notes, first.weights)
@@ -176,7 +193,9 @@ class Difference:
 
     def small(self, tolerance: tuple[float, float] = TOLERANCE) -> bool:
         """Whether it is rounding."""
-        return self.first < tolerance[0] and max(self.later, self.weights, self.notes) < tolerance[1]
+        return (
+            self.first < tolerance[0] and max(self.later, self.weights, self.notes) < tolerance[1]
+        )
 
 
 def difference(found: Run, expected: Run) -> Difference:
@@ -186,13 +205,20 @@ def difference(found: Run, expected: Run) -> Difference:
     assert found.notes.keys() == expected.notes.keys()
     steps = [
         max(_far(one, other), _far(norm, reference))
-        for one, other, norm, reference in zip(found.losses, expected.losses, found.norms, expected.norms, strict=True)
+        for one, other, norm, reference in zip(
+            found.losses, expected.losses, found.norms, expected.norms, strict=True
+        )
     ]
     weights = [
-        float((weight - expected.weights[name]).norm() / expected.weights[name].norm().clamp(min=SMALL))
+        float(
+            (weight - expected.weights[name]).norm()
+            / expected.weights[name].norm().clamp(min=SMALL)
+        )
         for name, weight in found.weights.items()
     ]
-    return Difference(steps[0], max(steps), max(weights), max(_all_far(found.notes, expected.notes), default=0.0))
+    return Difference(
+        steps[0], max(steps), max(weights), max(_all_far(found.notes, expected.notes), default=0.0)
+    )
 
 
 def _far(found: float, expected: float) -> float:
@@ -214,7 +240,9 @@ def _all_far(found: Any, expected: Any) -> Iterator[float]:
         assert found == expected, (found, expected)
 
 
-def compared(pool: Pool, name: str, levels: Sequence[int] = LEVELS) -> Iterator[tuple[int, Difference | str]]:
+def compared(
+    pool: Pool, name: str, levels: Sequence[int] = LEVELS
+) -> Iterator[tuple[int, Difference | str]]:
     """A script at each level: how far it is from plain torch, or the reason why it is refused."""
     with tempfile.TemporaryDirectory() as folder:
         reference = None if expected_of(name)[0] else plain(name, Path(folder))
@@ -226,7 +254,9 @@ def compared(pool: Pool, name: str, levels: Sequence[int] = LEVELS) -> Iterator[
             if said:
                 yield level, said[0]
             else:
-                assert reference is not None, f"{name}: ran at level {level}, but says that it is refused"
+                assert reference is not None, (
+                    f"{name}: ran at level {level}, but says that it is refused"
+                )
                 yield level, difference(over_ranks(runs), reference)
 
 
@@ -259,8 +289,15 @@ def main(chosen: Sequence[str]) -> int:
         for level, outcome in found.items():
             word = "refused" if isinstance(outcome, str) else "ran"
             wrong += not good(name, outcome)
-            told = outcome if isinstance(outcome, str) else " | ".join(f"{value:.0e}" for value in astuple(outcome))
-            print(f"| {name} | {level} | {word if good(name, outcome) else 'WRONG'} | {told} |", flush=True)
+            told = (
+                outcome
+                if isinstance(outcome, str)
+                else " | ".join(f"{value:.0e}" for value in astuple(outcome))
+            )
+            print(
+                f"| {name} | {level} | {word if good(name, outcome) else 'WRONG'} | {told} |",
+                flush=True,
+            )
     pool.close()
     return int(wrong > 0)
 

@@ -61,10 +61,24 @@ FILE: Mapping[str, Any] = {
     "gradient_accumulation_steps": 2,
     "gradient_clipping": 1.0,
     "bf16": {"enabled": True},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+    },
 }
-WARMUP = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 3, "warmup_type": "linear"}}}
-OFFLOAD = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
+WARMUP = {
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 3, "warmup_type": "linear"},
+    }
+}
+OFFLOAD = {
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    }
+}
 HALF = """import os
 
 if "RANK" in os.environ:
@@ -111,16 +125,26 @@ class Seen:
         if len(self.again) != STEPS - ENDED:
             return math.inf
         through = self.losses[ENDED:]
-        return max(abs(one - other) / abs(other) for one, other in zip(self.again, through, strict=True))
+        return max(
+            abs(one - other) / abs(other) for one, other in zip(self.again, through, strict=True)
+        )
 
     @property
     def announced(self) -> str:
         """Settings that the report says come to other numbers, or to no run, here or on some machines."""
-        blocks = re.findall(r"^(?:The run stops|Different numbers)\n((?: .*\n)+)", self.report, re.MULTILINE)
-        return ", ".join(re.findall(r"^ {2}(?:\d+ | {2,3})(?! )([^\s:]+)", "".join(blocks), re.MULTILINE))
+        blocks = re.findall(
+            r"^(?:The run stops|Different numbers)\n((?: .*\n)+)", self.report, re.MULTILINE
+        )
+        return ", ".join(
+            re.findall(r"^ {2}(?:\d+ | {2,3})(?! )([^\s:]+)", "".join(blocks), re.MULTILINE)
+        )
 
     def __str__(self) -> str:
-        seen = f"{self.losses[0]:.4f} -> {self.losses[-1]:.4f}" if self.trained else f"failed: {self.failure}"
+        seen = (
+            f"{self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+            if self.trained
+            else f"failed: {self.failure}"
+        )
         if self.trained and self.again:
             seen += f"; resumed, off by {self.off:.1e}"
         return f"{seen}; announced: {self.announced}" if self.announced else seen
@@ -132,7 +156,9 @@ def started(name: str, stack: str, folder: Path, resumed: bool = False) -> Seen:
     place.mkdir(parents=True)
     report = converted(name, stack, place)
     if not any(place.glob("run.*")):
-        return Seen(failure=f"refused: {_reason(report)}", report=report, seconds=time.monotonic() - began)
+        return Seen(
+            failure=f"refused: {_reason(report)}", report=report, seconds=time.monotonic() - began
+        )
     (prepared_for_deepspeed if stack == "deepspeed" else prepared_for_megatron)(place)
     command = _line(report) + _added(name, stack)
     done = _ran(command, place)
@@ -149,7 +175,9 @@ def _again(command: str, place: Path) -> list[float]:
 
 
 def _losses(done: subprocess.CompletedProcess[str]) -> list[float]:
-    return [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith('{"step"')]
+    return [
+        json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith('{"step"')
+    ]
 
 
 def converted(name: str, stack: str, place: Path) -> str:
@@ -163,7 +191,18 @@ def converted(name: str, stack: str, place: Path) -> str:
     with redirect_stdout(StringIO()) as out:
         try:
             stagebridge(
-                ["convert", str(source), "--to", stack, "--world-size", str(RANKS), "--script", *release, "-o", str(target)]
+                [
+                    "convert",
+                    str(source),
+                    "--to",
+                    stack,
+                    "--world-size",
+                    str(RANKS),
+                    "--script",
+                    *release,
+                    "-o",
+                    str(target),
+                ]
             )
         except Exception as error:
             return str(error)
@@ -174,7 +213,10 @@ def prepared_for_deepspeed(place: Path) -> None:
     """What the report says that the user adds: tokens, and the model where nothing told it."""
     import numpy
 
-    numpy.save(place / "tokens.npy", (numpy.random.default_rng(0).zipf(1.3, 20000) % VOCABULARY).astype("uint16"))
+    numpy.save(
+        place / "tokens.npy",
+        (numpy.random.default_rng(0).zipf(1.3, 20000) % VOCABULARY).astype("uint16"),
+    )
     (place / "sitecustomize.py").write_text(HALF)
     if not (place / "run.model.json").exists():
         (place / "run.model.json").write_text(json.dumps(MODEL))
@@ -191,7 +233,11 @@ def _added(name: str, stack: str) -> str:
     """What a file of DeepSpeed's does not say, behind the command."""
     if isinstance(LAUNCHES[name], str):
         return ""
-    return f" --steps {STEPS} --sequence 32" if stack == "deepspeed" else f" {SIZES} --train-iters {STEPS} --lr-decay-iters 5"
+    return (
+        f" --steps {STEPS} --sequence 32"
+        if stack == "deepspeed"
+        else f" {SIZES} --train-iters {STEPS} --lr-decay-iters 5"
+    )
 
 
 def _line(report: str) -> str:
@@ -205,35 +251,58 @@ def _ran(command: str, place: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(place), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(place), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "MASTER_PORT": port,
     }
     try:
         return subprocess.run(
-            ["bash", "-c", several], cwd=place, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+            ["bash", "-c", several],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
-        return subprocess.CompletedProcess(error.cmd, 124, "", f"Error: longer than {LIMIT} seconds")
+        return subprocess.CompletedProcess(
+            error.cmd, 124, "", f"Error: longer than {LIMIT} seconds"
+        )
 
 
 def _reason(text: str) -> str:
     """The last line that names an error."""
-    lines = [line.strip() for line in text.splitlines() if "Error" in line or "error" in line or "stops" in line]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if "Error" in line or "error" in line or "stops" in line
+    ]
     named = [
-        line for line in lines if re.match(r"(\[rank\d\]: )?[\w.]*(Error|Exception): |error: ", line) and "elastic" not in line
+        line
+        for line in lines
+        if re.match(r"(\[rank\d\]: )?[\w.]*(Error|Exception): |error: ", line)
+        and "elastic" not in line
     ]
     return (named or lines or text.strip().splitlines() or [""])[-1][:200]
 
 
 def main() -> int:
     """Start those that are named, or all; the exit code tells whether as many trained as are known to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LAUNCHES))
     parser.add_argument("--stack", choices=("deepspeed", "megatron"))
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--resumed", action="store_true", help="end DeepSpeed's script after three steps too, and start it again")
+    parser.add_argument(
+        "--resumed",
+        action="store_true",
+        help="end DeepSpeed's script after three steps too, and start it again",
+    )
     options = parser.parse_args()
     stacks = [options.stack] if options.stack else ["deepspeed", "megatron"]
     trained = dict.fromkeys(stacks, 0)

@@ -45,7 +45,9 @@ def released(rank: int) -> None:
 
 
 def dropped_in(rank: int, more: dict[str, Any], level: int = 1) -> None:
-    compat.deepspeed.initialize(model=Model(), config=config_of(level if rank else 1, **(more if rank else {})))
+    compat.deepspeed.initialize(
+        model=Model(), config=config_of(level if rank else 1, **(more if rank else {}))
+    )
 
 
 def trained(rank: int) -> None:
@@ -61,22 +63,38 @@ def refused(rank: int, world: int, start: Any, arguments: tuple[Any, ...]) -> tu
 
 WARMUP = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}}
 STARTS: list[tuple[Any, tuple[Any, ...], str]] = [
-    (native, ({"optimizer.lr": 5e-4},), "optimizer.lr: rank 0 has 0.001, rank 1 has 0.0005; start all ranks with the same"),
+    (
+        native,
+        ({"optimizer.lr": 5e-4},),
+        "optimizer.lr: rank 0 has 0.001, rank 1 has 0.0005; start all ranks with the same",
+    ),
     (native, ({"zero.stage": 3},), "zero.stage: rank 0 has 1, rank 1 has 3; start"),
     (native, ({"optimizer.clip": 1.0},), "optimizer.clip: rank 0 has none, rank 1 has 1.0; start"),
     (native, ({"parallel.tensor": 2},), "parallel.tensor: rank 0 has none, rank 1 has 2; start"),
     (seeded, (), "seed: rank 0 has 0, rank 1 has 1; start"),
     (shaped, (), "parameter 1.weight: rank 0 has (2, 4) float32, rank 1 has (3, 4) float32; start"),
-    (frozen, (), "parameter block0.norm1.weight: rank 0 has (16,) float64, rank 1 has (16,) float64, frozen; start"),
+    (
+        frozen,
+        (),
+        "parameter block0.norm1.weight: rank 0 has (16,) float64, rank 1 has (16,) float64, frozen; start",
+    ),
     (released, (), "stagebridge: rank 0 has "),
     (dropped_in, ({}, 3), "zero_optimization.stage: rank 0 has 1, rank 1 has 3; start"),
-    (dropped_in, (WARMUP,), "scheduler.params.warmup_num_steps: rank 0 has none, rank 1 has 7; start"),
+    (
+        dropped_in,
+        (WARMUP,),
+        "scheduler.params.warmup_num_steps: rank 0 has none, rank 1 has 7; start",
+    ),
     (trained, (), "--steps: rank 0 has 3, rank 1 has 4; start"),
 ]
 
 
-@pytest.mark.parametrize(("start", "arguments", "said"), STARTS, ids=[said.partition(": ")[0] for _, _, said in STARTS])
-def test_the_first_difference_is_one_line_on_all_ranks(run: Any, start: Any, arguments: tuple[Any, ...], said: str) -> None:
+@pytest.mark.parametrize(
+    ("start", "arguments", "said"), STARTS, ids=[said.partition(": ")[0] for _, _, said in STARTS]
+)
+def test_the_first_difference_is_one_line_on_all_ranks(
+    run: Any, start: Any, arguments: tuple[Any, ...], said: str
+) -> None:
     for problems in run(2, refused, start, arguments):
         assert len(problems) == 1 and problems[0].startswith(said) and "\n" not in problems[0]
 

@@ -30,7 +30,11 @@ def same(ours: Any, torchs: Any, at: str = "") -> None:
     """Whether what was read is what torch's loader made."""
     if isinstance(torchs, Tensor):
         found = ours.whole()
-        assert found.dtype == torchs.dtype and found.shape == torchs.shape and torch.equal(found, torchs.detach()), at
+        assert (
+            found.dtype == torchs.dtype
+            and found.shape == torchs.shape
+            and torch.equal(found, torchs.detach())
+        ), at
     elif isinstance(torchs, Mapping):
         assert list(ours) == list(torchs), at
         for key, value in torchs.items():
@@ -60,10 +64,33 @@ def values() -> dict[str, Any]:
     return {
         "module": model.state_dict(),
         "parameters": OrderedDict(model.named_parameters()),
-        "views": [base, base.t(), base[1:, 2:], base[2], base[:, 3], base[0, 0], base.expand(2, 4, 6), torch.empty(0, 5)],
+        "views": [
+            base,
+            base.t(),
+            base[1:, 2:],
+            base[2],
+            base[:, 3],
+            base[0, 0],
+            base.expand(2, 4, 6),
+            torch.empty(0, 5),
+        ],
         "formats": formats,
         "attributes": moved,
-        "plain": [None, True, -1, 2**70, -(2**33), 1.5, float("inf"), "text", "\u00e9" * 300, b"raw", b"x" * 300, {1, 2}, ()],
+        "plain": [
+            None,
+            True,
+            -1,
+            2**70,
+            -(2**33),
+            1.5,
+            float("inf"),
+            "text",
+            "\u00e9" * 300,
+            b"raw",
+            b"x" * 300,
+            {1, 2},
+            (),
+        ],
         "keys": {(1, "a"): frozenset({3}), None: Counter({3: 1})},
         "torch": [torch.Size([2, 3]), torch.bfloat16],
         "numpy": [numpy.float64(0.25), numpy.int64(-3), numpy.float32(1.5), numpy.bool_(True)],
@@ -120,13 +147,19 @@ def test_no_payload_is_executed(tmp_path: Path, name: str, place: str, protocol:
     payload, said = payloads(marker)[name]
     holder = {
         "value": payload,
-        "key of a tensor's dictionary": {"module": OrderedDict(weight=torch.ones(2), other=payload)},
+        "key of a tensor's dictionary": {
+            "module": OrderedDict(weight=torch.ones(2), other=payload)
+        },
         "in a listed object": {"lr": [torch.Size([1]), {"scale": (1, payload)}]},
     }[place]
     path = written(tmp_path / "a.pt", holder, pickle_protocol=protocol)
     with pytest.raises(SourceError) as caught:
         archive.read_archive(path, tmp_path, recorders(NAMED))
-    assert str(path) in str(caught.value) and said in str(caught.value) and "executed" in str(caught.value)
+    assert (
+        str(path) in str(caught.value)
+        and said in str(caught.value)
+        and "executed" in str(caught.value)
+    )
     assert not marker.exists()
 
 
@@ -151,7 +184,12 @@ RAW = {
 
 def packed(path: Path, pickle: bytes, **others: bytes) -> Path:
     with zipfile.ZipFile(path, "w") as file:
-        for name, content in {"data.pkl": pickle, "byteorder": b"little", "version": b"3\n", **others}.items():
+        for name, content in {
+            "data.pkl": pickle,
+            "byteorder": b"little",
+            "version": b"3\n",
+            **others,
+        }.items():
             file.writestr(f"archive/{name}", content)
     return path
 
@@ -196,17 +234,26 @@ def test_what_is_no_archive_of_torch_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_changed_byte_is_an_error_or_changes_nothing_but_elements(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.pt", {"module": OrderedDict(a=torch.arange(6.0).view(2, 3)), "steps": 3, "names": ["x", "y"]})
+    path = written(
+        tmp_path / "a.pt",
+        {"module": OrderedDict(a=torch.arange(6.0).view(2, 3)), "steps": 3, "names": ["x", "y"]},
+    )
     content, random, refused = path.read_bytes(), Random(5), 0
     for place in range(0, len(content), 3):
-        path.write_bytes(content[:place] + bytes([content[place] ^ (1 << random.randrange(8))]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place]
+            + bytes([content[place] ^ (1 << random.randrange(8))])
+            + content[place + 1 :]
+        )
         try:
             found = archive.read_archive(path, tmp_path)
         except SourceError as error:
             assert str(path) in str(error)
             refused += 1
         else:
-            assert (found["steps"], found["names"]) == (3, ["x", "y"]) and found["module"]["a"].shape == (2, 3)
+            assert (found["steps"], found["names"]) == (3, ["x", "y"]) and found["module"][
+                "a"
+            ].shape == (2, 3)
     assert refused > 100
     for cut in range(0, len(content), 97):
         path.write_bytes(content[:cut])

@@ -18,7 +18,12 @@ SUITE = 20
 
 
 def engine_of(model: nn.Module, level: int = 0, optimizer: Any = None, **more: Any) -> Any:
-    config = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0, "zero_optimization": {"stage": level}, **more}
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": level},
+        **more,
+    }
     if optimizer is None:
         config["optimizer"] = {"type": "SGD", "params": {"lr": 0.1}}
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
@@ -61,11 +66,16 @@ def test_a_list_of_layers_runs_as_it_is_called(make: Callable[[], nn.Module], le
 def test_changes_after_initialize_are_refused_and_not_ignored() -> None:
     engine = engine_of(nn.Sequential(linear(), nn.Tanh()))
     engine.module[0] = linear()
-    with pytest.raises(BridgeError, match=r"0: this module was replaced, added or removed after the model was divided"):
+    with pytest.raises(
+        BridgeError,
+        match=r"0: this module was replaced, added or removed after the model was divided",
+    ):
         engine(batch())
     engine = engine_of(nn.Sequential(linear()))
     engine.module.register_forward_hook(lambda module, given, output: output * 2)
-    with pytest.raises(BridgeError, match="this module got a hook after the model was divided into layers"):
+    with pytest.raises(
+        BridgeError, match="this module got a hook after the model was divided into layers"
+    ):
         engine(batch())
 
 
@@ -86,7 +96,13 @@ def test_a_forward_that_draws_or_counts_is_that_of_one_call() -> None:
             return super().forward(**given)
 
     masks: list[Tensor] = []
-    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     words = torch.arange(16).view(2, 8)
     engine = engine_of(Counting(transformers.LlamaConfig(**sizes)).train())
     engine.module.seen = 0
@@ -97,17 +113,31 @@ def test_a_forward_that_draws_or_counts_is_that_of_one_call() -> None:
     engine = engine_of(model)
     masks.clear()
     found = engine(input_ids=words, labels=words).loss
-    assert all(torch.equal(mask, masks[0]) for mask in masks), "each layer that runs the forward pass draws the same"
+    assert all(torch.equal(mask, masks[0]) for mask in masks), (
+        "each layer that runs the forward pass draws the same"
+    )
     hidden, labels = torch.where(masks[0], 0, words), torch.where(masks[0], words, -100)
-    torch.testing.assert_close(found, transformers.LlamaForCausalLM.forward(plain, input_ids=hidden, labels=labels).loss)
+    torch.testing.assert_close(
+        found, transformers.LlamaForCausalLM.forward(plain, input_ids=hidden, labels=labels).loss
+    )
 
 
-def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_differently() -> None:
+def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_differently() -> (
+    None
+):
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     words, positions = torch.arange(16).view(2, 8), (torch.arange(8) % 4).expand(2, 8)
     for cached in (True, False):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, use_cache=cached)).train()
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, use_cache=cached)
+        ).train()
         plain = copy.deepcopy(model)
         engine = engine_of(model)
         assert len(engine.native.chain.layers) > 2
@@ -120,7 +150,9 @@ def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_d
         assert torch.equal(found, loss)
         torch.testing.assert_close(vectors.grad, expected)
         if cached:
-            with pytest.raises(BridgeError, match="position_ids: the positions restart within a row"):
+            with pytest.raises(
+                BridgeError, match="position_ids: the positions restart within a row"
+            ):
                 engine(input_ids=words, position_ids=positions)
         else:
             engine.eval()
@@ -132,7 +164,10 @@ def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_d
 @pytest.mark.parametrize("level", [0, 2])
 def test_what_lies_before_the_engine_learns(level: int) -> None:
     torch.manual_seed(0)
-    generator, judge = nn.Sequential(linear(), nn.Tanh()), nn.Sequential(linear(), nn.ReLU(inplace=True), linear(6, 1))
+    generator, judge = (
+        nn.Sequential(linear(), nn.Tanh()),
+        nn.Sequential(linear(), nn.ReLU(inplace=True), linear(6, 1)),
+    )
     plain = copy.deepcopy((generator, judge))
     first, second = engine_of(generator, level), engine_of(judge, level)
     given = batch().requires_grad_()
@@ -153,7 +188,9 @@ def test_random_numbers_follow_torchs_seed_and_differ_between_calls() -> None:
         torch.manual_seed(seed)
         engine = engine_of(nn.Sequential(nn.Dropout(0.5), nn.Linear(32, 1, bias=False)))
         seen: list[Any] = []
-        engine.module[0].register_forward_hook(lambda module, given, output: seen.append(tuple(output.flatten().tolist())))
+        engine.module[0].register_forward_hook(
+            lambda module, given, output: seen.append(tuple(output.flatten().tolist()))
+        )
         with torch.no_grad():
             for _ in range(3):
                 engine(torch.ones(1, 32))
@@ -179,7 +216,9 @@ def test_a_parameter_without_a_gradient_stays(name: str, level: int) -> None:
     torch.manual_seed(0)
     make = {
         "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.5),
-        "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.5),
+        "momentum": lambda weights: torch.optim.SGD(
+            weights, lr=0.1, momentum=0.9, weight_decay=0.5
+        ),
     }[name]
     model = Sometimes()
     plain = copy.deepcopy(model)
@@ -191,7 +230,9 @@ def test_a_parameter_without_a_gradient_stays(name: str, level: int) -> None:
         plain(batch(step), both).square().mean().backward()
         optimizer.step()
         for key, weight in plain.state_dict().items():
-            torch.testing.assert_close(engine.module_state_dict()[key], weight, msg=f"{key} after step {step}")
+            torch.testing.assert_close(
+                engine.module_state_dict()[key], weight, msg=f"{key} after step {step}"
+            )
 
 
 def test_inputs_keep_their_format() -> None:
@@ -219,7 +260,10 @@ def test_an_optimizers_options_are_heard_or_refused() -> None:
 
 
 def test_gradients_of_slices_are_no_silent_none(run: Any) -> None:
-    assert all("this rank has only a slice of the gradient" in line for line in run(2, _clipped, 1) + run(2, _clipped, 3))
+    assert all(
+        "this rank has only a slice of the gradient" in line
+        for line in run(2, _clipped, 1) + run(2, _clipped, 3)
+    )
 
 
 def _clipped(rank: int, world: int, level: int) -> str:
@@ -273,7 +317,9 @@ def _dropped(rank: int, world: int) -> bool:
             engine.zero_grad()
         engine.backward(engine(batch()).square().mean())
         engine.step()
-    return all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
+    return all(
+        torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True)
+    )
 
 
 def test_gradients_of_a_backward_pass_by_hand_can_be_dropped(run: Any) -> None:

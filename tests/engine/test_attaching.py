@@ -32,15 +32,27 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_attached_logs_what_one_rank_logs(way: str, run: Ranks, alone: TracedRun, tmp_path: Path) -> None:
+def test_what_is_attached_logs_what_one_rank_logs(
+    way: str, run: Ranks, alone: TracedRun, tmp_path: Path
+) -> None:
     if way == "accelerate" and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
     assert run(WAYS[way][0], attached, way, tmp_path) == [[]] * WAYS[way][0], "no false alarm"
     found = compare_runs(TracedRun.read(tmp_path), alone)
     assert [(str(line.name), line.verdict, line.cause) for line in found.faults] == []
-    weights = {line.name for line in found.lines if line.name.phase in ("reduce", "update") and line.verdict != "unseen"}
-    assert len({name for name in weights if name.kind == "gradient"}) == 2 * len(parameters_by_name(model()))
-    hidden = {line.name.layer for line in found.lines if line.verdict == "unseen" and line.name.kind == "output"}
+    weights = {
+        line.name
+        for line in found.lines
+        if line.name.phase in ("reduce", "update") and line.verdict != "unseen"
+    }
+    assert len({name for name in weights if name.kind == "gradient"}) == 2 * len(
+        parameters_by_name(model())
+    )
+    hidden = {
+        line.name.layer
+        for line in found.lines
+        if line.verdict == "unseen" and line.name.kind == "output"
+    }
     assert hidden == (set(layers_by_name(model())) if way == "torch.compile" else set())
 
 
@@ -57,20 +69,30 @@ def test_names_are_the_same_under_every_wrapper() -> None:
     plain, wrapped = model(), model()
     for at, block in enumerate(wrapped.blocks):
         wrapped.blocks[at] = torch.compile(checkpoint_wrapper(block), backend="eager")
-    assert list(layers_by_name(wrapped)) == list(layers_by_name(plain)) == ["tok", "pos", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
+    assert (
+        list(layers_by_name(wrapped))
+        == list(layers_by_name(plain))
+        == ["tok", "pos", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
+    )
     assert list(parameters_by_name(wrapped)) == list(parameters_by_name(plain))
     assert unwrap_module(wrapped.blocks[0]).__class__ is plain.blocks[0].__class__
 
 
-@pytest.mark.parametrize("name", ["A1", "A3", "A12", "A17", "A22", "A23", "A24", "A25", "A26", "A28", "B7", "F5"])
-def test_planted_faults_are_found_with_and_without_a_twin(name: str, run: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["A1", "A3", "A12", "A17", "A22", "A23", "A24", "A25", "A26", "A28", "B7", "F5"]
+)
+def test_planted_faults_are_found_with_and_without_a_twin(
+    name: str, run: Ranks, tmp_path: Path
+) -> None:
     """A sample of the catalogue, which `python tests/engine/planting.py` plants whole."""
     found = tried(run, name, tmp_path)
     assert found.located, found.named
     assert found.right is not False, found.claim
     assert bool(found.right) == bool(FAULTS[name].cause), found.claim
     assert found.caught, found.alone
-    assert [finding for finding in found.alarms if finding[3] == "fault" or finding[0] == "check-ended"] == []
+    assert [
+        finding for finding in found.alarms if finding[3] == "fault" or finding[0] == "check-ended"
+    ] == []
 
 
 SCRIPT = """
@@ -91,8 +113,26 @@ for step in range(3):
 def test_a_script_is_watched_without_an_edit(tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-P", "-m", "stagebridge", "trace", "run", "--run", str(folder), "--level", "5", "--"]
-    done = subprocess.run([*command, sys.executable, str(script)], capture_output=True, text=True, check=False, env=os.environ)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stagebridge",
+        "trace",
+        "run",
+        "--run",
+        str(folder),
+        "--level",
+        "5",
+        "--",
+    ]
+    done = subprocess.run(
+        [*command, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
     assert done.returncode == 2, done.stderr
     assert "trace run: 2 faults and 0 remarks" in done.stdout
     first = json.loads((folder / "findings.jsonl").read_text().splitlines()[0])
@@ -137,13 +177,40 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", ["schedule", "by hand"])
-def test_pipelines_are_watched_without_an_edit_and_wait_for_nobody(kind: str, tmp_path: Path) -> None:
+def test_pipelines_are_watched_without_an_edit_and_wait_for_nobody(
+    kind: str, tmp_path: Path
+) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text(STAGES)
-    launch = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), kind]
-    command = [sys.executable, "-P", "-m", "stagebridge", "trace", "run", "--run", str(folder), "--level", "5", "--", *launch]
+    launch = [
+        sys.executable,
+        "-P",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        kind,
+    ]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stagebridge",
+        "trace",
+        "run",
+        "--run",
+        str(folder),
+        "--level",
+        "5",
+        "--",
+        *launch,
+    ]
     known = {**os.environ, "STAGEBRIDGE_MEETING": "0.2" if kind == "by hand" else "10"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=known, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=known, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "trace run: 0 faults" in done.stdout
     runs = [folder] if kind == "schedule" else [folder, folder / "apart1"]
@@ -178,11 +245,25 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize(("kind", "code", "wanted"), [("copy", 2, "not-of-the-model"), ("masters", 0, "weights-changed")])
-def test_a_model_that_no_optimizer_holds_is_watched_all_the_same(kind: str, code: int, wanted: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code", "wanted"), [("copy", 2, "not-of-the-model"), ("masters", 0, "weights-changed")]
+)
+def test_a_model_that_no_optimizer_holds_is_watched_all_the_same(
+    kind: str, code: int, wanted: str, tmp_path: Path
+) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text(COPIES)
-    command = [sys.executable, "-P", "-m", "stagebridge", "trace", "run", "--run", str(folder), "--"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stagebridge",
+        "trace",
+        "run",
+        "--run",
+        str(folder),
+        "--",
+    ]
     command += [sys.executable, str(script), kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == code, done.stderr

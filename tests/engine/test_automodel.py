@@ -12,7 +12,16 @@ from typing import Any
 import automodel_runs
 import pytest
 import torch
-from automodel_runs import criterion, evaluated, plain, recipe, recipe_by_hand, recipes, scripted, words
+from automodel_runs import (
+    criterion,
+    evaluated,
+    plain,
+    recipe,
+    recipe_by_hand,
+    recipes,
+    scripted,
+    words,
+)
 from blocks import small
 from conftest import Run
 
@@ -26,7 +35,14 @@ pytest.importorskip("transformers")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "automodel" / "small"
 NAMED = [
     ["model.embed_tokens", "model.rotary_emb", "model.layers.0"],
-    ["model.rotary_emb", "model.layers.1", "model.layers.2", "model.layers.3", "model.norm", "lm_head"],
+    [
+        "model.rotary_emb",
+        "model.layers.1",
+        "model.layers.2",
+        "model.layers.3",
+        "model.norm",
+        "lm_head",
+    ],
 ]
 COLUMNS = "nemo_automodel.components.datasets.llm.column_mapped_text_instruction_dataset.ColumnMappedTextInstructionDataset"
 TABLE = "0F0,,0F1,,0B0,0F2,0B1,0F3,0B2,,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
@@ -41,7 +57,9 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", SCRIPTS)
-def test_a_script_of_autopipeline_trains_as_plain_transformers(run: Run, tmp_path: Path, case: str) -> None:
+def test_a_script_of_autopipeline_trains_as_plain_transformers(
+    run: Run, tmp_path: Path, case: str
+) -> None:
     settings, expected = dict(SCRIPTS[case]), plain("llama")
     if case == "csv":
         (tmp_path / "table.csv").write_text(TABLE)
@@ -53,14 +71,22 @@ def test_a_script_of_autopipeline_trains_as_plain_transformers(run: Run, tmp_pat
     assert last["output"] == (automodel_runs.ROWS, 12, automodel_runs.VOCAB)
     weights = {name: weight for each in found for name, weight in each["weights"].items()}
     assert weights.keys() == expected["weights"].keys()
-    assert max(float((weights[name] - wanted.detach()).abs().max()) for name, wanted in expected["weights"].items()) < 1e-7
+    assert (
+        max(
+            float((weights[name] - wanted.detach()).abs().max())
+            for name, wanted in expected["weights"].items()
+        )
+        < 1e-7
+    )
     assert "lm_head" in last["parts"][-1]
     if case == "parts by name":
         assert "model.layers.1" in found[1]["parts"][0]
         assert "model.layers.1" not in found[0]["parts"][0]
 
 
-def test_gradients_add_up_over_data_ranks_and_batches_and_evaluation_trains_nothing(run: Run) -> None:
+def test_gradients_add_up_over_data_ranks_and_batches_and_evaluation_trains_nothing(
+    run: Run,
+) -> None:
     halves, mean = run(2, evaluated)
     assert halves == mean
     assert halves["scaled"] == pytest.approx(halves["once"] / automodel_runs.ROWS, rel=1e-9)
@@ -73,7 +99,9 @@ def test_what_cannot_be_cut_so_is_refused() -> None:
         compat.automodel.AutoPipeline()
     with pytest.raises(ConfigError, match="world_mesh has dp, expected pp among them"):
         pipeline_of("dp")
-    with pytest.raises(ConfigError, match="pp_batch_size: found 3, expected a multiple of pp_microbatch_size"):
+    with pytest.raises(
+        ConfigError, match="pp_batch_size: found 3, expected a multiple of pp_microbatch_size"
+    ):
         pipeline_of(pp_batch_size=3, pp_microbatch_size=2)
     with pytest.raises(ConfigError, match="found no loss_fn"):
         pipeline_of().build(small("llama"))
@@ -84,11 +112,16 @@ def test_what_cannot_be_cut_so_is_refused() -> None:
     for parts, message in (
         ([*NAMED[:1], ["model.layers.9"]], "part 1: the model has no module 'model.layers.9'"),
         ([NAMED[0], [*NAMED[1], "model.layers.0"]], "model.layers.0 is in 2 parts, expected one"),
-        ([[*NAMED[0], "model.norm"], [*NAMED[1][:-2], "lm_head"]], "model.norm, lm_head run together"),
+        (
+            [[*NAMED[0], "model.norm"], [*NAMED[1][:-2], "lm_head"]],
+            "model.norm, lm_head run together",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             pipeline_of(module_fqns_per_model_part=parts).build(small("llama"), loss_fn=criterion)
-    with pytest.raises(AttributeError, match="stagebridge provides these names of AutoModel: AutoPipeline"):
+    with pytest.raises(
+        AttributeError, match="stagebridge provides these names of AutoModel: AutoPipeline"
+    ):
         _ = compat.automodel.Trainer
 
 
@@ -97,10 +130,15 @@ def test_what_cannot_be_cut_so_is_refused() -> None:
     [
         (1, {}),
         (2, {}),
-        (2, {"pp_size": 2, "pipeline": {"pp_schedule": "interleaved1f1b", "pp_microbatch_size": 2}}),
+        (
+            2,
+            {"pp_size": 2, "pipeline": {"pp_schedule": "interleaved1f1b", "pp_microbatch_size": 2}},
+        ),
     ],
 )
-def test_a_recipe_trains_as_plain_transformers(run: Run, llama: Path, ranks: int, distributed: dict[str, Any]) -> None:
+def test_a_recipe_trains_as_plain_transformers(
+    run: Run, llama: Path, ranks: int, distributed: dict[str, Any]
+) -> None:
     data = recipe(llama, **distributed)
     if ranks == 2 and not distributed:
         data["step_scheduler"]["local_batch_size"] = 2
@@ -125,12 +163,16 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
-def test_train_runs_what_a_recipe_names(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_train_runs_what_a_recipe_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     data = recipe(Path("llama"))
     small("llama", vocab_size=264).save_pretrained("llama")
     words(Path("llama"))
-    rows = ({"prompt": f"What is {number}?", "completion": f"It is {number}."} for number in range(16))
+    rows = (
+        {"prompt": f"What is {number}?", "completion": f"It is {number}."} for number in range(16)
+    )
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data["dataset"] = {
         "_target_": COLUMNS,
@@ -142,11 +184,18 @@ def test_train_runs_what_a_recipe_names(tmp_path: Path, capsys: pytest.CaptureFi
     data["checkpoint"] = {"enabled": True, "checkpoint_dir": "out", "save_consolidated": True}
     data["trainer_notes"] = {"of": "nobody"}
     Path("recipe.json").write_text(json.dumps(data))
-    assert stagebridge(["train", "recipe.json", "--from", "automodel", "--steps", "4", "--json", "--lenient"]) == 1
+    assert (
+        stagebridge(
+            ["train", "recipe.json", "--from", "automodel", "--steps", "4", "--json", "--lenient"]
+        )
+        == 1
+    )
     assert "trainer_notes" in capsys.readouterr().err
     del data["trainer_notes"]
     Path("recipe.json").write_text(json.dumps(data))
-    assert stagebridge(["train", "recipe.json", "--from", "automodel", "--steps", "4", "--json"]) == 0
+    assert (
+        stagebridge(["train", "recipe.json", "--from", "automodel", "--steps", "4", "--json"]) == 0
+    )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 4
@@ -156,33 +205,75 @@ def test_train_runs_what_a_recipe_names(tmp_path: Path, capsys: pytest.CaptureFi
         f"out/epoch_{epoch}_step_{step}" for epoch, step in ((0, 1), (1, 2), (1, 3))
     ]
     assert (Path("out") / "epoch_1_step_3_consolidated" / "tokenizer.json").is_file()
-    assert stagebridge(["train", "recipe.json", "--from", "automodel", "--steps", "6", "--json", "--resume", "out"]) == 0
-    more = [line for line in map(json.loads, capsys.readouterr().out.splitlines()) if "loss" in line]
+    assert (
+        stagebridge(
+            [
+                "train",
+                "recipe.json",
+                "--from",
+                "automodel",
+                "--steps",
+                "6",
+                "--json",
+                "--resume",
+                "out",
+            ]
+        )
+        == 0
+    )
+    more = [
+        line for line in map(json.loads, capsys.readouterr().out.splitlines()) if "loss" in line
+    ]
     assert [line["step"] for line in more] == [5, 6]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"pretrained_model_name_or_path": "somebody/huge"}}, "somebody/huge is not on this machine, and nothing is"),
+        (
+            {"model": {"pretrained_model_name_or_path": "somebody/huge"}},
+            "somebody/huge is not on this machine, and nothing is",
+        ),
         (
             {"model": {"_target_": "mine.Model"}},
             "model._target_: found mine.Model, expected NeMoAutoModelForCausalLM.from_pretrained",
         ),
-        ({"dataset": {"_target_": "mine.make_data"}}, "dataset._target_: found 'mine.make_data', which the native engine"),
-        ({"loss_fn": {"_target_": "mine.Loss"}}, "loss_fn._target_: found 'mine.Loss'"),
-        ({"recipe": "KnowledgeDistillationRecipeForNextTokenPrediction"}, "recipe._target_: found 'KnowledgeDist"),
-        ({"packed_sequence": {"packed_sequence_size": 64}}, "samples cannot be packed here; set it to 0"),
         (
-            {"peft": {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "dim": 4, "match_all_linear": True}},
+            {"dataset": {"_target_": "mine.make_data"}},
+            "dataset._target_: found 'mine.make_data', which the native engine",
+        ),
+        ({"loss_fn": {"_target_": "mine.Loss"}}, "loss_fn._target_: found 'mine.Loss'"),
+        (
+            {"recipe": "KnowledgeDistillationRecipeForNextTokenPrediction"},
+            "recipe._target_: found 'KnowledgeDist",
+        ),
+        (
+            {"packed_sequence": {"packed_sequence_size": 64}},
+            "samples cannot be packed here; set it to 0",
+        ),
+        (
+            {
+                "peft": {
+                    "_target_": "nemo_automodel.components._peft.lora.PeftConfig",
+                    "dim": 4,
+                    "match_all_linear": True,
+                }
+            },
             "pip install peft",
         ),
-        ({"checkpoint": {"enabled": True, "checkpoint_dir": "/tmp/elsewhere"}}, "leads out of .*, so nothing was written"),
+        (
+            {"checkpoint": {"enabled": True, "checkpoint_dir": "/tmp/elsewhere"}},
+            "leads out of .*, so nothing was written",
+        ),
         ({"distributed": {"cp_size": 2}}, "context \\(2\\) does not divide world size"),
     ],
 )
 def test_a_recipe_that_cannot_run_says_what_to_do(
-    llama: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+    llama: Path,
+    monkeypatch: Any,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    message: str,
 ) -> None:
     monkeypatch.chdir(llama.parent)
     if "peft" in change and find_spec("peft"):

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SHAPE, Case, largest_tensor, resume, resume_without_optimizer, save, save_until_killed
+from runs import (
+    SHAPE,
+    Case,
+    largest_tensor,
+    resume,
+    resume_without_optimizer,
+    save,
+    save_until_killed,
+)
 
 from bridge.errors import BridgeError, SourceError
 
@@ -56,7 +64,12 @@ def test_every_layout_resumes_every_other(run: Any, tmp_path: Path, source: str)
 
 @pytest.mark.parametrize("compute", ["bf16", "fp16"])
 def test_masters_and_loss_scale_survive(run: Any, tmp_path: Path, compute: str) -> None:
-    values = {**ADAMW, "precision.compute": compute, "precision.loss_scale.window": 2, "zero.stage": 2}
+    values = {
+        **ADAMW,
+        "precision.compute": compute,
+        "precision.loss_scale.window": 2,
+        "zero.stage": 2,
+    }
     found = Case({**values, "precision.loss_scale.initial": 256.0}, dtype=torch.float32)
     expected = run(2, save, found, tmp_path)[0]
     for losses, *_ in run(2, resume, found, tmp_path):
@@ -73,16 +86,24 @@ def test_frozen_parameters_are_part_of_it(run: Any, tmp_path: Path) -> None:
 
 def test_masters_of_frozen_parameters_survive_whole(run: Any, tmp_path: Path) -> None:
     values = {**ADAMW, "precision.compute": "bf16", "precision.frozen": "master"}
-    saving, loading = (Case({**values, "zero.stage": level}, dtype=torch.float32, frozen=("block0",)) for level in (3, 0))
+    saving, loading = (
+        Case({**values, "zero.stage": level}, dtype=torch.float32, frozen=("block0",))
+        for level in (3, 0)
+    )
     run(2, save, saving, tmp_path)
-    assert max(run(2, resume_without_optimizer, loading, tmp_path)) < 1e-6, "bf16 would be off by a thousandth"
+    assert max(run(2, resume_without_optimizer, loading, tmp_path)) < 1e-6, (
+        "bf16 would be off by a thousandth"
+    )
 
 
 def test_weights_alone_can_be_loaded(run: Any, tmp_path: Path) -> None:
     world, saving = case("sharded")
     run(world, save, saving, tmp_path)
     sgd = Case({**saving.plan, "optimizer.name": "sgd"}, saving.shape)
-    with pytest.raises(Exception, match=r"exp_avg/block0.* \(and 101 more tensors\) is extra, .*load_optimizer_states=False"):
+    with pytest.raises(
+        Exception,
+        match=r"exp_avg/block0.* \(and 101 more tensors\) is extra, .*load_optimizer_states=False",
+    ):
         run(1, resume, Case({**sgd.plan, "parallel.data": 1}, sgd.shape), tmp_path)
     assert max(run(world, resume_without_optimizer, saving, tmp_path)) < 1e-12
 
@@ -94,8 +115,14 @@ def test_another_model_is_told_apart(run: Any, tmp_path: Path) -> None:
         run(1, resume, replace(found, shape=replace(found.shape, layers=4, ffn=32)), tmp_path)
     problems = "\n".join(caught.value.problems)
     assert "weights/block3.mlp.up.weight is missing" in problems
-    assert "weights/block0.mlp.up.weight has shape (24, 16), expected (32, 16); build the model that was saved" in problems
-    with pytest.raises(BridgeError, match=r"weights/block2.mlp.up.weight is extra, because the model has no such tensor"):
+    assert (
+        "weights/block0.mlp.up.weight has shape (24, 16), expected (32, 16); build the model that was saved"
+        in problems
+    )
+    with pytest.raises(
+        BridgeError,
+        match=r"weights/block2.mlp.up.weight is extra, because the model has no such tensor",
+    ):
         run(1, resume, replace(found, shape=replace(found.shape, layers=2)), tmp_path)
 
 
@@ -106,11 +133,16 @@ def test_no_rank_hands_out_more_than_it_owns(run: Any, tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_said(run: Any, tmp_path: Path) -> None:
     _, found = case("one")
-    with pytest.raises(SourceError, match="found no file 'latest', which would name a checkpoint; give a tag, or save first"):
+    with pytest.raises(
+        SourceError,
+        match="found no file 'latest', which would name a checkpoint; give a tag, or save first",
+    ):
         run(1, resume, found, tmp_path)
     run(1, save, found, tmp_path)
     (tmp_path / "latest").write_text("step3")
-    with pytest.raises(SourceError, match="found no checkpoint; correct the tag; did you mean step2"):
+    with pytest.raises(
+        SourceError, match="found no checkpoint; correct the tag; did you mean step2"
+    ):
         run(1, resume, found, tmp_path)
 
 

@@ -30,7 +30,12 @@ from bridge.state.folder import Saving
 from bridge.state.native import Checkpoint, file_of
 
 TINY = Architecture(layers=1, hidden=4, heads=1, kv_heads=1, ffn=4, vocab=5, sequence=3)
-ONE = Case({"precision.compute": "fp64", "optimizer.name": "adamw", "batch.micro": 2, "batch.global_": 2}, TINY, 2, tokens=3)
+ONE = Case(
+    {"precision.compute": "fp64", "optimizer.name": "adamw", "batch.micro": 2, "batch.global_": 2},
+    TINY,
+    2,
+    tokens=3,
+)
 FILES = ("state.json", "SHA256SUMS", "rank-00000.safetensors")
 
 
@@ -66,7 +71,9 @@ def refused_with(path: Path, content: bytes) -> str:
 def seal(folder: Path) -> None:
     """Make the digests those of the files as they are now, as someone would who wants to deceive."""
     names = [path.name for path in folder.iterdir() if path.name != digests.SUMS]
-    (folder / digests.SUMS).write_text(digests.text_of({name: digests.digest_of(folder / name) for name in names}))
+    (folder / digests.SUMS).write_text(
+        digests.text_of({name: digests.digest_of(folder / name) for name in names})
+    )
 
 
 class Payload:
@@ -82,7 +89,10 @@ class Payload:
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", [*FILES, "latest"])
 def test_no_payload_is_executed(saved: Path, tmp_path: Path, name: str, sealed: bool) -> None:
-    marker, target = tmp_path / "executed", saved / name if name == "latest" else saved / "step0" / name
+    marker, target = (
+        tmp_path / "executed",
+        saved / name if name == "latest" else saved / "step0" / name,
+    )
     target.write_bytes(pickle.dumps(Payload(marker)))
     if sealed and name != digests.SUMS:
         seal(saved / "step0")
@@ -113,7 +123,9 @@ def test_a_changed_byte_names_the_file(saved: Path, name: str) -> None:
     assert name in refused(saved) or name == "state.json"
 
 
-@pytest.mark.parametrize("tag", ["../saved/step0", "/etc", ".", "..", ".hidden", "a/b", "", "a\nb", "x" * 300])
+@pytest.mark.parametrize(
+    "tag", ["../saved/step0", "/etc", ".", "..", ".hidden", "a/b", "", "a\nb", "x" * 300]
+)
 def test_a_name_that_is_a_path_is_refused(saved: Path, tag: str) -> None:
     (saved / "latest").write_text(tag)
     assert f"{saved / 'latest'}: found" in refused(saved)
@@ -168,7 +180,9 @@ STATES: dict[str, tuple[tuple[str | int, ...], Any]] = {
 
 
 @pytest.mark.parametrize("place", STATES)
-def test_a_state_that_fits_no_schema_is_refused_before_any_weight_is_touched(saved: Path, place: str) -> None:
+def test_a_state_that_fits_no_schema_is_refused_before_any_weight_is_touched(
+    saved: Path, place: str
+) -> None:
     path, (keys, value) = saved / "step0" / "state.json", STATES[place]
     state = json.loads(path.read_text())
     inner = state
@@ -180,7 +194,9 @@ def test_a_state_that_fits_no_schema_is_refused_before_any_weight_is_touched(sav
     assert refused(saved).startswith(f"{path}: {place}")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"format": 2, "format": 2}', "[" * 100_000, "9" * 5000, "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "{", '{"format": 2, "format": 2}', "[" * 100_000, "9" * 5000, "\x00"]
+)
 def test_a_state_that_is_no_object_is_refused(saved: Path, text: str) -> None:
     (saved / "step0" / "state.json").write_text(text)
     assert str(saved / "step0" / "state.json") in refused(saved)
@@ -195,14 +211,27 @@ def test_parts_that_do_not_make_each_tensor_once_are_refused(saved: Path) -> Non
         "the parts have 0 elements": {key: None},
         "the parts have 6 elements": {"weights/head.norm.weight@1": tensors[key][:2].clone()},
         "lies outside": {key: None, "weights/head.norm.weight@9": tensors[key]},
-        "its parts overlap": {key: tensors[key][:2].clone(), "weights/head.norm.weight@1": tensors[key][2:].clone()},
-        "several number formats": {key: tensors[key][:2].clone(), "weights/head.norm.weight@2": tensors[key][2:].float()},
+        "its parts overlap": {
+            key: tensors[key][:2].clone(),
+            "weights/head.norm.weight@1": tensors[key][2:].clone(),
+        },
+        "several number formats": {
+            key: tensors[key][:2].clone(),
+            "weights/head.norm.weight@2": tensors[key][2:].float(),
+        },
         "expected NAME@ and 1 offsets": {key: None, "weights/head.norm.weight@0,0": tensors[key]},
         "which state.json does not list": {"weights/other@0": tensors[key]},
         "number format I64": {key: tensors[key].long()},
     }
     for said, change in changed.items():
-        save_file({name: held.clone() for name, held in {**tensors, **change}.items() if held is not None}, path)
+        save_file(
+            {
+                name: held.clone()
+                for name, held in {**tensors, **change}.items()
+                if held is not None
+            },
+            path,
+        )
         seal(saved / "step0")
         assert said in refused(saved)
 
@@ -214,7 +243,12 @@ def test_files_of_another_run_are_told_apart(saved: Path, tmp_path: Path) -> Non
 
 
 def test_anyone_can_check_the_digests(saved: Path) -> None:
-    digests.verify_digests(saved / "step0", saved, ["state.json", file_of(0)], digests.read_digests(saved / "step0", saved))
+    digests.verify_digests(
+        saved / "step0",
+        saved,
+        ["state.json", file_of(0)],
+        digests.read_digests(saved / "step0", saved),
+    )
 
 
 @pytest.mark.parametrize("level", [0, 3])
@@ -227,13 +261,20 @@ def test_buffers_are_part_of_it(run: Any, tmp_path: Path, level: int) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 2, 4])
-def test_a_rank_that_dies_in_a_save_is_said_and_leaves_the_checkpoint_before(tmp_path: Path, after: int) -> None:
+def test_a_rank_that_dies_in_a_save_is_said_and_leaves_the_checkpoint_before(
+    tmp_path: Path, after: int
+) -> None:
     pool = Pool(2)
     case = Case({**ONE.plan, "batch.global_": 4, "parallel.data": 2}, TINY, 4, tokens=3)
     with pytest.raises(RankError, match="the process died"):
         pool.run(left_alone, case, tmp_path, after)
     assert "rank 1 is gone or silent" in (tmp_path / "said").read_text()
-    assert {path.name for path in tmp_path.iterdir()} - {"after"} == {".lock", "latest", "before", "said"}
+    assert {path.name for path in tmp_path.iterdir()} - {"after"} == {
+        ".lock",
+        "latest",
+        "before",
+        "said",
+    }
     found = tmp_path / (tmp_path / "latest").read_text()
     assert found.name == ("after" if (tmp_path / "after").exists() else "before")
     Checkpoint.open(found, tmp_path).verify()
@@ -274,7 +315,10 @@ def test_an_older_format_is_named(run: Any, tmp_path: Path) -> None:
     run(1, save, ONE, tmp_path)
     path = tmp_path / "step2" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
-    with pytest.raises(BridgeError, match="found format 1, expected 2; load this checkpoint with the release that wrote it"):
+    with pytest.raises(
+        BridgeError,
+        match="found format 1, expected 2; load this checkpoint with the release that wrote it",
+    ):
         run(1, resume_, tmp_path)
 
 
@@ -316,7 +360,9 @@ def test_kills_at_any_moment_of_saves_and_loads_leave_a_whole_checkpoint(tmp_pat
         _, client = engine.load_checkpoint(tmp_path)
         assert client["turn"] >= turn, "an older one than was there before"
         turn = client["turn"]
-        assert engine.progress.steps == turn and all((shard == turn).all() for shard in engine.weights.shards)
+        assert engine.progress.steps == turn and all(
+            (shard == turn).all() for shard in engine.weights.shards
+        )
     assert turn > 0, "no kill came after a save"
     engine.save_checkpoint(tmp_path, "same")
     assert {path.name for path in tmp_path.iterdir()} <= {".lock", "latest", "same", ".latest.tmp"}

@@ -22,9 +22,18 @@ from bridge.engine.formats import TORCH
 from bridge.layout.shard import BYTES
 from bridge.translation import lift
 
-needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
 ROWS, STEPS, WEIGHTS = 4, 6, 16 * 32 + 32 + 32 * 4 + 4
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all_single")
+REDUCTIONS = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "all_to_all_single",
+)
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,15 @@ def listening(sent: dict[str, int]) -> Iterator[None]:
 
     def listen(call: Any) -> Any:
         def called(*given: Any, **named: Any) -> Any:
-            whole = max((one for one in (*given, *named.values()) if isinstance(one, Tensor)), key=Tensor.numel)
+            whole = max(
+                (one for one in (*given, *named.values()) if isinstance(one, Tensor)),
+                key=Tensor.numel,
+            )
             outer, inside[0] = inside[0], True
             if not outer and whole.numel() > 30:
-                sent[names[whole.dtype]] = sent.get(names[whole.dtype], 0) + whole.numel() * whole.element_size()
+                sent[names[whole.dtype]] = (
+                    sent.get(names[whole.dtype], 0) + whole.numel() * whole.element_size()
+                )
             try:
                 return call(*given, **named)
             finally:
@@ -59,7 +73,10 @@ def listening(sent: dict[str, int]) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(
-            patch.multiple(torch.distributed, **{name: listen(getattr(torch.distributed, name)) for name in found})
+            patch.multiple(
+                torch.distributed,
+                **{name: listen(getattr(torch.distributed, name)) for name in found},
+            )
         )
         if (backend := getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None)) is not None:
             # DeepSpeed took hold of torch's function when it started.
@@ -86,7 +103,9 @@ def trained(rank: int, world: int, name: str, level: int, config: dict[str, Any]
         **config,
     }
     with allowed():
-        engine, *_ = module(name).initialize(model=model, model_parameters=model.parameters(), config=given)
+        engine, *_ = module(name).initialize(
+            model=model, model_parameters=model.parameters(), config=given
+        )
     dtype, generator = next(model.parameters()).dtype, torch.Generator().manual_seed(rank)
     losses, sent, counted = list[float](), dict[str, int](), 0
     for _ in range(STEPS):
@@ -95,7 +114,10 @@ def trained(rank: int, world: int, name: str, level: int, config: dict[str, Any]
             engine.native.comm.ledger.clear()
         with listening(sent):
             for _ in range(microbatches(level)):
-                inputs, targets = torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 4, generator=generator)
+                inputs, targets = (
+                    torch.randn(ROWS, 16, generator=generator),
+                    torch.randn(ROWS, 4, generator=generator),
+                )
                 loss = nn.functional.mse_loss(engine(inputs.to(dtype)).float(), targets)
                 engine.backward(loss)
                 engine.step()
@@ -104,14 +126,19 @@ def trained(rank: int, world: int, name: str, level: int, config: dict[str, Any]
         counted = engine.native.comm.ledger.totals["reduce gradients"].bytes
     said = tuple(finding.path for finding in engine.native.findings) if name == "compat" else ()
     whole = (
-        [weight.detach().float() for weight in model.parameters()] if (name, level) == ("deepspeed", 0) else weights(name, engine)
+        [weight.detach().float() for weight in model.parameters()]
+        if (name, level) == ("deepspeed", 0)
+        else weights(name, engine)
     )
     return Seen(losses, whole, sent, counted, said)
 
 
 def far(one: Seen, other: Seen) -> float:
     """The largest difference between weights."""
-    return max(float((mine - theirs).abs().max()) for mine, theirs in zip(one.weights, other.weights, strict=True))
+    return max(
+        float((mine - theirs).abs().max())
+        for mine, theirs in zip(one.weights, other.weights, strict=True)
+    )
 
 
 BF16, FP16 = {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "loss_scale": 128.0}}
@@ -134,21 +161,33 @@ def test_gradients_are_exchanged_as_deepspeed_exchanges_them(
 ) -> None:
     config = {**more, **({"communication_data_type": wanted} if wanted else {})}
     exchanged = wanted or compute
-    for theirs, ours in zip(*(run(2, trained, name, level, config) for name in ("deepspeed", "compat")), strict=True):
+    for theirs, ours in zip(
+        *(run(2, trained, name, level, config) for name in ("deepspeed", "compat")), strict=True
+    ):
         assert set(theirs.sent) == set(ours.sent) == {exchanged}
         assert sum(ours.sent.values()) == ours.counted == BYTES[exchanged] * WEIGHTS
-        assert "communication_data_type" not in ours.said and "precision.communicate" not in ours.said
+        assert (
+            "communication_data_type" not in ours.said and "precision.communicate" not in ours.said
+        )
         assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)
         # Without ZeRO the weights that DeepSpeed shows are rounded to the format of compute; and the last bit of an fp32 gradient
         # may decide how it is rounded for its way.
-        assert far(ours, theirs) <= (2e-3 if level == 0 and compute != "fp32" else 3e-5 if compute == "fp32" else 1e-6)
+        assert far(ours, theirs) <= (
+            2e-3 if level == 0 and compute != "fp32" else 3e-5 if compute == "fp32" else 1e-6
+        )
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_the_format_makes_a_difference(run: Any, level: int) -> None:
-    fp32, bf16 = (run(2, trained, "compat", level, {"communication_data_type": name})[0] for name in ("fp32", "bf16"))
+    fp32, bf16 = (
+        run(2, trained, "compat", level, {"communication_data_type": name})[0]
+        for name in ("fp32", "bf16")
+    )
     assert far(fp32, bf16) > 3e-4
-    alone, rounded = (run(1, trained, "compat", level, {"communication_data_type": name})[0] for name in ("fp32", "bf16"))
+    alone, rounded = (
+        run(1, trained, "compat", level, {"communication_data_type": name})[0]
+        for name in ("fp32", "bf16")
+    )
     assert far(alone, rounded) > 3e-4 and not rounded.sent
 
 
@@ -176,9 +215,13 @@ def piped(rank: int, world: int, name: str, compute: str, config: dict[str, Any]
     given = {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": ROWS, **config}
     if name == "deepspeed":
         deepspeed = module(name)
-        net = deepspeed.pipe.PipelineModule(parts, num_stages=2, loss_fn=squared, partition_method="uniform")
+        net = deepspeed.pipe.PipelineModule(
+            parts, num_stages=2, loss_fn=squared, partition_method="uniform"
+        )
         with allowed():
-            engine, *_ = deepspeed.initialize(model=net, model_parameters=[*net.parameters()], config=given)
+            engine, *_ = deepspeed.initialize(
+                model=net, model_parameters=[*net.parameters()], config=given
+            )
         data = engine.grid.get_data_parallel_rank()
     else:
         read = stacks.load("deepspeed").read(given, world_size=world, code={"pipeline_stages": 2})
@@ -186,7 +229,10 @@ def piped(rank: int, world: int, name: str, compute: str, config: dict[str, Any]
         data = engine.comm.mesh.coordinate(rank, "data")
     losses, sent, generator = list[float](), dict[str, int](), torch.Generator().manual_seed(data)
     for _ in range(STEPS):
-        batch = [(torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 4, generator=generator)) for _ in "12"]
+        batch = [
+            (torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 4, generator=generator))
+            for _ in "12"
+        ]
         sent.clear()
         if name == "native":
             engine.comm.ledger.clear()
@@ -197,7 +243,9 @@ def piped(rank: int, world: int, name: str, compute: str, config: dict[str, Any]
         said = tuple(finding.path for finding in engine.findings)
         return Seen(losses, whole, sent, engine.comm.ledger.totals["reduce gradients"].bytes, said)
     if not config["zero_optimization"]["stage"]:
-        return Seen(losses, [weight.detach().float() for weight in engine.module.parameters()], sent, 0, ())
+        return Seen(
+            losses, [weight.detach().float() for weight in engine.module.parameters()], sent, 0, ()
+        )
     return Seen(losses, weights(name, engine), sent, 0, ())
 
 
@@ -222,7 +270,9 @@ def test_stages_of_a_pipeline_exchange_gradients_as_deepspeeds_do(
         "communication_data_type": wanted,
         **more,
     }
-    for theirs, ours in zip(*(run(4, piped, name, compute, config) for name in ("deepspeed", "native")), strict=True):
+    for theirs, ours in zip(
+        *(run(4, piped, name, compute, config) for name in ("deepspeed", "native")), strict=True
+    ):
         assert theirs.sent == ours.sent == {wanted: ours.counted} and ours.counted
         assert "precision.communicate" not in ours.said
         assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)

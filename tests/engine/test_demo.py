@@ -24,7 +24,11 @@ def test_the_demo_trains_and_resumes(planted: Path) -> None:
     assert "Training the plan on 2 local ranks (data 1 x tensor 2)" in done.stdout
     assert sum(line.startswith("  step ") for line in lines) == training.STEPS + 2 * training.MORE
     assert "gave the same losses" in done.stdout
-    steps = [[float(word) for word in re.findall(r"(?:loss|grad norm) ([\d.]+) ", line)] for line in lines if "grad norm" in line]
+    steps = [
+        [float(word) for word in re.findall(r"(?:loss|grad norm) ([\d.]+) ", line)]
+        for line in lines
+        if "grad norm" in line
+    ]
     losses, norms = zip(*steps[: training.STEPS + training.MORE], strict=True)
     assert all(later < 1.03 * loss for loss, later in pairwise(losses)), "the loss falls steadily"
     assert max(norms[1:]) <= norms[0], "no gradient jumps"
@@ -33,10 +37,16 @@ def test_the_demo_trains_and_resumes(planted: Path) -> None:
 
 
 def test_a_rank_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(BridgeError, match=r"rank [01] ended with code 1: .*ValueError: invalid literal for int"):
-        list(local.run_ranks(2, "bridge.cli.demo.rank", "{}", str(tmp_path), "x", "1", "[null, null]"))
+    with pytest.raises(
+        BridgeError, match=r"rank [01] ended with code 1: .*ValueError: invalid literal for int"
+    ):
+        list(
+            local.run_ranks(
+                2, "bridge.cli.demo.rank", "{}", str(tmp_path), "x", "1", "[null, null]"
+            )
+        )
 
 
 def test_the_last_words_of_a_rank_are_its_own() -> None:
-    said = "ValueError: its own\nnanobind: leaked 2 functions!\n - leaked function \"f\"\n"
+    said = 'ValueError: its own\nnanobind: leaked 2 functions!\n - leaked function "f"\n'
     assert local._last_line(StringIO(said)) == "ValueError: its own"

@@ -31,8 +31,15 @@ class Machine:
     def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, current: int = 0) -> None:
         self.current = current
         self.seeds: dict[int, int] = {}
-        generators = [SimpleNamespace(manual_seed=lambda seed, at=at: self.seeds.update({at: seed})) for at in range(count)]
-        answers = {"is_available": lambda: True, "device_count": lambda: count, "current_device": lambda: self.current}
+        generators = [
+            SimpleNamespace(manual_seed=lambda seed, at=at: self.seeds.update({at: seed}))
+            for at in range(count)
+        ]
+        answers = {
+            "is_available": lambda: True,
+            "device_count": lambda: count,
+            "current_device": lambda: self.current,
+        }
         answers |= {"set_device": self._set, "init": lambda: None}
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, answer)
@@ -53,12 +60,20 @@ class Machine:
     ],
 )
 def test_a_rank_computes_on_the_device_of_its_local_rank(
-    monkeypatch: pytest.MonkeyPatch, count: int, current: int, rank: int, given: str | None, expected: int
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    current: int,
+    rank: int,
+    given: str | None,
+    expected: int,
 ) -> None:
     machine = Machine(count, monkeypatch, current)
     assert device.local(rank, given) == torch.device("cuda", expected)
     assert machine.current == expected
-    assert device.backend() == device.backend(torch.device("cuda", 1)) == "nccl" and device.backend(torch.device("cpu")) == "gloo"
+    assert (
+        device.backend() == device.backend(torch.device("cuda", 1)) == "nccl"
+        and device.backend(torch.device("cpu")) == "gloo"
+    )
 
 
 def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +138,17 @@ def test_the_host_waits_where_it_reads_and_not_before() -> None:
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comm, "TIMEOUT", 0.05)
     late("reduce gradients", 3600, peer=3)
-    with pytest.raises(comm.LostRank, match=r"reduce gradients: rank 3 is gone or silent \(timed out after 0.05 s\)"):
+    with pytest.raises(
+        comm.LostRank,
+        match=r"reduce gradients: rank 3 is gone or silent \(timed out after 0.05 s\)",
+    ):
         comm.arrive()
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_what_only_the_device_waits_for_is_reported_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_device_waits_for_is_reported_to_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said: list[str] = []
     store: Any = SimpleNamespace(check=lambda keys: False)
     late("reduce gradients", 3600, peer=3)
@@ -137,7 +157,9 @@ def test_what_only_the_device_waits_for_is_reported_to_other_ranks(monkeypatch: 
     watcher = comm.Watcher(store, 0, said.append)
     time.sleep(0.01)
     watcher._look()
-    assert said and said[0].startswith("rank 0 waits in 'reduce gradients' for rank 3; rank 3 has not reported anything yet")
+    assert said and said[0].startswith(
+        "rank 0 waits in 'reduce gradients' for rank 3; rank 3 has not reported anything yet"
+    )
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -146,7 +168,9 @@ def test_a_collective_that_hangs_on_the_device_is_aborted(monkeypatch: pytest.Mo
     monkeypatch.setattr(comm, "PATIENCE", comm.timedelta(seconds=0.02))
     monkeypatch.setattr(comm, "rank_and_world", lambda: (0, 2))
     monkeypatch.setattr(comm.dist, "destroy_process_group", lambda: ends.append("left"))
-    monkeypatch.setattr(comm.dist.distributed_c10d, "_abort_process_group", lambda: ends.append("aborted"))
+    monkeypatch.setattr(
+        comm.dist.distributed_c10d, "_abort_process_group", lambda: ends.append("aborted")
+    )
     monkeypatch.setattr(comm, "_HANDLES", {})
     late("reduce", 3600)
     comm._abandon()
@@ -162,7 +186,9 @@ def test_nccl_gives_up_later_than_the_host() -> None:
 def test_gloo_sends_what_is_on_a_device_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     group = comm.Group((0, 1), 0)
     monkeypatch.setattr(comm.dist, "get_backend", lambda handle: "gloo")
-    assert comm._through_host(torch.empty(2, device="meta"), group) and not comm._through_host(torch.empty(2), group)
+    assert comm._through_host(torch.empty(2, device="meta"), group) and not comm._through_host(
+        torch.empty(2), group
+    )
     monkeypatch.setattr(comm.dist, "get_backend", lambda handle: "nccl")
     assert not comm._through_host(torch.empty(2, device="meta"), group)
 
@@ -215,7 +241,11 @@ def waits(step: Any) -> Counter[str]:
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return Counter(f"{Path(said.filename).name}:{said.lineno}" for said in seen if "called a synchronizing" in str(said.message))
+    return Counter(
+        f"{Path(said.filename).name}:{said.lineno}"
+        for said in seen
+        if "called a synchronizing" in str(said.message)
+    )
 
 
 def deep(layers: int) -> nn.Sequential:
@@ -229,7 +259,9 @@ def test_a_step_waits_for_the_device_as_often_in_a_deep_model(level: int) -> Non
     batch = [(torch.ones(2, 64, device="cuda"), torch.zeros(2, 64, device="cuda"))]
     found = []
     for layers in (2, 6):
-        engine = initialize(deep(layers), Plan.of({"zero.stage": level, "optimizer.clip": 1.0}), F.mse_loss)
+        engine = initialize(
+            deep(layers), Plan.of({"zero.stage": level, "optimizer.clip": 1.0}), F.mse_loss
+        )
         engine.train_batch(batch)
         found.append(waits(lambda engine=engine: engine.train_batch(batch)))  # type: ignore[misc]
     assert found[0] == found[1] and found[0].total() <= 2, found

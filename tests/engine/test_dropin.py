@@ -22,16 +22,25 @@ from bridge.errors import BridgeError
 from compat.deepspeed.runtime.schedulers import scheduler
 
 SIX_DIGITS = 1e-6
-needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
 
 
 def compared(run: Any, config: dict[str, Any], way: str, folder: Path, **steps: int) -> None:
     """Run the script with both and compare all that it saw."""
-    theirs, ours = (run(2, script, name, config, way, folder, *steps.values()) for name in ("deepspeed", "compat"))
+    theirs, ours = (
+        run(2, script, name, config, way, folder, *steps.values())
+        for name in ("deepspeed", "compat")
+    )
     for expected, found in zip(theirs, ours, strict=True):
         assert found[0] == pytest.approx(expected[0], rel=SIX_DIGITS, abs=0.0)
         assert found[1] == [pytest.approx(lrs, rel=1e-12) for lrs in expected[1]]
-        known = [(mine, norm) for mine, norm in zip(found[2], expected[2], strict=True) if norm is not None]
+        known = [
+            (mine, norm)
+            for mine, norm in zip(found[2], expected[2], strict=True)
+            if norm is not None
+        ]
         assert all(float(mine) == pytest.approx(float(norm), rel=1e-4) for mine, norm in known)
         assert found[3] == expected[3]
         assert found[4] == pytest.approx(expected[4], rel=SIX_DIGITS)
@@ -45,16 +54,30 @@ def test_the_same_script_with_another_import(run: Any, tmp_path: Path, level: in
 
 
 @needs_deepspeed
-@pytest.mark.parametrize(("way", "level"), [("arguments", 0), ("groups", 1), ("optimizer", 2), ("functions", 3), ("old name", 1)])
-def test_every_way_to_give_config_parameters_optimizer_and_scheduler(run: Any, tmp_path: Path, way: str, level: int) -> None:
+@pytest.mark.parametrize(
+    ("way", "level"),
+    [("arguments", 0), ("groups", 1), ("optimizer", 2), ("functions", 3), ("old name", 1)],
+)
+def test_every_way_to_give_config_parameters_optimizer_and_scheduler(
+    run: Any, tmp_path: Path, way: str, level: int
+) -> None:
     compared(run, config_of(level), way, tmp_path, steps=6)
 
 
 @needs_deepspeed
 @pytest.mark.parametrize("level", [1, 3])
-def test_bf16_stays_as_close_to_deepspeeds_as_rounding_allows(run: Any, tmp_path: Path, level: int) -> None:
-    config = config_of(level, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"}, communication_data_type="fp32")
-    theirs, ours = (run(2, script, name, config, "config", tmp_path, 10)[0] for name in ("deepspeed", "compat"))
+def test_bf16_stays_as_close_to_deepspeeds_as_rounding_allows(
+    run: Any, tmp_path: Path, level: int
+) -> None:
+    config = config_of(
+        level,
+        bf16={"enabled": True},
+        data_types={"grad_accum_dtype": "fp32"},
+        communication_data_type="fp32",
+    )
+    theirs, ours = (
+        run(2, script, name, config, "config", tmp_path, 10)[0] for name in ("deepspeed", "compat")
+    )
     assert ours[0] == pytest.approx(theirs[0], rel=2e-3)
     assert ours[3] == theirs[3]
 
@@ -62,9 +85,25 @@ def test_bf16_stays_as_close_to_deepspeeds_as_rounding_allows(run: Any, tmp_path
 SCHEDULES: list[tuple[str, dict[str, Any]]] = [
     ("WarmupLR", {"warmup_num_steps": 7, "warmup_min_lr": 0.001, "warmup_max_lr": 0.02}),
     ("WarmupLR", {"warmup_num_steps": 1, "warmup_type": "linear"}),
-    ("WarmupDecayLR", {"total_num_steps": 20, "warmup_num_steps": 5, "warmup_min_lr": 0.002, "warmup_max_lr": 0.02}),
+    (
+        "WarmupDecayLR",
+        {
+            "total_num_steps": 20,
+            "warmup_num_steps": 5,
+            "warmup_min_lr": 0.002,
+            "warmup_max_lr": 0.02,
+        },
+    ),
     ("WarmupDecayLR", {"total_num_steps": 9, "warmup_num_steps": 3, "warmup_type": "linear"}),
-    ("WarmupCosineLR", {"total_num_steps": 20, "warmup_num_steps": 5, "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2}),
+    (
+        "WarmupCosineLR",
+        {
+            "total_num_steps": 20,
+            "warmup_num_steps": 5,
+            "warmup_min_ratio": 0.1,
+            "cos_min_ratio": 0.2,
+        },
+    ),
     ("WarmupCosineLR", {"total_num_steps": 4, "warmup_num_steps": 6, "warmup_type": "linear"}),
     ("LRRangeTest", {"lr_range_test_step_size": 4, "lr_range_test_staircase": True}),
     ("LRRangeTest", {"lr_range_test_step_size": 4, "lr_range_test_step_rate": 0.5}),
@@ -77,7 +116,10 @@ def test_schedulers_follow_deepspeeds_step_for_step(kind: str, params: dict[str,
     from deepspeed.runtime import lr_schedules
 
     theirs, ours = (
-        torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 0.5}], lr=0.1) for _ in "ab"
+        torch.optim.SGD(
+            [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 0.5}], lr=0.1
+        )
+        for _ in "ab"
     )
     expected, found = getattr(lr_schedules, kind)(theirs, **params), scheduler(kind, params, ours)
     for _ in range(25):
@@ -94,17 +136,29 @@ def rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 @needs_deepspeed
-@pytest.mark.parametrize(("collate", "config"), [(False, {}), (True, {"dataloader_drop_last": True})])
-def test_the_loader_gives_deepspeeds_batches_in_deepspeeds_order(run: Any, collate: bool, config: dict[str, Any]) -> None:
-    theirs, ours = (run(2, partial(loaded, **config), name, collate) for name in ("deepspeed", "compat"))
+@pytest.mark.parametrize(
+    ("collate", "config"), [(False, {}), (True, {"dataloader_drop_last": True})]
+)
+def test_the_loader_gives_deepspeeds_batches_in_deepspeeds_order(
+    run: Any, collate: bool, config: dict[str, Any]
+) -> None:
+    theirs, ours = (
+        run(2, partial(loaded, **config), name, collate) for name in ("deepspeed", "compat")
+    )
     assert ours == theirs
     assert ours[0][1] != ours[1][1]
 
 
-def test_a_resume_on_another_level_goes_on_with_scheduler_and_client_state(run: Any, tmp_path: Path) -> None:
-    for nothing, name, client, (lrs, steps, iteration), expected, found, fresh in run(2, resumed, tmp_path):
+def test_a_resume_on_another_level_goes_on_with_scheduler_and_client_state(
+    run: Any, tmp_path: Path
+) -> None:
+    for nothing, name, client, (lrs, steps, iteration), expected, found, fresh in run(
+        2, resumed, tmp_path
+    ):
         assert nothing == (None, None) and name == "global_step3" and client == {"epoch": 4}
-        assert (steps, iteration) == (3, 2) and lrs == pytest.approx([0.01 * math.log(3) / math.log(6)])
+        assert (steps, iteration) == (3, 2) and lrs == pytest.approx(
+            [0.01 * math.log(3) / math.log(6)]
+        )
         assert found == pytest.approx(expected, rel=SIX_DIGITS)
         assert fresh == 0
     weights = torch.load(tmp_path / "pytorch_model.bin")
@@ -112,7 +166,9 @@ def test_a_resume_on_another_level_goes_on_with_scheduler_and_client_state(run: 
 
 
 @pytest.mark.parametrize("level", [0, 3])
-def test_a_fresh_model_takes_the_exported_one_strictly(run: Any, tmp_path: Path, level: int) -> None:
+def test_a_fresh_model_takes_the_exported_one_strictly(
+    run: Any, tmp_path: Path, level: int
+) -> None:
     for expected in run(2, exported, tmp_path, level):
         if expected is not None:
             found = torch.load(tmp_path / "pytorch_model.bin")
@@ -134,7 +190,9 @@ def alone(**given: Any) -> Any:
     model = given.pop("model", None) or nn.Linear(2, 1)
     config = {**config_of(0, gradient_accumulation_steps=1), **given.pop("config", {})}
     return compat.deepspeed.initialize(
-        model=model, config={key: value for key, value in config.items() if value is not None}, **given
+        model=model,
+        config={key: value for key, value in config.items() if value is not None},
+        **given,
     )
 
 
@@ -152,39 +210,83 @@ def adagrad(parameters: Any) -> Any:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"args": Namespace(deepspeed_config="x.json")}, "config: found 2 of them, expected a config in exactly one of config="),
-    ({"optimizer": adagrad}, "optimizer: found Adagrad, but the engine has no kernel .* use torch.optim.AdamW, Adam or SGD"),
+    (
+        {"args": Namespace(deepspeed_config="x.json")},
+        "config: found 2 of them, expected a config in exactly one of config=",
+    ),
+    (
+        {"optimizer": adagrad},
+        "optimizer: found Adagrad, but the engine has no kernel .* use torch.optim.AdamW, Adam or SGD",
+    ),
     (
         {"optimizer": partial(torch.optim.Adam, amsgrad=True)},
         "optimizer: group 0 has amsgrad=True, which the engine does not support",
     ),
-    ({"lr_scheduler": 3}, r"lr_scheduler: found int, expected an object with step\(\), or a function"),
-    ({"mpu": Grid()}, r"mpu: get_model_parallel_world_size\(\) is 2; the engine splits models itself"),
+    (
+        {"lr_scheduler": 3},
+        r"lr_scheduler: found int, expected an object with step\(\), or a function",
+    ),
+    (
+        {"mpu": Grid()},
+        r"mpu: get_model_parallel_world_size\(\) is 2; the engine splits models itself",
+    ),
     ({"mesh_param": (1, 1)}, "mesh_param: found .* the engine has no sequence axis; leave it out"),
-    ({"model_parameters": [nn.Parameter(torch.zeros(3))]}, r"model_parameters: found 1 tensors that are not in the model,"),
+    (
+        {"model_parameters": [nn.Parameter(torch.zeros(3))]},
+        r"model_parameters: found 1 tensors that are not in the model,",
+    ),
     (
         {"config": {"optimizer": {"type": "Adagrad", "params": {}}}},
         "optimizer.name: found 'adagrad'; use adam, adamw, sgd or",
     ),
-    ({"config": {"optimizer": {"type": "Rprop", "params": {}}}}, "optimizer.type: found Rprop, which the engine does not run"),
+    (
+        {"config": {"optimizer": {"type": "Rprop", "params": {}}}},
+        "optimizer.type: found Rprop, which the engine does not run",
+    ),
     (
         {"config": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}},
         "precision.autocast: found 'bf16'; the engine does not use torch.autocast",
     ),
-    ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op: found 'sum', which the engine does not"),
-    ({"config": {"managed_gradient_accumulation": False}}, "managed_gradient_accumulation: found false, but the engine"),
-    ({"config": {"sequence_parallel_size": 2}}, r"sequence_parallel_size \(2\) does not divide world size"),
     (
-        {"config": {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}}}},
+        {"config": {"gradient_allreduce_op": "sum"}},
+        "gradient_allreduce_op: found 'sum', which the engine does not",
+    ),
+    (
+        {"config": {"managed_gradient_accumulation": False}},
+        "managed_gradient_accumulation: found false, but the engine",
+    ),
+    (
+        {"config": {"sequence_parallel_size": 2}},
+        r"sequence_parallel_size \(2\) does not divide world size",
+    ),
+    (
+        {
+            "config": {
+                "scheduler": {
+                    "type": "OneCycle",
+                    "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2},
+                }
+            }
+        },
         "scheduler.type: the engine has no scheduler OneCycle; use one of",
     ),
-    ({"config": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_step": 1}}}}, "warmup_num_step"),
-    ({"config": {"zero_optimisation": {"stage": 1}}}, "zero_optimisation: unknown key; did you mean zero_optimization"),
+    (
+        {"config": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_step": 1}}}},
+        "warmup_num_step",
+    ),
+    (
+        {"config": {"zero_optimisation": {"stage": 1}}},
+        "zero_optimisation: unknown key; did you mean zero_optimization",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
-def test_what_the_engine_cannot_run_is_refused_with_what_to_do(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED]
+)
+def test_what_the_engine_cannot_run_is_refused_with_what_to_do(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BridgeError, match=message):
         alone(**given)
 
@@ -195,14 +297,20 @@ def test_misuse_is_said() -> None:
     with pytest.raises(BridgeError, match="config: found none, expected a config in exactly one"):
         compat.deepspeed.initialize(model=nn.Linear(1, 1))
     engine, optimizer, loader, schedule = alone(config={"optimizer": None})
-    assert (optimizer, loader, schedule) == (None, None, None) and engine(torch.ones(3, 2)).shape == (3, 1)
-    with pytest.raises(BridgeError, match="backward: no optimizer: name an optimizer in the config"):
+    assert (optimizer, loader, schedule) == (None, None, None) and engine(
+        torch.ones(3, 2)
+    ).shape == (3, 1)
+    with pytest.raises(
+        BridgeError, match="backward: no optimizer: name an optimizer in the config"
+    ):
         engine.backward(engine(torch.ones(3, 2)).sum())
     engine = alone()[0]
     loss = engine(torch.ones(3, 2)).sum()
     with pytest.raises(BridgeError, match="backward: retain_graph=True is not supported"):
         engine.backward(loss, retain_graph=True)
-    with pytest.raises(BridgeError, match="found False at microbatch 1 of 1, but a step cannot be longer"):
+    with pytest.raises(
+        BridgeError, match="found False at microbatch 1 of 1, but a step cannot be longer"
+    ):
         engine.set_gradient_accumulation_boundary(False)
     with pytest.raises(BridgeError, match=r"found no loss in the model's output"):
         engine.train_batch([torch.ones(3, 2)])
@@ -211,12 +319,19 @@ def test_misuse_is_said() -> None:
 
 
 def test_what_is_left_out_is_said_and_defaults_are_not() -> None:
-    with pytest.warns(UserWarning, match="zero.prescale: gradients are divided after they are summed") as found:
+    with pytest.warns(
+        UserWarning, match="zero.prescale: gradients are divided after they are summed"
+    ) as found:
         engine = alone(
-            config={"prescale_gradients": True, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+            config={
+                "prescale_gradients": True,
+                "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+            }
         )[0]
     said = [str(warning.message) for warning in found]
-    assert any(line.startswith("zero.offload.parameters: parameters stay on the device") for line in said)
+    assert any(
+        line.startswith("zero.offload.parameters: parameters stay on the device") for line in said
+    )
     assert any(line.startswith("zero.stage: this model is one layer") for line in said)
     assert not any("bucket" in line for line in said)
     assert "zero.bucket" in {finding.path for finding in engine.findings}
@@ -274,7 +389,9 @@ def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.M
     code = "import sys, compat.deepspeed as d; assert 'torch' not in sys.modules; d.initialize; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     monkeypatch.setattr("bridge.extras.find_spec", lambda name: None)
-    with pytest.raises(BridgeError, match=r"deepspeed.initialize: torch is not installed; pip install"):
+    with pytest.raises(
+        BridgeError, match=r"deepspeed.initialize: torch is not installed; pip install"
+    ):
         _ = compat.deepspeed.initialize
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
         _ = compat.deepspeed.initialise

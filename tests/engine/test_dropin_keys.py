@@ -25,13 +25,19 @@ ADAMW = {"optimizer.type": "AdamW", "optimizer.params.lr": 0.01}
 BASES: Mapping[str, Mapping[str, Any]] = {
     "fp32": {},
     "bf16, ZeRO 1": {"bf16.enabled": True, "zero_optimization.stage": 1},
-    "bf16, ZeRO 2": {"bf16.enabled": True, "zero_optimization.stage": 2, "data_types.grad_accum_dtype": "fp32"},
+    "bf16, ZeRO 2": {
+        "bf16.enabled": True,
+        "zero_optimization.stage": 2,
+        "data_types.grad_accum_dtype": "fp32",
+    },
     "fp16, ZeRO 3": {"fp16.enabled": True, "zero_optimization.stage": 3},
 }
 
 
 def config_of(values: Mapping[str, Any]) -> Any:
-    return DIALECT.config({"train_micro_batch_size_per_gpu": 2, **ADAMW, **values}, entry="file", world_size=1)
+    return DIALECT.config(
+        {"train_micro_batch_size_per_gpu": 2, **ADAMW, **values}, entry="file", world_size=1
+    )
 
 
 def heard(values: Mapping[str, Any], base: Mapping[str, Any], path: str) -> bool:
@@ -39,16 +45,26 @@ def heard(values: Mapping[str, Any], base: Mapping[str, Any], path: str) -> bool
     try:
         usual = config_of(base)
         config = config_of({**base, **values})
-        if config.effective.flat().get(path) == usual.effective.flat().get(path) or any(dropin.beyond(config)):
+        if config.effective.flat().get(path) == usual.effective.flat().get(path) or any(
+            dropin.beyond(config)
+        ):
             return True
         plan = dropin.leave_open(lift(config), own=False)
         _, findings = check(plan, 1)
     except BridgeError:
         return True
-    if path.startswith((*dropin.READ, *dropin.RUN)) or lift(config).values() != lift(usual).values():
+    if (
+        path.startswith((*dropin.READ, *dropin.RUN))
+        or lift(config).values() != lift(usual).values()
+    ):
         return True
     rules = plan_claims(DIALECT)
-    named = {carrier for it in findings if it.path in rules for carrier in rules[it.path].carriers(it.path)}
+    named = {
+        carrier
+        for it in findings
+        if it.path in rules
+        for carrier in rules[it.path].carriers(it.path)
+    }
     return path in named | {finding.path for finding in dropin.find_unsupported(config)}
 
 
@@ -57,6 +73,10 @@ def heard(values: Mapping[str, Any], base: Mapping[str, Any], path: str) -> bool
 @given(data=st.data())
 def test_no_key_is_without_an_answer(base: str, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(settable(DIALECT.versions[-1])))
-    value = data.draw(OWN[path] if path in OWN else typed_values(fields(DeepSpeed)[path].annotation))
+    value = data.draw(
+        OWN[path] if path in OWN else typed_values(fields(DeepSpeed)[path].annotation)
+    )
     assume(value is not None)
-    assert heard({**BESIDE.get(path, {}), path: value}, {**BASES[base], **BESIDE.get(path, {})}, path), (path, value)
+    assert heard(
+        {**BESIDE.get(path, {}), path: value}, {**BASES[base], **BESIDE.get(path, {})}, path
+    ), (path, value)

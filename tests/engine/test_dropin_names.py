@@ -22,8 +22,12 @@ from bridge.errors import BridgeError
 from compat.deepspeed.names import ABSENT, ENTRIES, MODULES, Absent, names_of
 
 pytestmark = pytest.mark.usefixtures("foreign")
-needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-USES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "deepspeed" / "uses.json").read_text())
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
+USES: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "deepspeed" / "uses.json").read_text()
+)
 FREQUENT = 10
 
 
@@ -45,7 +49,9 @@ def close(found: Any, expected: Any, place: str = "") -> None:
 
 @needs_deepspeed
 @pytest.mark.parametrize("level", [1, 3])
-def test_parts_of_a_run_are_read_and_written_as_by_deepspeed(run: Run, pools: dict[int, Pool], level: int) -> None:
+def test_parts_of_a_run_are_read_and_written_as_by_deepspeed(
+    run: Run, pools: dict[int, Pool], level: int
+) -> None:
     ours, theirs = (run(2, asked, name, level) for name in ("compat", "deepspeed"))
     pools[2].close()  # DeepSpeed's level 3 has put its own functions into torch
     close(ours, theirs)
@@ -73,11 +79,17 @@ def test_models_made_within_init_and_steps_that_end_early(run: Run) -> None:
 
 def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
     for called, part, state, whole, half, load, compiled, evaluated, loaded in run(2, refused):
-        assert called.startswith("model(...): each layer's weights are whole only while that layer runs")
+        assert called.startswith(
+            "model(...): each layer's weights are whole only while that layer runs"
+        )
         assert part.startswith("0(...): the module's weights are whole only")
-        assert state.startswith("state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()")
+        assert state.startswith(
+            "state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()"
+        )
         assert whole.startswith("[[")
-        assert half.startswith("engine.to: 0.weight would change from torch.float32 on cpu to torch.float16 on cpu")
+        assert half.startswith(
+            "engine.to: 0.weight would change from torch.float32 on cpu to torch.float16 on cpu"
+        )
         assert load.startswith("load_module_state_dict: the given state lacks 0.bias")
         assert compiled.startswith("engine.compile: ")
         assert (evaluated, loaded) == ("True", "{2.0}")
@@ -96,7 +108,11 @@ def test_the_names_that_need_no_torch_to_be_listed_are_those_that_are_there() ->
 
 def test_names_that_scripts_use_often_run_or_say_what_to_do() -> None:
     """Of the uses of names that DeepSpeed 0.19.8 still has, at least 85 % run, and all names that are used ten times."""
-    numbers = {name: sum(sources.values()) for name, sources in USES["names"].items() if name not in USES["gone"]}
+    numbers = {
+        name: sum(sources.values())
+        for name, sources in USES["names"].items()
+        if name not in USES["gone"]
+    }
     absent = {name for name in numbers if not there(name)}
     assert sum(numbers[name] for name in absent) / sum(numbers.values()) < 0.15
     assert not {name for name in absent if numbers[name] >= FREQUENT}
@@ -108,13 +124,30 @@ def test_a_layer_of_bert_has_deepspeeds_parameters_and_transformers_numbers(firs
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer
 
-    given = {"heads": 4, "hidden_size": 16, "num_hidden_layers": 2, "initializer_range": 0.5, "pre_layer_norm": first}
-    ours = compat.deepspeed.DeepSpeedTransformerLayer(compat.deepspeed.DeepSpeedTransformerConfig(**given)).double()
+    given = {
+        "heads": 4,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "initializer_range": 0.5,
+        "pre_layer_norm": first,
+    }
+    ours = compat.deepspeed.DeepSpeedTransformerLayer(
+        compat.deepspeed.DeepSpeedTransformerConfig(**given)
+    ).double()
     stream = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     mask = torch.zeros(2, 1, 1, 5, dtype=torch.float64)
     mask[1, ..., 3:] = -10000.0
-    sizes = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 64, "hidden_act": "gelu_pytorch_tanh"}
-    theirs = BertLayer(BertConfig(**sizes, layer_norm_eps=1e-12, _attn_implementation="eager")).double().eval()
+    sizes = {
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+    theirs = (
+        BertLayer(BertConfig(**sizes, layer_norm_eps=1e-12, _attn_implementation="eager"))
+        .double()
+        .eval()
+    )
     _fill(theirs, ours)
     if first:  # as DeepSpeed's tests have it: the norms of a BertLayer stand before, and the residuals go around them
         attention, self_output, output = theirs.attention, theirs.attention.output, theirs.output
@@ -131,7 +164,9 @@ def _fill(theirs: Any, ours: Any) -> None:
     """Give a BertLayer the weights of DeepSpeed's layer, of which each norm goes where its kernel has it."""
     attention, output = theirs.attention, theirs.output
     for place, part in enumerate((attention.self.query, attention.self.key, attention.self.value)):
-        part.weight.data, part.bias.data = (whole.data.chunk(3)[place] for whole in (ours.attn_qkvw, ours.attn_qkvb))
+        part.weight.data, part.bias.data = (
+            whole.data.chunk(3)[place] for whole in (ours.attn_qkvw, ours.attn_qkvb)
+        )
     norms = [(ours.norm_w, ours.norm_b), (ours.attn_nw, ours.attn_nb)]
     norms = norms if ours.config.pre_layer_norm else norms[::-1]
     for weight in (each for norm in norms for each in norm):
@@ -151,10 +186,20 @@ def test_files_are_read_and_written_beside_other_work(tmp_path: Path) -> None:
     from compat.deepspeed.ops.op_builder import AsyncIOBuilder
 
     assert AsyncIOBuilder().is_compatible()
-    handle = AsyncIOBuilder().load(verbose=False).aio_handle(block_size=4096, intra_op_parallelism=2)
-    assert (handle.get_block_size(), handle.get_queue_depth(), handle.get_alignment()) == (4096, 128, 1024)
+    handle = (
+        AsyncIOBuilder().load(verbose=False).aio_handle(block_size=4096, intra_op_parallelism=2)
+    )
+    assert (handle.get_block_size(), handle.get_queue_depth(), handle.get_alignment()) == (
+        4096,
+        128,
+        1024,
+    )
     first, second = torch.arange(1000.0), torch.arange(500, dtype=torch.bfloat16)
-    assert handle.async_pwrite(first, str(tmp_path / "one")) == handle.async_pwrite(second, str(tmp_path / "two")) == 0
+    assert (
+        handle.async_pwrite(first, str(tmp_path / "one"))
+        == handle.async_pwrite(second, str(tmp_path / "two"))
+        == 0
+    )
     assert handle.wait() == 2 and handle.wait() == 0
     locked = handle.new_cpu_locked_tensor(900, torch.empty(0))
     assert handle.sync_pread(locked, str(tmp_path / "one"), 400) == 1
@@ -163,7 +208,10 @@ def test_files_are_read_and_written_beside_other_work(tmp_path: Path) -> None:
     found = torch.zeros(500, dtype=torch.bfloat16)
     assert handle.async_pread(found, str(tmp_path / "two")) == 0 and handle.wait() == 1
     assert torch.equal(found, second)
-    with pytest.raises(BridgeError, match=r"one: found 4000 bytes after offset 0, expected 8000; read a larger file"):
+    with pytest.raises(
+        BridgeError,
+        match=r"one: found 4000 bytes after offset 0, expected 8000; read a larger file",
+    ):
         handle.sync_pread(torch.zeros(2000), str(tmp_path / "one"))
 
 
@@ -184,13 +232,23 @@ def there(name: str) -> bool:
     return True
 
 
-OWN = ("config", "device", "local_rank", "lr_scheduler", "tput_timer", "training_dataloader", "optimizer")
+OWN = (
+    "config",
+    "device",
+    "local_rank",
+    "lr_scheduler",
+    "tput_timer",
+    "training_dataloader",
+    "optimizer",
+)
 """What an engine has of its own."""
 
 
 @pytest.mark.parametrize("name", sorted(ABSENT))
 def test_what_is_absent_says_what_to_do_instead(name: str) -> None:
-    with pytest.raises(ImportError, match=r"the native engine does not have this (name|module); \w+"):
+    with pytest.raises(
+        ImportError, match=r"the native engine does not have this (name|module); \w+"
+    ):
         exec(
             f"from compat.deepspeed.{name} import Anything"
             if name in MODULES
@@ -199,23 +257,37 @@ def test_what_is_absent_says_what_to_do_instead(name: str) -> None:
 
 
 def test_the_switch_is_refused_once_deepspeed_is_imported() -> None:
-    code = (
-        "import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed')\nimport compat.deepspeed as d; d.install()"
+    code = "import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed')\nimport compat.deepspeed as d; d.install()"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "DeepSpeed itself is already imported; call compat.deepspeed.install() before" in found.stderr
+    assert (
+        "DeepSpeed itself is already imported; call compat.deepspeed.install() before"
+        in found.stderr
+    )
 
 
-@pytest.mark.skipif(not (find_spec("transformers") and find_spec("accelerate")), reason="accelerate is not installed")
+@pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("accelerate")),
+    reason="accelerate is not installed",
+)
 def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Path) -> None:
     from trainer import Rows, logged, trainer
 
     script, port = Path(__file__).parent / "trainer.py", str(free_port())
-    ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     command = [sys.executable, "-m", "compat.deepspeed", str(script), str(tmp_path), "3"]
     started = [
         subprocess.Popen(
-            command, env={**os.environ, **ranks, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, text=True
+            command,
+            env={**os.environ, **ranks, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in "01"
     ]

@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SHAPE, Case, determined, distance, events, fed, live_bytes, model_of, overflowing, plain, trained
+from runs import (
+    SHAPE,
+    Case,
+    determined,
+    distance,
+    events,
+    fed,
+    live_bytes,
+    model_of,
+    overflowing,
+    plain,
+    trained,
+)
 from torch import nn
 
 import bridge.engine
@@ -20,10 +32,17 @@ from bridge.layout.pipeline import Pipeline
 from bridge.plan import Model, Plan
 
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3}
-ADAMW = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4, "optimizer.weight_decay": 0.0}
+ADAMW = {
+    "optimizer.name": "adamw",
+    "optimizer.lr": 0.01,
+    "optimizer.eps": 1e-4,
+    "optimizer.weight_decay": 0.0,
+}
 
 
-@pytest.mark.parametrize("layout", [{"zero.stage": level} for level in range(4)] + [{"parallel.tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "layout", [{"zero.stage": level} for level in range(4)] + [{"parallel.tensor": 2}], ids=str
+)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(run: Any, layout: dict[str, Any]) -> None:
     values = {**ADAMW, "precision.compute": "fp16", **layout, "precision.loss_scale.initial": 64.0}
     case = Case({**values, "precision.loss_scale.hysteresis": 1}, dtype=torch.float32)
@@ -45,9 +64,21 @@ ROUNDED: dict[str, dict[str, Any]] = {
 def test_bf16_stays_as_close_to_fp32_as_plain_bf16_does(run: Any, values: dict[str, Any]) -> None:
     exact = plain(Case({**ADAMW}, dtype=torch.float32, steps=5))
     rough = plain(Case({**ADAMW, "precision.compute": "bf16"}, dtype=torch.bfloat16, steps=5))
-    allowed = max(abs(found - wanted) for found, wanted in zip(rough.losses, exact.losses, strict=True))
-    for outcome in run(2, trained, Case({**ADAMW, "precision.compute": "bf16", **values}, dtype=torch.float32, steps=5)):
-        assert max(abs(found - wanted) for found, wanted in zip(outcome.losses, exact.losses, strict=True)) <= 2 * allowed
+    allowed = max(
+        abs(found - wanted) for found, wanted in zip(rough.losses, exact.losses, strict=True)
+    )
+    for outcome in run(
+        2,
+        trained,
+        Case({**ADAMW, "precision.compute": "bf16", **values}, dtype=torch.float32, steps=5),
+    ):
+        assert (
+            max(
+                abs(found - wanted)
+                for found, wanted in zip(outcome.losses, exact.losses, strict=True)
+            )
+            <= 2 * allowed
+        )
         assert outcome.bytes == outcome.predicted_bytes and outcome.traffic == outcome.predicted
 
 
@@ -66,16 +97,22 @@ def of_many(rank: int, world: int, case: Case, small: int) -> tuple[Any, int]:
     """A training whose stages have at least so many elements, and how many stages there are."""
     usual, partition.SMALL = partition.SMALL, small
     try:
-        stages = Pipeline.of(Plan.of(case.plan), facts(chain_of(model_of(case))), case.batch).schedule.stages
+        stages = Pipeline.of(
+            Plan.of(case.plan), facts(chain_of(model_of(case))), case.batch
+        ).schedule.stages
         return trained(rank, world, case), stages
     finally:
         partition.SMALL = usual
 
 
 @pytest.mark.parametrize(
-    "values", [*({"zero.stage": level} for level in range(4)), {"parallel.pipeline": 2, "zero.stage": 3}], ids=str
+    "values",
+    [*({"zero.stage": level} for level in range(4)), {"parallel.pipeline": 2, "zero.stage": 3}],
+    ids=str,
 )
-def test_many_small_layers_share_stages_and_change_no_number(run: Any, values: dict[str, Any]) -> None:
+def test_many_small_layers_share_stages_and_change_no_number(
+    run: Any, values: dict[str, Any]
+) -> None:
     case = Case({**SGD, **values, "batch.accumulation": 2}, MANY, steps=2)
     for outcome, stages in run(2, of_many, case, 12_000):
         assert 2 < stages < MANY.layers // 2
@@ -100,14 +137,27 @@ def test_dropout_does_not_depend_on_layout_recompute_or_accumulation_order(run: 
             assert distance(outcome.change, base.change) < 1e-9
 
 
-SHARED = [("bf16", 1, 1, False), ("bf16", 2, 1, False), ("bf16", 2, 2, False), ("bf16", 2, 2, True), ("fp32", 2, 1, False)]
+SHARED = [
+    ("bf16", 1, 1, False),
+    ("bf16", 2, 1, False),
+    ("bf16", 2, 2, False),
+    ("bf16", 2, 2, True),
+    ("fp32", 2, 1, False),
+]
 """Number format, ranks, tensor ranks, and whether tokens are split."""
 
 
 @pytest.mark.parametrize(("compute", "world", "tensor", "sequence"), SHARED)
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_every_live_byte_is_predicted(run: Any, world: int, tensor: int, sequence: bool, level: int, compute: str) -> None:
-    values = {"precision.compute": compute, "zero.stage": level, "parallel.tensor": tensor, "parallel.sequence": sequence}
+def test_every_live_byte_is_predicted(
+    run: Any, world: int, tensor: int, sequence: bool, level: int, compute: str
+) -> None:
+    values = {
+        "precision.compute": compute,
+        "zero.stage": level,
+        "parallel.tensor": tensor,
+        "parallel.sequence": sequence,
+    }
     case = Case({**ADAMW, **values, "batch.accumulation": 2}, dtype=torch.float32)
     for found, predicted, (reduced, kept) in run(world, live_bytes, case):
         # Gradients that are shards have memory from backward to the update alone; those of the tie stay.
@@ -118,8 +168,16 @@ def test_every_live_byte_is_predicted(run: Any, world: int, tensor: int, sequenc
 
 @pytest.mark.parametrize("level", [0, 3])
 def test_deterministic_runs_give_the_same_bits(run: Any, level: int) -> None:
-    values = {**ADAMW, "precision.compute": "bf16", "zero.stage": level, "batch.accumulation": 2, "optimizer.clip": 0.5}
-    for weights, losses, told in run(2, determined, Case(values, replace(SHAPE, dropout=0.2), dtype=torch.float32)):
+    values = {
+        **ADAMW,
+        "precision.compute": "bf16",
+        "zero.stage": level,
+        "batch.accumulation": 2,
+        "optimizer.clip": 0.5,
+    }
+    for weights, losses, told in run(
+        2, determined, Case(values, replace(SHAPE, dropout=0.2), dtype=torch.float32)
+    ):
         assert told and losses[0] == losses[1] and weights[0].keys() == weights[1].keys()
         assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
 
@@ -149,7 +207,9 @@ def test_a_gather_starts_as_soon_as_its_buffer_is_free(run: Any, buffers: int) -
                 assert found[f"gather {stage} ends"][0] > found[f"forward {stage - 1} ends"][0]
         for stage in range(STAGES - buffers):
             gathered, left = found[f"gather {stage} starts"][-1], stage + buffers
-            assert found[f"backward {left} ends"][0] < gathered < found[f"backward {stage} starts"][0]
+            assert (
+                found[f"backward {left} ends"][0] < gathered < found[f"backward {stage} starts"][0]
+            )
             if buffers > 1:
                 assert gathered < found[f"backward {left - 1} starts"][0]
 
@@ -158,13 +218,21 @@ def test_with_a_buffer_for_each_stage_all_gathers_follow_the_update(run: Any) ->
     for found in places(run, stage=1):
         assert found["gather 0 ends"][0] < found["forward 0 starts"][0]
         for stage in range(1, STAGES):
-            assert found[f"forward {stage - 1} ends"][0] < found[f"gather {stage} ends"][0] < found[f"forward {stage} starts"][0]
+            assert (
+                found[f"forward {stage - 1} ends"][0]
+                < found[f"gather {stage} ends"][0]
+                < found[f"forward {stage} starts"][0]
+            )
         starts = [found[f"gather {stage} starts"] for stage in range(STAGES)]
-        assert all(len(places) == 1 and places[0] > found["backward 0 ends"][0] for places in starts)
+        assert all(
+            len(places) == 1 and places[0] > found["backward 0 ends"][0] for places in starts
+        )
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3, 5])
-def test_a_reduction_is_waited_for_only_by_the_next_writer_of_its_buffer(run: Any, buffers: int) -> None:
+def test_a_reduction_is_waited_for_only_by_the_next_writer_of_its_buffer(
+    run: Any, buffers: int
+) -> None:
     for found in places(run, stage=2, grad_buffers=buffers):
         for stage in range(STAGES):
             (started,), (ended,) = found[f"reduce {stage} starts"], found[f"reduce {stage} ends"]
@@ -214,8 +282,13 @@ def test_a_list_of_layers_and_a_single_module_train() -> None:
     torch.manual_seed(0)
     inputs, targets = torch.randn(8, 4), torch.randn(8, 2)
     layers = [nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)]
-    for model, given in ((layers, (inputs, targets)), (nn.Bilinear(4, 4, 2), (inputs, inputs, targets))):
-        found = bridge.engine.initialize(model, Plan.of({"optimizer.lr": 0.05}), nn.functional.mse_loss)
+    for model, given in (
+        (layers, (inputs, targets)),
+        (nn.Bilinear(4, 4, 2), (inputs, inputs, targets)),
+    ):
+        found = bridge.engine.initialize(
+            model, Plan.of({"optimizer.lr": 0.05}), nn.functional.mse_loss
+        )
         losses = [found.train_batch([given]) for _ in range(20)]
         assert losses[-1] < 0.8 * losses[0]
         assert (found.progress.steps, found.progress.samples) == (20, 160)
@@ -240,15 +313,26 @@ def test_misuse_is_said() -> None:
     found.backward(found(*batch()))
     assert not found.step()
     found.backward(found(*batch()))
-    with pytest.raises(BridgeError, match=r"all 2 microbatches of this step have run; call engine.step\(\)"):
+    with pytest.raises(
+        BridgeError, match=r"all 2 microbatches of this step have run; call engine.step\(\)"
+    ):
         found.backward(found(*batch()))
-    with pytest.raises(BridgeError, match=r"engine\(mask=...\): a model that is a list of layers takes no named inputs"):
+    with pytest.raises(
+        BridgeError,
+        match=r"engine\(mask=...\): a model that is a list of layers takes no named inputs",
+    ):
         found(*batch(), mask=None)
     tokens = engine(loss="per_token", loss_fn=sum_cross_entropy)
     losses = [tokens(*batch()) for _ in range(2)]
-    with pytest.raises(BridgeError, match=r"backward: 2 forward passes wait for backward, but with plan.loss per_token only one"):
+    with pytest.raises(
+        BridgeError,
+        match=r"backward: 2 forward passes wait for backward, but with plan.loss per_token only one",
+    ):
         tokens.backward(losses[1])
-    with pytest.raises(BridgeError, match=r"plan.loss is per_token; return the sum of losses and the number of tokens"):
+    with pytest.raises(
+        BridgeError,
+        match=r"plan.loss is per_token; return the sum of losses and the number of tokens",
+    ):
         engine(loss="per_token")(*batch())
 
 
@@ -261,12 +345,20 @@ def test_misuse_is_said() -> None:
             "schedule.depth_first: found 3, which does not divide the 1 microbatches",
         ),
         ({"optimizer__name": "lamb"}, "optimizer.name: found 'lamb'; use adam, adamw, sgd or lion"),
-        ({"precision__fp8": "hybrid"}, "precision.fp8: found 'hybrid'; the engine has no matrix products in 8 bits"),
-        ({"parallel__data": 2}, r"parallel: data \(2\) does not divide world size \(1\); use 2 ranks, or data=1"),
+        (
+            {"precision__fp8": "hybrid"},
+            "precision.fp8: found 'hybrid'; the engine has no matrix products in 8 bits",
+        ),
+        (
+            {"parallel__data": 2},
+            r"parallel: data \(2\) does not divide world size \(1\); use 2 ranks, or data=1",
+        ),
         ({"batch__micro": 3, "batch__global_": 4}, "batch: .* does not hold"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_starts(values: dict[str, Any], message: str) -> None:
+def test_what_cannot_run_is_refused_before_anything_starts(
+    values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         engine(**values)
 
@@ -280,7 +372,8 @@ def test_what_costs_only_memory_or_speed_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"), [({"heads": 3}, "3 does not divide hidden"), ({"kv_heads": 3}, "3 does not divide heads")]
+    ("shape", "message"),
+    [({"heads": 3}, "3 does not divide hidden"), ({"kv_heads": 3}, "3 does not divide heads")],
 )
 def test_shapes_that_do_not_fit_are_refused(shape: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -289,7 +382,13 @@ def test_shapes_that_do_not_fit_are_refused(shape: dict[str, Any], message: str)
 
 def test_a_plan_states_the_shape() -> None:
     shape = Architecture.of(Model(layers=2, hidden=64, heads=8, kv_heads=2))
-    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn) == (2, 64, 8, 2, 256)
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn) == (
+        2,
+        64,
+        8,
+        2,
+        256,
+    )
 
 
 def test_initial_weights_depend_on_names_only() -> None:
@@ -300,4 +399,6 @@ def test_initial_weights_depend_on_names_only() -> None:
         for name, weight in small.named_parameters()
         if "out." not in name and "down." not in name
     ]
-    assert all(same) and not torch.equal(weights["block0.mlp.up.weight"], weights["block1.mlp.up.weight"])
+    assert all(same) and not torch.equal(
+        weights["block0.mlp.up.weight"], weights["block1.mlp.up.weight"]
+    )

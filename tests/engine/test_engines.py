@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from engines import CAUSES, SETTINGS, held, started, tried
 
-SAMPLE = ("loss by token, by microbatch", "decay of norms and biases", "clipped before unscaling", "gradients summed over ranks")
+SAMPLE = (
+    "loss by token, by microbatch",
+    "decay of norms and biases",
+    "clipped before unscaling",
+    "gradients summed over ranks",
+)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -19,5 +24,7 @@ def test_two_engines_differ_and_the_cause_is_right(name: str, run: Any, tmp_path
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_clean_engines_are_the_same(settings: str, run: Any, tmp_path: Path) -> None:
-    first, second = (started(run, engine, settings, False, tmp_path / engine) for engine in ("DDP", "FSDP2"))
+    first, second = (
+        started(run, engine, settings, False, tmp_path / engine) for engine in ("DDP", "FSDP2")
+    )
     assert held(first, second).divergence is None

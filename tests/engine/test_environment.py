@@ -30,7 +30,10 @@ SLURM = {
         (TORCHRUN, Environment(3, 4, 1, "a:29500", "torchrun")),
         (DEEPSPEED, Environment(1, 2, 1, "127.0.0.1:29501", "deepspeed")),
         (SLURM, Environment(5, 8, 1, "n03:31234", "slurm")),
-        ({**SLURM, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "MASTER_PORT": "7"}, Environment(5, 8, 1, "10.0.0.1:7", "slurm")),
+        (
+            {**SLURM, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "MASTER_PORT": "7"},
+            Environment(5, 8, 1, "10.0.0.1:7", "slurm"),
+        ),
         ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, Environment()),
         ({"RANK": "0", "WORLD_SIZE": "1"}, Environment(launcher="environment")),
     ],

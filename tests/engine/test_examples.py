@@ -37,13 +37,25 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         launch, file = tmp_path / f"launch{level}.args", tmp_path / f"zero{level}.json"
         launch.write_text(f"{(EXAMPLE / 'launch.args').read_text()}\n{sharding}\n")
         releases = ("--from-version", "0.16.1", "--to-version", "0.19.8")
-        words = ["convert", str(launch), "--to", "deepspeed", "--world-size", "2", *releases, "-o", str(file)]
+        words = [
+            "convert",
+            str(launch),
+            "--to",
+            "deepspeed",
+            "--world-size",
+            "2",
+            *releases,
+            "-o",
+            str(file),
+        ]
         assert stagebridge(words) in (0, 2)
         found.append(file)
     return found
 
 
-def test_the_files_have_the_level_that_the_launch_asked_for_and_its_clipping(files: list[Path]) -> None:
+def test_the_files_have_the_level_that_the_launch_asked_for_and_its_clipping(
+    files: list[Path],
+) -> None:
     contents = [json.loads(path.read_text()) for path in files]
     assert [content["zero_optimization"]["stage"] for content in contents] == [0, 1, 2, 3]
     assert [content["gradient_clipping"] for content in contents] == [0.5] * 4
@@ -69,7 +81,15 @@ def test_under_the_deepspeed_launcher_every_level_gives_the_same_losses(files: l
 
 def lines(arguments: list[str]) -> Iterator[dict[str, Any]]:
     """What the first of two ranks prints."""
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", str(free_port())]
+    launcher = [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--num_accelerators",
+        "2",
+        "--master_port",
+        str(free_port()),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     command = [*launcher, str(EXAMPLE / "train.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

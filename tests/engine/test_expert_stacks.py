@@ -16,7 +16,13 @@ from bridge.plan import Plan
 
 pytest.importorskip("transformers")
 
-FP64 = {**TENSOR, "precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1, "batch.accumulation": 4}
+FP64 = {
+    **TENSOR,
+    "precision.compute": "fp64",
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.1,
+    "batch.accumulation": 4,
+}
 EXPERTS = ["model.layers.0.mlp.experts"]
 
 
@@ -42,7 +48,10 @@ def a_step(rank: int, world: int, make: Callable[[], nn.Module]) -> Steps:
 
 
 def test_a_rank_whose_experts_get_no_token_takes_part(run: Run) -> None:
-    assert errors(run(2, a_step, to_the_first_experts)[0], plain(to_the_first_experts(), steps=1))[0] < 1e-6
+    assert (
+        errors(run(2, a_step, to_the_first_experts)[0], plain(to_the_first_experts(), steps=1))[0]
+        < 1e-6
+    )
 
 
 def in_16_bits(rank: int, world: int) -> tuple[bool, float]:

@@ -37,18 +37,28 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], TracedRun]
     return found
 
 
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.detector != "diff"])
+@pytest.mark.parametrize(
+    "name", [name for name, fault in FAULTS.items() if fault.detector != "diff"]
+)
 def test_checks_locate_faults(name: str, run: Ranks, tmp_path: Path) -> None:
     fault = FAULTS[name]
     where = fault.named if fault.detector == "refused" else f"desync: {fault.named}"
     for reports, steps in run(world_of(fault.layout), struck, name, fault.layout, tmp_path):
-        assert steps == (0 if fault.detector == "refused" else 1), "all ranks stop before the update"
-        assert any(report.startswith(f"{where}: ") and fault.words in report for report in reports), reports
+        assert steps == (0 if fault.detector == "refused" else 1), (
+            "all ranks stop before the update"
+        )
+        assert any(
+            report.startswith(f"{where}: ") and fault.words in report for report in reports
+        ), reports
 
 
 @pytest.mark.parametrize("piped", [False, True], ids=["", "pipeline"])
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.detector == "diff"])
-def test_diff_locates_faults(name: str, piped: bool, run: Ranks, good: Callable[[Any], TracedRun], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name, fault in FAULTS.items() if fault.detector == "diff"]
+)
+def test_diff_locates_faults(
+    name: str, piped: bool, run: Ranks, good: Callable[[Any], TracedRun], tmp_path: Path
+) -> None:
     fault = FAULTS[name]
     layout = fault.layouts[piped]
     run(world_of(layout), struck, name, layout, tmp_path)
@@ -74,7 +84,11 @@ def layout(seed: int) -> tuple[int, dict[str, Any]]:
     tensor, data, pipeline = draw.choice(LARGE if seed % 4 == 0 else MESHES)
     accumulation = 4 if pipeline > 1 else draw.choice([1, 2])
     schedule = draw.choice(SCHEDULES if pipeline == 2 else SCHEDULES[:3])
-    stages = {"schedule.name": schedule} if pipeline > 1 else {"stages.layers_per_stage": draw.choice([1.0, 2.0])}
+    stages = (
+        {"schedule.name": schedule}
+        if pipeline > 1
+        else {"stages.layers_per_stage": draw.choice([1.0, 2.0])}
+    )
     virtual = {"schedule.virtual": 2} if schedule == "interleaved_1f1b" and pipeline > 1 else {}
     return tensor * data * pipeline, {
         **draw.choice([SGD, ADAMW, CLIPPED]),
@@ -98,11 +112,22 @@ def layout(seed: int) -> tuple[int, dict[str, Any]]:
 def test_no_false_alarm_on_generated_layouts(seed: int, run: Ranks, tmp_path: Path) -> None:
     """Neither a check (which would raise) nor a comparison with one rank."""
     world, plan = layout(seed)
-    alone = {name: value for name, value in plan.items() if not name.startswith(("parallel.", "zero.", "batch.", "schedule."))}
+    alone = {
+        name: value
+        for name, value in plan.items()
+        if not name.startswith(("parallel.", "zero.", "batch.", "schedule."))
+    }
     run(world, traced, Case(plan, seed=seed, dtype=torch.float32), tmp_path / "split", False, True)
-    run(1, traced, Case({**alone, "batch.micro": 8}, seed=seed, dtype=torch.float32), tmp_path / "alone")
+    run(
+        1,
+        traced,
+        Case({**alone, "batch.micro": 8}, seed=seed, dtype=torch.float32),
+        tmp_path / "alone",
+    )
     found = compare_runs(TracedRun.read(tmp_path / "split"), TracedRun.read(tmp_path / "alone"))
-    assert [(str(line.name), line.distance, line.bound, line.cause) for line in found.faults[:3]] == []
+    assert [
+        (str(line.name), line.distance, line.bound, line.cause) for line in found.faults[:3]
+    ] == []
     assert {line.verdict for line in found.lines} <= {"equal", "rounding"}
 
 

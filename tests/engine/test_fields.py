@@ -79,15 +79,23 @@ CHANGES = {
     "model.sequence": Change("tokens", (8, 9), (16, 18)),
     "parallel.data": Change("data", (2, 1), ((0, 1), (0,)), world=2, second={"parallel.tensor": 2}),
     "parallel.tensor": Change("tensor", (1, 2), ((0,), (0, 1)), world=2),
-    "parallel.sequence": Change("norm_tokens", (False, True), (16, 8), {"parallel.tensor": 2}, world=2),
+    "parallel.sequence": Change(
+        "norm_tokens", (False, True), (16, 8), {"parallel.tensor": 2}, world=2
+    ),
     "parallel.pipeline": Change("line", (1, 2), ((0,), (0, 1)), TWO, world=2),
     "schedule.name": Change("actions", ("1f1b", "gpipe"), given=PIPED, world=2),
-    "schedule.virtual": Change("actions", (2, 4), given={**PIPED, **INTERLEAVED, "model.layers": 6}, world=2),
+    "schedule.virtual": Change(
+        "actions", (2, 4), given={**PIPED, **INTERLEAVED, "model.layers": 6}, world=2
+    ),
     "schedule.group": Change("actions", (2, 4), given={**PIPED, **INTERLEAVED}, world=2),
-    "schedule.depth_first": Change("actions", (1, 2), given={**PIPED, "schedule.name": "looped_bfs"}, world=2),
+    "schedule.depth_first": Change(
+        "actions", (1, 2), given={**PIPED, "schedule.name": "looped_bfs"}, world=2
+    ),
     "schedule.breadth_first": Change("actions", (1, 4), given=FOUR),
     "schedule.overlap": Change("actions", (True, False), given=PIPED, world=2),
-    "parallel.order": Change("tensor", ("tensor-data", "data-tensor"), ((0, 1), (0, 2)), {"parallel.tensor": 2}, world=4),
+    "parallel.order": Change(
+        "tensor", ("tensor-data", "data-tensor"), ((0, 1), (0, 2)), {"parallel.tensor": 2}, world=4
+    ),
     "stages.rule": Change("stages", ("carry", "even"), (3, 2), {"stages.layers_per_stage": 1.5}),
     "stages.layers_per_stage": Change("stages", (1, 3), (4, 2)),
     "stages.boundaries": Change("stages", ((0, 4), (0, 1, 4)), (1, 2)),
@@ -102,16 +110,27 @@ CHANGES = {
     "precision.reduce": Change("bytes", ("fp32", "bf16"), given=BF16),
     "precision.communicate": Change(
         *("sent", ("fp32", "bf16")),
-        ({"reduce gradients": 4 * WEIGHTS, "agree": 8 * AGREED}, {"reduce gradients": 2 * WEIGHTS, "agree": 8 * AGREED}),
+        (
+            {"reduce gradients": 4 * WEIGHTS, "agree": 8 * AGREED},
+            {"reduce gradients": 2 * WEIGHTS, "agree": 8 * AGREED},
+        ),
         *(BF16, 2),
     ),
     "precision.loss_scale.static": Change("scales", (8.0, 32.0), ((8.0,), (32.0,)), FP16),
     "precision.loss_scale.initial": Change("scales", (8.0, 32.0), ((8.0,), (32.0,)), FP16),
     "precision.loss_scale.window": Change(
-        "scales", (1, 2), ((16.0, 32.0), (8.0, 16.0)), {**FP16, "precision.loss_scale.initial": 8.0}, steps=2
+        "scales",
+        (1, 2),
+        ((16.0, 32.0), (8.0, 16.0)),
+        {**FP16, "precision.loss_scale.initial": 8.0},
+        steps=2,
     ),
-    "precision.loss_scale.hysteresis": Change("scales", (1, 2), ((2.0**39, 2.0**38), (2.0**40, 2.0**39)), OVERFLOW, steps=2),
-    "precision.loss_scale.minimum": Change("scales", (1.0, 2.0**39), ((2.0**39, 2.0**38), (2.0**39, 2.0**39)), OVERFLOW, steps=2),
+    "precision.loss_scale.hysteresis": Change(
+        "scales", (1, 2), ((2.0**39, 2.0**38), (2.0**40, 2.0**39)), OVERFLOW, steps=2
+    ),
+    "precision.loss_scale.minimum": Change(
+        "scales", (1.0, 2.0**39), ((2.0**39, 2.0**38), (2.0**39, 2.0**39)), OVERFLOW, steps=2
+    ),
     "precision.loss_scale.late": Change(
         *("scales", (False, True), ((16.0, 32.0), (8.0, 16.0))),
         *({**FP16, "precision.loss_scale.initial": 8.0, "precision.loss_scale.window": 1}, 1, 2),
@@ -122,18 +141,33 @@ CHANGES = {
     "optimizer.eps": Change("moved", (1e-8, 1.0)),
     "optimizer.momentum": Change("bytes", (0.0, 0.9), given=SGD),
     "optimizer.weight_decay": Change("moved", (0.0, 0.5)),
-    "optimizer.decay_scope": Change("moved", ("all", "matrices"), given={"optimizer.weight_decay": 0.5}),
+    "optimizer.decay_scope": Change(
+        "moved", ("all", "matrices"), given={"optimizer.weight_decay": 0.5}
+    ),
     "optimizer.decay_ramp.shape": Change(
-        "moved", ("linear", "cosine"), given={"optimizer.decay_ramp.end": 0.9, "optimizer.decay_ramp.steps": 4}, steps=2
+        "moved",
+        ("linear", "cosine"),
+        given={"optimizer.decay_ramp.end": 0.9, "optimizer.decay_ramp.steps": 4},
+        steps=2,
     ),
     "optimizer.clip": Change("moved", (0.0, 0.01), given=SGD),
     "optimizer.schedule.name": Change(
-        "lrs", ("constant", "linear"), ((0.01, 0.01), (0.01, 0.005)), {"optimizer.schedule.total_steps": 2}, steps=2
+        "lrs",
+        ("constant", "linear"),
+        ((0.01, 0.01), (0.01, 0.005)),
+        {"optimizer.schedule.total_steps": 2},
+        steps=2,
     ),
     "optimizer.schedule.warmup_steps": Change("lrs", (0, 2), ((0.01, 0.01), (0.0, 0.005)), steps=2),
-    "optimizer.schedule.warmup_from": Change("lrs", (0.0, 0.002), ((0.0, 0.005), (0.002, 0.006)), WARMUP, steps=2),
+    "optimizer.schedule.warmup_from": Change(
+        "lrs", (0.0, 0.002), ((0.0, 0.005), (0.002, 0.006)), WARMUP, steps=2
+    ),
     "optimizer.schedule.total_steps": Change(
-        "lrs", (2, 4), ((0.01, 0.005), (0.01, 0.0075)), {"optimizer.schedule.name": "linear"}, steps=2
+        "lrs",
+        (2, 4),
+        ((0.01, 0.005), (0.01, 0.0075)),
+        {"optimizer.schedule.name": "linear"},
+        steps=2,
     ),
     "optimizer.schedule.minimum": Change(
         "lrs",
@@ -142,7 +176,9 @@ CHANGES = {
         {"optimizer.schedule.name": "linear", "optimizer.schedule.total_steps": 2},
         steps=2,
     ),
-    "optimizer.schedule.decay_steps": Change("lrs", (1, 2), ((0.01, 0.01, 0.01), (0.01, 0.01, 0.005)), WSD, steps=3),
+    "optimizer.schedule.decay_steps": Change(
+        "lrs", (1, 2), ((0.01, 0.01, 0.01), (0.01, 0.01, 0.005)), WSD, steps=3
+    ),
     "optimizer.schedule.decay_shape": Change(
         "lrs",
         ("linear", "exponential"),
@@ -152,8 +188,12 @@ CHANGES = {
     ),
     "recompute.granularity": Change("layer_calls", ("none", "full"), (4, 8)),
     "recompute.method": Change("layer_calls", ("uniform", "block"), (8, 6), {**FULL, **TWO_STAGES}),
-    "recompute.layers": Change("layer_calls", (1, 2), (6, 8), {**FULL, **TWO_STAGES, "recompute.method": "block"}),
-    "recompute.kept_microbatches": Change("layer_calls", (0, 1), (16, 12), {**PIPED, **FULL}, world=2),
+    "recompute.layers": Change(
+        "layer_calls", (1, 2), (6, 8), {**FULL, **TWO_STAGES, "recompute.method": "block"}
+    ),
+    "recompute.kept_microbatches": Change(
+        "layer_calls", (0, 1), (16, 12), {**PIPED, **FULL}, world=2
+    ),
     "recompute.ratio": Change("layer_calls", (0.25, 0.75), (5, 7)),
 }
 
@@ -163,14 +203,17 @@ def test_an_honoured_field_changes_something_that_counts(run: Any, path: str) ->
     change = CHANGES[path]
     plans = [{**BASE, **change.given, path: value} for value in change.values]
     plans[1] |= change.second
-    first, second = (getattr(run(change.world, counted, plan, change.steps)[0], change.what) for plan in plans)
+    first, second = (
+        getattr(run(change.world, counted, plan, change.steps)[0], change.what) for plan in plans
+    )
     assert first != second
     assert change.counts is None or (first, second) == change.counts
 
 
 def test_selective_recompute_runs_the_core_of_attention_again_and_nothing_else(run: Any) -> None:
     kept, selective, full = (
-        run(1, counted, {**BASE, "recompute.granularity": granularity}, 1)[0] for granularity in ("none", "selective", "full")
+        run(1, counted, {**BASE, "recompute.granularity": granularity}, 1)[0]
+        for granularity in ("none", "selective", "full")
     )
     assert (kept.core_calls, kept.layer_calls) == (2, 4)
     assert (selective.core_calls, selective.layer_calls) == (4, 4)
@@ -180,7 +223,9 @@ def test_selective_recompute_runs_the_core_of_attention_again_and_nothing_else(r
 
 def test_a_model_without_parts_to_compute_again_is_said() -> None:
     layers = [nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)]
-    engine = bridge.engine.initialize(layers, Plan.of({"recompute.granularity": "selective"}), nn.functional.mse_loss)
+    engine = bridge.engine.initialize(
+        layers, Plan.of({"recompute.granularity": "selective"}), nn.functional.mse_loss
+    )
     (finding,) = engine.findings
     assert (finding.path, finding.effect) == ("recompute.granularity", Effect.COST)
     assert "no module of the model has a method `compute_again`" in finding.message
@@ -188,23 +233,43 @@ def test_a_model_without_parts_to_compute_again_is_said() -> None:
 
 REDUCED = {"gather weights": 4, "reduce gradients": 12, "agree": 1}
 MEET = {
-    "counts win over a lower level": (2, {"zero.stage": 0, "zero.grad_buffers": 4, "zero.weight_buffers": 4}, "traffic", SHARDED),
+    "counts win over a lower level": (
+        2,
+        {"zero.stage": 0, "zero.grad_buffers": 4, "zero.weight_buffers": 4},
+        "traffic",
+        SHARDED,
+    ),
     "counts win over a higher level": (
         2,
         {"zero.stage": 3, "zero.grad_buffers": 4, "zero.weight_buffers": 4},
         "traffic",
         SHARDED,
     ),
-    "shared gradients, microbatches": (2, {"zero.stage": 2, "batch.accumulation": 3}, "traffic", REDUCED),
+    "shared gradients, microbatches": (
+        2,
+        {"zero.stage": 2, "batch.accumulation": 3},
+        "traffic",
+        REDUCED,
+    ),
     "fewer stages, level": (
         2,
         {"zero.stage": 3, "stages.layers_per_stage": 2},
         "traffic",
         {**REPLICATED, "gather weights": 2, "reduce gradients": 2},
     ),
-    "global batch, tensor ranks": (2, {"batch.micro": 1, "batch.global_": 8, "parallel.tensor": 2}, "microbatches", 8),
+    "global batch, tensor ranks": (
+        2,
+        {"batch.micro": 1, "batch.global_": 8, "parallel.tensor": 2},
+        "microbatches",
+        8,
+    ),
     "global batch, data ranks": (2, {"batch.micro": 1, "batch.global_": 8}, "microbatches", 4),
-    "tokens, more tensor ranks": (4, {"parallel.tensor": 4, "parallel.sequence": True}, "norm_tokens", 4),
+    "tokens, more tensor ranks": (
+        4,
+        {"parallel.tensor": 4, "parallel.sequence": True},
+        "norm_tokens",
+        4,
+    ),
     "a constant scale and a first one": (
         1,
         {**FP16, "precision.loss_scale.static": 4.0, "precision.loss_scale.initial": 8.0},
@@ -221,7 +286,12 @@ MEET = {
         1,
         {**BF16, **SGD, "optimizer.momentum": 0.9},
         "bytes",
-        {"weights": 2 * WEIGHTS, "gradients": 4 * WEIGHTS, "master": 4 * WEIGHTS, "moments": 4 * WEIGHTS},
+        {
+            "weights": 2 * WEIGHTS,
+            "gradients": 4 * WEIGHTS,
+            "master": 4 * WEIGHTS,
+            "moments": 4 * WEIGHTS,
+        },
     ),
     "warmup, decay": (
         1,
@@ -235,7 +305,12 @@ MEET = {
         "layer_calls",
         8,
     ),
-    "ratio, granularity none": (1, {"recompute.granularity": "none", "recompute.ratio": 1.0}, "layer_calls", 4),
+    "ratio, granularity none": (
+        1,
+        {"recompute.granularity": "none", "recompute.ratio": 1.0},
+        "layer_calls",
+        4,
+    ),
     "no rate, decay": (1, {"optimizer.lr": 0.0, "optimizer.weight_decay": 0.5}, "moved", 0.0),
 }
 """Ranks, fields that meet, and what is then counted."""
@@ -251,12 +326,19 @@ def test_where_fields_meet(run: Any, name: str) -> None:
 
 def test_clipping_sees_gradients_without_their_scale(run: Any) -> None:
     given = {**BASE, **FP16, **SGD, "optimizer.clip": 0.01}
-    small, large = (run(1, counted, {**given, "precision.loss_scale.static": scale}, 1)[0].moved for scale in (8.0, 512.0))
+    small, large = (
+        run(1, counted, {**given, "precision.loss_scale.static": scale}, 1)[0].moved
+        for scale in (8.0, 512.0)
+    )
     assert small == pytest.approx(large, rel=1e-2) and small == pytest.approx(0.01 * 0.01, rel=1e-2)
 
 
 CONSTANT = {"optimizer.schedule.name": "constant"}
-RAMP = {"optimizer.decay_ramp.shape": "linear", "optimizer.decay_ramp.end": 0.9, "optimizer.decay_ramp.steps": 2}
+RAMP = {
+    "optimizer.decay_ramp.shape": "linear",
+    "optimizer.decay_ramp.end": 0.9,
+    "optimizer.decay_ramp.steps": 2,
+}
 SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
     "parallel.sequence": (True, {}, {"parallel.tensor": 2}),
     "optimizer.momentum": (0.9, {}, SGD),
@@ -285,7 +367,11 @@ SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
     "schedule.virtual": (2, {}, {**PIPED, "schedule.name": "interleaved_1f1b"}),
     "schedule.csv": ("none.csv", {}, {**PIPED, "schedule.name": "csv"}),
     "schedule.overlap": (True, {}, PIPED),
-    "schedule.depth_first": (2, {**PIPED, "schedule.name": "1f1b"}, {**PIPED, "schedule.name": "looped_bfs"}),
+    "schedule.depth_first": (
+        2,
+        {**PIPED, "schedule.name": "1f1b"},
+        {**PIPED, "schedule.name": "looped_bfs"},
+    ),
     "schedule.breadth_first": (2, {**PIPED, "schedule.name": "1f1b"}, {"batch.accumulation": 2}),
     "stages.boundaries": ((0, 1, 4), {"stages.rule": "even"}, {}),
     "stages.layers_per_stage": (3, {"stages.boundaries": (0, 4)}, {"stages.rule": "carry"}),
@@ -294,18 +380,24 @@ SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize("path", SILENT)
-def test_a_field_that_says_nothing_beside_the_others_is_said_and_changes_nothing(run: Any, path: str) -> None:
+def test_a_field_that_says_nothing_beside_the_others_is_said_and_changes_nothing(
+    run: Any, path: str
+) -> None:
     value, silent, speaking = SILENT[path]
     world = silent.get("parallel.pipeline", 1)
     (finding,) = check(Plan.of({**silent, path: value}), world)[1]
     assert finding.path == path and finding.effect is not Effect.NUMBERS
     assert speaking is None or check(Plan.of({**speaking, path: value}), 2)[1] == ()
-    without, with_it = (run(world, counted, {**BASE, **silent, **given}, 2)[0] for given in ({}, {path: value}))
+    without, with_it = (
+        run(world, counted, {**BASE, **silent, **given}, 2)[0] for given in ({}, {path: value})
+    )
     assert without == with_it
 
 
 def test_a_schedule_without_its_length_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"total_steps: not set, but schedule cosine needs the number of steps"):
+    with pytest.raises(
+        ConfigError, match=r"total_steps: not set, but schedule cosine needs the number of steps"
+    ):
         check(Plan.of({"optimizer.schedule.name": "cosine"}), 1)
 
 
@@ -316,7 +408,8 @@ def test_every_field_that_can_be_silent_is_tested() -> None:
 def test_loss_counts_tokens_or_microbatches_alike() -> None:
     base = {"precision.compute": "fp64", **SGD, "optimizer.lr": 0.1, "batch.accumulation": 4}
     tokens, microbatches = (
-        trained(0, 1, Case({**base, "loss": loss}, padded=True)).losses for loss in ("per_token", "mean_of_microbatches")
+        trained(0, 1, Case({**base, "loss": loss}, padded=True)).losses
+        for loss in ("per_token", "mean_of_microbatches")
     )
     assert tokens[0] == pytest.approx(plain(Case(base, padded=True)).losses[0], rel=1e-12)
     assert abs(tokens[0] - microbatches[0]) > 1e-4
@@ -327,19 +420,31 @@ ONE_BUFFER = {"zero.weight_buffers": 1}
 """All frozen stages take turns in it, so that their slices lie beside it in either format."""
 
 
-@pytest.mark.parametrize(("world", "zero", "more"), [(1, {}, 4), (2, {"zero.stage": 1}, 2), (2, ONE_BUFFER, 1)])
-def test_frozen_weights_are_kept_in_the_format_asked_for(run: Any, world: int, zero: dict[str, int], more: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "zero", "more"), [(1, {}, 4), (2, {"zero.stage": 1}, 2), (2, ONE_BUFFER, 1)]
+)
+def test_frozen_weights_are_kept_in_the_format_asked_for(
+    run: Any, world: int, zero: dict[str, int], more: int
+) -> None:
     """`more`: bytes that a frozen element takes on each rank in the master format, beside what it takes in the other."""
     given = {**BF16, **zero, "batch.accumulation": 2}
     found = {
-        kept: run(world, trained, Case({**given, "precision.frozen": kept}, frozen=FROZEN, dtype=torch.float32))
+        kept: run(
+            world,
+            trained,
+            Case({**given, "precision.frozen": kept}, frozen=FROZEN, dtype=torch.float32),
+        )
         for kept in ("compute", "master")
     }
     for compute, master in zip(*found.values(), strict=True):
         assert master.losses == compute.losses and master.bytes == master.predicted_bytes
         frozen = {name: change for name, change in master.change.items() if name.startswith(FROZEN)}
-        assert not any(change.any() for change in frozen.values()), "the whole of each weight came through"
-        assert any(compute.change[name].any() for name in frozen), "what bf16 cannot hold was rounded away"
+        assert not any(change.any() for change in frozen.values()), (
+            "the whole of each weight came through"
+        )
+        assert any(compute.change[name].any() for name in frozen), (
+            "what bf16 cannot hold was rounded away"
+        )
         elements = sum(change.numel() for change in frozen.values())
         assert sum(master.bytes.values()) - sum(compute.bytes.values()) == elements * more
 
@@ -402,7 +507,9 @@ LOGS = {path for path in bridge.plan.paths() if path.startswith("debug.")}
 def test_moments_in_the_format_of_the_masters_are_what_the_engine_has() -> None:
     values = {"precision.master": "bf16", "precision.moments": ("bf16", "bf16")}
     assert not remarks(values)
-    assert [one.path for one in remarks({**values, "precision.master": "fp32"})] == ["precision.moments"]
+    assert [one.path for one in remarks({**values, "precision.master": "fp32"})] == [
+        "precision.moments"
+    ]
 
 
 def test_every_field_is_honoured_or_limited() -> None:
@@ -416,16 +523,23 @@ def test_every_field_is_honoured_or_limited() -> None:
 
 @pytest.mark.parametrize("path", LIMITS)
 def test_beyond_a_limit_a_field_is_refused_or_said(path: str) -> None:
-    limit, given = LIMITS[path], Plan.of({**(EXPERTS if path.startswith("parallel.expert") else {}), path: BEYOND[path]})
+    limit, given = (
+        LIMITS[path],
+        Plan.of({**(EXPERTS if path.startswith("parallel.expert") else {}), path: BEYOND[path]}),
+    )
     if limit.effect is Effect.NUMBERS:
-        with pytest.raises(ConfigError, match=re.escape(f"{path}: found {BEYOND[path]!r}; {limit.reason}")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"{path}: found {BEYOND[path]!r}; {limit.reason}")
+        ):
             check(given, 1)
     else:
         (finding,) = check(given, 1)[1]
         assert (finding.path, finding.message, finding.effect) == (path, limit.reason, limit.effect)
 
 
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, limit in LIMITS.items() for value in limit.runs])
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path, limit in LIMITS.items() for value in limit.runs]
+)
 def test_within_its_limit_a_field_runs_without_a_word(path: str, value: Any) -> None:
     assert check(Plan.of({path: type(BEYOND[path])(value)}), 1)[1] == ()
 

@@ -14,7 +14,9 @@ import torch
 from dropin_scripts import module
 from torch import Tensor, nn
 
-needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
 ROWS, STEPS = 4, 20
 Seen = tuple[list[float], list[int], list[Tensor]]
 
@@ -31,7 +33,15 @@ def allowed() -> Iterator[None]:
         yield
 
 
-def trained(rank: int, world: int, name: str, level: int, steps: int, fp16: Mapping[str, Any], more: Mapping[str, Any]) -> Seen:
+def trained(
+    rank: int,
+    world: int,
+    name: str,
+    level: int,
+    steps: int,
+    fp16: Mapping[str, Any],
+    more: Mapping[str, Any],
+) -> Seen:
     """Loss scale and skipped steps after each step, and the weights at the end, of a small model on data that differs by rank."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
@@ -44,15 +54,22 @@ def trained(rank: int, world: int, name: str, level: int, steps: int, fp16: Mapp
         **more,
     }
     with allowed():
-        engine, *_ = module(name).initialize(model=model, model_parameters=model.parameters(), config=config)
+        engine, *_ = module(name).initialize(
+            model=model, model_parameters=model.parameters(), config=config
+        )
     generator = torch.Generator().manual_seed(rank)
     scales, skipped = [], []
     for _ in range(steps):
         for _ in range(engine.gradient_accumulation_steps()):
-            inputs, targets = torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 4, generator=generator)
+            inputs, targets = (
+                torch.randn(ROWS, 16, generator=generator),
+                torch.randn(ROWS, 4, generator=generator),
+            )
             engine.backward(nn.functional.mse_loss(engine(inputs.half()).float(), targets))
             engine.step()
-        scales.append(float(engine.optimizer.loss_scale if name == "deepspeed" else engine.cur_scale))
+        scales.append(
+            float(engine.optimizer.loss_scale if name == "deepspeed" else engine.cur_scale)
+        )
         skipped.append(engine.skipped_steps)
     return scales, skipped, weights(name, engine)
 
@@ -85,16 +102,27 @@ def compared(run: Any, *arguments: Any) -> tuple[bool, int]:
 @pytest.mark.parametrize("power", [8, 12, 16, 17, 20, 24])
 def test_a_constant_scale_skips_what_deepspeed_skips(run: Any, power: int) -> None:
     level, gas = power // 4 % 3 + 1, power // 4 % 2 + 1
-    rose, skipped = compared(run, level, 4, {"loss_scale": 2**power}, {"gradient_accumulation_steps": gas})
+    rose, skipped = compared(
+        run, level, 4, {"loss_scale": 2**power}, {"gradient_accumulation_steps": gas}
+    )
     assert not rose and skipped == (0 if power <= 16 else 4 if power >= 20 else skipped)
 
 
 @needs_deepspeed
 @pytest.mark.parametrize(
     ("power", "hysteresis", "window", "rises"),
-    [(8, 1, 3, True), (16, 1, 2, True), (20, 2, 1, True), (12, 1, 1000, False), (24, 1, 1000, False), (24, 3, 1000, False)],
+    [
+        (8, 1, 3, True),
+        (16, 1, 2, True),
+        (20, 2, 1, True),
+        (12, 1, 1000, False),
+        (24, 1, 1000, False),
+        (24, 3, 1000, False),
+    ],
 )
-def test_a_dynamic_scale_follows_deepspeeds(run: Any, power: int, hysteresis: int, window: int, rises: bool) -> None:
+def test_a_dynamic_scale_follows_deepspeeds(
+    run: Any, power: int, hysteresis: int, window: int, rises: bool
+) -> None:
     fp16 = {"initial_scale_power": power, "hysteresis": hysteresis, "loss_scale_window": window}
     fp16["consecutive_hysteresis"] = power == 16
     rose, skipped = compared(run, power // 4 % 3 + 1, STEPS, fp16, {})
@@ -118,6 +146,8 @@ def far(rank: int, world: int, level: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("level", [0, 1, 3])
-def test_ranks_sum_gradients_without_an_overflow_that_their_mean_has_not(run: Any, level: int) -> None:
+def test_ranks_sum_gradients_without_an_overflow_that_their_mean_has_not(
+    run: Any, level: int
+) -> None:
     for found, expected in run(2, far, level):
         assert found == pytest.approx(expected, rel=1e-3)

@@ -30,7 +30,11 @@ def net() -> nn.Sequential:
 
 def hub(*rows: tuple[list[str], dict[str, Any]]) -> Hub:
     held = {name: Parameter(Held(weight.detach())) for name, weight in net().named_parameters()}
-    return Hub(Origin("a test"), held, groups=tuple(ParameterGroup(tuple(names), settings) for names, settings in rows))
+    return Hub(
+        Origin("a test"),
+        held,
+        groups=tuple(ParameterGroup(tuple(names), settings) for names, settings in rows),
+    )
 
 
 MATRICES, VECTORS = ["0.weight", "2.weight"], ["0.bias", "1.weight", "1.bias", "2.bias"]
@@ -42,7 +46,12 @@ DECAYS, SPARED = {"lr": 0.1, "weight_decay": 0.5}, {"lr": 0.1, "weight_decay": 0
     ("rows", "scope", "by_place", "expected"),
     [
         ([(ALL, DECAYS)], "all", True, False),
-        ([([*VECTORS, *MATRICES], DECAYS)], "all", True, True),  # DeepSpeed would find others at these places
+        (
+            [([*VECTORS, *MATRICES], DECAYS)],
+            "all",
+            True,
+            True,
+        ),  # DeepSpeed would find others at these places
         ([([*VECTORS, *MATRICES], DECAYS)], "all", False, False),
         ([(MATRICES, DECAYS), (VECTORS, SPARED)], "all", True, True),
         ([(MATRICES, DECAYS), (VECTORS, SPARED)], "matrices", True, False),
@@ -55,7 +64,9 @@ DECAYS, SPARED = {"lr": 0.1, "weight_decay": 0.5}, {"lr": 0.1, "weight_decay": 0
         ([], "all", True, False),
     ],
 )
-def test_a_run_is_told_groups_that_its_config_does_not_mean(rows: Any, scope: str, by_place: bool, expected: bool) -> None:
+def test_a_run_is_told_groups_that_its_config_does_not_mean(
+    rows: Any, scope: str, by_place: bool, expected: bool
+) -> None:
     assert groups.needs_group_file(hub(*rows), scope, by_place) is expected
 
 
@@ -64,19 +75,40 @@ def test_rates_are_what_a_schedule_starts_from() -> None:
     held = replace(hub((VECTORS, {"lr": 0.01}), (MATRICES, {"lr": 0.05})), where=Where(steps=4))
     rising = {"optimizer.schedule.name": "constant", "optimizer.schedule.warmup_steps": 8}
     steered = Plan.of({**ADAM, **rising}).optimizer
-    assert [row["lr"] for row in groups.groups_to_write(held, steered)] == pytest.approx([0.02, 0.1])
-    noted = hub((VECTORS, {"lr": 0.001, "initial_lr": 0.02}), (MATRICES, {"lr": 0.005, "initial_lr": 0.1}))
-    assert [row["lr"] for row in groups.groups_to_write(noted, steered)] == pytest.approx([0.02, 0.1])
-    assert [row["lr"] for row in groups.groups_to_write(held, Plan.of(ADAM).optimizer)] == [0.01, 0.05]
+    assert [row["lr"] for row in groups.groups_to_write(held, steered)] == pytest.approx(
+        [0.02, 0.1]
+    )
+    noted = hub(
+        (VECTORS, {"lr": 0.001, "initial_lr": 0.02}), (MATRICES, {"lr": 0.005, "initial_lr": 0.1})
+    )
+    assert [row["lr"] for row in groups.groups_to_write(noted, steered)] == pytest.approx(
+        [0.02, 0.1]
+    )
+    assert [row["lr"] for row in groups.groups_to_write(held, Plan.of(ADAM).optimizer)] == [
+        0.01,
+        0.05,
+    ]
 
 
 def test_the_engine_takes_them() -> None:
     """As torch itself does with the same groups, under a schedule that halves all rates."""
-    rows = [{"params": MATRICES, "lr": 0.1}, {"params": VECTORS, "lr": 0.02, "weight_decay": 0.0, "betas": [0.5, 0.6]}]
-    plan = Plan.of({**ADAM, "optimizer.schedule.name": "linear", "optimizer.schedule.total_steps": 2})
-    engine = initialize(net(), plan, lambda output, targets: (output * targets).sum(), groups=groups_of_file(rows, plan.optimizer))
+    rows = [
+        {"params": MATRICES, "lr": 0.1},
+        {"params": VECTORS, "lr": 0.02, "weight_decay": 0.0, "betas": [0.5, 0.6]},
+    ]
+    plan = Plan.of(
+        {**ADAM, "optimizer.schedule.name": "linear", "optimizer.schedule.total_steps": 2}
+    )
+    engine = initialize(
+        net(),
+        plan,
+        lambda output, targets: (output * targets).sum(),
+        groups=groups_of_file(rows, plan.optimizer),
+    )
     mine = net()
-    optimizer = torch.optim.AdamW(groups.build_groups(rows, dict(mine.named_parameters()), "rows"), lr=0.1, weight_decay=0.5)
+    optimizer = torch.optim.AdamW(
+        groups.build_groups(rows, dict(mine.named_parameters()), "rows"), lr=0.1, weight_decay=0.5
+    )
     for step in range(2):
         engine.train_batch([(torch.ones(1, 3), torch.ones(1, 2) * (step + 1))])
         (mine(torch.ones(1, 3)) * (step + 1)).sum().backward()
@@ -108,16 +140,34 @@ def test_a_file_that_is_odd_is_refused(tmp_path: Path, text: str, problem: str) 
 
 @pytest.mark.parametrize(
     ("names", "problem"),
-    [([ALL[1:]], "'0.weight' is in no group"), ([ALL, ["9.x"]], "'9.x' is not a trained"), ([ALL, ALL], "several")],
+    [
+        ([ALL[1:]], "'0.weight' is in no group"),
+        ([ALL, ["9.x"]], "'9.x' is not a trained"),
+        ([ALL, ALL], "several"),
+    ],
 )
 def test_groups_hold_each_parameter_once(names: list[list[str]], problem: str) -> None:
     with pytest.raises(SourceError, match=problem):
-        groups.build_groups([{"params": group} for group in names], dict(net().named_parameters()), "rows")
+        groups.build_groups(
+            [{"params": group} for group in names], dict(net().named_parameters()), "rows"
+        )
 
 
 def test_train_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {}}}
     (tmp_path / "ds.json").write_text(json.dumps(config))
     (tmp_path / "groups.json").write_text('[{"params": ["head.weight"]}]')
-    assert command(["train", str(tmp_path / "ds.json"), "--steps", "1", "--groups", str(tmp_path / "groups.json")]) == 1
+    assert (
+        command(
+            [
+                "train",
+                str(tmp_path / "ds.json"),
+                "--steps",
+                "1",
+                "--groups",
+                str(tmp_path / "groups.json"),
+            ]
+        )
+        == 1
+    )
     assert "is in no group" in capsys.readouterr().err

@@ -61,7 +61,9 @@ def losses(launcher: list[str], config: Path, *arguments: str) -> list[float]:
 
 
 @contextmanager
-def started(command: list[str], stderr: int, folder: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+def started(
+    command: list[str], stderr: int, folder: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A job in a session of its own, of which nothing is left in the end."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
     job = subprocess.Popen(command, **pipes, env=environment(), cwd=folder, start_new_session=True)
@@ -106,7 +108,17 @@ def test_a_resume_after_a_dead_rank_goes_on(config: Path, tmp_path: Path) -> Non
     expected = losses(TORCHRUN, config, "--steps", "4")
     folder = str(tmp_path / "run")
     assert losses(TORCHRUN, config, "--steps", "2", "--save", folder) == expected[:2]
-    command = [*TORCHRUN, "-m", "stagebridge", "train", config.name, "--steps", "100000", "--resume", folder]
+    command = [
+        *TORCHRUN,
+        "-m",
+        "stagebridge",
+        "train",
+        config.name,
+        "--steps",
+        "100000",
+        "--resume",
+        folder,
+    ]
     with started(command, subprocess.STDOUT, config.parent) as job:
         line = _line_with("step 5", job)
         workers = _children(job.pid)
@@ -114,16 +126,23 @@ def test_a_resume_after_a_dead_rank_goes_on(config: Path, tmp_path: Path) -> Non
         job.communicate(timeout=PATIENCE)
         assert job.returncode != 0, line
     assert not any(_alive(worker) for worker in workers)
-    assert losses(TORCHRUN, config, "--steps", "4", "--resume", folder) == pytest.approx(expected[2:], rel=1e-6)
+    assert losses(TORCHRUN, config, "--steps", "4", "--resume", folder) == pytest.approx(
+        expected[2:], rel=1e-6
+    )
 
 
-def test_a_script_that_leaves_its_engine_open_ends_without_threads_that_outlive_the_interpreter() -> None:
+def test_a_script_that_leaves_its_engine_open_ends_without_threads_that_outlive_the_interpreter() -> (
+    None
+):
     command = [*TORCHRUN, str(Path(__file__).with_name("own_script.py"))]
     with started(command, subprocess.PIPE) as job:
         output, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, errors[-2000:]
     # Two ranks write to one pipe, so that their line ends may come in any order.
-    assert sorted(filter(None, output.replace("[]", "[]\n").splitlines())) == ["rank 0: []", "rank 1: []"]
+    assert sorted(filter(None, output.replace("[]", "[]\n").splitlines())) == [
+        "rank 0: []",
+        "rank 1: []",
+    ]
 
 
 def _line_with(text: str, job: Any) -> str:
@@ -134,7 +153,9 @@ def _line_with(text: str, job: Any) -> str:
 
 
 def _children(parent: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True
+    )
     return [int(word) for word in found.stdout.split() if _alive(int(word))]
 
 
@@ -158,18 +179,34 @@ def _alive(worker: int) -> bool:
 
 WRONG = {**CONFIG, "zero_optimization": {"stage": 9}, "gradient_clippin": 1.0}
 REFUSED = [
-    ("torchrun", ["bad.json"], ["zero_optimization.stage: found 9", "gradient_clippin: unknown key"]),
-    ("torchrun", ["pipeline.json", "--code", "pipeline_stages=3"], ["pipeline (3) does not divide world size (2)"]),
-    ("deepspeed", ["bad.json"], ["zero_optimization.stage: found 9", "gradient_clippin: unknown key"]),
+    (
+        "torchrun",
+        ["bad.json"],
+        ["zero_optimization.stage: found 9", "gradient_clippin: unknown key"],
+    ),
+    (
+        "torchrun",
+        ["pipeline.json", "--code", "pipeline_stages=3"],
+        ["pipeline (3) does not divide world size (2)"],
+    ),
+    (
+        "deepspeed",
+        ["bad.json"],
+        ["zero_optimization.stage: found 9", "gradient_clippin: unknown key"],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("launcher", "words", "lines"), REFUSED)
-def test_an_error_of_all_ranks_is_said_once(config: Path, launcher: str, words: list[str], lines: list[str]) -> None:
+def test_an_error_of_all_ranks_is_said_once(
+    config: Path, launcher: str, words: list[str], lines: list[str]
+) -> None:
     if launcher == "deepspeed" and find_spec("deepspeed") is None:
         pytest.skip("needs the deepspeed launcher")
     (config.parent / "bad.json").write_text(json.dumps(WRONG))
-    (config.parent / "pipeline.json").write_text(json.dumps({**CONFIG, "zero_optimization": {"stage": 0}}))
+    (config.parent / "pipeline.json").write_text(
+        json.dumps({**CONFIG, "zero_optimization": {"stage": 0}})
+    )
     module = ["stagebridge"] if launcher == "deepspeed" else ["-m", "stagebridge"]
     done = subprocess.run(
         [*LAUNCHERS[launcher], *module, "train", *words],
@@ -183,4 +220,6 @@ def test_an_error_of_all_ranks_is_said_once(config: Path, launcher: str, words: 
     ours, trace, summary = done.stderr.partition("Traceback (most recent call last):")
     for line in lines:
         assert ours.count(line) == 1, done.stderr
-        assert (line in summary) == bool(trace), done.stderr  # torchrun's summary says it too, in the end
+        assert (line in summary) == bool(trace), (
+            done.stderr
+        )  # torchrun's summary says it too, in the end

@@ -28,18 +28,33 @@ def small() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 2))
 
 
-def stored(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any] | None = None) -> Path:
+def stored(
+    folder: Path,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
     """A checkpoint of torch after two steps."""
     for _ in range(2):
         net(torch.ones(3, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     model, state = get_state_dict(net, optimizer)
-    dcp.save({"model": model, "optimizer": state, **(extra or {})}, checkpoint_id=str(folder), no_dist=True)
+    dcp.save(
+        {"model": model, "optimizer": state, **(extra or {})},
+        checkpoint_id=str(folder),
+        no_dist=True,
+    )
     return folder
 
 
-def saved(folder: Path, optimizer: str, extra: Mapping[str, Any] | None = None, frozen: str = "", **settings: Any) -> Path:
+def saved(
+    folder: Path,
+    optimizer: str,
+    extra: Mapping[str, Any] | None = None,
+    frozen: str = "",
+    **settings: Any,
+) -> Path:
     """The same of one group, of which a parameter may be frozen."""
     net = small()
     for name, weight in net.named_parameters():
@@ -51,29 +66,46 @@ def saved(folder: Path, optimizer: str, extra: Mapping[str, Any] | None = None, 
 def test_the_engine_says_where_it_treats_parameters_otherwise(tmp_path: Path) -> None:
     """Two groups on the other side, one here."""
     net = small()
-    groups = [{"params": list(net[0].parameters())}, {"params": list(net[1:].parameters()), "weight_decay": 0.0}]
+    groups = [
+        {"params": list(net[0].parameters())},
+        {"params": list(net[1:].parameters()), "weight_decay": 0.0},
+    ]
     source = stored(tmp_path / "a", net, torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1))
     command(["checkpoint", "convert", str(source), "--to", "native", "-o", str(tmp_path / "b")])
     plan = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.weight_decay": 0.1}
     engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum())
-    with pytest.warns(UserWarning, match="6 parameters, such as 1.weight, had weight_decay 0.0 instead of 0.1"):
+    with pytest.warns(
+        UserWarning, match="6 parameters, such as 1.weight, had weight_decay 0.0 instead of 0.1"
+    ):
         engine.load_checkpoint(tmp_path / "b")
-    spared = ParameterGroupSettings(frozenset(name for name, _ in net.named_parameters() if name[0] != "0"), {"weight_decay": 0.0})
-    engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum(), groups=[spared])
+    spared = ParameterGroupSettings(
+        frozenset(name for name, _ in net.named_parameters() if name[0] != "0"),
+        {"weight_decay": 0.0},
+    )
+    engine = initialize(
+        small(), Plan.of(plan), lambda output, targets: output.sum(), groups=[spared]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.load_checkpoint(tmp_path / "b")
 
 
 def said(folder: Path) -> dict[str, str]:
-    return {finding.path: finding.effect.value for finding in formats.read_checkpoint(folder).findings}
+    return {
+        finding.path: finding.effect.value for finding in formats.read_checkpoint(folder).findings
+    }
 
 
-@pytest.mark.parametrize(("optimizer", "kind"), [("NAdam", "mu_product"), ("Adafactor", "row_var"), ("ASGD", "eta")])
+@pytest.mark.parametrize(
+    ("optimizer", "kind"), [("NAdam", "mu_product"), ("Adafactor", "row_var"), ("ASGD", "eta")]
+)
 def test_states_that_are_no_moments_are_named(tmp_path: Path, optimizer: str, kind: str) -> None:
     source = saved(tmp_path / "a", optimizer, lr=0.01)
     assert said(source)[f"moments.{kind}"] == "different numbers"
-    assert command(["checkpoint", "convert", str(source), "--to", "dcp", "-o", str(tmp_path / "b")]) == 2
+    assert (
+        command(["checkpoint", "convert", str(source), "--to", "dcp", "-o", str(tmp_path / "b")])
+        == 2
+    )
 
 
 def test_a_rate_that_is_a_tensor_stays_a_number(tmp_path: Path) -> None:
@@ -81,9 +113,17 @@ def test_a_rate_that_is_a_tensor_stays_a_number(tmp_path: Path) -> None:
     assert hub.groups[0].settings["lr"] == pytest.approx(0.01) and not hub.findings
 
 
-@pytest.mark.parametrize(("extra", "expected"), [({"step": 1000}, 1000), ({"step": 2}, 2), ({}, None)])
-def test_a_counter_of_the_script_stays_what_it_is(tmp_path: Path, extra: dict[str, Any], expected: int | None) -> None:
-    source = saved(tmp_path / "a", "AdamW", extra) if extra else saved(tmp_path / "a", "SGD", momentum=0.9)
+@pytest.mark.parametrize(
+    ("extra", "expected"), [({"step": 1000}, 1000), ({"step": 2}, 2), ({}, None)]
+)
+def test_a_counter_of_the_script_stays_what_it_is(
+    tmp_path: Path, extra: dict[str, Any], expected: int | None
+) -> None:
+    source = (
+        saved(tmp_path / "a", "AdamW", extra)
+        if extra
+        else saved(tmp_path / "a", "SGD", momentum=0.9)
+    )
     command(["checkpoint", "convert", str(source), "--to", "dcp", "-o", str(tmp_path / "b")])
     state: dict[str, Any] = {"step": None}
     keys = dcp.FileSystemReader(str(tmp_path / "b")).read_metadata().state_dict_metadata
@@ -110,41 +150,65 @@ def test_plain_values_of_a_script_come_back_as_they_were(tmp_path: Path, to: str
     """Milestones of a schedule, say, which a scheduler would not find under strings."""
     found, left = as_plain(KEPT, "client")
     assert found == KEPT and not left and as_plain({"a": (nn.Linear(1, 1),)}, "client")[1]
-    source = saved(tmp_path / "a", "AdamW", {f"own {key}": value for key, value in KEPT.items() if key != "milestones"})
+    source = saved(
+        tmp_path / "a",
+        "AdamW",
+        {f"own {key}": value for key, value in KEPT.items() if key != "milestones"},
+    )
     hub = replace(formats.read_checkpoint(source), client=KEPT)
     files = formats.plan_files(formats.format_of_name(to), hub, formats.Wanted())
     write_checkpoint(files, tmp_path / to, (), lambda count, fresh: None)
     back = formats.read_checkpoint(tmp_path / to).client
     assert {key: back[key] for key in KEPT} == KEPT
-    assert {key: type(back[key]) for key in KEPT} == {key: type(value) for key, value in KEPT.items()}
+    assert {key: type(back[key]) for key in KEPT} == {
+        key: type(value) for key, value in KEPT.items()
+    }
 
 
 def test_the_engine_keeps_plain_values_of_a_script(tmp_path: Path) -> None:
     plan = Plan.of({"optimizer.name": "adamw"})
-    initialize(small(), plan, lambda output, targets: output.sum()).save_checkpoint(tmp_path, client_state=KEPT)
-    client = initialize(small(), plan, lambda output, targets: output.sum()).load_checkpoint(tmp_path)[1]
+    initialize(small(), plan, lambda output, targets: output.sum()).save_checkpoint(
+        tmp_path, client_state=KEPT
+    )
+    client = initialize(small(), plan, lambda output, targets: output.sum()).load_checkpoint(
+        tmp_path
+    )[1]
     assert client == KEPT and isinstance(client["seen"], tuple)
     assert command(["checkpoint", "inspect", str(tmp_path), "--json"]) == 0
 
 
 @pytest.mark.parametrize(
-    ("option", "to"), [(("--ranks", "2"), "native"), (("--level", "1"), "dcp"), (("--level", "0"), "deepspeed")], ids=str
+    ("option", "to"),
+    [(("--ranks", "2"), "native"), (("--level", "1"), "dcp"), (("--level", "0"), "deepspeed")],
+    ids=str,
 )
 def test_options_that_the_format_does_not_take_are_refused(
     tmp_path: Path, option: tuple[str, ...], to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = saved(tmp_path / "a", "AdamW")
-    assert command(["checkpoint", "convert", str(source), "--to", to, *option, "-o", str(tmp_path / "b")]) == 1
+    assert (
+        command(
+            ["checkpoint", "convert", str(source), "--to", to, *option, "-o", str(tmp_path / "b")]
+        )
+        == 1
+    )
     assert option[0] in capsys.readouterr().err and not (tmp_path / "b").exists()
 
 
-def test_an_output_within_its_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_within_its_source_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = saved(tmp_path / "a", "AdamW")
-    assert command(["checkpoint", "convert", str(source), "--to", "native", "-o", str(source / "b")]) == 1
+    assert (
+        command(["checkpoint", "convert", str(source), "--to", "native", "-o", str(source / "b")])
+        == 1
+    )
     assert "lies inside" in capsys.readouterr().err and not (source / "b").exists()
 
 
-def test_a_folder_above_a_checkpoint_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_above_a_checkpoint_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved(tmp_path / "run" / "step3", "AdamW")
     (tmp_path / "run" / "latest").write_text("step4")
     assert command(["checkpoint", "inspect", str(tmp_path / "run")]) == 1
@@ -154,7 +218,21 @@ def test_a_folder_above_a_checkpoint_names_it(tmp_path: Path, capsys: pytest.Cap
 
 def test_names_of_no_megatron_model_are_named(tmp_path: Path) -> None:
     source = saved(tmp_path / "a", "AdamW")
-    assert command(["checkpoint", "convert", str(source), "--to", "megatron", "-o", str(tmp_path / "b"), "--json"]) == 2
+    assert (
+        command(
+            [
+                "checkpoint",
+                "convert",
+                str(source),
+                "--to",
+                "megatron",
+                "-o",
+                str(tmp_path / "b"),
+                "--json",
+            ]
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,8 +246,14 @@ def test_names_of_no_megatron_model_are_named(tmp_path: Path) -> None:
     ids=str,
 )
 def test_diff_compares_what_optimizers_do(
-    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], key: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    one: dict[str, Any],
+    other: dict[str, Any],
+    key: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, second = (saved(tmp_path / name, "AdamW", **values) for name, values in (("a", one), ("b", other)))
+    first, second = (
+        saved(tmp_path / name, "AdamW", **values) for name, values in (("a", one), ("b", other))
+    )
     assert command(["checkpoint", "diff", str(first), str(second)]) == 2
     assert f"{key}:" in capsys.readouterr().out

@@ -30,9 +30,13 @@ def main():
 """
 
 
-def test_a_rank_that_dies_ends_the_others_and_is_the_one_that_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_dies_ends_the_others_and_is_the_one_that_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "dying.py").write_text(DYING)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.setattr(local, "GRACE", 0.1)
     said: list[str] = []
     with pytest.raises(BridgeError, match="rank 1 ended with code 1: its last words"):
@@ -40,7 +44,9 @@ def test_a_rank_that_dies_ends_the_others_and_is_the_one_that_is_quoted(tmp_path
     assert len(set(said[0].split())) == 1, "what a rank needs was loaded before it was forked"
 
 
-def test_a_lock_that_a_killed_build_left_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_a_killed_build_left_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock = tmp_path / "py311_cpu" / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
@@ -70,8 +76,12 @@ def fails(what: Any, workload: Workload) -> Any:
     raise ValueError("its own defect")
 
 
-def test_a_rank_that_failed_alone_ends_with_what_it_has_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_failed_alone_ends_with_what_it_has_to_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(measure, "together", lambda patience: patience == 0.0)
     stack: Any = SimpleNamespace(name="stack", open=fails)
-    with pytest.raises(measure.StrandedError, match="stack: failed before training: ValueError: its own defect"):
+    with pytest.raises(
+        measure.StrandedError, match="stack: failed before training: ValueError: its own defect"
+    ):
         measure.measure(measure.EngineRun(stack, Plan()), Workload(Architecture()))

@@ -63,15 +63,38 @@ ON_MEGATRON: tuple[dict[str, Any], ...] = (
     {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True},
     {"model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
     {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 2, "head_dim": None},
-    {"model_type": "deepseek_v3", **LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
 )
 NATIVE: tuple[dict[str, Any], ...] = (
-    {"model_type": "llama", "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64}, "attention_bias": True},
+    {
+        "model_type": "llama",
+        "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64},
+        "attention_bias": True,
+    },
     {"model_type": "qwen3", "rope_scaling": {**YARN, "attention_factor": 1.3}},
     {"model_type": "mistral", "sliding_window": 7, "head_dim": 24},
-    {"model_type": "nemotron", "hidden_act": "relu2", "partial_rotary_factor": 0.5, "norm_eps": 1e-4},
-    {"model_type": "gemma2", "sliding_window": 7, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 9},
-    {"model_type": "gemma3_text", "sliding_window": 7, "rope_local_base_freq": 100.0, "tie_word_embeddings": True},
+    {
+        "model_type": "nemotron",
+        "hidden_act": "relu2",
+        "partial_rotary_factor": 0.5,
+        "norm_eps": 1e-4,
+    },
+    {
+        "model_type": "gemma2",
+        "sliding_window": 7,
+        "attn_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 9,
+    },
+    {
+        "model_type": "gemma3_text",
+        "sliding_window": 7,
+        "rope_local_base_freq": 100.0,
+        "tie_word_embeddings": True,
+    },
     {"model_type": "olmo2", "head_dim": None},
 )
 type_of = lambda config: config["model_type"]  # noqa: E731 - an id is a function
@@ -97,7 +120,9 @@ def test_megatrons_logits_are_those_of_transformers(own: dict[str, Any]) -> None
 @pytest.mark.usefixtures("megatron")
 def test_what_megatron_lacks_is_announced() -> None:
     """Of one expert alone its router does not divide the weight by itself."""
-    kind, told = logits.answer(config({"model_type": "deepseek_v3", **LATENT, "num_experts_per_tok": 1, "topk_group": 4}))
+    kind, told = logits.answer(
+        config({"model_type": "deepseek_v3", **LATENT, "num_experts_per_tok": 1, "topk_group": 4})
+    )
     assert kind == "announced" and "norm_topk_prob" in told
 
 
@@ -131,7 +156,13 @@ MODEL: dict[str, Any] = {
     "model.norm.kind": "rms",
     "model.rotary.base": 500.0,
 }
-RUN = {"batch.micro": 2, "batch.global_": 4, "optimizer.name": "sgd", "optimizer.lr": 0.3, "precision.compute": "fp64"}
+RUN = {
+    "batch.micro": 2,
+    "batch.global_": 4,
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.3,
+    "precision.compute": "fp64",
+}
 
 
 NORMED = {"model.attention.norm": "head"}
@@ -145,14 +176,23 @@ def losses(rank: int, world: int, model: dict[str, Any], values: dict[str, Any])
     for step in range(3):
         tokens = torch.randint(0, 64, (4, 9), generator=torch.Generator().manual_seed(step))
         parts = (tokens[:2], tokens[2:])
-        found.append(float(engine.train_batch(iter([(part[:, :-1], part[:, 1:]) for part in parts]))))
+        found.append(
+            float(engine.train_batch(iter([(part[:, :-1], part[:, 1:]) for part in parts])))
+        )
     return found
 
 
 @pytest.mark.parametrize(
-    "model, layout", [({}, {"parallel.tensor": 2}), ({}, {"parallel.pipeline": 2}), (NORMED, {"parallel.pipeline": 2})]
+    "model, layout",
+    [
+        ({}, {"parallel.tensor": 2}),
+        ({}, {"parallel.pipeline": 2}),
+        (NORMED, {"parallel.pipeline": 2}),
+    ],
 )
-def test_the_native_model_trains_alike_in_every_layout(run: Any, model: dict[str, Any], layout: dict[str, Any]) -> None:
+def test_the_native_model_trains_alike_in_every_layout(
+    run: Any, model: dict[str, Any], layout: dict[str, Any]
+) -> None:
     alone = losses(0, 1, model, {})
     assert alone[2] != alone[0]
     for found in run(2, losses, model, layout):
@@ -165,5 +205,8 @@ def test_norms_of_heads_are_not_split_over_tensor_ranks() -> None:
 
 
 def test_what_the_native_model_has_not_got_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention\.sinks: the engine's dense model does not support this setting"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.attention\.sinks: the engine's dense model does not support this setting",
+    ):
         Dense(Model.model_validate({"experts": 4, "attention": {"sinks": True}}))

@@ -12,11 +12,15 @@ from bridge.plan import Plan
 
 def scaler(**values: float) -> LossScaler:
     """A scaler of an fp16 plan."""
-    return LossScaler.of(Plan.model_validate({"precision": {"compute": "fp16", "loss_scale": values}}))
+    return LossScaler.of(
+        Plan.model_validate({"precision": {"compute": "fp16", "loss_scale": values}})
+    )
 
 
 def test_other_formats_are_not_scaled() -> None:
-    found = LossScaler.of(Plan.model_validate({"precision": {"compute": "bf16", "loss_scale": {"initial": 8}}}))
+    found = LossScaler.of(
+        Plan.model_validate({"precision": {"compute": "bf16", "loss_scale": {"initial": 8}}})
+    )
     found.update(overflow=True)
     assert found.scale == 1.0
 

@@ -46,7 +46,10 @@ SPLIT: Mapping[str, tuple[int, Case]] = {
     "tensor": (2, case_of(GATED, parallel__tensor=2)),
     "tensor, odd vocabulary": (2, case_of(LEARNED, parallel__tensor=2)),
     "tensor and sequence": (2, case_of(GATED, parallel__tensor=2, parallel__sequence=True)),
-    "tensor and sequence, odd vocabulary": (2, case_of(LEARNED, parallel__tensor=2, parallel__sequence=True)),
+    "tensor and sequence, odd vocabulary": (
+        2,
+        case_of(LEARNED, parallel__tensor=2, parallel__sequence=True),
+    ),
     "data": (2, case_of(GATED, zero__stage=0)),
     "distributed optimizer": (2, case_of(GATED, zero__stage=1)),
     "distributed optimizer, overlapped": (2, case_of(GATED, zero__stage=1, **OVERLAPPED)),
@@ -60,7 +63,10 @@ PIPED: Mapping[str, tuple[int, Case]] = {
     "interleaved": (2, case_of(GATED, parallel__pipeline=2, **INTERLEAVED)),
     "1f1b over four": (4, case_of(GATED, parallel__pipeline=4)),
     "tensor x pipeline": (4, case_of(GATED, parallel__tensor=2, parallel__pipeline=2)),
-    "tensor x pipeline and sequence": (4, case_of(LEARNED, parallel__tensor=2, parallel__pipeline=2, parallel__sequence=True)),
+    "tensor x pipeline and sequence": (
+        4,
+        case_of(LEARNED, parallel__tensor=2, parallel__pipeline=2, parallel__sequence=True),
+    ),
     "interleaved x data": (4, case_of(GATED, parallel__pipeline=2, zero__stage=1, **INTERLEAVED)),
     "data x interleaved, overlapped": (
         4,
@@ -80,15 +86,25 @@ Ranks = list[Found]
 def alone() -> dict[Any, tuple[Found, Found]]:
     """By shape, what Megatron-Core and the engine find on one rank."""
     cases = [case_of(GATED), case_of(LEARNED)]
-    return dict(zip((GATED, LEARNED), zip(on_megatron(0, 1, cases), on_engine(0, 1, cases), strict=True), strict=True))
+    return dict(
+        zip(
+            (GATED, LEARNED),
+            zip(on_megatron(0, 1, cases), on_engine(0, 1, cases), strict=True),
+            strict=True,
+        )
+    )
 
 
-def results(pools: dict[int, Pool], function: Any, cases: Mapping[str, tuple[int, Case]]) -> dict[str, Ranks]:
+def results(
+    pools: dict[int, Pool], function: Any, cases: Mapping[str, tuple[int, Case]]
+) -> dict[str, Ranks]:
     """By case, what each rank found: one call for all cases of a world size."""
     found = {}
     for world in (2, 4):
         names = [name for name, (ranks, _) in cases.items() if ranks == world]
-        ranks = pools.setdefault(world, Pool(world)).run(function, [cases[name][1] for name in names])
+        ranks = pools.setdefault(world, Pool(world)).run(
+            function, [cases[name][1] for name in names]
+        )
         found.update(zip(names, map(list, zip(*ranks, strict=True)), strict=True))
     return found
 
@@ -121,7 +137,9 @@ def test_one_rank(alone: dict[Any, tuple[Found, Found]]) -> None:
 
 
 @pytest.mark.parametrize("name", {**SPLIT, **PIPED})
-def test_split_runs_equal_one_rank(name: str, megatron: dict[str, Ranks], alone: dict[Any, tuple[Found, Found]]) -> None:
+def test_split_runs_equal_one_rank(
+    name: str, megatron: dict[str, Ranks], alone: dict[Any, tuple[Found, Found]]
+) -> None:
     for found in megatron[name]:
         assert found.losses == megatron[name][0].losses, "ranks agree"
         for one in alone[CASES[name][1].shape]:
@@ -129,7 +147,9 @@ def test_split_runs_equal_one_rank(name: str, megatron: dict[str, Ranks], alone:
 
 
 @pytest.mark.parametrize("name", PIPED)
-def test_its_schedules_equal_those_of_the_engine(name: str, megatron: dict[str, Ranks], engine: dict[str, Ranks]) -> None:
+def test_its_schedules_equal_those_of_the_engine(
+    name: str, megatron: dict[str, Ranks], engine: dict[str, Ranks]
+) -> None:
     for found, native in zip(megatron[name], engine[name], strict=True):
         close(found, native)
 
@@ -146,7 +166,9 @@ def test_each_tensor_rank_holds_half_of_what_is_split(
     halves = {weight for weight in whole if weight.endswith((*HALVED, "word_embeddings.weight"))}
     assert len(halves) == GATED.layers * len(HALVED) + 1
     for found in megatron[name]:
-        assert found.elements == {weight: size // 2 if weight in halves else size for weight, size in whole.items()}
+        assert found.elements == {
+            weight: size // 2 if weight in halves else size for weight, size in whole.items()
+        }
 
 
 KEPT = {
@@ -161,7 +183,9 @@ shards those. Megatron accumulates bf16 gradients in fp32.
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_bytes_are_those_of_the_table_and_of_the_layout(name: str, megatron: dict[str, Ranks], engine: dict[str, Ranks]) -> None:
+def test_bytes_are_those_of_the_table_and_of_the_layout(
+    name: str, megatron: dict[str, Ranks], engine: dict[str, Ranks]
+) -> None:
     outline = Outline.of(Plan.of(BYTES[name][1].plan), EVEN, 2)
     for rank, (found, native) in enumerate(zip(megatron[name], engine[name], strict=True)):
         assert found.bytes == {kind: EVEN.size() * size for kind, size in KEPT[name].items()}
@@ -175,7 +199,9 @@ def joined(bytes_: Mapping[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_bf16_runs_differ_by_rounding(name: str, megatron: dict[str, Ranks], engine: dict[str, Ranks]) -> None:
+def test_bf16_runs_differ_by_rounding(
+    name: str, megatron: dict[str, Ranks], engine: dict[str, Ranks]
+) -> None:
     bound = 1e-3 if name.startswith("bf16") else 1e-5
     for found, native in zip(megatron[name], engine[name], strict=True):
         assert found.losses == pytest.approx(native.losses, rel=bound)
@@ -190,13 +216,30 @@ def refused(world: int = 2, **values: Any) -> list[str]:
 
 
 def test_a_plan_is_refused_with_the_field_in_the_way() -> None:
-    assert refused(parallel__tensor=2, zero__stage=1, optimizer__name="adamw", precision__compute="bf16") == []
+    assert (
+        refused(
+            parallel__tensor=2, zero__stage=1, optimizer__name="adamw", precision__compute="bf16"
+        )
+        == []
+    )
     assert refused(zero__stage=2) == [] == refused(zero__stage=3)
-    assert refused(zero__stage=3, parallel__tensor=2) == ["zero.stage"] == refused(zero__stage=3, parallel__pipeline=2)
+    assert (
+        refused(zero__stage=3, parallel__tensor=2)
+        == ["zero.stage"]
+        == refused(zero__stage=3, parallel__pipeline=2)
+    )
     assert refused(zero__weight_buffers=1) == ["zero.weight_buffers"]
-    assert refused(optimizer__name="sgd") == [] and refused(optimizer__name="sgd", zero__stage=1)[0] == "optimizer.name"
-    assert refused(optimizer__name="lamb", precision__compute="fp64") == ["precision.compute", "optimizer.name"]
-    assert refused(parallel__pipeline=2, schedule__name="zero_bubble", batch__accumulation=4) == ["schedule.name"]
+    assert (
+        refused(optimizer__name="sgd") == []
+        and refused(optimizer__name="sgd", zero__stage=1)[0] == "optimizer.name"
+    )
+    assert refused(optimizer__name="lamb", precision__compute="fp64") == [
+        "precision.compute",
+        "optimizer.name",
+    ]
+    assert refused(parallel__pipeline=2, schedule__name="zero_bubble", batch__accumulation=4) == [
+        "schedule.name"
+    ]
     assert refused(parallel__context=2, model__experts=4) == ["parallel.context", "model.experts"]
     assert refused(world=3, parallel__tensor=2) != []
 
@@ -222,13 +265,24 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "megatron"
 
 def test_the_example_under_torchrun_equals_the_engine() -> None:
     flags = [str(EXAMPLE / "tiny.args"), "--train-iters", "3"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run([*launcher, str(EXAMPLE / "train.py"), *flags], capture_output=True, text=True, check=False)
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+    ]
+    done = subprocess.run(
+        [*launcher, str(EXAMPLE / "train.py"), *flags], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     config = DIALECT.read(EXAMPLE / "tiny.args", BACKEND.release, 2)
     plan, shape = lift(config), architecture(config)
-    alone = Plan.of({**plan.values(), **{f"parallel.{axis}": 1 for axis in ("tensor", "expert_tensor")}})
+    alone = Plan.of(
+        {**plan.values(), **{f"parallel.{axis}": 1 for axis in ("tensor", "expert_tensor")}}
+    )
     engine, text = initialize(GPT(shape), alone, mean_cross_entropy), Text.of(None, shape.sequence)
     expected = [engine.train_batch(text.microbatches(engine, plan.batch.micro or 0)) for _ in steps]
     assert [step["loss"] for step in steps] == pytest.approx(expected, rel=1e-5) and len(steps) == 3
@@ -240,7 +294,11 @@ def words() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("flag", "field"), [("--num-experts 4 --disable-bias-linear", "num_experts"), ("--hidden-dropout 0.1", "hidden_dropout")]
+    ("flag", "field"),
+    [
+        ("--num-experts 4 --disable-bias-linear", "num_experts"),
+        ("--hidden-dropout 0.1", "hidden_dropout"),
+    ],
 )
 def test_a_model_that_is_not_the_native_one_is_refused(flag: str, field: str) -> None:
     with pytest.raises(BridgeError, match=f"{field}: found"):
@@ -261,6 +319,11 @@ def test_a_config_that_says_too_little_or_too_much_is_refused() -> None:
 def test_queries_and_keys_are_found_in_heads_of_any_width() -> None:
     shape = replace(GATED, hidden=32, heads=4, kv_heads=2, head_size=16)
     whole = torch.arange((4 + 2 + 2) * 16.0).view(-1, 1).expand(-1, 32)
-    found = {it.name: it.of(whole) for it in pieces("decoder.layers.0.self_attention.linear_qkv.weight", shape, Share())}
+    found = {
+        it.name: it.of(whole)
+        for it in pieces("decoder.layers.0.self_attention.linear_qkv.weight", shape, Share())
+    }
     assert [len(part) for part in found.values()] == [64, 32, 32]
-    assert found["block0.attention.key.weight"][16:, 0].tolist() == list(range(96, 112)), "behind the two queries of its group"
+    assert found["block0.attention.key.weight"][16:, 0].tolist() == list(range(96, 112)), (
+        "behind the two queries of its group"
+    )

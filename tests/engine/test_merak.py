@@ -44,22 +44,38 @@ def test_old_checkpoints_go(run: Run, tmp_path: Path) -> None:
 def test_arguments_are_merak_s_on_the_command_line() -> None:
     from transformers import HfArgumentParser
 
-    words = ["--output_dir", "out", "--train_schedule", "1f1b", "--activation_checkpointing", "False", "--save", "True"]
-    (found,) = HfArgumentParser(compat.merak.MerakArguments).parse_args_into_dataclasses([*words, "--use_cpu", "True"])
-    assert (found.train_schedule, found.activation_checkpointing, found.save, found.partition_method) == (
+    words = [
+        "--output_dir",
+        "out",
+        "--train_schedule",
         "1f1b",
-        False,
-        True,
-        "uniform_floor",
+        "--activation_checkpointing",
+        "False",
+        "--save",
+        "True",
+    ]
+    (found,) = HfArgumentParser(compat.merak.MerakArguments).parse_args_into_dataclasses(
+        [*words, "--use_cpu", "True"]
     )
+    assert (
+        found.train_schedule,
+        found.activation_checkpointing,
+        found.save,
+        found.partition_method,
+    ) == ("1f1b", False, True, "uniform_floor")
 
 
 def test_lists_of_words_are_taken_on_the_command_line() -> None:
     from transformers import HfArgumentParser
 
     words = "--output_dir out --use_cpu True --input_names input_ids attention_mask --custom_partition 1 3"
-    (args,) = HfArgumentParser(compat.merak.MerakArguments).parse_args_into_dataclasses(words.split())
-    assert args.input_names == ["input_ids", "attention_mask"] and args.custom_partition == ["1", "3"]
+    (args,) = HfArgumentParser(compat.merak.MerakArguments).parse_args_into_dataclasses(
+        words.split()
+    )
+    assert args.input_names == ["input_ids", "attention_mask"] and args.custom_partition == [
+        "1",
+        "3",
+    ]
 
 
 def test_the_time_of_each_part_of_a_step_is_printed(run: Run, tmp_path: Path) -> None:
@@ -77,21 +93,40 @@ def test_names_that_scripts_import_beside_are_there() -> None:
     from compat.merak.core.printer import AccMetric
 
     compat.merak.init(1, 1, 1)
-    assert (mpu.get_data_parallel_rank(), mpu.get_pipe_parallel_world_size(), mpu.is_pipeline_last_stage()) == (0, 1, True)
+    assert (
+        mpu.get_data_parallel_rank(),
+        mpu.get_pipe_parallel_world_size(),
+        mpu.is_pipeline_last_stage(),
+    ) == (0, 1, True)
     metric = AccMetric()
     for value in (1.0, 2.0):
         metric.update("loss", torch.tensor(value))
     assert metric.avg == {"loss": 1.5} and metric.avg == {}
     config = SimpleNamespace(max_position_embeddings=6, num_labels=3, vocab_size=9)
     data = DynamicGenDataset(config, mode="condition", dataset_size=1e6)
-    assert len(data) == 10**6 and {name: len(value) for name, value in data[7].items()} == dict.fromkeys(data[7], 6)
-    assert torch.equal(data[7]["labels"], data[7]["labels"]) and not torch.equal(data[7]["labels"], data[8]["labels"])
-    assert DynamicGenDataset(config, "vision_only", image_size=4)[0]["pixel_values"].shape == (3, 4, 4)
-    with pytest.raises(ConfigError, match="DynamicGenDataset: found mode 'sound', expected one of text_only"):
+    assert len(data) == 10**6 and {
+        name: len(value) for name, value in data[7].items()
+    } == dict.fromkeys(data[7], 6)
+    assert torch.equal(data[7]["labels"], data[7]["labels"]) and not torch.equal(
+        data[7]["labels"], data[8]["labels"]
+    )
+    assert DynamicGenDataset(config, "vision_only", image_size=4)[0]["pixel_values"].shape == (
+        3,
+        4,
+        4,
+    )
+    with pytest.raises(
+        ConfigError, match="DynamicGenDataset: found mode 'sound', expected one of text_only"
+    ):
         DynamicGenDataset(config, mode="sound")
-    with pytest.raises(AttributeError, match=r"datasets' has no attribute 'Other'; stagebridge provides these names of Merak: "):
+    with pytest.raises(
+        AttributeError,
+        match=r"datasets' has no attribute 'Other'; stagebridge provides these names of Merak: ",
+    ):
         _ = datasets.Other
-    with pytest.raises(BridgeError, match=r"mpu.get_data_parallel_group: the engine has its own process groups"):
+    with pytest.raises(
+        BridgeError, match=r"mpu.get_data_parallel_group: the engine has its own process groups"
+    ):
         mpu.get_data_parallel_group()
 
 
@@ -99,7 +134,9 @@ def test_points_at_which_a_graph_would_be_split_are_among_the_findings(tmp_path:
     compat.merak.init(1, 1, 1)
     args = arguments(tmp_path, gradient_accumulation_steps=1)
     args.custom_split_points = ["transformer.h.1"]
-    trainer = compat.merak.MerakTrainer(model=small("gpt2").float(), args=args, train_dataset=Rows())
+    trainer = compat.merak.MerakTrainer(
+        model=small("gpt2").float(), args=args, train_dataset=Rows()
+    )
     assert "args.custom_split_points" in {finding.path for finding in trainer.findings}
 
 
@@ -123,30 +160,50 @@ def test_a_script_may_make_its_own_optimizer_and_data_loader_and_get_tuples(tmp_
 
         def create_dataloader(self) -> None:
             seen.append(self.input_to_stage_dic[0][0])
-            self.train_dataloader = torch.utils.data.DataLoader(self.train_dataset, batch_sampler=self.get_train_sampler())
+            self.train_dataloader = torch.utils.data.DataLoader(
+                self.train_dataset, batch_sampler=self.get_train_sampler()
+            )
 
     compat.merak.init(1, 1, 1)
-    args = arguments(tmp_path, gradient_accumulation_steps=1, max_steps=2, lr_scheduler_type="constant", max_grad_norm=0.0)
+    args = arguments(
+        tmp_path,
+        gradient_accumulation_steps=1,
+        max_steps=2,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+    )
     trainer = Own(model=model, args=args, train_dataset=Rows())
     before = {name: weight.clone() for name, weight in trainer.engine.state_dict()}
     trainer.train()
     assert kinds == {torch.Tensor}, "a tuple of one is that one"
     given = trainer._given(CausalLMOutput(loss=torch.zeros(()), logits=torch.ones(2)))
     assert isinstance(given, tuple) and [each.tolist() for each in given] == [0, [1, 1]]
-    assert seen == ["input_ids"] and [line["learning_rate"] for line in trainer.log_history] == [0.5, 0.5]
-    assert any(not torch.equal(weight, before[name]) for name, weight in trainer.engine.state_dict())
+    assert seen == ["input_ids"] and [line["learning_rate"] for line in trainer.log_history] == [
+        0.5,
+        0.5,
+    ]
+    assert any(
+        not torch.equal(weight, before[name]) for name, weight in trainer.engine.state_dict()
+    )
 
 
 def test_leaf_modules_are_among_the_findings(tmp_path: Path) -> None:
     compat.merak.init(1, 1, 1)
     args = arguments(tmp_path, gradient_accumulation_steps=1)
     model, leaves = small("gpt2").float(), (torch.nn.Linear,)
-    trainer = compat.merak.MerakTrainer(model=model, args=args, train_dataset=Rows(), leaf_modules=leaves)
+    trainer = compat.merak.MerakTrainer(
+        model=model, args=args, train_dataset=Rows(), leaf_modules=leaves
+    )
     told = {finding.path: finding.message for finding in trainer.findings}
-    assert told["leaf_modules"] == "the engine does not trace the model, so the leaf modules Linear have no effect"
+    assert (
+        told["leaf_modules"]
+        == "the engine does not trace the model, so the leaf modules Linear have no effect"
+    )
 
 
-@pytest.mark.parametrize(("name", "shape"), [("t5", (2, 1, 1)), ("dinov2", (1, 2, 1)), ("convnext", (1, 2, 1))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("t5", (2, 1, 1)), ("dinov2", (1, 2, 1)), ("convnext", (1, 2, 1))]
+)
 def test_models_of_other_kinds_train_over_two_ranks_as_on_one(
     run: Run, tmp_path: Path, name: str, shape: tuple[int, int, int]
 ) -> None:
@@ -156,11 +213,17 @@ def test_models_of_other_kinds_train_over_two_ranks_as_on_one(
     # The names in the lists are those of older releases of transformers; ConvNeXt never had them.
     assert found["split"] == {"t5": 0, "dinov2": 40, "convnext": 0}[name]
     told = {path for path in found["findings"] if path.startswith("set_tp_layer_lists")}
-    assert told == ({"set_tp_layer_lists.col_para_list", "set_tp_layer_lists.row_para_list"} if name == "convnext" else set())
+    assert told == (
+        {"set_tp_layer_lists.col_para_list", "set_tp_layer_lists.row_para_list"}
+        if name == "convnext"
+        else set()
+    )
 
 
 def test_what_the_engine_cannot_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"init: pp x tp x dp x sp is 4, and the launcher started 1 ranks"):
+    with pytest.raises(
+        ConfigError, match=r"init: pp x tp x dp x sp is 4, and the launcher started 1 ranks"
+    ):
         compat.merak.init(2, 2, 1)
     with pytest.raises(ConfigError, match="set_tp_layer_lists: found conv_para_list"):
         compat.merak.set_tp_layer_lists(conv_para_list=["conv"])
@@ -171,6 +234,8 @@ def test_what_the_engine_cannot_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["evaluation_strategy", "eval_strategy"])
-def test_a_strategy_of_evaluation_is_heard_under_both_of_its_names(tmp_path: Path, name: str) -> None:
+def test_a_strategy_of_evaluation_is_heard_under_both_of_its_names(
+    tmp_path: Path, name: str
+) -> None:
     assert arguments(tmp_path, **{name: "epoch"}).do_eval
     assert not arguments(tmp_path, **{name: "no"}).do_eval

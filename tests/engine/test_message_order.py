@@ -29,9 +29,17 @@ from bridge.layout.schedule import (
     trim_backward,
 )
 
-MANY = settings(derandomize=True, database=None, deadline=None, max_examples=int(os.environ.get("SCHEDULES", "200")))
+MANY = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=int(os.environ.get("SCHEDULES", "200")),
+)
 CPU = torch.device("cpu")
-SENDS, RECEIVES = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD), (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
+SENDS, RECEIVES = (
+    (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD),
+    (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD),
+)
 Link = tuple[str, int, int]
 """A group by its purpose, with the rank that sends and the one that receives."""
 
@@ -66,13 +74,17 @@ class Wired:
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
         self.wires.log[self.rank].append(("meet", (group.purpose, source, to), -1))
 
-    def send(self, name: str, tensor: Tensor, group: Group, to: int, tag: int) -> Callable[[], None]:
+    def send(
+        self, name: str, tensor: Tensor, group: Group, to: int, tag: int
+    ) -> Callable[[], None]:
         link = group.purpose, self.rank, to
         self.wires.log[self.rank].append(("send", link, len(self.wires.sent[link])))
         self.wires.sent[link].append((tag, tensor.clone()))
         return lambda: None
 
-    def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Callable[[], None]:
+    def receive(
+        self, name: str, tensor: Tensor, group: Group, source: int, tag: int
+    ) -> Callable[[], None]:
         link = group.purpose, source, self.rank
         place = len(self.wires.received[link])
         self.wires.received[link].append(tag)
@@ -81,7 +93,9 @@ class Wired:
         def wait() -> None:
             self.wires.log[self.rank].append(("wait", link, place))
             known, value = self.wires.sent[link][place]
-            assert known == tag, f"rank {self.rank} gets message {known} of {link} where it waits for {tag}"
+            assert known == tag, (
+                f"rank {self.rank} gets message {known} of {link} where it waits for {tag}"
+            )
             assert value.shape == tensor.shape
             tensor.data.copy_(value)
 
@@ -92,7 +106,13 @@ class Rank:
     """One rank: its row, its messages, and which passes have run."""
 
     def __init__(
-        self, wires: Wires, schedule: Schedule, rows: Sequence[Any], rank: int, widths: Sequence[int], more: Any
+        self,
+        wires: Wires,
+        schedule: Schedule,
+        rows: Sequence[Any],
+        rank: int,
+        widths: Sequence[int],
+        more: Any,
     ) -> None:
         self.row, self.place, self.widths, self.homes = rows[rank], 0, widths, schedule.homes
         self.forward: set[tuple[int, int]] = set()
@@ -104,7 +124,10 @@ class Rank:
     def content(self, stage: int, microbatch: int) -> list[Tensor]:
         """What stage `stage` gives for a microbatch: as many tensors as it is wide, with numbers that tell them apart."""
         number = 100.0 * stage + microbatch
-        return [torch.full((place + 1,), number + place / 8).requires_grad_() for place in range(self.widths[stage])]
+        return [
+            torch.full((place + 1,), number + place / 8).requires_grad_()
+            for place in range(self.widths[stage])
+        ]
 
     def _returned(self, action: Action) -> Forms:
         """Forms of gradients are known once forward has run, as in the executor."""
@@ -117,7 +140,11 @@ class Rank:
             return False
         action = self.row[self.place]
         if action.kind in RECEIVES:
-            twin = ActionKind.SEND_FORWARD if action.kind is ActionKind.RECEIVE_FORWARD else ActionKind.SEND_BACKWARD
+            twin = (
+                ActionKind.SEND_FORWARD
+                if action.kind is ActionKind.RECEIVE_FORWARD
+                else ActionKind.SEND_BACKWARD
+            )
             if Action(action.stage, twin, action.microbatch) not in done:
                 return False
             source = action.stage - 1 if action.kind is ActionKind.RECEIVE_FORWARD else action.stage
@@ -134,7 +161,9 @@ class Rank:
         return True
 
 
-def ran(schedule: Schedule, rows: Sequence[Any], widths: Sequence[int], more: Any, reverse: bool) -> Wires:
+def ran(
+    schedule: Schedule, rows: Sequence[Any], widths: Sequence[int], more: Any, reverse: bool
+) -> Wires:
     """All ranks' rows with the engine's own messages, in turns."""
     wires, done = Wires(), set[Action]()
     ranks = [Rank(wires, schedule, rows, rank, widths, more) for rank in range(len(rows))]
@@ -170,7 +199,11 @@ def waits_in_a_circle(wires: Wires) -> list[str]:
                 sent[link] += kind == "send"
                 places[rank] += 1
                 moved = True
-    return [f"rank {rank} at {log[places[rank]]}" for rank, log in wires.log.items() if places[rank] < len(log)]
+    return [
+        f"rank {rank} at {log[places[rank]]}"
+        for rank, log in wires.log.items()
+        if places[rank] < len(log)
+    ]
 
 
 @st.composite
@@ -178,14 +211,22 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Sequence[Any], Sequence[int], Any,
     """A schedule over stages whole or in parts, of which the first may be frozen; tensors by stage; how messages are sent."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     ranks, virtual = draw(st.integers(2, 5)), draw(st.integers(1, 4))
-    shape = ScheduleShape(ranks, ranks * virtual, draw(st.integers(ranks, 3 * ranks)), draw(st.integers(1, 8)), draw(st.integers(1, 3)))
+    shape = ScheduleShape(
+        ranks,
+        ranks * virtual,
+        draw(st.integers(ranks, 3 * ranks)),
+        draw(st.integers(1, 8)),
+        draw(st.integers(1, 3)),
+    )
     try:
         found = generate_schedule(name, shape)
     except ConfigError:
         assume(False)
         raise
     if draw(st.booleans()):
-        found = found.split_stages(draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages)))
+        found = found.split_stages(
+            draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages))
+        )
     first = draw(st.integers(0, found.stages - 1)) if draw(st.booleans()) else 0
     rows = [trim_backward(row, first) for row in program_rows(found)]
     widths = draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages))

@@ -18,7 +18,9 @@ from compat.deepspeed.state.universal import Universal
 BETAS = st.sampled_from([(0.9, 0.999), (0.9, 0.95), (0.0, 0.5), (0.99, 0.999), (0.5, 0.9)])
 
 
-def trained(seed: int, steps: int, betas: tuple[float, float], size: int, exponent: float) -> dict[str, dict[str, torch.Tensor]]:
+def trained(
+    seed: int, steps: int, betas: tuple[float, float], size: int, exponent: float
+) -> dict[str, dict[str, torch.Tensor]]:
     """The moments of two parameters after steps of torch's own Adam, with gradients that are now and then 0 or huge."""
     generator = torch.Generator().manual_seed(seed)
     weights = [torch.nn.Parameter(torch.zeros(size)) for _ in range(2)]
@@ -35,10 +37,17 @@ def trained(seed: int, steps: int, betas: tuple[float, float], size: int, expone
     }
 
 
-def hub(found: dict[str, dict[str, torch.Tensor]], betas: tuple[float, float] | None, steps: int) -> Hub:
+def hub(
+    found: dict[str, dict[str, torch.Tensor]], betas: tuple[float, float] | None, steps: int
+) -> Hub:
     """A checkpoint with these moments."""
     parameters = {
-        name: Parameter(Held(torch.zeros(kinds[moments.FIRST].shape)), None, {k: Held(v) for k, v in kinds.items()}, steps)
+        name: Parameter(
+            Held(torch.zeros(kinds[moments.FIRST].shape)),
+            None,
+            {k: Held(v) for k, v in kinds.items()},
+            steps,
+        )
         for name, kinds in found.items()
     }
     group = ParameterGroup(tuple(parameters), {} if betas is None else {"betas": list(betas)})
@@ -47,7 +56,9 @@ def hub(found: dict[str, dict[str, torch.Tensor]], betas: tuple[float, float] | 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40), BETAS, st.integers(1, 60), st.floats(-20, 15))
-def test_a_run_is_never_doubted(seed: int, steps: int, betas: tuple[float, float], size: int, exponent: float) -> None:
+def test_a_run_is_never_doubted(
+    seed: int, steps: int, betas: tuple[float, float], size: int, exponent: float
+) -> None:
     found = trained(seed, steps, betas, size, exponent)
     assert not list(moments.find_impossible(hub(found, betas, steps)))
 
@@ -57,7 +68,9 @@ def test_a_run_is_never_doubted(seed: int, steps: int, betas: tuple[float, float
 def test_moments_of_another_parameter_are_named(kind: str, steps: int) -> None:
     found = trained(1, steps, (0.9, 0.999), 4096, 0.0)
     found["a"][kind], found["b"][kind] = found["b"][kind], found["a"][kind]
-    assert {finding.path for finding in moments.find_impossible(hub(found, (0.9, 0.999), steps))} == {"moments.a", "moments.b"}
+    assert {
+        finding.path for finding in moments.find_impossible(hub(found, (0.9, 0.999), steps))
+    } == {"moments.a", "moments.b"}
 
 
 def test_a_second_moment_that_was_lost_is_named() -> None:
@@ -75,7 +88,9 @@ def test_without_betas_nothing_is_said() -> None:
 
 def test_the_command_line_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a universal checkpoint without checksums, as DeepSpeed's own program leaves it."""
-    written = Universal().plan(hub(trained(1, 3, (0.9, 0.999), 64, 0.0), (0.9, 0.999), 3), formats.Wanted())
+    written = Universal().plan(
+        hub(trained(1, 3, (0.9, 0.999), 64, 0.0), (0.9, 0.999), 3), formats.Wanted()
+    )
     writing.write_checkpoint(written, tmp_path / "out", (), lambda size, made: None)
     (place,) = (tmp_path / "out").glob("global_step*_universal")
     (place / "SHA256SUMS").unlink()
@@ -85,6 +100,9 @@ def test_the_command_line_names_them(tmp_path: Path, capsys: pytest.CaptureFixtu
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
     capsys.readouterr()
-    for words in (["inspect", "--check"], ["convert", "--to", "native", "-o", str(tmp_path / "native")]):
+    for words in (
+        ["inspect", "--check"],
+        ["convert", "--to", "native", "-o", str(tmp_path / "native")],
+    ):
         assert command(["checkpoint", words[0], str(tmp_path / "out"), *words[1:]]) == 2
         assert "moments.a: exp_avg is up to" in capsys.readouterr().out

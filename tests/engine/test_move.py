@@ -26,7 +26,9 @@ from bridge.state import cutting, formats, groups
 
 pytestmark = pytest.mark.usefixtures("foreign")
 TASK = Task(precision="fp32", level=2)
-LONG = pytest.mark.skipif("STAGEBRIDGE_MOVES" not in os.environ, reason="takes a minute each; tox -e long")
+LONG = pytest.mark.skipif(
+    "STAGEBRIDGE_MOVES" not in os.environ, reason="takes a minute each; tox -e long"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,19 @@ def begun(tmp_path_factory: pytest.TempPathFactory, pools: dict[int, Any]) -> Pa
 def moved(config: Path, checkpoint: Path, to: str, output: Path, *more: str) -> tuple[int, str]:
     """What `move` ends with, and says on both streams."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(out):
-        code = command(["move", str(config), "--checkpoint", str(checkpoint), "--to", to, "-o", str(output), *more])
+        code = command(
+            [
+                "move",
+                str(config),
+                "--checkpoint",
+                str(checkpoint),
+                "--to",
+                to,
+                "-o",
+                str(output),
+                *more,
+            ]
+        )
     return code, out.getvalue()
 
 
@@ -58,14 +72,28 @@ def test_a_run_goes_on_from_the_folder_on_each_stack(begun: Path, run: Run, tmp_
     code, said = moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "native")
     assert code == 0 and "Nothing was taken away." in said
     known = {"ds_config.json", "ds_config.code.py", "launch.sh", "report.txt", "checkpoint/latest"}
-    inner = {f"checkpoint/step5/{name}" for name in ("SHA256SUMS", "rank-00000.safetensors", "state.json")}
+    inner = {
+        f"checkpoint/step5/{name}"
+        for name in ("SHA256SUMS", "rank-00000.safetensors", "state.json")
+    }
     assert files(tmp_path / "native") == known | inner
-    assert (tmp_path / "native" / "ds_config.json").read_bytes() == (begun / "ds_config.json").read_bytes()
-    middle = replace(TASK, first=5, last=7, load=tmp_path / "native" / "checkpoint", save=tmp_path / "two")
+    assert (tmp_path / "native" / "ds_config.json").read_bytes() == (
+        begun / "ds_config.json"
+    ).read_bytes()
+    middle = replace(
+        TASK, first=5, last=7, load=tmp_path / "native" / "checkpoint", save=tmp_path / "two"
+    )
     assert run(1, checkpoints.native, middle)[0] == pytest.approx(unbroken[5:7], abs=1e-6)
     config = checkpoints.config_of(replace(TASK, level=3), 2)
     (tmp_path / "level3.json").write_text(json.dumps(config))
-    code, said = moved(tmp_path / "level3.json", tmp_path / "two", "deepspeed", tmp_path / "back", "--world-size", "2")
+    code, said = moved(
+        tmp_path / "level3.json",
+        tmp_path / "two",
+        "deepspeed",
+        tmp_path / "back",
+        "--world-size",
+        "2",
+    )
     assert code == 2 and said.startswith("Taken away: random (different numbers).")
     back = tmp_path / "back"
     assert json.loads((back / "ds_config.json").read_text())["zero_optimization"]["stage"] == 3
@@ -86,31 +114,65 @@ def test_a_run_moves_to_fully_shard(begun: Path, run: Run, tmp_path: Path) -> No
 def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     """Flags that load the checkpoint, under Megatron's names, with the samples seen; back by names, every bit of it."""
     model = ("--model", str(begun / "model"))
-    code, said = moved(begun / "ds_config.json", begun / "run", "megatron", tmp_path / "megatron", *model)
+    code, said = moved(
+        begun / "ds_config.json", begun / "run", "megatron", tmp_path / "megatron", *model
+    )
     assert code == 2 and "use_megatron_fsdp: FSDP cannot load the written checkpoint" in said
     flags = (tmp_path / "megatron" / "launch.args").read_text()
-    wanted = ("--load checkpoint", "--exit-on-missing-checkpoint", "--no-load-rng", "--use-distributed-optimizer", "--swiglu")
-    assert all(flag in flags for flag in (*wanted, "--position-embedding-type rope")) and "fsdp" not in flags
+    wanted = (
+        "--load checkpoint",
+        "--exit-on-missing-checkpoint",
+        "--no-load-rng",
+        "--use-distributed-optimizer",
+        "--swiglu",
+    )
+    assert (
+        all(flag in flags for flag in (*wanted, "--position-embedding-type rope"))
+        and "fsdp" not in flags
+    )
     held = formats.read_checkpoint(tmp_path / "megatron" / "checkpoint")
     assert held.origin.format == "megatron" and held.where.samples == 5 * TASK.batch
-    assert "args" not in said.partition("\n")[0] and held.client["megatron"]["args"]["consumed_train_samples"] == 20
+    assert (
+        "args" not in said.partition("\n")[0]
+        and held.client["megatron"]["args"]["consumed_train_samples"] == 20
+    )
     assert "decoder.layers.0.self_attention.linear_qkv.weight" in held.parameters
     there = tmp_path / "megatron"
     two = ("--world-size", "2")
-    code, said = moved(there / "launch.args", there / "checkpoint", "native", tmp_path / "n", *model, *two, "--prove", "2")
+    code, said = moved(
+        there / "launch.args",
+        there / "checkpoint",
+        "native",
+        tmp_path / "n",
+        *model,
+        *two,
+        "--prove",
+        "2",
+    )
     assert "--resume checkpoint --model model" in (tmp_path / "n" / "launch.sh").read_text()
-    assert (tmp_path / "n" / "model" / "config.json").read_bytes() == (begun / "model" / "config.json").read_bytes()
+    assert (tmp_path / "n" / "model" / "config.json").read_bytes() == (
+        begun / "model" / "config.json"
+    ).read_bytes()
     proof = json.loads((tmp_path / "n" / "proof.json").read_text())
-    assert code == 2 and "seq_length" in said and proof["verdict"] == "same" and proof["distance"]["norm"] < 1e-6, said
+    assert (
+        code == 2
+        and "seq_length" in said
+        and proof["verdict"] == "same"
+        and proof["distance"]["norm"] < 1e-6
+    ), said
     assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.00625, 0.0075])] * 2
     moved(there / "launch.args", there / "checkpoint", "deepspeed", tmp_path / "back", *model)
     with redirect_stdout(StringIO()) as out:
         command(["checkpoint", "diff", str(begun / "run"), str(tmp_path / "back" / "checkpoint")])
     assert "63 tensors: 63 equal" in out.getvalue()
     assert formats.read_checkpoint(tmp_path / "back" / "checkpoint").origin.format == "universal"
-    place = tmp_path / "back" / "checkpoint" / "global_step5_universal" / "zero" / "optimizer_state.pt"
+    place = (
+        tmp_path / "back" / "checkpoint" / "global_step5_universal" / "zero" / "optimizer_state.pt"
+    )
     rows = torch.load(place, weights_only=False)["param_groups"]
-    assert len(rows) > 2 and {row["lr"] for row in rows} == {0.005}  # so that DeepSpeed loads every group of its own
+    assert len(rows) > 2 and {row["lr"] for row in rows} == {
+        0.005
+    }  # so that DeepSpeed loads every group of its own
     assert 'glob("latest*")' in (tmp_path / "back" / "ds_config.train.py").read_text()
 
 
@@ -118,49 +180,87 @@ def test_weights_alone_go_by_names(begun: Path, tmp_path: Path) -> None:
     """Where nothing says the groups of the optimizer, DeepSpeed gets a universal checkpoint, and its config says so."""
     checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
     code, said = moved(
-        begun / "ds_config.json", tmp_path / "weights", "deepspeed", tmp_path / "out", "--world-size", "2", "--json"
+        begun / "ds_config.json",
+        tmp_path / "weights",
+        "deepspeed",
+        tmp_path / "out",
+        "--world-size",
+        "2",
+        "--json",
     )
     found = json.loads(said)
     assert not problems("move", found)
     assert code == found["exit_code"] == 2 and found["target"]["format"] == "universal"
     assert found["taken_away"] == "Taken away: moments, schedule, step (different numbers)."
-    assert json.loads((tmp_path / "out" / "ds_config.json").read_text())["checkpoint"]["load_universal"] is True
+    assert (
+        json.loads((tmp_path / "out" / "ds_config.json").read_text())["checkpoint"][
+            "load_universal"
+        ]
+        is True
+    )
 
 
 def test_the_launch_starts_from_the_checkpoint(begun: Path, tmp_path: Path) -> None:
     """With the model's config.json there is a whole script, which a shell starts."""
-    code, said = moved(begun / "ds_config.json", begun / "run", "deepspeed", tmp_path / "out", "--model", str(begun / "model"))
+    code, said = moved(
+        begun / "ds_config.json",
+        begun / "run",
+        "deepspeed",
+        tmp_path / "out",
+        "--model",
+        str(begun / "model"),
+    )
     assert code == 1 and "--sequence" in said  # which nothing tells: as with `convert --script`
-    assert {"ds_config.train.py", "ds_config.model.json", "ds_config.json.carry.json"} <= files(tmp_path / "out")
+    assert {"ds_config.train.py", "ds_config.model.json", "ds_config.json.carry.json"} <= files(
+        tmp_path / "out"
+    )
     text = (tmp_path / "out" / "launch.sh").read_text()
     assert text.endswith("--deepspeed_config ds_config.json --data tokens.npy --save checkpoint\n")
     assert subprocess.run(["sh", "-n", tmp_path / "out" / "launch.sh"], check=False).returncode == 0
-    assert formats.read_checkpoint(tmp_path / "out" / "checkpoint").client == {"epoch": 3, "step": 5}  # what the script asks for
+    assert formats.read_checkpoint(tmp_path / "out" / "checkpoint").client == {
+        "epoch": 3,
+        "step": 5,
+    }  # what the script asks for
 
 
 def ends_of(page: str) -> list[int]:
     """The exit codes of all commands of a page, in the folder where this process is."""
     text = (Path(__file__).parents[2] / "docs" / page).read_text()
     ends = []
-    for words in [shlex.split(line.strip()) for line in text.splitlines() if line.startswith("    stagebridge ")]:
+    for words in [
+        shlex.split(line.strip())
+        for line in text.splitlines()
+        if line.startswith("    stagebridge ")
+    ]:
         with redirect_stdout(StringIO()) as out, redirect_stderr(out):
             ends.append(command(words[1:]))
         assert ends[-1] in (0, 2), (words, out.getvalue())
     return ends
 
 
-def test_the_page_of_checkpoints_is_run_from_top_to_end(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_checkpoints_is_run_from_top_to_end(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every command of docs/checkpoints.md, where a run of DeepSpeed and one of Megatron lie."""
     shutil.copytree(begun / "run", tmp_path / "run" / "checkpoints")
     shutil.copytree(begun / "model", tmp_path / "model")
-    code, said = moved(begun / "ds_config.json", begun / "run", "megatron", tmp_path / "moved", "--model", str(begun / "model"))
+    code, said = moved(
+        begun / "ds_config.json",
+        begun / "run",
+        "megatron",
+        tmp_path / "moved",
+        "--model",
+        str(begun / "model"),
+    )
     assert code == 2, said
     shutil.copytree(tmp_path / "moved" / "checkpoint", tmp_path / "megatron" / "checkpoints")
     monkeypatch.chdir(tmp_path)
     assert ends_of("checkpoints.md") == [0, 0, 0, 0, 0, 2]
 
 
-def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_moves_is_run_from_top_to_end(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every command of docs/move.md, in a folder as the page describes it."""
     for name in ("run", "model", "ds_config.json"):
         (shutil.copytree if (begun / name).is_dir() else shutil.copy)(begun / name, tmp_path / name)
@@ -168,7 +268,9 @@ def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, m
     assert ends_of("move.md") == [0, 0, 0, 0, 0, 2, 2, 2, 0, 2]
     proof = json.loads((tmp_path / "native" / "proof.json").read_text())
     assert not problems("move", proof, "Proved")
-    assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof["distance"]["loss"] < 1e-6
+    assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof[
+        "distance"
+    ]["loss"] < 1e-6
     assert [row["first"] for row in proof["runs"]] == [5, 5]
     assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.005, 0.00625])] * 2
 
@@ -193,17 +295,32 @@ def test_groups_of_parameters_go_along(run: Run, tmp_path: Path) -> None:
     rows = groups.read_groups(tmp_path / "out" / groups.FILE)
     told = [(len(row["params"]), row["lr"], row["weight_decay"]) for row in rows]
     assert told == [(14, 0.01, 0.1), (5, 0.01, 0.0), (2, 3e-3, 0.1)]
-    assert rows[2]["betas"] == [0.8, 0.9] and rows[2]["params"] == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert rows[2]["betas"] == [0.8, 0.9] and rows[2]["params"] == [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+    ]
     assert 'Path("parameter_groups.json")' in (tmp_path / "out" / "launch.sh").read_text()
     words = ("--world-size", "2", "--model", str(tmp_path / "model"))
-    moved(tmp_path / "out" / "ds_config.json", tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", *words)
+    moved(
+        tmp_path / "out" / "ds_config.json",
+        tmp_path / "out" / "checkpoint",
+        "deepspeed",
+        tmp_path / "back",
+        *words,
+    )
     script = (tmp_path / "back" / "ds_config.train.py").read_text()
     assert "model_parameters=groups" in script and (tmp_path / "back" / groups.FILE).is_file()
     back = replace(GROUPED, first=5, last=7, load=tmp_path / "back" / "checkpoint")
     unbroken = run(2, checkpoints.deepspeed, replace(GROUPED, last=7))[0]
     assert run(2, checkpoints.deepspeed, back)[0] == pytest.approx(unbroken[5:], abs=1e-6)
-    code, said = moved(tmp_path / "ds_config.json", tmp_path / "run", "megatron", tmp_path / "megatron", *words)
-    assert code == 2 and "2 parameters, such as embedding.word_embeddings.weight, had learning rate 0.003 instead of 0.01" in said
+    code, said = moved(
+        tmp_path / "ds_config.json", tmp_path / "run", "megatron", tmp_path / "megatron", *words
+    )
+    assert (
+        code == 2
+        and "2 parameters, such as embedding.word_embeddings.weight, had learning rate 0.003 instead of 0.01"
+        in said
+    )
 
 
 @LONG
@@ -214,7 +331,13 @@ def test_groups_of_parameters_are_proved(run: Run, tmp_path: Path, to: str) -> N
     _, found = proved(tmp_path, tmp_path / "ds_config.json", tmp_path / "out", to)
     assert found["verdict"] == "same" and found["distance"]["loss"] < 1e-6, found
     config = tmp_path / "out" / ("launch.args" if to == "megatron" else "recipe.yaml")
-    options = moving.MoveOptions(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
+    options = moving.MoveOptions(
+        tmp_path / "out" / "checkpoint",
+        "deepspeed",
+        tmp_path / "back",
+        prove=2,
+        model=tmp_path / "model",
+    )
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         moving.move(moving.Job(str(config), world_size=2, json=True), options)
     found = json.loads(out.getvalue())["proof"]
@@ -222,50 +345,78 @@ def test_groups_of_parameters_are_proved(run: Run, tmp_path: Path, to: str) -> N
 
 
 def refused(begun: Path, tmp_path: Path, *words: str) -> str:
-    code, said = moved(begun / "ds_config.json", begun / "run", *words[:1], tmp_path / "out", *words[1:])
+    code, said = moved(
+        begun / "ds_config.json", begun / "run", *words[:1], tmp_path / "out", *words[1:]
+    )
     assert code == 1 and not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
     return said
 
 
-def test_what_cannot_be_moved_or_proved_is_refused_before_anything_is_written(begun: Path, tmp_path: Path) -> None:
-    assert "name the folder of its config.json with --model" in refused(begun, tmp_path, "native", "--prove", "1")
+def test_what_cannot_be_moved_or_proved_is_refused_before_anything_is_written(
+    begun: Path, tmp_path: Path
+) -> None:
+    assert "name the folder of its config.json with --model" in refused(
+        begun, tmp_path, "native", "--prove", "1"
+    )
     other = tmp_path / "gpt2"
     checkpoints.model_of("gpt2").config.save_pretrained(other)  # type: ignore[operator, union-attr]
-    assert "in the checkpoint" in refused(begun, tmp_path, "native", "--prove", "1", "--model", str(other))
+    assert "in the checkpoint" in refused(
+        begun, tmp_path, "native", "--prove", "1", "--model", str(other)
+    )
     config = checkpoints.config_of(replace(TASK, level=0), 2)
     (tmp_path / "level0.json").write_text(json.dumps(config))
     code, said = moved(tmp_path / "level0.json", begun / "run", "deepspeed", tmp_path / "out")
     assert code == 1 and "set the stage to 1, which gives the same numbers" in said
     checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
     words = ("--prove", "1", "--model", str(begun / "model"))
-    code, said = moved(begun / "ds_config.json", tmp_path / "weights", "native", tmp_path / "out", *words)
+    code, said = moved(
+        begun / "ds_config.json", tmp_path / "weights", "native", tmp_path / "out", *words
+    )
     assert code == 1 and "only weights" in said
-    code, _ = moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "out", "--dry-run")
+    code, _ = moved(
+        begun / "ds_config.json", begun / "run", "native", tmp_path / "out", "--dry-run"
+    )
     assert code == 0 and not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "out")[0] == 1
 
 
-def test_a_cut_keeps_the_first_layers_of_all_that_there_is(begun: Path, run: Run, tmp_path: Path) -> None:
+def test_a_cut_keeps_the_first_layers_of_all_that_there_is(
+    begun: Path, run: Run, tmp_path: Path
+) -> None:
     hub = formats.read_checkpoint(begun / "run")
     assert cutting.layers_of(hub) == {"model.layers": 2}
     found = cutting.cut_layers(hub, 1)
-    assert {name for name in hub.parameters if ".layers.1." in name} == set(hub.parameters) - set(found.parameters)
-    assert found.groups[0].names == tuple(found.parameters) and cutting.count_elements(found) == cutting.count_elements(hub, 1)
-    given = json.loads((begun / "model" / "config.json").read_text())
-    assert cutting.config_with_layers({**given, "layer_types": ["a", "b"]}, 1) == {**given, "num_hidden_layers": 1, "layer_types": ["a"]}
-    assert cutting.without_dropout({"attn_pdrop": 0.1, "attention_dropout": 0.0, "vocab_size": 3}) == (
-        {"attn_pdrop": 0.0, "attention_dropout": 0.0, "vocab_size": 3},
-        ("attn_pdrop",),
+    assert {name for name in hub.parameters if ".layers.1." in name} == set(hub.parameters) - set(
+        found.parameters
     )
+    assert found.groups[0].names == tuple(found.parameters) and cutting.count_elements(
+        found
+    ) == cutting.count_elements(hub, 1)
+    given = json.loads((begun / "model" / "config.json").read_text())
+    assert cutting.config_with_layers({**given, "layer_types": ["a", "b"]}, 1) == {
+        **given,
+        "num_hidden_layers": 1,
+        "layer_types": ["a"],
+    }
+    assert cutting.without_dropout(
+        {"attn_pdrop": 0.1, "attention_dropout": 0.0, "vocab_size": 3}
+    ) == ({"attn_pdrop": 0.0, "attention_dropout": 0.0, "vocab_size": 3}, ("attn_pdrop",))
 
 
-def test_settings_of_the_checkpoint_that_the_config_says_otherwise_are_told(begun: Path, tmp_path: Path) -> None:
-    config = checkpoints.config_of(replace(TASK, adam={"torch_adam": True, "betas": [0.9, 0.98]}), 2)
+def test_settings_of_the_checkpoint_that_the_config_says_otherwise_are_told(
+    begun: Path, tmp_path: Path
+) -> None:
+    config = checkpoints.config_of(
+        replace(TASK, adam={"torch_adam": True, "betas": [0.9, 0.98]}), 2
+    )
     (tmp_path / "other.json").write_text(json.dumps(config))
     code, said = moved(tmp_path / "other.json", begun / "run", "native", tmp_path / "out")
     assert code == 2 and "Taken away: optimizer.betas (different numbers)." in said
-    assert "[0.9, 0.98] in the config, [0.9, 0.95] in the checkpoint; a resumed run uses the value in the checkpoint" in said
+    assert (
+        "[0.9, 0.98] in the config, [0.9, 0.95] in the checkpoint; a resumed run uses the value in the checkpoint"
+        in said
+    )
 
 
 def steady(rank: int, world: int, config: dict[str, Any], save: Path) -> None:
@@ -277,15 +428,21 @@ def steady(rank: int, world: int, config: dict[str, Any], save: Path) -> None:
     checkpoints.continued(engine, rank, world, replace(TASK, save=save))
 
 
-def proved(begun: Path, config: Path, output: Path, to: str, most: int = moving.LARGE) -> tuple[int, dict[str, Any]]:
-    options = moving.MoveOptions(begun / "run", to, output, model=begun / "model", prove=2, most=most)
+def proved(
+    begun: Path, config: Path, output: Path, to: str, most: int = moving.LARGE
+) -> tuple[int, dict[str, Any]]:
+    options = moving.MoveOptions(
+        begun / "run", to, output, model=begun / "model", prove=2, most=most
+    )
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         code = moving.move(moving.Job(str(config), json=True), options)
     return code, json.loads(out.getvalue())["proof"]
 
 
 @LONG
-def test_a_large_model_is_proved_in_part_and_another_schedule_is_no_proof(begun: Path, run: Run, tmp_path: Path) -> None:
+def test_a_large_model_is_proved_in_part_and_another_schedule_is_no_proof(
+    begun: Path, run: Run, tmp_path: Path
+) -> None:
     config = checkpoints.config_of(TASK, 2)
     del config["scheduler"]
     (tmp_path / "steady.json").write_text(json.dumps(config))
@@ -293,15 +450,26 @@ def test_a_large_model_is_proved_in_part_and_another_schedule_is_no_proof(begun:
     (tmp_path / "model").symlink_to(begun / "model")
     code, found = proved(tmp_path, tmp_path / "steady.json", tmp_path / "whole", "automodel")
     assert found["verdict"] == "same", found
-    code, found = proved(tmp_path, tmp_path / "steady.json", tmp_path / "part", "automodel", most=4000)
-    assert (code, found["verdict"]) == (3, "in part") and found["lacking"][0] == "only the first 1 layers ran", found
+    code, found = proved(
+        tmp_path, tmp_path / "steady.json", tmp_path / "part", "automodel", most=4000
+    )
+    assert (code, found["verdict"]) == (3, "in part") and found["lacking"][
+        0
+    ] == "only the first 1 layers ran", found
     code, found = proved(begun, begun / "ds_config.json", tmp_path / "other", "automodel")
-    assert (code, found["verdict"]) == (2, "differs") and "learning rate 0.00625 in step 6 of the target" in found["cause"]
+    assert (code, found["verdict"]) == (
+        2,
+        "differs",
+    ) and "learning rate 0.00625 in step 6 of the target" in found["cause"]
 
 
 @LONG
-@pytest.mark.parametrize(("kind", "precision", "level"), [("gpt2", "fp16", 1), ("llama", "bf16", 3), ("gpt2", "bf16", 2)])
-def test_a_move_is_proved_in_halves(run: Run, tmp_path: Path, kind: str, precision: str, level: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "precision", "level"), [("gpt2", "fp16", 1), ("llama", "bf16", 3), ("gpt2", "bf16", 2)]
+)
+def test_a_move_is_proved_in_halves(
+    run: Run, tmp_path: Path, kind: str, precision: str, level: int
+) -> None:
     task = Task(kind=kind, precision=precision, level=level, last=5, save=tmp_path / "run")
     run(2, checkpoints.deepspeed, task)
     (tmp_path / "ds_config.json").write_text(json.dumps(checkpoints.config_of(task, 2)))
@@ -310,7 +478,13 @@ def test_a_move_is_proved_in_halves(run: Run, tmp_path: Path, kind: str, precisi
     assert (code, found["verdict"]) == (0, "same"), found
     config = {**checkpoints.config_of(replace(task, level=4 - level), 2)}
     (tmp_path / "other.json").write_text(json.dumps(config))
-    options = moving.MoveOptions(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
+    options = moving.MoveOptions(
+        tmp_path / "out" / "checkpoint",
+        "deepspeed",
+        tmp_path / "back",
+        prove=2,
+        model=tmp_path / "model",
+    )
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         moving.move(moving.Job(str(tmp_path / "other.json"), world_size=2, json=True), options)
     assert json.loads(out.getvalue())["proof"]["verdict"] == "same", out.getvalue()

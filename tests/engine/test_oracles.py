@@ -37,8 +37,12 @@ def test_the_same_losses(run: Any, expected: list[float], name: str) -> None:
         assert found == pytest.approx(expected, rel=SIX_DIGITS, abs=0.0)
 
 
-def test_the_loss_falls_by_a_fifth_on_data_that_differs_by_rank_and_step(expected: list[float]) -> None:
+def test_the_loss_falls_by_a_fifth_on_data_that_differs_by_rank_and_step(
+    expected: list[float],
+) -> None:
     assert len(expected) == 20 and expected[-1] < 0.8 * expected[0]
-    first, second, later = (batch_of(TASK, step, rank, 2)[0] for step, rank in ((0, 0), (0, 1), (1, 0)))
+    first, second, later = (
+        batch_of(TASK, step, rank, 2)[0] for step, rank in ((0, 0), (0, 1), (1, 0))
+    )
     assert not torch.equal(first, second) and not torch.equal(first, later)
     assert torch.equal(batch_of(TASK, 0)[0], torch.cat([first, second]))

@@ -15,13 +15,17 @@ from bridge.trace import attach, meeting
 
 
 @pytest.mark.parametrize("name", ["S1", "R1", "R2"])
-def test_it_is_found_without_a_twin_and_located_with_one(name: str, run: Any, tmp_path: Path) -> None:
+def test_it_is_found_without_a_twin_and_located_with_one(
+    name: str, run: Any, tmp_path: Path
+) -> None:
     found = tried(run, name, tmp_path)
     assert found.caught and found.located and found.right is not False, found
     assert not [one for one in found.alarms if one[0] in FAULTS[name].findings]
 
 
-def waits(rank: int, world: int, slow: bool, folder: Path) -> list[tuple[str, tuple[int, ...], str]]:
+def waits(
+    rank: int, world: int, slow: bool, folder: Path
+) -> list[tuple[str, tuple[int, ...], str]]:
     """A run in which one rank waits before each step, if it is slow."""
     logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
     loop = Loop(rank, world)
@@ -52,10 +56,14 @@ def joins(rank: int, world: int, folder: Path) -> tuple[list[str], int]:
             model(torch.full((2, 4), float(step + rank))).square().mean().backward()
             optimizer.step()
     tracer.remove()
-    return [one.id for one in tracer.findings.found if one.severity == "fault"], tracer.source.now().step
+    return [
+        one.id for one in tracer.findings.found if one.severity == "fault"
+    ], tracer.source.now().step
 
 
-def test_ranks_with_other_numbers_of_steps_under_join_do_not_wait_for_each_other(run: Any, tmp_path: Path) -> None:
+def test_ranks_with_other_numbers_of_steps_under_join_do_not_wait_for_each_other(
+    run: Any, tmp_path: Path
+) -> None:
     assert run(2, joins, tmp_path) == [([], 5), ([], 3)]
 
 
@@ -67,18 +75,24 @@ def compressed(rank: int, world: int, folder: Path) -> list[str]:
     logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(16, 16))
-    model.register_comm_hook(powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    model.register_comm_hook(
+        powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     tracer = attach(model, LOGS, folder, optimizer=optimizer)
     for step in range(4):
         optimizer.zero_grad()
-        model(torch.randn(4, 16, generator=torch.Generator().manual_seed(2 * step + rank))).square().mean().backward()
+        model(
+            torch.randn(4, 16, generator=torch.Generator().manual_seed(2 * step + rank))
+        ).square().mean().backward()
         optimizer.step()
     tracer.remove()
     return [one.id for one in tracer.findings.found if one.severity == "fault"]
 
 
-def test_gradients_that_torch_was_asked_to_compress_are_not_said_to_be_changed(run: Any, tmp_path: Path) -> None:
+def test_gradients_that_torch_was_asked_to_compress_are_not_said_to_be_changed(
+    run: Any, tmp_path: Path
+) -> None:
     assert run(2, compressed, tmp_path) == [[], []]
 
 
@@ -98,7 +112,11 @@ def alone(rank: int, world: int, folder: Path) -> list[tuple[str, tuple[int, ...
             torch.distributed.barrier()
             torch.distributed.barrier()
     tracer.remove()
-    return [(one.id, one.ranks) for one in tracer.findings.found if one.id in ("rank-absent", "skipped-alone")]
+    return [
+        (one.id, one.ranks)
+        for one in tracer.findings.found
+        if one.id in ("rank-absent", "skipped-alone")
+    ]
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_without_end(run: Any, tmp_path: Path) -> None:
@@ -119,7 +137,9 @@ def with_moments(steps: int, filled: bool) -> tuple[nn.Module, torch.optim.Optim
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     for weight in model.parameters():
-        moments = {name: torch.full_like(weight, float(filled)) for name in ("exp_avg", "exp_avg_sq")}
+        moments = {
+            name: torch.full_like(weight, float(filled)) for name in ("exp_avg", "exp_avg_sq")
+        }
         optimizer.state[weight] = {"step": torch.tensor(float(steps)), **moments}
     return model, optimizer
 
@@ -128,7 +148,9 @@ MOMENTS = (500, False, "all second moments are zero"), (0, True, "some second mo
 
 
 @pytest.mark.parametrize(("steps", "filled", "said"), MOMENTS)
-def test_moments_that_do_not_belong_to_their_steps(steps: int, filled: bool, said: str, tmp_path: Path) -> None:
+def test_moments_that_do_not_belong_to_their_steps(
+    steps: int, filled: bool, said: str, tmp_path: Path
+) -> None:
     model, optimizer = with_moments(steps, filled)
     tracer = attach(model, optimizer=optimizer)
     (found,) = tracer.findings.found
@@ -146,6 +168,8 @@ def test_moments_that_belong_to_their_steps_are_no_finding(steps: int, filled: b
 
 def test_a_run_that_says_it_goes_on_has_moments(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
-    tracer = attach(model, optimizer=torch.optim.AdamW(model.parameters(), weight_decay=0.0), done=30)
+    tracer = attach(
+        model, optimizer=torch.optim.AdamW(model.parameters(), weight_decay=0.0), done=30
+    )
     assert [one.id for one in tracer.findings.found] == ["moments-not-resumed"]
     tracer.remove()

@@ -84,11 +84,19 @@ def test_adam_and_clipping_see_the_whole_model(run: Any, level: int) -> None:
 
 
 def test_frozen_stages_run_no_backward(run: Any) -> None:
-    case = Case({**SGD, **PIPED, "parallel.data": 1}, replace(DEEP, tied=False), frozen=("embedding", "block0", "block4"))
+    case = Case(
+        {**SGD, **PIPED, "parallel.data": 1},
+        replace(DEEP, tied=False),
+        frozen=("embedding", "block0", "block4"),
+    )
     runs = run(2, piped, case)
     one = plain(case)
-    assert runs[0].actions == runs[0].planned and not any(action.startswith(("0B", "1B")) for action in runs[0].actions)
-    assert runs[0].losses == pytest.approx(one.losses, rel=1e-9) and runs[1].norms == pytest.approx(one.norms, rel=1e-9)
+    assert runs[0].actions == runs[0].planned and not any(
+        action.startswith(("0B", "1B")) for action in runs[0].actions
+    )
+    assert runs[0].losses == pytest.approx(one.losses, rel=1e-9) and runs[1].norms == pytest.approx(
+        one.norms, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
@@ -106,8 +114,14 @@ def test_dropout_is_that_of_one_rank(run: Any) -> None:
 
 
 def test_an_overflow_skips_the_step_on_all_ranks(run: Any) -> None:
-    scaled = {"precision.compute": "fp16", "precision.loss_scale.initial": 64.0, "precision.loss_scale.hysteresis": 1}
-    case = Case({**ADAMW, **PIPED, **scaled, "parallel.data": 2, "zero.stage": 2}, dtype=torch.float32)
+    scaled = {
+        "precision.compute": "fp16",
+        "precision.loss_scale.initial": 64.0,
+        "precision.loss_scale.hysteresis": 1,
+    }
+    case = Case(
+        {**ADAMW, **PIPED, **scaled, "parallel.data": 2, "zero.stage": 2}, dtype=torch.float32
+    )
     for scales, skipped, same in run(4, overflowed, case):
         assert (scales, skipped, same) == ([64.0, 32.0, 32.0], 1, True)
 
@@ -134,15 +148,24 @@ def test_shapes_may_differ_by_step_and_by_microbatch_if_asked(run: Any) -> None:
     values = {**PIPED, "loss": "per_token"}
     for found, wanted in run(2, unequal, values, True):
         assert found == pytest.approx(wanted, rel=1e-9)
-    with pytest.raises(Exception, match=r"stage 2 would get tensors \(2, 6, 16\) .*, expected \(2, 4, 16\).*variable_shapes"):
+    with pytest.raises(
+        Exception,
+        match=r"stage 2 would get tensors \(2, 6, 16\) .*, expected \(2, 4, 16\).*variable_shapes",
+    ):
         run(2, unequal, values, False)
 
 
 @pytest.mark.parametrize(
-    ("name", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("zero_bubble", 2), ("zero_bubble_v", 2)]
+    ("name", "virtual"),
+    [("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("zero_bubble", 2), ("zero_bubble_v", 2)],
 )
 def test_activations_in_flight_are_as_many_as_planned(run: Any, name: str, virtual: int) -> None:
-    values = {"parallel.pipeline": 2, "batch.accumulation": 6, "schedule.name": name, "schedule.virtual": virtual}
+    values = {
+        "parallel.pipeline": 2,
+        "batch.accumulation": 6,
+        "schedule.name": name,
+        "schedule.virtual": virtual,
+    }
     for planned, counted, alive in run(2, peaks, values, 2 * virtual):
         assert planned == counted == alive
 
@@ -150,7 +173,9 @@ def test_activations_in_flight_are_as_many_as_planned(run: Any, name: str, virtu
 def test_a_table_is_run(run: Any, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text(schedule_to_csv(generate_schedule("zero_bubble_v", ScheduleShape(2, 4, 4))))
-    case = Case({**SGD, **PIPED, "schedule.name": "csv", "schedule.csv": str(table)}, DEEP, batch=16)
+    case = Case(
+        {**SGD, **PIPED, "schedule.name": "csv", "schedule.csv": str(table)}, DEEP, batch=16
+    )
     assert error(run(4, piped, case), one_process(16)) < 1e-9
 
 
@@ -158,7 +183,14 @@ def shuffled(seed: int, ranks: int) -> tuple[Schedule, int]:
     """A schedule whose actions changed places at random as long as the checker passed it, and how often they did."""
     draw = random.Random(seed)
     name, virtual = draw.choice(
-        [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("looped_bfs", 2), ("zero_bubble", 2), ("zero_bubble_v", 2)]
+        [
+            ("gpipe", 1),
+            ("1f1b", 1),
+            ("interleaved_1f1b", 2),
+            ("looped_bfs", 2),
+            ("zero_bubble", 2),
+            ("zero_bubble_v", 2),
+        ]
     )
     found, moved = generate_schedule(name, ScheduleShape(ranks, ranks * virtual, 4)), 0
     for _ in range(60):
@@ -173,7 +205,9 @@ def shuffled(seed: int, ranks: int) -> tuple[Schedule, int]:
 
 
 @pytest.mark.parametrize(("ranks", "seeds"), [(2, range(8)), (4, range(8, 12))])
-def test_what_the_checker_passes_ends_well_and_loses_nothing(run: Any, tmp_path: Path, ranks: int, seeds: range) -> None:
+def test_what_the_checker_passes_ends_well_and_loses_nothing(
+    run: Any, tmp_path: Path, ranks: int, seeds: range
+) -> None:
     cases, moves = [], 0
     for seed in seeds:
         schedule, moved = shuffled(seed, ranks)
@@ -181,7 +215,9 @@ def test_what_the_checker_passes_ends_well_and_loses_nothing(run: Any, tmp_path:
         table.write_text(schedule_to_csv(schedule))
         values = {"parallel.pipeline": ranks, "schedule.name": "csv", "schedule.csv": str(table)}
         buffers = {"zero.weight_buffers": 1, "zero.grad_buffers": 1} if seed % 2 else {}
-        cases.append(Case({**SGD, **values, **buffers, "batch.accumulation": 4}, DEEP, batch=8, steps=1))
+        cases.append(
+            Case({**SGD, **values, **buffers, "batch.accumulation": 4}, DEEP, batch=8, steps=1)
+        )
     assert moves > len(seeds)
     one = alone(cases[0])
     for runs in zip(*run(ranks, piped_all, cases), strict=True):
@@ -192,16 +228,27 @@ def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
     port, here = str(free_port()), Path(__file__).parent
     script = f"import sys; sys.path.insert(0, {str(here)!r}); from pathlib import Path; import pipelines; "
     command = [sys.executable, "-c", script + f"pipelines.endless(Path({str(tmp_path)!r}))"]
-    launched = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    launched = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
-        subprocess.Popen(command, env={**launched, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True) for rank in range(2)
+        subprocess.Popen(
+            command, env={**launched, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
     ]
     try:
         wait_for(tmp_path / "0.3", ranks)
         ranks[1].kill()
         _, said = ranks[0].communicate(timeout=PATIENCE)
         assert ranks[0].returncode == 1
-        assert re.search(r"LostRank: .*: rank 1 is gone or silent .*; see the messages of that rank, then", said), said[-900:]
+        assert re.search(
+            r"LostRank: .*: rank 1 is gone or silent .*; see the messages of that rank, then", said
+        ), said[-900:]
     finally:
         for rank in ranks:
             rank.kill()
@@ -212,7 +259,9 @@ def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
 def wait_for(path: Path, processes: list[subprocess.Popen[str]]) -> None:
     """Until `path` is there; the processes have not ended before."""
     while not path.exists():
-        assert all(process.poll() is None for process in processes), f"ended before there was {path}"
+        assert all(process.poll() is None for process in processes), (
+            f"ended before there was {path}"
+        )
         time.sleep(0.05)
 
 
@@ -223,7 +272,9 @@ def started(**values: Any) -> Any:
     """What the first of four ranks would do."""
     plan = Plan.of({**SGD, **{path.replace("__", "."): value for path, value in values.items()}})
     model = bridge.engine.models.gpt.GPT(DEEP)
-    return bridge.engine.initialize(model, plan, mean_cross_entropy, environment=Environment(0, 4, 0, "127.0.0.1:1"))
+    return bridge.engine.initialize(
+        model, plan, mean_cross_entropy, environment=Environment(0, 4, 0, "127.0.0.1:1")
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,11 +285,21 @@ def started(**values: Any) -> Any:
             "found 2 microbatches, but 4 pipeline ranks; use at least 4 microbatches, or fewer ranks",
         ),
         (
-            {"parallel__pipeline": 4, "batch__accumulation": 4, "schedule__name": "interleaved_1f1b", "schedule__virtual": 3},
+            {
+                "parallel__pipeline": 4,
+                "batch__accumulation": 4,
+                "schedule__name": "interleaved_1f1b",
+                "schedule__virtual": 3,
+            },
             "stages: found 12 stages, but only 8 layers; use at most 8 stages, or more layers",
         ),
         (
-            {"parallel__pipeline": 4, "batch__accumulation": 5, "schedule__name": "interleaved_1f1b", "schedule__virtual": 2},
+            {
+                "parallel__pipeline": 4,
+                "batch__accumulation": 5,
+                "schedule__name": "interleaved_1f1b",
+                "schedule__virtual": 2,
+            },
             "schedule.group: 5 microbatches in groups of 4 leave 1 for the last group, which needs at least 4",
         ),
         ({"parallel__pipeline": 3}, r"parallel: pipeline \(3\) does not divide world size \(4\)"),
@@ -259,16 +320,31 @@ def test_what_does_not_fit_is_refused_before_launch(values: dict[str, Any], mess
 
 def test_a_table_with_a_hole_is_refused_before_launch(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    table.write_text(schedule_to_csv(generate_schedule("1f1b", ScheduleShape(2, 2, 4))).replace("1B2,", ""))
-    with pytest.raises(ConfigError, match=r"table.csv: rank 1: backward of microbatch 2 on stage 1 occurs as nothing.*; add it"):
-        started(parallel__pipeline=2, batch__accumulation=4, schedule__name="csv", schedule__csv=str(table))
+    table.write_text(
+        schedule_to_csv(generate_schedule("1f1b", ScheduleShape(2, 2, 4))).replace("1B2,", "")
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"table.csv: rank 1: backward of microbatch 2 on stage 1 occurs as nothing.*; add it",
+    ):
+        started(
+            parallel__pipeline=2,
+            batch__accumulation=4,
+            schedule__name="csv",
+            schedule__csv=str(table),
+        )
 
 
 def test_parts_of_a_step_are_refused_where_microbatches_run_together() -> None:
     engine = bridge.engine.initialize(
-        bridge.engine.models.gpt.GPT(DEEP), Plan.of({"batch.accumulation": 2, "schedule.breadth_first": 2}), mean_cross_entropy
+        bridge.engine.models.gpt.GPT(DEEP),
+        Plan.of({"batch.accumulation": 2, "schedule.breadth_first": 2}),
+        mean_cross_entropy,
     )
-    with pytest.raises(BridgeError, match=r"breadth_first mixes the microbatches of a step; call engine.train_batch"):
+    with pytest.raises(
+        BridgeError,
+        match=r"breadth_first mixes the microbatches of a step; call engine.train_batch",
+    ):
         engine(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
 
 
@@ -308,7 +384,9 @@ PARTS = {
 
 
 @pytest.mark.parametrize("schedule", PARTS)
-def test_a_recipe_that_names_its_parts_runs_as_it_says(run: Any, tmp_path: Path, schedule: str) -> None:
+def test_a_recipe_that_names_its_parts_runs_as_it_says(
+    run: Any, tmp_path: Path, schedule: str
+) -> None:
     parts, layers = PARTS[schedule]
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE.replace("SCHEDULE", schedule).replace("PARTS", parts))
@@ -321,12 +399,20 @@ def test_a_recipe_that_names_its_parts_runs_as_it_says(run: Any, tmp_path: Path,
 
 def test_stages_by_names_of_modules() -> None:
     layers = ["embedding", "block0", "block1", "head"]
-    assert by_names([["embedding", "block0"], ["block1", "head"]], layers) == (range(2), range(2, 4))
+    assert by_names([["embedding", "block0"], ["block1", "head"]], layers) == (
+        range(2),
+        range(2, 4),
+    )
     with pytest.raises(
-        ConfigError, match="stage 1: the model has no layer 'block9'; its layers are embedding, block0, block1, head"
+        ConfigError,
+        match="stage 1: the model has no layer 'block9'; its layers are embedding, block0, block1, head",
     ):
         by_names([["embedding", "block0", "block1"], ["block9", "head"]], layers)
-    with pytest.raises(ConfigError, match="layer block1: is in 0 stages, expected one; name it in one stage"):
+    with pytest.raises(
+        ConfigError, match="layer block1: is in 0 stages, expected one; name it in one stage"
+    ):
         by_names([["embedding", "block0"], ["head"]], layers)
-    with pytest.raises(ConfigError, match="stages: found layers in another order than in the model"):
+    with pytest.raises(
+        ConfigError, match="stages: found layers in another order than in the model"
+    ):
         by_names([["block0", "embedding"], ["head"], ["block1"]], layers)

@@ -48,7 +48,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 def report(flags: str, to: str, wrong: Mapping[str, Any]) -> Report:
     """What the native engine alone, on one rank, says of a launch and its translation."""
     text = f"{MEGATRON} {flags}".replace("--bf16", "" if "--fp16" in flags else "--bf16")
-    releases = {**RELEASES, "megatron": "0.19.2"} if flags == LION else RELEASES  # the first that has Lion
+    releases = (
+        {**RELEASES, "megatron": "0.19.2"} if flags == LION else RELEASES
+    )  # the first that has Lion
     source = compat.load("megatron").read(text, version=releases["megatron"], world_size=1)
     result = translate(source, compat.load(to), releases[to], 1)
     planted = replace(result, config=edit_config(result.config, wrong, 1)) if wrong else result
@@ -62,18 +64,33 @@ def test_a_planted_fault_differs_and_the_translation_is_blamed(name: str) -> Non
     assert found.verdict == "differs", found
     (fault,) = (row for row in found.rows if row.verdict == "differs")
     assert fault.side == "target" and "the translation is at fault" in fault.cause
-    assert any(path in fault.cause for path in wrong) and "`convert` does not report this" in fault.cause, fault.cause
+    assert (
+        any(path in fault.cause for path in wrong)
+        and "`convert` does not report this" in fault.cause
+    ), fault.cause
 
 
-@pytest.mark.parametrize(("flags", "to"), dict.fromkeys((flags, to) for flags, to, _ in FAULTS.values()))
+@pytest.mark.parametrize(
+    ("flags", "to"), dict.fromkeys((flags, to) for flags, to, _ in FAULTS.values())
+)
 def test_without_one_nothing_differs(flags: str, to: str) -> None:
     found = report(flags, to, {})
-    assert found.verdict == "in part" and "neither stack ran its own file" in found.lacking[0], found.rows
+    assert found.verdict == "in part" and "neither stack ran its own file" in found.lacking[0], (
+        found.rows
+    )
 
 
 def test_a_length_that_its_stack_has_no_way_to_make_smaller_stays_on_both_sides() -> None:
-    script = {"init": {"pp": 1, "tp": 1, "dp": 2}, "args": {"output_dir": "output", "max_steps": 1000}}
+    script = {
+        "init": {"pp": 1, "tp": 1, "dp": 2},
+        "args": {"output_dir": "output", "max_steps": 1000},
+    }
     source = compat.load("merak").read(script, world_size=2)
-    pair = fit_pair(source, translate(source, compat.load("megatron"), RELEASES["megatron"], 2), compat.backends(), 2)
+    pair = fit_pair(
+        source,
+        translate(source, compat.load("megatron"), RELEASES["megatron"], 2),
+        compat.backends(),
+        2,
+    )
     lengths = {side: plan.optimizer.schedule.total_steps for side, plan in pair.plans.items()}
     assert lengths == {"source": 1000, "target": 1000}

@@ -22,14 +22,23 @@ from bridge.plan import Plan
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize(("name", "rows"), [("clip", 2), ("lxmert", 2), ("mt5", 2), ("swin", 1), ("wav2vec2", 2)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("clip", 2), ("lxmert", 2), ("mt5", 2), ("swin", 1), ("wav2vec2", 2)]
+)
 def test_layers_run_one_by_one_give_what_the_model_gives(name: str, rows: int) -> None:
     apart, _, found = one_by_one(name)
     assert (apart, found) == (0, rows)
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [("t5", "1F1B"), ("altclip", "interleaved"), ("albert", "ZeRO 3"), ("albert", "1F1B"), ("bart", "ZeRO 3")]
+    ("name", "case"),
+    [
+        ("t5", "1F1B"),
+        ("altclip", "interleaved"),
+        ("albert", "ZeRO 3"),
+        ("albert", "1F1B"),
+        ("bart", "ZeRO 3"),
+    ],
 )
 def test_two_ranks_train_as_plain_transformers(run: Run, name: str, case: str) -> None:
     assert good(errors(run(2, in_ranks, name, CASES[case])[0], plain(name)))
@@ -57,14 +66,24 @@ def test_layers_that_share_a_block_have_names_of_their_own() -> None:
     model = small("albert")
     names = [layer.name for layer in Blocks(model, cut_of(model)).chain().layers]
     block = "albert.encoder.albert_layer_groups.0"
-    assert names == ["albert.embeddings", block, f"{block}#2", f"{block}#3", f"{block}#4", "predictions"]
+    assert names == [
+        "albert.embeddings",
+        block,
+        f"{block}#2",
+        f"{block}#3",
+        f"{block}#4",
+        "predictions",
+    ]
 
 
 def test_a_model_that_runs_on_more_than_words_is_tried_on_a_sample() -> None:
     model = small("clip")
     with pytest.raises(Uncut, match="CLIPModel: the model has no input embedding for tokens"):
         cut_of(model)
-    assert cut_of(model, Arguments((), batches("clip")[0])).blocks[0] == "vision_model.encoder.layers.0"
+    assert (
+        cut_of(model, Arguments((), batches("clip")[0])).blocks[0]
+        == "vision_model.encoder.layers.0"
+    )
 
 
 def test_blanks_have_the_shapes_of_the_batch_at_hand() -> None:
@@ -79,7 +98,9 @@ def test_blanks_have_the_shapes_of_the_batch_at_hand() -> None:
 
 
 def test_several_rows_do_not_split_their_tokens() -> None:
-    with pytest.raises(ConfigError, match=r"parallel.sequence: T5ForConditionalGeneration has 2 rows of blocks"):
+    with pytest.raises(
+        ConfigError, match=r"parallel.sequence: T5ForConditionalGeneration has 2 rows of blocks"
+    ):
         slice_model(small("t5"), [])
 
 
@@ -92,7 +113,10 @@ def train(model: nn.Module, **values: Any) -> Any:
 
 
 def test_a_model_that_calls_its_blocks_otherwise_than_when_it_was_cut_says_so() -> None:
-    with pytest.raises(BridgeError, match=r"lm_head: the model does not call this module in the order in which it was divided"):
+    with pytest.raises(
+        BridgeError,
+        match=r"lm_head: the model does not call this module in the order in which it was divided",
+    ):
         train(small("bart").train())
 
 
@@ -105,7 +129,10 @@ def test_a_block_that_is_left_out_behind_its_row_is_noticed() -> None:
     for layer in layers:
         value = layer(given if value is None else value)
     model.model.decoder.layerdrop = 1.0
-    with pytest.raises(BridgeError, match=r"model.decoder.layers.0: the model does not call this module in the order"):
+    with pytest.raises(
+        BridgeError,
+        match=r"model.decoder.layers.0: the model does not call this module in the order",
+    ):
         last(value)
 
 
@@ -115,4 +142,6 @@ def test_a_model_that_leaves_out_blocks_by_chance_is_one_layer() -> None:
     engine = train(model, **{"zero.stage": 3})
     assert len(engine.chain.layers) == 1
     told = {finding.path: finding.message for finding in engine.findings}
-    assert told["zero.stage"].endswith("the setting model.decoder.layerdrop=0.5 leaves out blocks at random; set it to 0")
+    assert told["zero.stage"].endswith(
+        "the setting model.decoder.layerdrop=0.5 leaves out blocks at random; set it to 0"
+    )

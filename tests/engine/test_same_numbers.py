@@ -20,7 +20,13 @@ ADAMW = {
     "optimizer.weight_decay": 0.1,
     "optimizer.clip": 0.5,
 }
-LION = {**ADAMW, "optimizer.name": "lion", "optimizer.lr": 0.001, "optimizer.eps": None, "optimizer.betas": (0.9, 0.95)}
+LION = {
+    **ADAMW,
+    "optimizer.name": "lion",
+    "optimizer.lr": 0.001,
+    "optimizer.eps": None,
+    "optimizer.betas": (0.9, 0.95),
+}
 OPTIMIZERS = {"sgd": SGD, "adamw": ADAMW, "lion": LION}
 RECOMPUTE = {"recompute.granularity": "full"}
 
@@ -38,7 +44,9 @@ ZERO = (
 )
 
 
-def plan(optimizer: dict[str, Any], zero: tuple[int, int | None, int | None], accumulation: int) -> dict[str, Any]:
+def plan(
+    optimizer: dict[str, Any], zero: tuple[int, int | None, int | None], accumulation: int
+) -> dict[str, Any]:
     """Plan values by path."""
     names = ("zero.stage", "zero.weight_buffers", "zero.grad_buffers")
     return {**optimizer, **dict(zip(names, zero, strict=True)), "batch.accumulation": accumulation}
@@ -63,7 +71,10 @@ def agree(found: Outcome, expected: Outcome, tolerance: float) -> None:
 def test_sgd_on_four_ranks(run: Any, zero: tuple[int, int | None, int | None]) -> None:
     """Every level with every number of buffers; fewer ranks, and the rest, are in `test_layouts.py`."""
     ways: list[tuple[int, dict[str, Any]]] = [(1, {}), (4, RECOMPUTE)]
-    cases = [Case({**plan(SGD, zero, accumulation), **recompute}, batch=16) for accumulation, recompute in ways]
+    cases = [
+        Case({**plan(SGD, zero, accumulation), **recompute}, batch=16)
+        for accumulation, recompute in ways
+    ]
     for outcomes in run(4, trained_all, cases):
         for outcome in outcomes:
             agree(outcome, reference("sgd"), 1e-9)
@@ -71,8 +82,12 @@ def test_sgd_on_four_ranks(run: Any, zero: tuple[int, int | None, int | None]) -
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("zero", ZERO, ids=lambda zero: "-".join(map(str, zero)))
-def test_adamw_with_clipping(run: Any, world: int, zero: tuple[int, int | None, int | None]) -> None:
-    for outcomes in run(world, trained_all, [Case(plan(ADAMW, zero, number), batch=16) for number in (1, 4)]):
+def test_adamw_with_clipping(
+    run: Any, world: int, zero: tuple[int, int | None, int | None]
+) -> None:
+    for outcomes in run(
+        world, trained_all, [Case(plan(ADAMW, zero, number), batch=16) for number in (1, 4)]
+    ):
         for outcome in outcomes:
             agree(outcome, reference("adamw"), 1e-7)
 
@@ -86,7 +101,9 @@ def test_lion(run: Any, zero: tuple[int, int | None, int | None]) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_unequal_microbatches_count_by_token(run: Any, world: int, level: int, accumulation: int) -> None:
+def test_unequal_microbatches_count_by_token(
+    run: Any, world: int, level: int, accumulation: int
+) -> None:
     values = {**plan(SGD, (level, None, None), accumulation), "loss": "per_token"}
     for outcome in run(world, trained, Case(values, batch=16, padded=True)):
         agree(outcome, reference("sgd", padded=True), 1e-9)
@@ -94,8 +111,12 @@ def test_unequal_microbatches_count_by_token(run: Any, world: int, level: int, a
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("zero", [(0, None, None), (1, None, None), (3, None, None), (1, 1, 1)])
-@pytest.mark.parametrize("frozen", [("embedding", "block0"), ("norm", "bias"), ("block1",)], ids="-".join)
-def test_frozen_parameters(run: Any, world: int, zero: tuple[int, int | None, int | None], frozen: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "frozen", [("embedding", "block0"), ("norm", "bias"), ("block1",)], ids="-".join
+)
+def test_frozen_parameters(
+    run: Any, world: int, zero: tuple[int, int | None, int | None], frozen: tuple[str, ...]
+) -> None:
     for outcome in run(world, trained, Case(plan(ADAMW, zero, 2), batch=16, frozen=frozen)):
         expected = reference("adamw", frozen=frozen)
         still = {name for name, change in expected.change.items() if not change.any()}
@@ -111,7 +132,9 @@ def test_frozen_parameters(run: Any, world: int, zero: tuple[int, int | None, in
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("zero", [(0, None, None), (3, None, None), (3, 1, 1)])
 @pytest.mark.parametrize(("way", "accumulation"), [("added", 1), ("in turn", 2), ("left out", 2)])
-def test_several_forward_passes_before_backward(run: Any, world: int, zero: Any, way: str, accumulation: int) -> None:
+def test_several_forward_passes_before_backward(
+    run: Any, world: int, zero: Any, way: str, accumulation: int
+) -> None:
     case = Case({**plan(SGD, zero, accumulation), **(RECOMPUTE if world == 2 else {})}, batch=16)
     for found in run(world, forwards_first, case, way):
         expected = reference("sgd")
@@ -137,7 +160,9 @@ def test_other_shapes(run: Any, shape: Any, level: int) -> None:
 
 @pytest.mark.parametrize("size", [0.5, 1.5, 2, 5])
 @pytest.mark.parametrize("zero", [(1, None, None), (3, None, None), (3, 1, 1)])
-def test_any_number_of_layers_in_a_stage(run: Any, size: float, zero: tuple[int, int | None, int | None]) -> None:
+def test_any_number_of_layers_in_a_stage(
+    run: Any, size: float, zero: tuple[int, int | None, int | None]
+) -> None:
     values = {**plan(SGD, zero, 2), "stages.rule": "carry", "stages.layers_per_stage": size}
     for outcome in run(2, trained, Case(values, batch=16)):
         agree(outcome, reference("sgd"), 1e-9)

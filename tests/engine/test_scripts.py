@@ -37,7 +37,10 @@ def test_a_script_gives_the_numbers_of_plain_torch(pools: dict[int, Pool], name:
 
 
 def test_there_are_forty_scripts_of_which_few_are_refused() -> None:
-    texts = {name: (Path(__file__).parent / "scripts" / f"{name}.py").read_text(encoding="utf-8") for name in names()}
+    texts = {
+        name: (Path(__file__).parent / "scripts" / f"{name}.py").read_text(encoding="utf-8")
+        for name in names()
+    }
     assert len(texts) >= NUMBER
     assert sum("\nREFUSED = " in text for text in texts.values()) <= REFUSED
     assert [name for name, text in texts.items() if "\nTOLERANCE = " in text] == ["autocast"]

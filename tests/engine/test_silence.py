@@ -26,7 +26,12 @@ from bridge.engine.runner import DataEnded, Engine
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 
-PLAN = {"precision.compute": "fp64", "batch.micro": 2, "batch.accumulation": 2, "optimizer.lr": 0.01}
+PLAN = {
+    "precision.compute": "fp64",
+    "batch.micro": 2,
+    "batch.accumulation": 2,
+    "optimizer.lr": 0.01,
+}
 
 
 def started(**values: Any) -> Engine:
@@ -36,7 +41,9 @@ def started(**values: Any) -> Engine:
 # Data that ends
 
 
-def short(rank: int, world: int, level: int, pipeline: int, number: int) -> tuple[str, list[int], bool]:
+def short(
+    rank: int, world: int, level: int, pipeline: int, number: int
+) -> tuple[str, list[int], bool]:
     """The last rank has `number` microbatches of two in the second step: what it says, the counters, whether weights stayed."""
     engine, case = started(**{"zero.stage": level, "parallel.pipeline": pipeline}), Case(PLAN)
     engine.train_batch(microbatches(case, engine, 0))
@@ -51,17 +58,24 @@ def short(rank: int, world: int, level: int, pipeline: int, number: int) -> tupl
 
 
 @pytest.mark.parametrize(("level", "pipeline", "number"), [(0, 1, 0), (3, 1, 1), (1, 2, 1)])
-def test_data_that_ends_on_one_rank_ends_the_step_on_all(run: Any, level: int, pipeline: int, number: int) -> None:
+def test_data_that_ends_on_one_rank_ends_the_step_on_all(
+    run: Any, level: int, pipeline: int, number: int
+) -> None:
     first, last = run(2, short, level, pipeline, number)
     left = "so no rank updated its weights; give all ranks the same amount of data"
     assert first[0] == f"step 2: the data of rank 1 ended, {left}"
-    assert last[0] == f"train_batch: data ended after {number} microbatches of a step, expected 2; give more data"
+    assert (
+        last[0]
+        == f"train_batch: data ended after {number} microbatches of a step, expected 2; give more data"
+    )
     assert first[1:] == last[1:] == ([1, 0, 8, 2], True)
 
 
 def short_script(rank: int, world: int) -> list[str]:
     """The same with the drop-in, over one iterator for the whole epoch."""
-    engine = compat.deepspeed.initialize(model=nn.Sequential(nn.Linear(1, 1)), config=config_of(1))[0]
+    engine = compat.deepspeed.initialize(model=nn.Sequential(nn.Linear(1, 1)), config=config_of(1))[
+        0
+    ]
     engine.loss_fn = lambda output, number: nn.functional.mse_loss(output[:, 0], number / 20)
     data, said = iter([(torch.ones(2, 1), torch.ones(2))] * (6 - rank)), []
     for _ in range(3):
@@ -81,10 +95,15 @@ def test_data_of_a_deepspeed_script_ends_on_all_ranks(run: Any) -> None:
 def test_batches_that_would_be_lost_or_come_again_are_refused() -> None:
     engine, case = started(), Case(PLAN)
     batches = [*microbatches(case, engine, 0), *microbatches(case, engine, 1)]
-    with pytest.raises(BridgeError, match=r"train_batch: found 4 batches, expected 2, as many as a step has; to train on"):
+    with pytest.raises(
+        BridgeError,
+        match=r"train_batch: found 4 batches, expected 2, as many as a step has; to train on",
+    ):
         engine.train_batch(batches)
     loader = torch.utils.data.DataLoader(Numbers(), 2)
-    script = compat.deepspeed.initialize(model=nn.Sequential(nn.Linear(1, 1)), config=config_of(0))[0]
+    script = compat.deepspeed.initialize(model=nn.Sequential(nn.Linear(1, 1)), config=config_of(0))[
+        0
+    ]
     with pytest.raises(BridgeError, match=r"found 10 batches, expected 2, as many as a step has"):
         script.train_batch(loader)
 
@@ -109,14 +128,22 @@ def poisoned(rank: int, world: int, scale: dict[str, Any], steps: int) -> tuple[
 
 def test_a_loss_that_is_not_a_number_is_said_and_in_the_end_an_error(run: Any) -> None:
     (first, error), (last, same) = run(2, poisoned, {}, LIMIT + 2)
-    assert first == [f"step {step}: skipped, no weight changed: the loss is nan" for step in range(1, LIMIT + 1)]
+    assert first == [
+        f"step {step}: skipped, no weight changed: the loss is nan" for step in range(1, LIMIT + 1)
+    ]
     assert last == [f"{line} (on rank 1, in microbatch 0)" for line in first]
     assert error == same
-    assert error.startswith(f"step {LIMIT + 1}: skipped, no weight changed: the loss is nan; {LIMIT + 1} steps in a row")
+    assert error.startswith(
+        f"step {LIMIT + 1}: skipped, no weight changed: the loss is nan; {LIMIT + 1} steps in a row"
+    )
 
 
 def test_an_overflow_that_a_smaller_scale_will_mend_is_not_said() -> None:
-    values = {"precision.compute": "fp16", "precision.loss_scale.initial": 2.0**30, "batch.accumulation": 1}
+    values = {
+        "precision.compute": "fp16",
+        "precision.loss_scale.initial": 2.0**30,
+        "batch.accumulation": 1,
+    }
     engine, said = started(**values), list[str]()
     engine.say = said.append
     for step in range(12):
@@ -125,14 +152,21 @@ def test_an_overflow_that_a_smaller_scale_will_mend_is_not_said() -> None:
 
 
 def test_a_scale_at_its_minimum_ends_a_deepspeed_run_as_it_does_deepspeeds() -> None:
-    config = config_of(1, fp16={"enabled": True, "initial_scale_power": 1, "hysteresis": 1, "min_loss_scale": 1})
-    engine = compat.deepspeed.initialize(model=nn.Linear(1, 1), config={**config, "gradient_accumulation_steps": 1})[0]
+    config = config_of(
+        1, fp16={"enabled": True, "initial_scale_power": 1, "hysteresis": 1, "min_loss_scale": 1}
+    )
+    engine = compat.deepspeed.initialize(
+        model=nn.Linear(1, 1), config={**config, "gradient_accumulation_steps": 1}
+    )[0]
     for _ in range(2):
         loss = engine(torch.ones(1, 1).half()).float().sum() * 1e9
         if engine.cur_scale > 1:
             engine.backward(loss)
             engine.step()
-    with pytest.raises(BridgeError, match=r"step 2: skipped, .* gradients are not at loss scale 1; 1 steps in a row"):
+    with pytest.raises(
+        BridgeError,
+        match=r"step 2: skipped, .* gradients are not at loss scale 1; 1 steps in a row",
+    ):
         engine.backward(loss)
         engine.step()
 
@@ -142,14 +176,25 @@ def test_a_scale_at_its_minimum_ends_a_deepspeed_run_as_it_does_deepspeeds() -> 
 
 def test_what_the_optimizer_cannot_do_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    engine, optimizer, *_ = compat.deepspeed.initialize(model=model, config=config_of(0, gradient_accumulation_steps=1))
-    with pytest.raises(BridgeError, match=r"optimizer.add_param_group: the layout of the engine's buffers is fixed"):
+    engine, optimizer, *_ = compat.deepspeed.initialize(
+        model=model, config=config_of(0, gradient_accumulation_steps=1)
+    )
+    with pytest.raises(
+        BridgeError, match=r"optimizer.add_param_group: the layout of the engine's buffers is fixed"
+    ):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    with pytest.raises(BridgeError, match=r"optimizer.state_dict: .* save the state with engine.save_checkpoint\(folder\)"):
+    with pytest.raises(
+        BridgeError,
+        match=r"optimizer.state_dict: .* save the state with engine.save_checkpoint\(folder\)",
+    ):
         optimizer.state_dict()
-    with pytest.raises(BridgeError, match=r"optimizer.load_state_dict: .* engine.load_checkpoint\(folder\)"):
+    with pytest.raises(
+        BridgeError, match=r"optimizer.load_state_dict: .* engine.load_checkpoint\(folder\)"
+    ):
         optimizer.load_state_dict({})
-    with pytest.raises(BridgeError, match=r"optimizer.step: the engine updates the weights; call engine.step\(\)"):
+    with pytest.raises(
+        BridgeError, match=r"optimizer.step: the engine updates the weights; call engine.step\(\)"
+    ):
         optimizer.step()
     engine.backward(engine(torch.ones(1, 2)).sum())
     engine.step()
@@ -163,7 +208,10 @@ def test_freezing_midway_is_refused(at_first: bool) -> None:
     engine = initialize(model, Plan.of({}), nn.functional.mse_loss)
     engine.train_batch([(torch.ones(1, 2), torch.ones(1, 1))])
     model[0].weight.requires_grad_(not at_first)
-    with pytest.raises(BridgeError, match=f"0.weight: requires_grad is {not at_first}, but was {at_first} when the engine was"):
+    with pytest.raises(
+        BridgeError,
+        match=f"0.weight: requires_grad is {not at_first}, but was {at_first} when the engine was",
+    ):
         engine.train_batch([(torch.ones(1, 2), torch.ones(1, 1))])
 
 
@@ -213,11 +261,23 @@ def both(what: str, folder: Path, **environment: str) -> list[tuple[int, str]]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     paths = [str(Path(bridge.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": os.pathsep.join(paths)}
+    job = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     running = [
         subprocess.Popen(
             [sys.executable, str(script), what, str(folder / "saved")],
-            env={**os.environ, **job, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                **job,
+                **environment,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "OMP_NUM_THREADS": "1",
+            },
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -231,8 +291,15 @@ def test_a_silent_rank_is_named_with_its_last_action_and_the_run_goes_on(tmp_pat
     (code, said), (other, _) = both("hang", tmp_path, STAGEBRIDGE_SILENCE="1", HANG="8")
     assert (code, other) == (0, 0)
     # A busy machine may have kept a rank waiting before.
-    (line,) = [line for line in said.splitlines() if "silent for" in line and "(last action: step 3, " in line]
-    assert line.startswith("note: rank 0 waits in ") and " for rank 1; rank 1 has been silent for " in line
+    (line,) = [
+        line
+        for line in said.splitlines()
+        if "silent for" in line and "(last action: step 3, " in line
+    ]
+    assert (
+        line.startswith("note: rank 0 waits in ")
+        and " for rank 1; rank 1 has been silent for " in line
+    )
     assert line.endswith("; rank 0 gives up after 600 s")
 
 
@@ -241,4 +308,8 @@ def test_a_rank_that_dies_is_one_clear_line(tmp_path: Path, what: str) -> None:
     (code, said), (other, _) = both(what, tmp_path)
     assert code == 1 and other == -signal.SIGKILL
     last = said.strip().splitlines()[-1]
-    assert "LostRank: " in last and ": rank 1 is gone or silent (" in last and "messages of that rank, then resume" in last
+    assert (
+        "LostRank: " in last
+        and ": rank 1 is gone or silent (" in last
+        and "messages of that rank, then resume" in last
+    )

@@ -8,12 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SHAPE, Case, Outcome, distance, events, masks, plain, split_by_names, trained, trained_all, whole_logits
+from runs import (
+    SHAPE,
+    Case,
+    Outcome,
+    distance,
+    events,
+    masks,
+    plain,
+    split_by_names,
+    trained,
+    trained_all,
+    whole_logits,
+)
 
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan, cut_range
 
-SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3, "optimizer.clip": 0.9}
+SGD = {
+    "precision.compute": "fp64",
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.3,
+    "optimizer.clip": 0.9,
+}
 FULL = {"recompute.granularity": "full"}
 SHAPES = {
     "grouped, tied": SHAPE,
@@ -62,7 +79,10 @@ def test_other_shapes(run: Any, shape: str, world: int, tensor: int, sequence: b
 def test_four_ranks_split_by_tokens(run: Any, shape: str) -> None:
     base = {**SGD, "parallel.tensor": 4, "parallel.sequence": True}
     long = replace(SHAPES[shape], sequence=8)
-    cases = [Case({**base, **more}, long, tokens=8) for more in ({}, {"batch.accumulation": 4, "zero.stage": 3, **FULL})]
+    cases = [
+        Case({**base, **more}, long, tokens=8)
+        for more in ({}, {"batch.accumulation": 4, "zero.stage": 3, **FULL})
+    ]
     for outcomes in run(4, trained_all, cases):
         for outcome in outcomes:
             agree(outcome, plain(cases[0]))
@@ -70,7 +90,9 @@ def test_four_ranks_split_by_tokens(run: Any, shape: str) -> None:
 
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("recompute", [{}, FULL], ids=["kept", "again"])
-def test_weight_gradients_are_computed_while_input_gradients_are_summed(run: Any, sequence: bool, recompute: Any) -> None:
+def test_weight_gradients_are_computed_while_input_gradients_are_summed(
+    run: Any, sequence: bool, recompute: Any
+) -> None:
     values = {**SGD, **recompute, "parallel.tensor": 2, "parallel.sequence": sequence}
     start, weight, end = "sum input gradients starts", "weight gradient", "sum input gradients ends"
     attention, alone = [start, weight, weight, weight, end], [start, weight, end]
@@ -81,14 +103,26 @@ def test_weight_gradients_are_computed_while_input_gradients_are_summed(run: Any
 
 @pytest.mark.parametrize("order", ["tensor-data", "data-tensor"])
 def test_either_order_of_ranks(run: Any, order: str) -> None:
-    values = {**SGD, "parallel.tensor": 2, "parallel.order": order, "zero.stage": 2, "batch.accumulation": 2}
+    values = {
+        **SGD,
+        "parallel.tensor": 2,
+        "parallel.order": order,
+        "zero.stage": 2,
+        "batch.accumulation": 2,
+    }
     for outcome in run(4, trained, Case(values)):
         agree(outcome, reference("grouped, tied"))
 
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_unequal_sequences_count_by_token(run: Any, sequence: bool) -> None:
-    values = {**SGD, "parallel.tensor": 2, "parallel.sequence": sequence, "loss": "per_token", "batch.accumulation": 2}
+    values = {
+        **SGD,
+        "parallel.tensor": 2,
+        "parallel.sequence": sequence,
+        "loss": "per_token",
+        "batch.accumulation": 2,
+    }
     case = Case(values, padded=True)
     for outcome in run(4, trained, case):
         agree(outcome, plain(case))
@@ -98,13 +132,21 @@ def test_unequal_sequences_count_by_token(run: Any, sequence: bool) -> None:
 def test_dropout_masks_do_not_depend_on_the_split(run: Any, sequence: bool) -> None:
     shape = replace(SHAPE, dropout=0.3)
     expected = trained(0, 1, Case({**SGD, "batch.accumulation": 2}, shape))
-    values = {**SGD, "batch.accumulation": 2, "parallel.tensor": 2, "parallel.sequence": sequence, **FULL}
+    values = {
+        **SGD,
+        "batch.accumulation": 2,
+        "parallel.tensor": 2,
+        "parallel.sequence": sequence,
+        **FULL,
+    }
     for outcome in run(2, trained, Case(values, shape)):
         assert distance(outcome.change, expected.change) < 1e-9
 
 
 @pytest.mark.parametrize("values", [{}, FULL], ids=["kept", "again"])
-def test_ranks_drop_their_own_features_and_the_same_whole_ones(run: Any, values: dict[str, Any]) -> None:
+def test_ranks_drop_their_own_features_and_the_same_whole_ones(
+    run: Any, values: dict[str, Any]
+) -> None:
     (inner, outer), (other, same) = run(2, masks, values)
     for mask, theirs in zip(inner, other, strict=True):
         assert 10 < int(((mask == 0) & (theirs == 0)).sum()) < 30 and not torch.equal(mask, theirs)
@@ -132,7 +174,9 @@ NAMES = {
     "shapes": TensorPlan(shapes=((1, 3, "column"), (3, 1, "row"))),
     "weights": TensorPlan(weights=(("scale", 0),), columns=("widen",), rows=("narrow",)),
     "attributes": TensorPlan(
-        columns=("query", "key", "value"), rows=("out",), attributes=("num_heads", "num_key_value_heads", "inner")
+        columns=("query", "key", "value"),
+        rows=("out",),
+        attributes=("num_heads", "num_key_value_heads", "inner"),
     ),
     "vocabulary": TensorPlan(vocabulary=("tokens",)),
     "all": TensorPlan(
@@ -160,7 +204,11 @@ def test_logits_can_be_put_together(run: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "shape", "message"),
     [
-        ({"parallel.tensor": 2}, replace(SHAPE, heads=1, kv_heads=1), r"parallel.tensor: 2 ranks do not divide heads \(1\)"),
+        (
+            {"parallel.tensor": 2},
+            replace(SHAPE, heads=1, kv_heads=1),
+            r"parallel.tensor: 2 ranks do not divide heads \(1\)",
+        ),
         (
             {"parallel.tensor": 2, "parallel.sequence": True},
             SHAPE,
@@ -168,7 +216,9 @@ def test_logits_can_be_put_together(run: Any) -> None:
         ),
     ],
 )
-def test_what_does_not_divide_is_refused(run: Any, values: dict[str, Any], shape: Any, message: str) -> None:
+def test_what_does_not_divide_is_refused(
+    run: Any, values: dict[str, Any], shape: Any, message: str
+) -> None:
     with pytest.raises(Exception, match=message):
         run(2, trained, Case({**SGD, **values}, shape, tokens=5))
 
@@ -176,16 +226,28 @@ def test_what_does_not_divide_is_refused(run: Any, values: dict[str, Any], shape
 def test_empty_and_contradictory_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="splits nothing; name modules in `columns`"):
         TensorPlan(attributes=("heads",))
-    with pytest.raises(ConfigError, match="'up' is listed both as a column and as a row layer; remove one of the entries"):
+    with pytest.raises(
+        ConfigError,
+        match="'up' is listed both as a column and as a row layer; remove one of the entries",
+    ):
         TensorPlan(columns=("up",), rows=("up",))
 
 
 def test_names_that_fit_nothing_are_refused(run: Any) -> None:
     for names, message in (
-        (TensorPlan(columns=("upp",)), "no module of the model has 'upp' in its name; correct or remove this entry"),
+        (
+            TensorPlan(columns=("upp",)),
+            "no module of the model has 'upp' in its name; correct or remove this entry",
+        ),
         (TensorPlan(weights=(("scala", 0),)), "no parameter of the model has 'scala' in its name"),
-        (TensorPlan(rows=("out",), attributes=("inner", "widths")), "no module of the model has an integer 'widths'"),
-        (TensorPlan(rows=("out",), attributes=("odd",)), r"1.odd \(3\) does not divide evenly over 2 ranks; use a divisor of 3"),
+        (
+            TensorPlan(rows=("out",), attributes=("inner", "widths")),
+            "no module of the model has an integer 'widths'",
+        ),
+        (
+            TensorPlan(rows=("out",), attributes=("odd",)),
+            r"1.odd \(3\) does not divide evenly over 2 ranks; use a divisor of 3",
+        ),
     ):
         with pytest.raises(Exception, match=message):
             run(2, split_by_names, names)

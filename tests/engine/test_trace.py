@@ -47,7 +47,16 @@ LAYOUTS = {
             "stages.layers_per_stage": 1.0,
         },
     ),
-    "pp2 dp2": (4, {"parallel.pipeline": 2, "parallel.data": 2, "batch.micro": 1, "batch.accumulation": 4, "zero.stage": 1}),
+    "pp2 dp2": (
+        4,
+        {
+            "parallel.pipeline": 2,
+            "parallel.data": 2,
+            "batch.micro": 1,
+            "batch.accumulation": 4,
+            "zero.stage": 1,
+        },
+    ),
     "pp2 tp2 sp interleaved": (
         4,
         {
@@ -91,7 +100,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("full", [False, True], ids=["samples", "full"])
-def test_runs_of_any_layout_log_the_same(layout: str, full: bool, run: Ranks, alone: Alone, tmp_path: Path) -> None:
+def test_runs_of_any_layout_log_the_same(
+    layout: str, full: bool, run: Ranks, alone: Alone, tmp_path: Path
+) -> None:
     world, plan = LAYOUTS[layout]
     run(world, traced, Case({**PLAIN, **plan}, steps=2), tmp_path, full)
     one, split = alone(ALONE, full), TracedRun.read(tmp_path)
@@ -104,7 +115,9 @@ def test_runs_of_any_layout_log_the_same(layout: str, full: bool, run: Ranks, al
             assert entry.missing == reference.missing == 0, name
             assert entry.shape == reference.shape
             assert entry.samples is not None and reference.samples is not None
-            torch.testing.assert_close(entry.samples, reference.samples, rtol=1e-9, atol=1e-12, msg=str(name))
+            torch.testing.assert_close(
+                entry.samples, reference.samples, rtol=1e-9, atol=1e-12, msg=str(name)
+            )
             assert entry.summary is not None and reference.summary is not None
             assert entry.summary.norm == pytest.approx(reference.summary.norm, rel=1e-9)
             assert (entry.whole is not None) is full
@@ -113,32 +126,55 @@ def test_runs_of_any_layout_log_the_same(layout: str, full: bool, run: Ranks, al
 
 def logged_twice(run: TracedRun) -> list[str]:
     """What some rank logged of one tensor more than once, also where a forward runs again or backward in halves."""
-    records = ((folder, record) for folder, steps in run.lines.items() for step in steps.values() for record in step.records)
-    found = Counter(f"{folder.name} {record['name']} {record['placement']}" for folder, record in records)
+    records = (
+        (folder, record)
+        for folder, steps in run.lines.items()
+        for step in steps.values()
+        for record in step.records
+    )
+    found = Counter(
+        f"{folder.name} {record['name']} {record['placement']}" for folder, record in records
+    )
     return [key for key, count in found.items() if count > 1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_runs_of_any_layout_are_equal_up_to_rounding(layout: str, run: Ranks, alone: Alone, tmp_path: Path) -> None:
+def test_runs_of_any_layout_are_equal_up_to_rounding(
+    layout: str, run: Ranks, alone: Alone, tmp_path: Path
+) -> None:
     world, plan = LAYOUTS[layout]
     single = {**PLAIN, "precision.compute": "fp32"}
     run(world, traced, Case({**single, **plan}, steps=3, dtype=torch.float32), tmp_path)
-    found = compare_runs(TracedRun.read(tmp_path), alone(Case({**single, "batch.micro": 8}, steps=3, dtype=torch.float32)))
+    found = compare_runs(
+        TracedRun.read(tmp_path),
+        alone(Case({**single, "batch.micro": 8}, steps=3, dtype=torch.float32)),
+    )
     assert [str(line.name) for line in found.faults] == []
     assert {line.verdict for line in found.lines} <= {"equal", "rounding"}
     assert found.worst is not None
     assert found.worst.distance < found.worst.bound / 3, found.worst
 
 
-ADAMW = {**PLAIN, "precision.compute": "fp32", "optimizer.name": "adamw", "optimizer.lr": 1e-4, "optimizer.eps": 1e-8}
+ADAMW = {
+    **PLAIN,
+    "precision.compute": "fp32",
+    "optimizer.name": "adamw",
+    "optimizer.lr": 1e-4,
+    "optimizer.eps": 1e-8,
+}
 APART = {"batch.micro": 2, "batch.accumulation": 4}
 
 
 def adamw(folder: Path, strike: Strike | None = None, **more: Any) -> TracedRun:
     """Five steps of AdamW on one rank in four microbatches, with a fault in the third."""
     torch.manual_seed(5)
-    case = Case({**ADAMW, **APART, **{name.replace("_", ".", 1): value for name, value in more.items()}}, dtype=torch.float32)
-    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, trace=folder)
+    case = Case(
+        {**ADAMW, **APART, **{name.replace("_", ".", 1): value for name, value in more.items()}},
+        dtype=torch.float32,
+    )
+    engine = initialize(
+        model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, trace=folder
+    )
     for step in range(5):
         batches = list(microbatches(case, engine, step))
         if step == 2 and strike:
@@ -148,15 +184,21 @@ def adamw(folder: Path, strike: Strike | None = None, **more: Any) -> TracedRun:
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e-4])
-def test_adaptive_updates_are_equal_up_to_rounding(rate: float, alone: Alone, tmp_path: Path) -> None:
-    other = alone(Case({**ADAMW, "optimizer.lr": rate, "batch.micro": 8}, steps=5, dtype=torch.float32))
+def test_adaptive_updates_are_equal_up_to_rounding(
+    rate: float, alone: Alone, tmp_path: Path
+) -> None:
+    other = alone(
+        Case({**ADAMW, "optimizer.lr": rate, "batch.micro": 8}, steps=5, dtype=torch.float32)
+    )
     found = compare_runs(adamw(tmp_path, optimizer_lr=rate), other)
     assert found.faults == ()
     assert found.worst is not None and found.worst.distance < found.worst.bound / 2, found.worst
 
 
 def scaled(engine: Engine, batches: Batches) -> None:
-    engine.model.get_submodule("block1").register_forward_hook(lambda module, inputs, output: output * 1.0001, prepend=True)
+    engine.model.get_submodule("block1").register_forward_hook(
+        lambda module, inputs, output: output * 1.0001, prepend=True
+    )
 
 
 def faster(engine: Engine, batches: Batches) -> None:
@@ -166,10 +208,16 @@ def faster(engine: Engine, batches: Batches) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strike", "named"), [(scaled, "3/forward/block1/output"), (faster, "3/update/embedding/weight/tokens.weight")]
+    ("strike", "named"),
+    [(scaled, "3/forward/block1/output"), (faster, "3/update/embedding/weight/tokens.weight")],
 )
-def test_small_faults_are_found_beside_adaptive_updates(strike: Strike, named: str, alone: Alone, tmp_path: Path) -> None:
-    found = compare_runs(adamw(tmp_path, strike), alone(Case({**ADAMW, "batch.micro": 8}, steps=5, dtype=torch.float32)))
+def test_small_faults_are_found_beside_adaptive_updates(
+    strike: Strike, named: str, alone: Alone, tmp_path: Path
+) -> None:
+    found = compare_runs(
+        adamw(tmp_path, strike),
+        alone(Case({**ADAMW, "batch.micro": 8}, steps=5, dtype=torch.float32)),
+    )
     assert found.divergence is not None
     assert str(found.divergence.name) == named, found.divergence
 

@@ -35,7 +35,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("good", "again"):
         traced(0, 1, Case(PLAN), folder / name)
     case = Case(PLAN)
-    engine = initialize(model_of(case), Plan.of(PLAN), mean_cross_entropy, seed=11, trace=folder / "bad")
+    engine = initialize(
+        model_of(case), Plan.of(PLAN), mean_cross_entropy, seed=11, trace=folder / "bad"
+    )
     for step in range(case.steps):
         if step == 1:
             scaled_output(engine, [])
@@ -60,7 +62,9 @@ def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None
     assert code == 2
     assert "the runs first differ at 2/forward/block1/output: fault\n" in out
     assert "looks like: A is 1.00001 times B" in out
-    assert "cause: block1 is the first layer whose outputs differ: because of the layer's code" in out
+    assert (
+        "cause: block1 is the first layer whose outputs differ: because of the layer's code" in out
+    )
     assert "evidence: the layers before block1 agree to 0" in out
     assert "2/forward/block2/output" in out and "steps after step 2 were left out (1); --all" in out
 
@@ -95,7 +99,11 @@ class Parts(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.links += [name for name, _ in attrs if name in ("src", "href", "xlink:href") or name.startswith("on")]
+        self.links += [
+            name
+            for name, _ in attrs
+            if name in ("src", "href", "xlink:href") or name.startswith("on")
+        ]
 
     def handle_data(self, data: str) -> None:
         self.words += data
@@ -111,9 +119,13 @@ def test_a_page_of_two_runs(capsys: pytest.CaptureFixture[str], runs: Path, tmp_
     assert parts.links == [] and "script" not in parts.tags
     assert "The runs first differ at 2/forward/block1/output: fault." in parts.words
     assert "Cause: block1 is the first layer whose outputs differ" in parts.words
-    assert parts.words.count("the runs first differ: 2/forward/block1/output") == 1, "the frame in the map"
+    assert parts.words.count("the runs first differ: 2/forward/block1/output") == 1, (
+        "the frame in the map"
+    )
     assert "norm of gradients of A" in parts.words and "loss of B" in parts.words
-    assert parts.tags.count("figure") == 5, "the map, the loss, norms of gradients, outputs and weights"
+    assert parts.tags.count("figure") == 5, (
+        "the map, the loss, norms of gradients, outputs and weights"
+    )
 
 
 def test_a_page_of_one_run(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> None:
@@ -126,7 +138,18 @@ def test_a_page_of_one_run(capsys: pytest.CaptureFixture[str], runs: Path, tmp_p
 
 
 def test_show(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
-    code, out, _ = said(capsys, "show", runs / "good", "--layer", "block1", "--kind", "output", "--step", 2, "--microbatches")
+    code, out, _ = said(
+        capsys,
+        "show",
+        runs / "good",
+        "--layer",
+        "block1",
+        "--kind",
+        "output",
+        "--step",
+        2,
+        "--microbatches",
+    )
     lines = out.splitlines()
     assert code == 0
     assert lines[2].split()[:3] == ["2/forward/block1/output", "8x6x16", "float64"]
@@ -145,7 +168,9 @@ def test_show_json(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
 def test_plot(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     png = tmp_path / "norms.png"
-    code, out, _ = said(capsys, "show", runs / "good", "--kind", "gradient", "--layer", "block0", "--plot", png)
+    code, out, _ = said(
+        capsys, "show", runs / "good", "--kind", "gradient", "--layer", "block0", "--plot", png
+    )
     assert (code, out) == (0, f"wrote {png}\n")
     assert png.read_bytes().startswith(b"\x89PNG")
 
@@ -153,12 +178,20 @@ def test_plot(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("diff", "{runs}/none", "{runs}/good"), "expected the folder of a traced run, with run.json in it"),
-        (("show", "{runs}/good", "--kind", "nothing"), "no tensor passes these filters; the run has steps 0 to 3, layers"),
+        (
+            ("diff", "{runs}/none", "{runs}/good"),
+            "expected the folder of a traced run, with run.json in it",
+        ),
+        (
+            ("show", "{runs}/good", "--kind", "nothing"),
+            "no tensor passes these filters; the run has steps 0 to 3, layers",
+        ),
         (("show", "{runs}/good", "--statistic", "nrm"), "did you mean norm?"),
     ],
 )
-def test_errors(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_errors(
+    capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple[str, ...], message: str
+) -> None:
     words = [word.format(runs=runs) for word in arguments]
     code, out, err = said(capsys, *words)
     assert (code, out) == (1, "")
@@ -168,22 +201,53 @@ def test_errors(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple
 
 def test_train_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = tmp_path / "ds.json"
-    config.write_text('{"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}')
-    assert run(["train", str(config), "--steps", "1", "--trace", str(tmp_path / "run"), "--desync", "raise"]) == 0
+    config.write_text(
+        '{"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}'
+    )
+    assert (
+        run(
+            [
+                "train",
+                str(config),
+                "--steps",
+                "1",
+                "--trace",
+                str(tmp_path / "run"),
+                "--desync",
+                "raise",
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
-    code, out, _ = said(capsys, "show", tmp_path / "run", "--layer", "block3", "--kind", "output", "--json")
+    code, out, _ = said(
+        capsys, "show", tmp_path / "run", "--layer", "block3", "--kind", "output", "--json"
+    )
     (found,) = json.loads(out)["tensors"]
     assert (code, found["shape"], found["step"]) == (0, [2, 64, 128], 1)
     assert len(found["samples"]) == 64 and found["missing"] == 0
 
 
-def test_what_a_training_keeps_holds_no_secret_of_its_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_a_training_keeps_holds_no_secret_of_its_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Neither its checkpoint, nor its trace, nor what it prints; and all are as private as the config."""
     config, out = tmp_path / "ds.json", tmp_path / "kept"
     settings = {"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
-    config.write_text(json.dumps({**settings, "comet": {"enabled": False, "api_key": "not-for-you-1"}}))
+    config.write_text(
+        json.dumps({**settings, "comet": {"enabled": False, "api_key": "not-for-you-1"}})
+    )
     config.chmod(0o600)
-    options = ("--steps", "1", "--trace", str(out / "run"), "--save", str(out / "saved"), "--desync", "dump")
+    options = (
+        "--steps",
+        "1",
+        "--trace",
+        str(out / "run"),
+        "--save",
+        str(out / "saved"),
+        "--desync",
+        "dump",
+    )
     assert run(["train", str(config), *options]) == 0
     streams = capsys.readouterr()
     assert "not-for-you-1" not in streams.out + streams.err
@@ -193,11 +257,15 @@ def test_what_a_training_keeps_holds_no_secret_of_its_config(capsys: pytest.Capt
     assert not [path for path in kept if path.stat().st_mode & 0o077]
 
 
-def test_limits_are_options(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bridge import comm
 
     config = tmp_path / "ds.json"
-    config.write_text('{"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}')
+    config.write_text(
+        '{"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}'
+    )
     try:
         assert run(["train", str(config), "--steps", "1", "--silence", "5", "--timeout", "70"]) == 0
         assert (comm.SILENCE, comm.TIMEOUT) == (5, 70)
@@ -206,7 +274,10 @@ def test_limits_are_options(capsys: pytest.CaptureFixture[str], tmp_path: Path, 
         assert (comm.SILENCE, comm.TIMEOUT) == (7, 600)
         monkeypatch.setenv(comm.GIVEN_UP, "soon")
         assert run(["train", str(config), "--steps", "1"]) == 1
-        assert "STAGEBRIDGE_TIMEOUT: found 'soon', expected a number of seconds, at least 1" in capsys.readouterr().err
+        assert (
+            "STAGEBRIDGE_TIMEOUT: found 'soon', expected a number of seconds, at least 1"
+            in capsys.readouterr().err
+        )
     finally:
         monkeypatch.undo()
         comm.patient(None, None)
@@ -214,4 +285,7 @@ def test_limits_are_options(capsys: pytest.CaptureFixture[str], tmp_path: Path, 
 
 def test_an_unknown_policy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["train", "none.json", "--desync", "rise"]) == 1
-    assert "--desync: found rise, expected log or raise or dump; did you mean raise?" in capsys.readouterr().err
+    assert (
+        "--desync: found rise, expected log or raise or dump; did you mean raise?"
+        in capsys.readouterr().err
+    )

@@ -33,7 +33,13 @@ SGD = {
     "batch.accumulation": 2,
     **{f"debug.{name}": 9 for name in LOGS},
 }
-ADAMW = {**SGD, "optimizer.name": "adamw", "optimizer.lr": 1e-3, "optimizer.eps": 1e-3, "optimizer.weight_decay": 0.0}
+ADAMW = {
+    **SGD,
+    "optimizer.name": "adamw",
+    "optimizer.lr": 1e-3,
+    "optimizer.eps": 1e-3,
+    "optimizer.weight_decay": 0.0,
+}
 TWO = {"batch.micro": 2, "debug.tensor_parallel": True}
 
 
@@ -55,25 +61,40 @@ def equal(found: TracedRun, native: TracedRun) -> None:
     comparison = compare_runs(found, native)
     assert [(str(line.name), line.verdict, line.cause) for line in comparison.faults] == []
     assert found.steps == native.steps == (0, 1, 2, 3)
-    seen = {line.name for line in comparison.lines if line.name.kind not in ("input", "state", "buffer")}
+    seen = {
+        line.name for line in comparison.lines if line.name.kind not in ("input", "state", "buffer")
+    }
     logged = {entry.name for step in native.steps for entry in native.entries(step)}
     assert seen == {name for name in logged if name.kind not in ("input", "state", "buffer")}
     assert {line.verdict for line in comparison.lines} <= {"equal", "rounding", "unseen"}
-    assert {line.name.kind for line in comparison.lines if line.verdict == "unseen"} <= {"input", "state", "buffer"}
+    assert {line.name.kind for line in comparison.lines if line.verdict == "unseen"} <= {
+        "input",
+        "state",
+        "buffer",
+    }
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_plain_torch(world: int, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
+def test_plain_torch(
+    world: int, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path
+) -> None:
     run(world, traced_module, case(SGD, **(TWO if world == 2 else {})), tmp_path)
     equal(TracedRun.read(tmp_path), natives[False])
 
 
 @pytest.mark.parametrize("odd", [None, 0, 1])
-def test_one_copy_of_what_ranks_hold_alike(odd: int | None, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
+def test_one_copy_of_what_ranks_hold_alike(
+    odd: int | None, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path
+) -> None:
     """What they do not hold alike is logged by each, and located on the rank that has it."""
     run(2, traced_module, case(SGD, **TWO), tmp_path, Keep(once=True), odd)
     found = TracedRun.read(tmp_path)
-    weights = [entry for step in found.steps for entry in found.entries(step) if entry.name.kind in ("weight", "gradient")]
+    weights = [
+        entry
+        for step in found.steps
+        for entry in found.entries(step)
+        if entry.name.kind in ("weight", "gradient")
+    ]
     twice = {str(entry.name) for entry in weights if entry.replicas}
     if odd is None:
         assert weights and not twice
@@ -86,8 +107,12 @@ def test_one_copy_of_what_ranks_hold_alike(odd: int | None, run: Ranks, natives:
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-@pytest.mark.parametrize(("level", "adam"), [(0, False), (1, False), (2, False), (3, False), (2, True)])
-def test_deepspeed(level: int, adam: bool, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("level", "adam"), [(0, False), (1, False), (2, False), (3, False), (2, True)]
+)
+def test_deepspeed(
+    level: int, adam: bool, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path
+) -> None:
     run(2, traced_deepspeed, case(ADAMW if adam else SGD, **TWO), tmp_path, level, adam)
     equal(TracedRun.read(tmp_path), natives[adam])
     assert TracedRun.read(tmp_path).about["engine"] == "DeepSpeedEngine"
@@ -105,7 +130,12 @@ SPLIT: dict[str, tuple[bool, dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", SPLIT)
 def test_megatron(layout: str, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
     adam, more = SPLIT[layout]
-    run(2, traced_megatron, case(ADAMW if adam else SGD, **more, **{"debug.tensor_parallel": True}), tmp_path)
+    run(
+        2,
+        traced_megatron,
+        case(ADAMW if adam else SGD, **more, **{"debug.tensor_parallel": True}),
+        tmp_path,
+    )
     equal(TracedRun.read(tmp_path), natives[adam])
     assert TracedRun.read(tmp_path).about["engine"] == "Megatron-Core"
 
@@ -122,9 +152,14 @@ def test_megatron_pipeline(run: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
 def test_a_changed_copy_in_megatron_is_named(run: Ranks, tmp_path: Path) -> None:
-    plan = {**{name: value for name, value in SGD.items() if "debug" not in name}, "debug.tensor_parallel": True}
+    plan = {
+        **{name: value for name, value in SGD.items() if "debug" not in name},
+        "debug.tensor_parallel": True,
+    }
     for problems in run(2, traced_megatron, case(plan, **{"parallel.tensor": 2}), tmp_path, 1):
-        assert problems[0].startswith("desync: 2/backward/head/microbatch 0/input gradient: ranks 0, 1 disagree"), problems
+        assert problems[0].startswith(
+            "desync: 2/backward/head/microbatch 0/input gradient: ranks 0, 1 disagree"
+        ), problems
 
 
 def test_a_module_needs_its_optimizer() -> None:

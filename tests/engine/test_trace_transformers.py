@@ -16,7 +16,13 @@ from bridge.trace.run import TracedRun
 pytest.importorskip("transformers")
 Ranks = Callable[..., list[Any]]
 STEPS = 2
-PIPED = {"parallel.pipeline": 2, "parallel.data": 2, "zero.stage": 3, "batch.accumulation": 2, "batch.micro": 2}
+PIPED = {
+    "parallel.pipeline": 2,
+    "parallel.data": 2,
+    "zero.stage": 3,
+    "batch.accumulation": 2,
+    "batch.micro": 2,
+}
 CASES = {
     "llama, 1F1B": ("llama", {"schedule.name": "1f1b"}),
     "gpt2, interleaved": ("gpt2", {"schedule.name": "interleaved_1f1b", "schedule.virtual": 2}),
@@ -38,7 +44,9 @@ def replicas(pools: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_runs_are_equal_up_to_rounding(case: str, run: Ranks, replicas: Any, tmp_path: Path, capsys: Any) -> None:
+def test_runs_are_equal_up_to_rounding(
+    case: str, run: Ranks, replicas: Any, tmp_path: Path, capsys: Any
+) -> None:
     name, schedule = CASES[case]
     layers = run(4, traced_blocks, name, tmp_path, {**PIPED, **schedule}, STEPS)[0]
     found = compare_runs(TracedRun.read(tmp_path), TracedRun.read(replicas(run, name)))
@@ -53,7 +61,9 @@ def test_runs_are_equal_up_to_rounding(case: str, run: Ranks, replicas: Any, tmp
 
 
 @pytest.mark.parametrize("fault", ["model.layers.1.mlp", "model.layers.2"])
-def test_a_planted_fault_is_found_in_its_block(fault: str, run: Ranks, replicas: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_planted_fault_is_found_in_its_block(
+    fault: str, run: Ranks, replicas: Any, tmp_path: Path, capsys: Any
+) -> None:
     run(4, traced_blocks, "llama", tmp_path, {**PIPED, "schedule.name": "1f1b"}, STEPS, fault)
     found = compare_runs(TracedRun.read(tmp_path), TracedRun.read(replicas(run, "llama")))
     assert found.divergence is not None

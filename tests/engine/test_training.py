@@ -54,15 +54,22 @@ def test_samples_are_shifted_by_one_token() -> None:
     text = Text.of(None, 16)
     sample = text.sample(5)
     assert len(sample) == 17 and bytes(sample.tolist()).decode("ascii")
-    assert torch.equal(sample, Text.of(None, 16).sample(5)) and not torch.equal(sample, text.sample(6))
+    assert torch.equal(sample, Text.of(None, 16).sample(5)) and not torch.equal(
+        sample, text.sample(6)
+    )
 
 
 def test_texts_too_short_or_missing_are_said(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("abc")
-    with pytest.raises(SourceError, match=r"short.txt: found 3 bytes, expected more than 16, the tokens of a sequence"):
+    with pytest.raises(
+        SourceError,
+        match=r"short.txt: found 3 bytes, expected more than 16, the tokens of a sequence",
+    ):
         Text.of(short, 16)
-    with pytest.raises(SourceError, match=r"none.txt: No such file or directory; give a file of text"):
+    with pytest.raises(
+        SourceError, match=r"none.txt: No such file or directory; give a file of text"
+    ):
         Text.of(tmp_path / "none.txt", 16)
 
 
@@ -108,7 +115,12 @@ def test_a_fitted_plan_runs_and_every_change_is_said(plan: Plan, world: int, hea
 def test_pipelines_shrink_no_more_than_ranks_and_layers_ask_for(
     world: int, asked: dict[str, int], kept: tuple[int, int, int]
 ) -> None:
-    values = {"batch.micro": 1, "batch.global_": 16, "schedule.name": "1f1b", "stages.boundaries": (0, 1, 9)}
+    values = {
+        "batch.micro": 1,
+        "batch.global_": 16,
+        "schedule.name": "1f1b",
+        "stages.boundaries": (0, 1, 9),
+    }
     plan = Plan.of({**values, **{f"parallel.{axis}": size for axis, size in asked.items()}})
     fitted, _ = fit(plan, world, Architecture(layers=3))
     sizes = check(fitted, world)[0].sizes
@@ -124,10 +136,15 @@ def test_the_loss_falls_by_a_fifth() -> None:
 
 
 def test_train_on_a_file(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli(["train", str(config), "--steps", "2", "--json", "--save", str(tmp_path / "run")]) == 0
+    assert (
+        cli(["train", str(config), "--steps", "2", "--json", "--save", str(tmp_path / "run")]) == 0
+    )
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["step"] for row in rows] == [1, 2] and rows[1]["loss"] < rows[0]["loss"]
-    assert cli(["train", str(config), "--steps", "3", "--json", "--resume", str(tmp_path / "run")]) == 0
+    assert (
+        cli(["train", str(config), "--steps", "3", "--json", "--resume", str(tmp_path / "run")])
+        == 0
+    )
     (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert row["step"] == 3 and row["loss"] < rows[1]["loss"]
     assert cli(["train", str(config), "--steps", "1"]) == 0
@@ -141,10 +158,16 @@ ENGINES = " or ".join(("native", "auto", *compat.backends()))
     ("arguments", "message"),
     [
         (["--engine", "natve"], f"--engine: found natve, expected {ENGINES}; did you mean native?"),
-        (["--model", "big"], "--model: found big, expected tiny or file, or a folder with a config.json"),
+        (
+            ["--model", "big"],
+            "--model: found big, expected tiny or file, or a folder with a config.json",
+        ),
         (["--model", "file"], "model.heads: the file does not state this size; use --model tiny"),
         (["--data", "nowhere.txt"], "nowhere.txt: No such file or directory; give a file of text"),
-        (["--resume", "nowhere"], "nowhere: found no file 'latest', which would name a checkpoint; give a tag, or save first"),
+        (
+            ["--resume", "nowhere"],
+            "nowhere: found no file 'latest', which would name a checkpoint; give a tag, or save first",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
@@ -154,7 +177,9 @@ def test_what_cannot_be_done_is_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
 
 
-def test_deterministic_training_gives_the_same_bits(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deterministic_training_gives_the_same_bits(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = []
     try:
         for _ in range(2):
@@ -172,21 +197,32 @@ def test_what_no_plan_holds_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text(json.dumps({**CONFIG, "steps_per_print": 5, "gradient_allreduce_op": "sum"}))
     assert cli(["train", str(path), "--steps", "1"]) == 0
     notes = capsys.readouterr().err.splitlines()
-    assert "note: gradient_allreduce_op: DeepSpeed sums gradients instead of averaging them (different numbers)" in notes
+    assert (
+        "note: gradient_allreduce_op: DeepSpeed sums gradients instead of averaging them (different numbers)"
+        in notes
+    )
     assert not any("steps_per_print" in note for note in notes)
 
 
 MEGATRON = "--tensor-model-parallel-size {} --micro-batch-size 2 --global-batch-size 8 --num-layers 4 --hidden-size 64"
 
 
-def test_sizes_that_do_not_fit_come_with_the_command_that_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_that_do_not_fit_come_with_the_command_that_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "launch.args"
     rest = " --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-3 --train-iters 20"
     path.write_text(MEGATRON.format(2) + rest)
     assert cli(["train", str(path), "--steps", "2"]) == 1
     command = f"PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train {path}"
-    assert f"to run the plan unchanged: {command}; or shrink sizes with --fit" in capsys.readouterr().err
+    assert (
+        f"to run the plan unchanged: {command}; or shrink sizes with --fit"
+        in capsys.readouterr().err
+    )
     assert cli(["train", str(path), "--steps", "2", "--fit", "--model", "file"]) == 0
     streams = capsys.readouterr()
-    assert "note: parallel.tensor: changed from 2 to 1, to fit 1 ranks (memory or speed)" in streams.err
+    assert (
+        "note: parallel.tensor: changed from 2 to 1, to fit 1 ranks (memory or speed)"
+        in streams.err
+    )
     assert streams.out.splitlines()[1].startswith("step 2  loss ")

@@ -36,12 +36,25 @@ def test_one_run_on_two_local_ranks_from_file_to_verdict(planted: Path) -> None:
     assert all(run["cause"] for run in others if run["verdict"] in ("not run", "differs"))
 
 
-ROUNDING = {"loss": 1e-7, "norm": 1e-7, "update": 1e-5, "share": 1.0, "tensor": "head.norm.weight", "worst": 1e-5}
+ROUNDING = {
+    "loss": 1e-7,
+    "norm": 1e-7,
+    "update": 1e-5,
+    "share": 1.0,
+    "tensor": "head.norm.weight",
+    "worst": 1e-5,
+}
 
 
 def run_of(**said: Any) -> dict[str, Any]:
     """An entry of `runs`."""
-    usual = {"side": "source", "engine": "native engine", "as_written": False, "verdict": "reference", "cause": ""}
+    usual = {
+        "side": "source",
+        "engine": "native engine",
+        "as_written": False,
+        "verdict": "reference",
+        "cause": "",
+    }
     return {**usual, "losses": [2.0, 1.0], "grad_norms": [1.0, None], "distance": None, **said}
 
 
@@ -57,7 +70,10 @@ def ranks_that_say(*lines: dict[str, Any]) -> Any:
 
 CASES = {
     "same": (0, "Same run."),
-    "in part": (3, "Proved in part: taken out: model.experts 8 -> None; neither stack ran its own file."),
+    "in part": (
+        3,
+        "Proved in part: taken out: model.experts 8 -> None; neither stack ran its own file.",
+    ),
     "differs": (2, "Not the same run."),
     "not run": (3, "Nothing proved: neither stack ran its own file."),
 }
@@ -68,12 +84,29 @@ LACKING = {
 
 
 @pytest.mark.parametrize("verdict", CASES)
-def test_the_first_line_the_table_and_the_exit_code(verdict: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    other = run_of(side="target", engine="Stack 1.0", as_written=True, verdict=verdict, cause="its clipping", distance=ROUNDING)
+def test_the_first_line_the_table_and_the_exit_code(
+    verdict: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run_of(
+        side="target",
+        engine="Stack 1.0",
+        as_written=True,
+        verdict=verdict,
+        cause="its clipping",
+        distance=ROUNDING,
+    )
     empty = {"changes": {}, "left_out": [], "no_script": [], "judged_release": ""}
-    found = {"verdict": verdict, "ranks": 2, **empty, "rounding": ROUNDING, "runs": [run_of(), other]}
+    found = {
+        "verdict": verdict,
+        "ranks": 2,
+        **empty,
+        "rounding": ROUNDING,
+        "runs": [run_of(), other],
+    }
     found["lacking"] = LACKING.get(verdict, [])
-    monkeypatch.setattr(command, "run_ranks", ranks_that_say({"note": "native engine: runs"}, {"found": found}))
+    monkeypatch.setattr(
+        command, "run_ranks", ranks_that_say({"note": "native engine: runs"}, {"found": found})
+    )
     code, words = CASES[verdict]
     assert stagebridge(WORDS) == code
     out, err = capsys.readouterr()
@@ -82,8 +115,14 @@ def test_the_first_line_the_table_and_the_exit_code(verdict: str, monkeypatch: A
     assert "native engine: runs" in err and "hello" not in out + err
 
 
-def test_what_the_ranks_cannot_read_is_an_error(monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "run_ranks", ranks_that_say({"found": {"verdict": "not run", "problems": ["model: too wide"]}}))
+def test_what_the_ranks_cannot_read_is_an_error(
+    monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        command,
+        "run_ranks",
+        ranks_that_say({"found": {"verdict": "not run", "problems": ["model: too wide"]}}),
+    )
     assert stagebridge(WORDS) == 1
     assert "error: model: too wide" in capsys.readouterr().err
 
@@ -92,7 +131,10 @@ def test_what_the_ranks_cannot_read_is_an_error(monkeypatch: Any, capsys: pytest
     ("words", "said"),
     [
         (["verify", "nowhere.json", "--to", "megatron"], "nowhere.json"),
-        (["verify", str(ZERO3), "--from-version", "0.3.0", "--to", "megatrn"], "did you mean megatron?"),
+        (
+            ["verify", str(ZERO3), "--from-version", "0.3.0", "--to", "megatrn"],
+            "did you mean megatron?",
+        ),
         (["verify", str(ZERO3), "--to", "megatron", "--ranks", "0"], "'--ranks'"),
         (["verify", str(ZERO3)], "--to"),
         (
@@ -101,15 +143,29 @@ def test_what_the_ranks_cannot_read_is_an_error(monkeypatch: Any, capsys: pytest
         ),
     ],
 )
-def test_wrong_usage_is_an_error_that_says_what_to_do(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_an_error_that_says_what_to_do(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert stagebridge(words) == 1
     assert said in capsys.readouterr().err
 
 
-def test_options_of_the_native_engine_are_refused_for_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_the_native_engine_are_refused_for_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "ds.json"
-    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}))
-    assert stagebridge(["train", str(path), "--engine", "deepspeed", "--save", str(tmp_path / "run")]) == 1
+    path.write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 1,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            }
+        )
+    )
+    assert (
+        stagebridge(["train", str(path), "--engine", "deepspeed", "--save", str(tmp_path / "run")])
+        == 1
+    )
     assert "--save: only the native engine has this option" in capsys.readouterr().err
 
 
@@ -117,7 +173,10 @@ def test_rounding_is_told_from_a_difference() -> None:
     rounding = Distance(1e-6, 1e-6, 0.05, 0.999, "head.norm.weight", 0.1)
     assert Distance(3e-6, None, 0.15, 1.003, "head.norm.weight", 0.3).beyond(rounding) == ()
     assert Distance(0.0, None, 0.15, 0.75, "head.norm.weight", 0.3).beyond(rounding) == ("weights",)
-    assert Distance(1e-3, 0.5, 0.05, 1.0, "head.norm.weight", 0.3).beyond(rounding) == ("loss", "norm")
+    assert Distance(1e-3, 0.5, 0.05, 1.0, "head.norm.weight", 0.3).beyond(rounding) == (
+        "loss",
+        "norm",
+    )
 
 
 def test_noise_that_passes_may_turn_the_update_as_far_as_noise_does() -> None:

@@ -69,7 +69,9 @@ ENDS: dict[str, tuple[Any, int | type[BaseException]]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_one_private_copy_is_kept_while_the_ranks_run(name: str, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_private_copy_is_kept_while_the_ranks_run(
+    name: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end, expected = ENDS[name]
     seen: Seen = []
     monkeypatch.setattr(command, "run_ranks", looking(scratch, seen, end))
@@ -84,10 +86,24 @@ def test_one_private_copy_is_kept_while_the_ranks_run(name: str, scratch: Path, 
 
 
 def test_a_command_that_is_ended_from_outside_takes_its_copy_away(tmp_path: Path) -> None:
-    words = [sys.executable, "-P", "-m", "stagebridge", *PIPED, "--from", "fast_llm", "--steps", "1000"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stagebridge",
+        *PIPED,
+        "--from",
+        "fast_llm",
+        "--steps",
+        "1000",
+    ]
     with ZERO3.open() as stream:
         process = subprocess.Popen(
-            words, stdin=stream, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+            words,
+            stdin=stream,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
         )
     while not list(tmp_path.rglob("standard input")):
         assert process.poll() is None, process.communicate()

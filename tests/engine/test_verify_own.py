@@ -24,7 +24,9 @@ from bridge.verify.judge import Report
 from bridge.verify.on_batch import Given, judge_on_batch
 from bridge.verify.own import engines_of, pair_configs
 
-needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+needs_transformers = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed"
+)
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -68,11 +70,18 @@ def sample() -> dict[str, torch.Tensor]:
 
 
 def found(
-    rank: int, world: int, folder: Path, sources: tuple[tuple[str, Any], tuple[str, Any]], on: tuple[str, str] | None
+    rank: int,
+    world: int,
+    folder: Path,
+    sources: tuple[tuple[str, Any], tuple[str, Any]],
+    on: tuple[str, str] | None,
 ) -> Report:
     """The report on two configs, without tensors."""
     versions = {"deepspeed": "0.19.8", "megatron": "0.16.1"}
-    first, second = (compat.load(name).read(content, version=versions[name], world_size=2) for name, content in sources)
+    first, second = (
+        compat.load(name).read(content, version=versions[name], world_size=2)
+        for name, content in sources
+    )
     known = {**compat.backends(), **BACKENDS}
     engines = engines_of((first, second), on, known)
     pair = pair_configs((first, second), engines, world)
@@ -93,7 +102,9 @@ def folder(tmp_path: Path) -> Path:
 @needs_transformers
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 @pytest.mark.parametrize("on", [("torch", "deepspeed"), ("ddp", "fsdp2")])
-def test_one_recipe_is_the_same_run_on_every_engine(on: tuple[str, str], run: Any, folder: Path) -> None:
+def test_one_recipe_is_the_same_run_on_every_engine(
+    on: tuple[str, str], run: Any, folder: Path
+) -> None:
     report = run(2, found, folder, (("deepspeed", ZERO), ("deepspeed", ZERO)), on)[0]
     assert report.verdict == "same" and not report.lacking, report
     assert [row.verdict for row in report.rows] == ["reference", "same", "same", "same"]
@@ -102,12 +113,20 @@ def test_one_recipe_is_the_same_run_on_every_engine(on: tuple[str, str], run: An
 @needs_transformers
 @pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
 @pytest.mark.parametrize(("flags", "verdict"), [("", "same"), ("--rotary-base 500000", "differs")])
-def test_megatron_trains_the_users_own_weights_under_masks(flags: str, verdict: str, run: Any, folder: Path) -> None:
-    sources = ("deepspeed", ZERO), ("megatron", MEGATRON.replace("--rotary-base 10000", flags or "--rotary-base 10000"))
+def test_megatron_trains_the_users_own_weights_under_masks(
+    flags: str, verdict: str, run: Any, folder: Path
+) -> None:
+    sources = (
+        ("deepspeed", ZERO),
+        ("megatron", MEGATRON.replace("--rotary-base 10000", flags or "--rotary-base 10000")),
+    )
     report = run(2, found, folder, sources, ("fsdp2", "megatron"))[0]
     assert report.verdict == verdict, report
     if flags:
-        assert "model.rotary.base: found 500000" in report.rows[-1].cause and "10000" in report.rows[-1].cause
+        assert (
+            "model.rotary.base: found 500000" in report.rows[-1].cause
+            and "10000" in report.rows[-1].cause
+        )
 
 
 @needs_transformers
@@ -127,13 +146,21 @@ def test_another_setting_is_named(run: Any, folder: Path) -> None:
     other = {**ZERO, "gradient_clipping": 0.1}
     report = run(2, found, folder, (("deepspeed", ZERO), ("deepspeed", other)), ("ddp", "torch"))[0]
     assert report.verdict == "differs"
-    assert all("optimizer.clip changed from 1.0 to 0.1" in row.cause for row in report.rows if row.verdict == "differs")
+    assert all(
+        "optimizer.clip changed from 1.0 to 0.1" in row.cause
+        for row in report.rows
+        if row.verdict == "differs"
+    )
 
 
 Named = namedtuple("Named", "tokens targets")
 TOKENS = torch.arange(24).view(2, 12)
 SHAPES: Mapping[str, tuple[Any, dict[str, Any], set[str]]] = {
-    "a dict": ({"input_ids": TOKENS, "labels": TOKENS, "use_cache": False}, {}, {"input_ids", "labels"}),
+    "a dict": (
+        {"input_ids": TOKENS, "labels": TOKENS, "use_cache": False},
+        {},
+        {"input_ids", "labels"},
+    ),
     "a tuple": ((TOKENS, TOKENS), {}, {"0", "1"}),
     "a named tuple": (Named(TOKENS, TOKENS), {}, {"tokens", "targets"}),
     "one tensor and labels by name": (TOKENS, {"labels": TOKENS}, {"0", "labels"}),
@@ -145,17 +172,27 @@ SHAPES: Mapping[str, tuple[Any, dict[str, Any], set[str]]] = {
 def test_batches_of_every_form_are_kept(name: str, tmp_path: Path) -> None:
     values, more, names = SHAPES[name]
     path = tmp_path / "batch.safetensors"
-    assert trace.batch(path, values, **more) and not trace.batch(path, values, **more), "the first one alone is written"
+    assert trace.batch(path, values, **more) and not trace.batch(path, values, **more), (
+        "the first one alone is written"
+    )
     kept = read_batch(path)
-    assert set(kept.tensors) == names and all(torch.equal(tensor, TOKENS) for tensor in kept.tensors.values())
+    assert set(kept.tensors) == names and all(
+        torch.equal(tensor, TOKENS) for tensor in kept.tensors.values()
+    )
     assert dict(kept.values) == ({"use_cache": False} if name == "a dict" else {})
 
 
 def test_what_cannot_be_kept_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "batch.safetensors"
     with pytest.raises(BridgeError) as error:
-        trace.batch(path, {"input_ids": TOKENS, "loader": object(), "sparse": torch.eye(3).to_sparse()})
-    assert len(error.value.problems) == 2 and "loader: found object" in str(error.value) and "sparse" in str(error.value)
+        trace.batch(
+            path, {"input_ids": TOKENS, "loader": object(), "sparse": torch.eye(3).to_sparse()}
+        )
+    assert (
+        len(error.value.problems) == 2
+        and "loader: found object" in str(error.value)
+        and "sparse" in str(error.value)
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -164,7 +201,11 @@ def test_labels_stand_at_their_own_token_and_targets_before_it() -> None:
     labels[:, :3] = -100
     for tensors in ({"input_ids": TOKENS, "labels": labels}, {"0": TOKENS, "1": labels}):
         rows = Rows.of("batch", tensors)
-        assert rows.targets[0, 1].item() == -100 and rows.targets[0, 2].item() == 3 and rows.targets[0, -1].item() == -100
+        assert (
+            rows.targets[0, 1].item() == -100
+            and rows.targets[0, 2].item() == 3
+            and rows.targets[0, -1].item() == -100
+        )
     after = torch.cat([TOKENS[:, 1:], torch.full((2, 1), 7)], 1)
     for tensors in ({"0": TOKENS, "1": after}, {"tokens": TOKENS, "targets": after}):
         assert torch.equal(Rows.of("batch", tensors).targets, after)
@@ -175,12 +216,20 @@ def test_labels_stand_at_their_own_token_and_targets_before_it() -> None:
     [
         ({"pixel_values": torch.ones(2, 3)}, "expected a tensor input_ids of token numbers"),
         ({"input_ids": torch.ones(2, 3)}, "expected whole numbers of shape (rows, tokens)"),
-        ({"input_ids": TOKENS, "decoder_input_ids": TOKENS}, "decoder_input_ids: found int64 (2, 12), which no engine accepts"),
-        ({"input_ids": TOKENS, "attention_mask": torch.ones(2, 1, 12, 12)}, "expected a whole number for each of (2, 12)"),
+        (
+            {"input_ids": TOKENS, "decoder_input_ids": TOKENS},
+            "decoder_input_ids: found int64 (2, 12), which no engine accepts",
+        ),
+        (
+            {"input_ids": TOKENS, "attention_mask": torch.ones(2, 1, 12, 12)},
+            "expected a whole number for each of (2, 12)",
+        ),
         ({"input_ids": TOKENS, "labels": TOKENS[:, 1:]}, "labels: found int64 (2, 11)"),
     ],
 )
-def test_a_batch_that_no_engine_takes_is_refused(tensors: dict[str, torch.Tensor], said: str) -> None:
+def test_a_batch_that_no_engine_takes_is_refused(
+    tensors: dict[str, torch.Tensor], said: str
+) -> None:
     with pytest.raises(SourceError, match=r".") as error:
         Rows.of("batch", Kept(tensors).tensors)
     assert said in str(error.value)
@@ -195,6 +244,8 @@ def test_a_batch_that_no_engine_takes_is_refused(tensors: dict[str, torch.Tensor
         (["a.json", "b.json", "--model", "nowhere", "--batch", "x"], "config.json: not found"),
     ],
 )
-def test_half_of_what_it_takes_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_half_of_what_it_takes_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert stagebridge(["verify", *words]) == 1
     assert said in " ".join(capsys.readouterr().err.split())

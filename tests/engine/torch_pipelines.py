@@ -21,7 +21,9 @@ from bridge.plan import Plan
 CASE = Case(SGD, replace(DEEP, tied=False), batch=8)
 
 
-def pipelining(rank: int, world: int, theirs: str, values: Mapping[str, Any], folder: Path) -> list[dict[str, Tensor]]:
+def pipelining(
+    rank: int, world: int, theirs: str, values: Mapping[str, Any], folder: Path
+) -> list[dict[str, Tensor]]:
     """Gradients of one step: torch's own schedule; torch's runtime on our table; our engine on torch's table."""
     from torch.distributed.pipelining import schedules
     from torch.distributed.pipelining.stage import PipelineStage
@@ -42,9 +44,15 @@ def pipelining(rank: int, world: int, theirs: str, values: Mapping[str, Any], fo
     def gradients(schedule: Any, model: nn.Sequential) -> dict[str, Tensor]:
         inputs, targets = global_batch(CASE, 0)
         first, last = 0 in local, len(pipeline.layers) - 1 in local
-        schedule.step(*((inputs,) if first else ()), **({"target": targets, "losses": []} if last else {}))
+        schedule.step(
+            *((inputs,) if first else ()), **({"target": targets, "losses": []} if last else {})
+        )
         number = engine.accumulation
-        return {name: weight.grad / number for name, weight in model.named_parameters() if weight.grad is not None}
+        return {
+            name: weight.grad / number
+            for name, weight in model.named_parameters()
+            if weight.grad is not None
+        }
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return mean_cross_entropy(output, target)
@@ -56,25 +64,33 @@ def pipelining(rank: int, world: int, theirs: str, values: Mapping[str, Any], fo
     table = folder / f"theirs{rank}.csv"
     own._dump_csv(table, format="compute_only")
     model = model_of(CASE)
-    runtime = schedules._PipelineScheduleRuntime(stages(model), engine.accumulation, loss, scale_grads=False)
+    runtime = schedules._PipelineScheduleRuntime(
+        stages(model), engine.accumulation, loss, scale_grads=False
+    )
     runtime._load_csv(str(ours))
     found.append(gradients(runtime, model))
     dist.barrier()
-    found.append(_by_engine(Plan.of({**SGD, **values, "schedule.name": "csv", "schedule.csv": str(table)})))
+    found.append(
+        _by_engine(Plan.of({**SGD, **values, "schedule.name": "csv", "schedule.csv": str(table)}))
+    )
     return found
 
 
 SPLIT = {"parallel.pipeline": 2, "parallel.data": 2, "batch.accumulation": 4, "schedule.virtual": 2}
 
 
-def split_backward(rank: int, world: int, theirs: str, ours: str, shards: bool) -> list[dict[str, Tensor]]:
+def split_backward(
+    rank: int, world: int, theirs: str, ours: str, shards: bool
+) -> list[dict[str, Tensor]]:
     """Gradients of one step on 2 pipeline x 2 data ranks: torch's own schedule, with its FSDP of every layer where this `shards`
     and else its DDP; and our engine's, at level 3 or 0.
     """
     level = {"zero.stage": 3 if shards else 0}
     return [
         _by_torch(theirs, shards),
-        _by_engine(Plan.of({**SGD, **SPLIT, **level, "schedule.name": ours, "stages.layers_per_stage": 2})),
+        _by_engine(
+            Plan.of({**SGD, **SPLIT, **level, "schedule.name": ours, "stages.layers_per_stage": 2})
+        ),
     ]
 
 
@@ -101,12 +117,21 @@ def _by_torch(theirs: str, shards: bool) -> dict[str, Tensor]:
         return fully_shard(part, mesh=mesh["data"], reshard_after_forward=True)
 
     group = mesh["pipeline"].get_group()
-    stages = [PipelineStage(wrapped(stage), stage, 4, torch.device("cpu"), group=group) for stage in local]
+    stages = [
+        PipelineStage(wrapped(stage), stage, 4, torch.device("cpu"), group=group) for stage in local
+    ]
     number = SPLIT["batch.accumulation"]
     schedule = getattr(schedules, theirs)(stages, number, mean_cross_entropy, scale_grads=False)
     inputs, targets = (part.chunk(2)[data] for part in global_batch(CASE, 0))
-    schedule.step(*((inputs,) if 0 in local else ()), **({"target": targets, "losses": []} if 3 in local else {}))
-    return {name: _whole(weight.grad) / number for name, weight in model.named_parameters() if weight.grad is not None}
+    schedule.step(
+        *((inputs,) if 0 in local else ()),
+        **({"target": targets, "losses": []} if 3 in local else {}),
+    )
+    return {
+        name: _whole(weight.grad) / number
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
 
 
 def _whole(gradient: Any) -> Tensor:

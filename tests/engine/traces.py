@@ -27,20 +27,34 @@ from bridge.trace.keeping import Keep
 from compat.deepspeed.runtime.tracing import DeepSpeedSource
 
 
-def traced(rank: int, world: int, case: Case, folder: Path, full: bool = False, strict: bool = False) -> list[float]:
+def traced(
+    rank: int, world: int, case: Case, folder: Path, full: bool = False, strict: bool = False
+) -> list[float]:
     """Train with the plan's debug levels, and end at a mismatch if `strict`; the losses."""
     plan = Plan.of(case.plan)
     loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-    engine = initialize(model_of(case), plan, loss, seed=11, trace=folder, full=full, policy=Policy() if strict else None)
+    engine = initialize(
+        model_of(case),
+        plan,
+        loss,
+        seed=11,
+        trace=folder,
+        full=full,
+        policy=Policy() if strict else None,
+    )
     return [engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)]
 
 
-def checked(rank: int, world: int, case: Case, at: int | None = None, policy: Policy | None = None) -> tuple[list[str], int]:
+def checked(
+    rank: int, world: int, case: Case, at: int | None = None, policy: Policy | None = None
+) -> tuple[list[str], int]:
     """Train with desync checks, with one bit of a weight flipped on rank `at` in the second step; reports, and steps done."""
     torch.manual_seed(5)
     plan, steps = Plan.of({**case.plan, "debug.tensor_parallel": True}), 0
     try:
-        engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11, policy=policy or Policy())
+        engine = initialize(
+            model_of(case), plan, mean_cross_entropy, seed=11, policy=policy or Policy()
+        )
         for step in range(case.steps):
             if step == 1 and rank == at:
                 flip(owned(engine, engine.weights.shards, NORM))
@@ -53,7 +67,9 @@ def checked(rank: int, world: int, case: Case, at: int | None = None, policy: Po
 
 def wavering(rank: int, world: int, case: Case) -> list[str]:
     """Train with a layer whose second forward of a microbatch gives other bits than the first; the reports."""
-    engine = initialize(model_of(case), Plan.of({**case.plan, "debug.tensor_parallel": True}), mean_cross_entropy)
+    engine = initialize(
+        model_of(case), Plan.of({**case.plan, "debug.tensor_parallel": True}), mean_cross_entropy
+    )
     seen: set[int] = set()
 
     def waver(module: Any, inputs: Any, output: Tensor) -> Tensor:
@@ -75,14 +91,23 @@ def reports() -> Iterator[list[str]]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("bridge.trace")
     level = logger.level
-    logger.setLevel(logging.NOTSET)  # another test may have silenced it in a process that tests share
+    logger.setLevel(
+        logging.NOTSET
+    )  # another test may have silenced it in a process that tests share
     logger.addHandler(handler)
     yield said
     logger.removeHandler(handler)
     logger.setLevel(level)
 
 
-def traced_module(rank: int, world: int, case: Case, folder: Path, keep: Keep | None = None, odd: int | None = None) -> None:
+def traced_module(
+    rank: int,
+    world: int,
+    case: Case,
+    folder: Path,
+    keep: Keep | None = None,
+    odd: int | None = None,
+) -> None:
     """The same training by plain torch, in DistributedDataParallel on several ranks, with a log that is thinned, and a weight of
     rank `odd` changed after the second step's backward.
     """
@@ -91,7 +116,15 @@ def traced_module(rank: int, world: int, case: Case, folder: Path, keep: Keep | 
     wrapped = DistributedDataParallel(module) if world > 1 else module
     accumulation = plan.batch.accumulation or 1
     policy = Policy() if odd is None else Policy(action="log")
-    attach(wrapped, plan.debug, folder, optimizer=optimizer, accumulation=accumulation, policy=policy, keep=keep)
+    attach(
+        wrapped,
+        plan.debug,
+        folder,
+        optimizer=optimizer,
+        accumulation=accumulation,
+        policy=policy,
+        keep=keep,
+    )
 
     def backward(loss: Tensor, last: bool) -> None:
         with nullcontext() if last or world == 1 else wrapped.no_sync():  # type: ignore[operator]
@@ -117,7 +150,14 @@ def traced_replicas(rank: int, world: int, name: str, folder: Path, steps: int) 
     module = small(name).float().train()
     wrapped, optimizer = DistributedDataParallel(module), torch.optim.SGD(module.parameters(), RATE)
     mine = MICROBATCHES // world
-    attach(wrapped, Plan.of(LOGGED).debug, folder, optimizer=optimizer, accumulation=mine, policy=Policy())
+    attach(
+        wrapped,
+        Plan.of(LOGGED).debug,
+        folder,
+        optimizer=optimizer,
+        accumulation=mine,
+        policy=Policy(),
+    )
     for step in range(steps):
         optimizer.zero_grad()
         for place, batch in enumerate(batches(step)[rank::world]):
@@ -126,10 +166,26 @@ def traced_replicas(rank: int, world: int, name: str, folder: Path, steps: int) 
         optimizer.step()
 
 
-def traced_blocks(rank: int, world: int, name: str, folder: Path, values: Any, steps: int, fault: str | None = None) -> int:
+def traced_blocks(
+    rank: int,
+    world: int,
+    name: str,
+    folder: Path,
+    values: Any,
+    steps: int,
+    fault: str | None = None,
+) -> int:
     """The same on the engine, with the output of the module `fault` a thousandth too large; how many layers it has."""
-    plan = {"precision.compute": "fp32", "optimizer.name": "sgd", "optimizer.lr": RATE, **LOGGED, **values}
-    engine = initialize(small(name).float(), Plan.of(plan), seed=5, trace=folder, policy=Policy(action="log"))
+    plan = {
+        "precision.compute": "fp32",
+        "optimizer.name": "sgd",
+        "optimizer.lr": RATE,
+        **LOGGED,
+        **values,
+    }
+    engine = initialize(
+        small(name).float(), Plan.of(plan), seed=5, trace=folder, policy=Policy(action="log")
+    )
     if fault:
         engine.model.get_submodule(fault).register_forward_hook(_larger, prepend=True)
     for step in range(steps):
@@ -145,10 +201,15 @@ def fed(case: Case, rank: int, world: int, accumulation: int, step: int) -> Batc
     """What `microbatches` gives an engine on data ranks alone."""
     inputs, targets = global_batch(case, step)
     parts = torch.arange(case.batch).chunk(accumulation * world)
-    return [(inputs[rows], targets[rows]) for rows in (parts[place * world + rank] for place in range(accumulation))]
+    return [
+        (inputs[rows], targets[rows])
+        for rows in (parts[place * world + rank] for place in range(accumulation))
+    ]
 
 
-def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int, adam: bool) -> None:
+def traced_deepspeed(
+    rank: int, world: int, case: Case, folder: Path, level: int, adam: bool
+) -> None:
     """The same training by DeepSpeed itself, with ZeRO at `level`."""
     ds, plan, module = real_deepspeed(), Plan.of(case.plan), model_of(case)
     accumulation = plan.batch.accumulation or 1
@@ -162,7 +223,9 @@ def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int
     kind = torch.optim.AdamW if adam else torch.optim.SGD
     settings: Any = {"eps": plan.optimizer.eps, "weight_decay": 0.0} if adam else {}
     optimizer = kind(module.parameters(), lr=plan.optimizer.lr, **settings)
-    engine, *_ = ds.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    engine, *_ = ds.initialize(
+        model=module, optimizer=optimizer, config=config, dist_init_required=False
+    )
     attach(DeepSpeedSource(engine), plan.debug, folder, policy=Policy())
     for step in range(case.steps):
         for inputs, targets in fed(case, rank, world, accumulation, step):
@@ -170,7 +233,9 @@ def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int
             engine.step()
 
 
-def traced_megatron(rank: int, world: int, case: Case, folder: Path, at: int | None = None) -> list[str]:
+def traced_megatron(
+    rank: int, world: int, case: Case, folder: Path, at: int | None = None
+) -> list[str]:
     """The same training by Megatron-Core itself, with a weight changed on rank `at` before the second step; what ended it."""
     from compat.megatron.runtime.backend import BACKEND
 
@@ -192,14 +257,22 @@ def traced_megatron(rank: int, world: int, case: Case, folder: Path, at: int | N
     return []
 
 
-def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:
+def logged(
+    rank: int, world: int, case: Case, folder: Path
+) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:
     """Train two steps; gradient norms, the weights at the end, and the elements of each gradient slice that is kept."""
-    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, trace=folder)
+    engine = initialize(
+        model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, trace=folder
+    )
     norms = []
     for step in range(2):
         engine.train_batch(microbatches(case, engine, step))
         norms.append(engine.progress.grad_norm)
-    return norms, dict(engine.state_dict()), [flat.shard for flat in engine.gradients.flats.values()]
+    return (
+        norms,
+        dict(engine.state_dict()),
+        [flat.shard for flat in engine.gradients.flats.values()],
+    )
 
 
 def drifted(rank: int, world: int, case: Case) -> tuple[list[str], int]:

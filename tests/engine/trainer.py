@@ -69,7 +69,11 @@ def trainer(folder: Path, level: int | None, world: int) -> Trainer:
 
 def logged(run: Trainer) -> list[tuple[float, float, float]]:
     """Loss, gradient norm and learning rate of each step."""
-    return [(line["loss"], line["grad_norm"], line["learning_rate"]) for line in run.state.log_history if "loss" in line]
+    return [
+        (line["loss"], line["grad_norm"], line["learning_rate"])
+        for line in run.state.log_history
+        if "loss" in line
+    ]
 
 
 def main(folder: Path, level: int) -> None:

@@ -56,7 +56,9 @@ def table(uses: Iterable[Use]) -> float:
     every = [use for own in found.values() for use in own]
     heard, told = sum(use.heard for use in every), sum(use.told for use in every)
     share = heard / len(every)
-    print(f"\n{heard} of {len(every)} uses are heard ({share:.1%}), {told} are in findings, {len(every) - heard - told} neither")
+    print(
+        f"\n{heard} of {len(every)} uses are heard ({share:.1%}), {told} are in findings, {len(every) - heard - told} neither"
+    )
     for use in every:
         if not use.heard and not use.told:
             print(f"- {use.where}: {use.option}")

@@ -16,7 +16,10 @@ from bridge.errors import ConfigError
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "fast_llm"
 EXPECTED: dict[str, Any] = json.loads((EXAMPLES / "expected.json").read_text("utf-8"))
 STAGES = "model.multi_stage."
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()
+]
 LEVEL, WEIGHTS, GRADS = "zero_stage", "num_weight_buffers", "num_grad_buffers"
 
 
@@ -32,7 +35,10 @@ def is_dump(given: dict[str, Any]) -> bool:
     """Whether a refused input is what a dump of all fields writes for a config that Fast-LLM accepts."""
     level = given.get(LEVEL)
     return (
-        {LEVEL, WEIGHTS, GRADS} <= given.keys() and level in (2, 3) and given[GRADS] == 2 and (level == 2 or given[WEIGHTS] == 2)
+        {LEVEL, WEIGHTS, GRADS} <= given.keys()
+        and level in (2, 3)
+        and given[GRADS] == 2
+        and (level == 2 or given[WEIGHTS] == 2)
     )
 
 
@@ -64,13 +70,19 @@ def test_examples_mean_what_their_origin_says(name: str) -> None:
     expected = EXPECTED[name]
     config = fast_llm().read(EXAMPLES / name, expected["version"])
     plan = bridge.lift(config).values()
-    assert {path: config.effective.get(path) for path in expected["effective"]} == expected["effective"]
+    assert {path: config.effective.get(path) for path in expected["effective"]} == expected[
+        "effective"
+    ]
     assert {path: plan.get(path) for path in expected["plan"]} == expected["plan"]
-    assert {name: config.distributed[name] for name in expected.get("distributed", {})} == expected.get("distributed", {})
+    assert {
+        name: config.distributed[name] for name in expected.get("distributed", {})
+    } == expected.get("distributed", {})
 
 
 def test_every_example_has_an_expectation() -> None:
-    assert {path.name for path in EXAMPLES.iterdir()} - {"README.md", "expected.json"} == set(EXPECTED)
+    assert {path.name for path in EXAMPLES.iterdir()} - {"README.md", "expected.json"} == set(
+        EXPECTED
+    )
 
 
 def test_recipes_convert_to_every_other_stack(corpus: list[Path]) -> None:
@@ -81,7 +93,10 @@ def test_recipes_convert_to_every_other_stack(corpus: list[Path]) -> None:
         for name in set(compat.names()) - {"fast_llm"}:
             result = bridge.translate(config, compat.load(name))
             lost = tuple(finding.path for finding in result.findings)
-            assert all(any(path.startswith(section) for path in lost) for section in ("model.base_model", "data.datasets"))
+            assert all(
+                any(path.startswith(section) for path in lost)
+                for section in ("model.base_model", "data.datasets")
+            )
 
 
 # Levels and buffers
@@ -119,7 +134,10 @@ def test_what_fast_llm_refuses(given: dict[str, Any]) -> None:
         fast_llm().read(stages(**given))
 
 
-@pytest.mark.parametrize("given", ({LEVEL: 2, WEIGHTS: 4}, {LEVEL: 1, GRADS: 1}, {GRADS: 3}, {WEIGHTS: None, LEVEL: None}))
+@pytest.mark.parametrize(
+    "given",
+    ({LEVEL: 2, WEIGHTS: 4}, {LEVEL: 1, GRADS: 1}, {GRADS: 3}, {WEIGHTS: None, LEVEL: None}),
+)
 def test_what_fast_llm_accepts(given: dict[str, Any]) -> None:
     values = fast_llm().read(stages(**given)).multi_stage
     assert {name: values[name] for name in given} == given
@@ -128,11 +146,16 @@ def test_what_fast_llm_accepts(given: dict[str, Any]) -> None:
 def test_before_0_3_a_level_replaces_buffers_and_says_so() -> None:
     config = fast_llm().read(stages(zero_stage=3, num_grad_buffers=5), "0.2.0")
     assert config.multi_stage[GRADS] == 2
-    assert any(finding.path == STAGES + GRADS and "overwritten with 2" in finding.message for finding in config.findings)
+    assert any(
+        finding.path == STAGES + GRADS and "overwritten with 2" in finding.message
+        for finding in config.findings
+    )
 
 
 def test_dumps_load_when_they_are_consistent(facts: list[dict[str, Any]]) -> None:
-    dumps = [row["effective"] for row in facts if row["accepted"] and row["config"] == "multi_stage"]
+    dumps = [
+        row["effective"] for row in facts if row["accepted"] and row["config"] == "multi_stage"
+    ]
     assert sum((dump[LEVEL] or 0) >= 2 for dump in dumps) >= 3
     for dump in dumps:
         config = fast_llm().read({"model": {"multi_stage": {"type": None, **dump}}})
@@ -142,11 +165,15 @@ def test_dumps_load_when_they_are_consistent(facts: list[dict[str, Any]]) -> Non
         fast_llm().read({"multi_stage": {**dumps[0], LEVEL: 3, GRADS: 2, WEIGHTS: 5}})
 
 
-@pytest.mark.parametrize(("word", "first", "before"), [("uint32", "0.4.0", "0.3.0"), ("uint16", "0.2.0", "0.1.0")])
+@pytest.mark.parametrize(
+    ("word", "first", "before"), [("uint32", "0.4.0", "0.3.0"), ("uint16", "0.2.0", "0.1.0")]
+)
 def test_a_format_is_known_from_its_release_on(word: str, first: str, before: str) -> None:
     given = {"model": {"distributed": {"optimization_dtype": word}}}
     assert fast_llm().read(given, first).effective["model.distributed.optimization_dtype"] == word
-    with pytest.raises(ConfigError, match=f"found {word}, which is new in Fast-LLM {first}, but this is {before}"):
+    with pytest.raises(
+        ConfigError, match=f"found {word}, which is new in Fast-LLM {first}, but this is {before}"
+    ):
         fast_llm().read(given, before)
 
 
@@ -180,12 +207,26 @@ def test_verdicts_and_values_of_the_releases(version: str) -> None:
 def test_open_world_size_leaves_ranks_open() -> None:
     config = fast_llm().read({"distributed": {"tensor_parallel": 4}})
     assert "data_parallel" not in config.distributed
-    assert fast_llm().read({"distributed": {"tensor_parallel": 4}}, world_size=8).distributed["data_parallel"] == 2
+    assert (
+        fast_llm()
+        .read({"distributed": {"tensor_parallel": 4}}, world_size=8)
+        .distributed["data_parallel"]
+        == 2
+    )
 
 
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        fast_llm().read({"distributed": {"tensor_parallel": 3, "world_size": 8, "local_world_size": 8, "rank": 9}})
+        fast_llm().read(
+            {
+                "distributed": {
+                    "tensor_parallel": 3,
+                    "world_size": 8,
+                    "local_world_size": 8,
+                    "rank": 9,
+                }
+            }
+        )
     assert len(caught.value.problems) == 3
 
 
@@ -205,14 +246,25 @@ def test_the_file_wins_over_the_launcher_and_says_so() -> None:
         ({"micro_batch_size": 2, "batch_size": 16}, {}, (2, 16, 8, 1)),
         ({"micro_batch_size": 2, "batch_size": 16}, {"pipeline_parallel": 2}, (2, 16, 1, 8)),
         ({"batch_size": 16, "breadth_first_micro_batches": 4}, {"data": 2}, (2, 16, 1, 4)),
-        ({"micro_batch_size": 1, "batch_size": 16, "depth_first_micro_batches": 2}, {"data": 2}, (1, 16, 2, 4)),
+        (
+            {"micro_batch_size": 1, "batch_size": 16, "depth_first_micro_batches": 2},
+            {"data": 2},
+            (1, 16, 2, 4),
+        ),
     ),
 )
-def test_the_older_batch_is_worked_out(batch: dict[str, int], ranks: dict[str, int], expected: tuple[int, ...]) -> None:
+def test_the_older_batch_is_worked_out(
+    batch: dict[str, int], ranks: dict[str, int], expected: tuple[int, ...]
+) -> None:
     axes = {name: size for name, size in ranks.items() if name != "data"}
     world = ranks.get("data", 1) * axes.get("pipeline_parallel", 1)
     values = fast_llm().read({"batch": batch, "distributed": axes}, "0.3.0", world).batch
-    names = ("micro_batch_size", "batch_size", "depth_first_micro_batches", "breadth_first_micro_batches")
+    names = (
+        "micro_batch_size",
+        "batch_size",
+        "depth_first_micro_batches",
+        "breadth_first_micro_batches",
+    )
     assert tuple(values[name] for name in names) == expected
 
 
@@ -231,6 +283,7 @@ def test_batches_that_do_not_hold_are_refused(batch: dict[str, int]) -> None:
 
 def test_the_newer_schedule_allows_rounds_with_a_pipeline_and_warns() -> None:
     config = fast_llm().read(
-        {"schedule": {"depth_first_micro_batches": 4}, "distributed": {"pipeline_parallel": 2}}, world_size=2
+        {"schedule": {"depth_first_micro_batches": 4}, "distributed": {"pipeline_parallel": 2}},
+        world_size=2,
     )
     assert any(finding.path == "schedule.depth_first_micro_batches" for finding in config.findings)

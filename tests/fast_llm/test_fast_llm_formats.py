@@ -50,7 +50,11 @@ def test_one_setting_in_every_form(source: Any) -> None:
 
 def test_overrides_go_over_the_file_wherever_they_stand() -> None:
     path = str(EXAMPLES / "zero2.yaml")
-    for words in ([f"{LEVEL}=3", "--config", path], ["-c", path, f"{LEVEL}=3"], [f"--config={path}", f"{LEVEL}=3"]):
+    for words in (
+        [f"{LEVEL}=3", "--config", path],
+        ["-c", path, f"{LEVEL}=3"],
+        [f"--config={path}", f"{LEVEL}=3"],
+    ):
         config = fast_llm().read(words)
         assert config.given[LEVEL] == 3 and config.given["training.train_iters"] == 1000
         assert config.origins[LEVEL].spelling == f"{LEVEL}=3"
@@ -112,8 +116,16 @@ def test_numbers_that_the_loader_takes_for_text_have_a_finding() -> None:
 def test_a_key_written_twice_has_a_finding() -> None:
     config = fast_llm().read("multi_stage:\n  zero_stage: 2\n  zero_stage: 3\n")
     assert config.given == {LEVEL: 3}
-    (found,) = (finding for finding in config.findings if "written twice, on lines 2 and 3" in finding.message)
-    assert (found.path, found.effect, found.given) == ("multi_stage.zero_stage", Effect.NUMBERS, True)
+    (found,) = (
+        finding
+        for finding in config.findings
+        if "written twice, on lines 2 and 3" in finding.message
+    )
+    assert (found.path, found.effect, found.given) == (
+        "multi_stage.zero_stage",
+        Effect.NUMBERS,
+        True,
+    )
 
 
 def test_a_section_written_twice_alike_costs_nothing() -> None:
@@ -130,15 +142,28 @@ def test_a_mapping_is_left_as_it_was() -> None:
 
 
 WHOLE = st.integers(-limits.INTEGER, limits.INTEGER)
-SCALARS = st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12)
-DATA = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | WHOLE
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=12)
+)
+DATA = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(DATA)
 def test_text_is_what_a_yaml_1_1_loader_reads(value: Any) -> None:
     assert load_yaml(f"a: {flow(value)}\n").data == {"a": value}
-    assert load_yaml(text({"model.base_model": {"inner": value}})).data == {"model": {"base_model": {"inner": value}}}
+    assert load_yaml(text({"model.base_model": {"inner": value}})).data == {
+        "model": {"base_model": {"inner": value}}
+    }
 
 
 def test_every_field_has_a_doc_line_a_hint_group_and_a_release() -> None:
@@ -159,10 +184,18 @@ def test_the_17_fields_of_a_multi_stage_config() -> None:
 
 
 def test_dialect_is_recognised() -> None:
-    for name in ("zero2.yaml", "three_axes.yaml", "buffers.yaml", "batch_0.3.0.yaml", "verbose.yaml"):
+    for name in (
+        "zero2.yaml",
+        "three_axes.yaml",
+        "buffers.yaml",
+        "batch_0.3.0.yaml",
+        "verbose.yaml",
+    ):
         data = load_yaml((EXAMPLES / name).read_text("utf-8")).data
         mine = fast_llm().recognises(data)
-        others = [compat.load(other).recognises(data) for other in compat.names() if other != "fast_llm"]
+        others = [
+            compat.load(other).recognises(data) for other in compat.names() if other != "fast_llm"
+        ]
         assert mine > max(others, default=0), name
     assert fast_llm().recognises(["model.multi_stage.zero_stage=2"]) > 0
 
@@ -171,9 +204,19 @@ def test_dialect_is_recognised() -> None:
 
 
 def test_debug_fields_reach_the_plan() -> None:
-    debug = {"debug_layer_outputs": 3, "debug_param_init": 1, "debug_global_tensors": False, "debug_tensor_parallel": True}
+    debug = {
+        "debug_layer_outputs": 3,
+        "debug_param_init": 1,
+        "debug_global_tensors": False,
+        "debug_tensor_parallel": True,
+    }
     plan = bridge.lift(fast_llm().read({"multi_stage": debug})).debug
-    assert (plan.layer_outputs, plan.param_init, plan.global_tensors, plan.tensor_parallel) == (3, 1, False, True)
+    assert (plan.layer_outputs, plan.param_init, plan.global_tensors, plan.tensor_parallel) == (
+        3,
+        1,
+        False,
+        True,
+    )
 
 
 def test_level_0_has_no_fast_llm_form() -> None:
@@ -202,9 +245,17 @@ def test_an_open_sequence_length_keeps_the_batch() -> None:
 @pytest.mark.parametrize("version", KNOWN)
 def test_plans_reach_every_release(version: str) -> None:
     plan = bridge.Plan.of(
-        {"model.layers": 4, "precision.compute": "bf16", "zero.stage": 3, "batch.micro": 2, "batch.accumulation": 4}
+        {
+            "model.layers": 4,
+            "precision.compute": "bf16",
+            "zero.stage": 3,
+            "batch.micro": 2,
+            "batch.accumulation": 4,
+        }
     )
-    assert {**plan.values()}.items() <= {**bridge.lift(bridge.lower(plan, fast_llm(), version)).values()}.items()
+    assert {**plan.values()}.items() <= {
+        **bridge.lift(bridge.lower(plan, fast_llm(), version)).values()
+    }.items()
 
 
 def test_clipping_that_is_off_stays_off() -> None:
@@ -222,17 +273,32 @@ def test_clipping_that_is_off_stays_off() -> None:
         ({"multi_stage": {"layers_per_stage": 1.5}}, None, "model.multi_stage.layers_per_stage"),
         ({"multi_stage": {"pipeline_delay": 0.5}}, None, "model.multi_stage.pipeline_delay"),
         (
-            {"multi_stage": {"zero_stage": 2}, "distributed": {"world_size": 1}, "schedule": {"depth_first_micro_batches": 4}},
+            {
+                "multi_stage": {"zero_stage": 2},
+                "distributed": {"world_size": 1},
+                "schedule": {"depth_first_micro_batches": 4},
+            },
             "0.4.0",
             "model.multi_stage.num_grad_buffers",
         ),
         (
-            {"multi_stage": {"full_precision_gradients": False}, "distributed": {"compute_dtype": "bf16"}},
+            {
+                "multi_stage": {"full_precision_gradients": False},
+                "distributed": {"compute_dtype": "bf16"},
+            },
             None,
             "model.multi_stage.full_precision_gradients",
         ),
-        ({"distributed": {"sequence_tensor_parallel": True}}, None, "model.distributed.sequence_tensor_parallel"),
-        ({"optimizer": {"learning_rate": {"decay_style": "cosine"}}}, None, "optimizer.learning_rate.decay_iterations"),
+        (
+            {"distributed": {"sequence_tensor_parallel": True}},
+            None,
+            "model.distributed.sequence_tensor_parallel",
+        ),
+        (
+            {"optimizer": {"learning_rate": {"decay_style": "cosine"}}},
+            None,
+            "optimizer.learning_rate.decay_iterations",
+        ),
         (
             {
                 "base_model": {"decoder": {"num_blocks": 2}},
@@ -249,12 +315,17 @@ def test_traps_have_findings(source: dict[str, Any], version: str | None, path: 
 
 
 def test_the_lost_microbatch_was_mended() -> None:
-    source = {"multi_stage": {"zero_stage": 2}, "distributed": {"world_size": 1}, "schedule": {"depth_first_micro_batches": 4}}
+    source = {
+        "multi_stage": {"zero_stage": 2},
+        "distributed": {"world_size": 1},
+        "schedule": {"depth_first_micro_batches": 4},
+    }
     assert fast_llm().read(source).findings == ()
 
 
 @pytest.mark.parametrize(
-    ("size", "stages"), ((0.1, 10), (1, 10), (1.5, 6), (2, 6), (2.5, 4), (3, 4), (4, 4), (9, 2), (1000, 2), (2000, 1))
+    ("size", "stages"),
+    ((0.1, 10), (1, 10), (1.5, 6), (2, 6), (2.5, 4), (3, 4), (4, 4), (9, 2), (1000, 2), (2000, 1)),
 )
 def test_stages_of_eight_blocks_with_embedding_and_head(size: float, stages: int) -> None:
     """Counts of the table in the reference."""
@@ -269,16 +340,34 @@ def test_stages_of_eight_blocks_with_embedding_and_head(size: float, stages: int
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"hiden_size": 64}, "model.base_model.hiden_size: unknown field of the model; did you mean hidden_size?"),
-        ({"decoder": {"block": {"mixer": {"type": "attention", "heds": 4}}}}, "block.mixer.heds: unknown field"),
-        ({"decoder": {"block": {"mixer": {"heads": "many"}}}}, "mixer.heads: found 'many'; expected int"),
-        ({"decoder": {"block": {"mixer": {"heads": True}}}}, "mixer.heads: found True; expected int"),
+        (
+            {"hiden_size": 64},
+            "model.base_model.hiden_size: unknown field of the model; did you mean hidden_size?",
+        ),
+        (
+            {"decoder": {"block": {"mixer": {"type": "attention", "heds": 4}}}},
+            "block.mixer.heds: unknown field",
+        ),
+        (
+            {"decoder": {"block": {"mixer": {"heads": "many"}}}},
+            "mixer.heads: found 'many'; expected int",
+        ),
+        (
+            {"decoder": {"block": {"mixer": {"heads": True}}}},
+            "mixer.heads: found True; expected int",
+        ),
         ({"embeddings": {"vocab_size": -5}}, "embeddings.vocab_size: found -5; expected int > 0"),
         ({"embeddings": 3}, "model.base_model.embeddings: found 3; expected a mapping"),
-        ({"decoder": {"type": "pattern", "blocks": {"a": {"mlp": {"gatd": True}}}}}, "blocks.a.mlp.gatd: unknown field"),
+        (
+            {"decoder": {"type": "pattern", "blocks": {"a": {"mlp": {"gatd": True}}}}},
+            "blocks.a.mlp.gatd: unknown field",
+        ),
         ({"head": {"type": "rms_norm"}}, "head.type: found 'rms_norm'; expected no type"),
         ({"embeddings": {"type": ["a"]}}, "embeddings.type: found ['a']; expected no type"),
-        ({"decoder": {"block": {"mlp": {"type": {"a": 1}}}}}, "block.mlp.type: found {'a': 1}; expected one of mlp, moe"),
+        (
+            {"decoder": {"block": {"mlp": {"type": {"a": 1}}}}},
+            "block.mlp.type: found {'a': 1}; expected one of mlp, moe",
+        ),
     ],
 )
 def test_a_model_that_its_classes_refuse(model: dict[str, Any], said: str) -> None:
@@ -292,13 +381,38 @@ def test_a_model_that_its_classes_refuse(model: dict[str, Any], said: str) -> No
 @pytest.mark.parametrize(
     ("version", "model"),
     [
-        ("0.1.0", {"transformer": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}, "vocab_size": 100}),
-        ("0.3.0", {"decoder": {"num_blocks": 4, "block": {"mixer": {"heads": 4, "head_groups": 2}, "mlp": {"gated": True}}}}),
-        ("0.4.0", {"hidden_size": 64, "embeddings": {"vocab_size": 100}, "tied_embedding_weight": True, "head": None}),
+        (
+            "0.1.0",
+            {
+                "transformer": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4},
+                "vocab_size": 100,
+            },
+        ),
+        (
+            "0.3.0",
+            {
+                "decoder": {
+                    "num_blocks": 4,
+                    "block": {"mixer": {"heads": 4, "head_groups": 2}, "mlp": {"gated": True}},
+                }
+            },
+        ),
+        (
+            "0.4.0",
+            {
+                "hidden_size": 64,
+                "embeddings": {"vocab_size": 100},
+                "tied_embedding_weight": True,
+                "head": None,
+            },
+        ),
     ],
 )
 def test_a_model_that_its_classes_take(version: str, model: dict[str, Any]) -> None:
-    assert fast_llm().read({"model": {"base_model": model}}, version).given["model.base_model"] == model
+    assert (
+        fast_llm().read({"model": {"base_model": model}}, version).given["model.base_model"]
+        == model
+    )
 
 
 def test_a_type_where_the_release_has_none_is_an_unknown_field() -> None:

@@ -17,7 +17,9 @@ from compat.fast_llm.model.places import flat
 from compat.fast_llm.model.reading import read, unsaid
 from compat.fast_llm.model.writing import write
 
-SAMPLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
+SAMPLE: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("models.json").read_text("utf-8")
+)
 """Sections as Fast-LLM's importers at 7d61a1ba make them from Hugging Face's configs, without null."""
 NEWEST = Context("0.4.0+20260720")
 USUAL: Mapping[str, Any] = {
@@ -45,7 +47,9 @@ def again(section: Mapping[str, Any]) -> dict[str, Any]:
 def check(section: Mapping[str, Any]) -> None:
     assert unsaid({BASE: section}) == []
     back = again(section)
-    assert {path: back.get(path) for path, value in flat(section) if value is not None} == dict(flat(section))
+    assert {path: back.get(path) for path, value in flat(section) if value is not None} == dict(
+        flat(section)
+    )
 
 
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row["name"])
@@ -55,7 +59,11 @@ def test_an_imported_model_comes_back(row: dict[str, Any]) -> None:
 
 def test_all_imported_models_come_back(whole: Path) -> None:
     rows = map(json.loads, (whole / "truth/model_configs.jsonl").read_text("utf-8").splitlines())
-    sections = [row["fast_llm"]["base_model"] for row in rows if (row.get("fast_llm") or {}).get("base_model")]
+    sections = [
+        row["fast_llm"]["base_model"]
+        for row in rows
+        if (row.get("fast_llm") or {}).get("base_model")
+    ]
     assert len(sections) >= 60
     for section in sections:
         check(section)
@@ -64,7 +72,10 @@ def test_all_imported_models_come_back(whole: Path) -> None:
 def test_defaults_are_the_model() -> None:
     """layers/attention/config.py, layers/decoder/mlp/config.py, layers/language_model/config.py."""
     found = read({BASE: {"hidden_size": 512}}, NEWEST)
-    assert {path: found[f"model.{path}"] for path in ("heads", "kv_heads", "attention.head_size", "ffn", "vocab", "tied")} == {
+    assert {
+        path: found[f"model.{path}"]
+        for path in ("heads", "kv_heads", "attention.head_size", "ffn", "vocab", "tied")
+    } == {
         "heads": 8,
         "kv_heads": 1,
         "attention.head_size": 128,
@@ -72,12 +83,16 @@ def test_defaults_are_the_model() -> None:
         "vocab": 49152,
         "tied": False,
     }
-    assert (found["model.norm.kind"], found["model.mlp.gated"], found["model.mlp.bias"]) == ("layer", False, True)
-    assert (found["model.embedding.positions"], found["model.dropout"], found["model.mlp.activation"]) == (
-        "none",
-        0.0,
-        "gelu_tanh",
+    assert (found["model.norm.kind"], found["model.mlp.gated"], found["model.mlp.bias"]) == (
+        "layer",
+        False,
+        True,
     )
+    assert (
+        found["model.embedding.positions"],
+        found["model.dropout"],
+        found["model.mlp.activation"],
+    ) == ("none", 0.0, "gelu_tanh")
     assert read({}, NEWEST) == {}
 
 
@@ -86,16 +101,29 @@ def test_each_layout_says_the_same(version: str) -> None:
     context = Context(version)
     said = read({BASE: SAMPLE[0]["base_model"]}, NEWEST)
     section = write(said, context)
-    assert compat.load("fast_llm").read({"model": {"base_model": section[BASE]}}, version).given[BASE] == section[BASE]
+    assert (
+        compat.load("fast_llm").read({"model": {"base_model": section[BASE]}}, version).given[BASE]
+        == section[BASE]
+    )
     found = read(section, context)
     assert {path: value for path, value in found.items() if said.get(path) != value} == {}
 
 
 def test_shared_experts_count_among_all() -> None:
-    mlp = {"type": "moe", "experts": 10, "shared_experts": 2, "experts_per_token": 2, "intermediate_size": 256}
+    mlp = {
+        "type": "moe",
+        "experts": 10,
+        "shared_experts": 2,
+        "experts_per_token": 2,
+        "intermediate_size": 256,
+    }
     section = {"decoder": {"block": {"mlp": mlp}}}
     found = read({BASE: section}, NEWEST)
-    assert (found["model.experts"], found["model.moe.shared_ffn"], found["model.moe.ffn"]) == (8, 512, 256)
+    assert (found["model.experts"], found["model.moe.shared_ffn"], found["model.moe.ffn"]) == (
+        8,
+        512,
+        256,
+    )
     back = again(section)
     assert (back["decoder.block.mlp.experts"], back["decoder.block.mlp.shared_experts"]) == (10, 2)
 
@@ -125,7 +153,9 @@ def test_a_pattern_says_which_blocks_have_a_window_and_experts() -> None:
 def test_what_no_plan_says_is_named() -> None:
     """A layer of another kind, and settings without a word, are in the findings by their place."""
     block = {"mixer": {"type": "mamba"}, "mlp": {"jitter_eps": 0.1, "type": "moe", "experts": 4}}
-    config = compat.load("fast_llm").read({"model": {"base_model": {"hidden_size": 64, "decoder": {"block": block}}}})
+    config = compat.load("fast_llm").read(
+        {"model": {"base_model": {"hidden_size": 64, "decoder": {"block": block}}}}
+    )
     result = bridge.translate(config, compat.load("megatron"))
     found = {it.path: str(it.effect) for it in result.findings}
     for place in ("decoder.block.mixer.type", "decoder.block.mlp.jitter_eps"):
@@ -134,8 +164,15 @@ def test_what_no_plan_says_is_named() -> None:
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
-    "embeddings": {"vocab_size": 128, "num_position_embeddings": 32, "position_embeddings": {"enabled": True}},
-    "decoder": {"num_blocks": 2, "block": {"mixer": {"heads": 4, "head_groups": 2}, "mlp": {"intermediate_size": 128}}},
+    "embeddings": {
+        "vocab_size": 128,
+        "num_position_embeddings": 32,
+        "position_embeddings": {"enabled": True},
+    },
+    "decoder": {
+        "num_blocks": 2,
+        "block": {"mixer": {"heads": 4, "head_groups": 2}, "mlp": {"intermediate_size": 128}},
+    },
 }
 RANKS = "model.distributed.tensor_parallel"
 STOPPING: tuple[tuple[str, dict[str, Any], int], ...] = (
@@ -148,10 +185,15 @@ STOPPING: tuple[tuple[str, dict[str, Any], int], ...] = (
 
 
 @pytest.mark.parametrize("path, change, tensor", STOPPING)
-def test_dimensions_that_no_rank_can_have_are_said(path: str, change: dict[str, Any], tensor: int) -> None:
+def test_dimensions_that_no_rank_can_have_are_said(
+    path: str, change: dict[str, Any], tensor: int
+) -> None:
     def stops(base: dict[str, Any], tensor: int) -> set[str]:
         mesh = {"tensor_parallel": tensor, "world_size": 8}
-        whole = {"model": {"base_model": base, "distributed": mesh}, "data": {"maximum_document_length": 32}}
+        whole = {
+            "model": {"base_model": base, "distributed": mesh},
+            "data": {"maximum_document_length": 32},
+        }
         found = compat.load("fast_llm").read(whole).findings
         return {one.path for one in found if one.effect is Effect.STOPS}
 
@@ -163,4 +205,7 @@ def test_dimensions_that_no_rank_can_have_are_said(path: str, change: dict[str, 
 
 def _over(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """`base` with the values of `change`, section by section."""
-    return base | {key: _over(base[key], value) if isinstance(value, dict) else value for key, value in change.items()}
+    return base | {
+        key: _over(base[key], value) if isinstance(value, dict) else value
+        for key, value in change.items()
+    }

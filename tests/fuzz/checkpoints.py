@@ -22,18 +22,44 @@ STATE = {
     "format": 2,
     "world": RANKS,
     "seed": 1,
-    "progress": {"steps": 3, "skipped": 0, "samples": 24, "loss": 1.5, "grad_norm": float("nan"), "lr": 0.1},
-    "scaler": {"scale": 1.0, "window": None, "hysteresis": 1, "minimum": 1.0, "good": 0, "tolerated": 0},
+    "progress": {
+        "steps": 3,
+        "skipped": 0,
+        "samples": 24,
+        "loss": 1.5,
+        "grad_norm": float("nan"),
+        "lr": 0.1,
+    },
+    "scaler": {
+        "scale": 1.0,
+        "window": None,
+        "hysteresis": 1,
+        "minimum": 1.0,
+        "good": 0,
+        "tolerated": 0,
+    },
     "client": {"epoch": 3, "deepspeed": {"groups": [{"lr": 0.1}]}},
     "copies": (2, 1),
-    "tensors": {"weights/a": (4, 3), "weights/b": (), "exp_avg/a": (4, 3), "generators/0": (8,), "generators/1": (8,)},
+    "tensors": {
+        "weights/a": (4, 3),
+        "weights/b": (),
+        "exp_avg/a": (4, 3),
+        "generators/0": (8,),
+        "generators/1": (8,),
+    },
 }
 
 
 def held(rank: int) -> list[LocalBox]:
     """What a rank writes: rows of the one, all of what is small."""
-    rows, generator = torch.arange(6.0).view(2, 3) + 6 * rank, torch.arange(8, dtype=torch.uint8) + rank
-    found = [LocalBox(f"{kind}/a", (4, 3), (2 * rank, 0), rows.clone()) for kind in ("weights", "exp_avg")]
+    rows, generator = (
+        torch.arange(6.0).view(2, 3) + 6 * rank,
+        torch.arange(8, dtype=torch.uint8) + rank,
+    )
+    found = [
+        LocalBox(f"{kind}/a", (4, 3), (2 * rank, 0), rows.clone())
+        for kind in ("weights", "exp_avg")
+    ]
     scalar = [LocalBox("weights/b", (), (), torch.tensor(2.0))] if rank == 0 else []
     return [*found, *scalar, LocalBox(f"generators/{rank}", (8,), (0,), generator)]
 
@@ -44,7 +70,9 @@ def written(root: Path) -> None:
     for rank in range(RANKS):
         parts.write_parts(saving.temporary / file_of(rank), held(rank))
     text = json.dumps(STATE, indent=1)
-    sums = {file_of(rank): digests.digest_of(saving.temporary / file_of(rank)) for rank in range(RANKS)}
+    sums = {
+        file_of(rank): digests.digest_of(saving.temporary / file_of(rank)) for rank in range(RANKS)
+    }
     sums["state.json"] = digests.digest_of_text(text)
     saving.publish({"state.json": text, digests.SUMS: digests.text_of(sums)}, latest=True)
 
@@ -72,7 +100,9 @@ def seal(root: Path) -> None:
     folder = root / "step3"
     names = [path.name for path in folder.iterdir() if path.is_file() and path.name != digests.SUMS]
     if (folder / digests.SUMS).is_file():
-        (folder / digests.SUMS).write_text(digests.text_of({name: digests.digest_of(folder / name) for name in names}))
+        (folder / digests.SUMS).write_text(
+            digests.text_of({name: digests.digest_of(folder / name) for name in names})
+        )
 
 
 def prepared(scratch: Path) -> Callable[[Random, Tally], None]:

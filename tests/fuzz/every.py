@@ -40,13 +40,19 @@ def reader(name: str, scratch: Path) -> One:
 def sidecars(scratch: Path) -> One:
     """A sidecar that was changed restores what it can, or is refused by its name."""
     launch = (ROOT / "examples/megatron/tiny.args").read_text()
-    result = bridge.translate(compat.load("megatron").read(launch, world_size=4), compat.load("deepspeed"))
+    result = bridge.translate(
+        compat.load("megatron").read(launch, world_size=4), compat.load("deepspeed")
+    )
     record = json.loads(result.carry.text(result.written.text))
     record["original"] = {"text": launch, "suffix": ".args", "outside": {}, "chosen": None}
     target = compat.load("deepspeed").read(result.written)
 
     def one(random: Random, tally: Tally) -> None:
-        text = json.dumps(mutants.tree(random, record)) if random.random() < 0.8 else mutants.text(random, json.dumps(record))
+        text = (
+            json.dumps(mutants.tree(random, record))
+            if random.random() < 0.8
+            else mutants.text(random, json.dumps(record))
+        )
         _tried(lambda: _restored(target, text, random.random() < tally.further), tally)
 
     return one
@@ -95,7 +101,18 @@ def _table(random: Random, source: str) -> str:
         row = random.choice(rows)
         place, other = random.randrange(len(row)), random.randrange(len(row))
         row[place], row[other] = row[other], row[place]
-        row[place] = random.choice((row[place], row[place], "", "400000000F1", "0F99999999999999999999", "99F0", "0X0", "1W1"))
+        row[place] = random.choice(
+            (
+                row[place],
+                row[place],
+                "",
+                "400000000F1",
+                "0F99999999999999999999",
+                "99F0",
+                "0X0",
+                "1W1",
+            )
+        )
     text = "\n".join(",".join(row) for row in rows)
     return mutants.text(random, text) if random.random() < 0.4 else text
 
@@ -105,7 +122,12 @@ def texts(scratch: Path) -> One:
 
     def one(random: Random, tally: Tally) -> None:
         text = mutants.text(random, random.choice(list(READERS.values())).maker()(random), 8)
-        _tried(lambda: parse(text, suffix=random.choice(("", ".json", ".hjson", ".yaml", ".args", ".sh"))), tally)
+        _tried(
+            lambda: parse(
+                text, suffix=random.choice(("", ".json", ".hjson", ".yaml", ".args", ".sh"))
+            ),
+            tally,
+        )
 
     return one
 
@@ -115,10 +137,15 @@ def contents(scratch: Path) -> One:
 
     def one(random: Random, tally: Tally) -> None:
         reader = random.choice(list(READERS.values()))
-        content = bytearray(reader.maker()(random).encode("utf-8", "surrogatepass")) or bytearray(b"x")
+        content = bytearray(reader.maker()(random).encode("utf-8", "surrogatepass")) or bytearray(
+            b"x"
+        )
         for _ in range(random.randint(0, 3)):
             content[random.randrange(len(content))] = random.randrange(256)
-        path = scratch / f"x{random.choice((reader.suffix, reader.suffix, '', '.json', '.yaml', '.args'))}"
+        path = (
+            scratch
+            / f"x{random.choice((reader.suffix, reader.suffix, '', '.json', '.yaml', '.args'))}"
+        )
         path.write_bytes(random.choice((b"", b"\xef\xbb\xbf", b"\xff\xfe")) + content)
         _tried(lambda: compat.load(reader.dialect).read(path), tally)
 

@@ -36,7 +36,10 @@ COMMANDS = (
     ["schedule", "FILE", "--json"],
     ["drift", "FILE", "--json"],
     *(["convert", "FILE", "--to", name, "-o", "OUT"] for name in compat.names()),
-    *(["convert", "FILE", "--to", name, "--world-size", "8", "--json", "--lenient"] for name in compat.names()),
+    *(
+        ["convert", "FILE", "--to", name, "--world-size", "8", "--json", "--lenient"]
+        for name in compat.names()
+    ),
 )
 
 
@@ -59,7 +62,9 @@ class Tally(Counter[str]):
 
     def refuse(self, error: BridgeError, later: bool = False) -> None:
         """Count a refusal, which says something; `later`: of what is done with a config that was accepted."""
-        assert error.problems and all(line.strip() for line in error.problems), "an error says something"
+        assert error.problems and all(line.strip() for line in error.problems), (
+            "an error says something"
+        )
         assert "Traceback" not in str(error)
         self[f"refused{' later' * later}: {type(error).__name__}"] += 1
 
@@ -83,7 +88,9 @@ def exercise(random: Random, text: str, path: Path, dialect: Dialect, tally: Tal
     try:
         document = parse(text, path.name, path.suffix)
         version = random.choice((None, None, None, random.choice(dialect.versions)))
-        config = dialect.read(document, version, random.choice(RANKS), lenient=random.random() < 0.3)
+        config = dialect.read(
+            document, version, random.choice(RANKS), lenient=random.random() < 0.3
+        )
         tally["accepted"] += 1
         if random.random() < tally.further:
             _further(random, config, tally)
@@ -124,8 +131,12 @@ def _back(config: Config, result: Result) -> None:
 
 def command(random: Random, path: Path, dialect: Dialect) -> None:
     """One command on the file."""
-    out = path.with_name(random.choice(("out.json", "out.yaml", "out.args", "out.sh", path.name + ".new")))
-    words = [{"FILE": str(path), "OUT": str(out)}.get(word, word) for word in random.choice(COMMANDS)]
+    out = path.with_name(
+        random.choice(("out.json", "out.yaml", "out.args", "out.sh", path.name + ".new"))
+    )
+    words = [
+        {"FILE": str(path), "OUT": str(out)}.get(word, word) for word in random.choice(COMMANDS)
+    ]
     words += ["--from", dialect.name] * (random.random() < 0.7)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert run(words) in (0, 1, 2)
@@ -135,7 +146,15 @@ def show(random: Random, tally: Tally) -> None:
     """`show` of a stack with a name that is nearly one of its fields."""
     start, dialect = time.process_time(), compat.load(random.choice(compat.names()))
     name = random.choice(sorted(dialect.defaults(dialect.versions[-1])))
-    asked = random.choice((name, name, name.partition(".")[0], mutants.text(random, name), "--" + name.replace("_", "-")))
+    asked = random.choice(
+        (
+            name,
+            name,
+            name.partition(".")[0],
+            mutants.text(random, name),
+            "--" + name.replace("_", "-"),
+        )
+    )
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
             assert shown(dialect.name, asked, random.random() < 0.5) == 0 and out.getvalue().strip()
@@ -154,7 +173,9 @@ def plan(random: Random, make: Callable[[Random], Any], tally: Tally) -> None:
         assert Plan.of(found.values()) == found, "a plan is what it says"
         if random.random() < tally.stacks:
             tally["translated"] += 1
-            lower(found, compat.load(random.choice(compat.names())), world_size=random.choice(RANKS))
+            lower(
+                found, compat.load(random.choice(compat.names())), world_size=random.choice(RANKS)
+            )
     except BridgeError as error:
         tally.refuse(error)
     tally.took(start)

@@ -22,8 +22,40 @@ from bridge.errors import BridgeError
 LIMIT = 120
 """Seconds for one input: far more than any takes, so that a machine under load passes and a hang fails."""
 NASTY: tuple[Any, ...] = (
-    *(None, True, -1, 0, 1, 2, 7, 2**31, 2**63, 2**70, 0.5, 1e308, float("nan"), float("inf"), "", "..", "../x", "/etc/passwd"),
-    *([], {}, [[]], [0] * 5, {"a": 1}, "x" * 300, "\x1b[31m", "\udc80", [None], [2**62, 2**62], "F64", "[" * 50),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2,
+        7,
+        2**31,
+        2**63,
+        2**70,
+        0.5,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "..",
+        "../x",
+        "/etc/passwd",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [0] * 5,
+        {"a": 1},
+        "x" * 300,
+        "\x1b[31m",
+        "\udc80",
+        [None],
+        [2**62, 2**62],
+        "F64",
+        "[" * 50,
+    ),
 )
 
 
@@ -44,16 +76,25 @@ def mutated(content: bytes, random: Random, others: Mapping[str, bytes], marker:
 
 def _bit(content: bytes, random: Random, others: Mapping[str, bytes], marker: Path) -> bytes:
     place = random.randrange(len(content) or 1)
-    return content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :] if content else b"x"
+    return (
+        content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+        if content
+        else b"x"
+    )
 
 
 def _cut(content: bytes, random: Random, others: Mapping[str, bytes], marker: Path) -> bytes:
     start = random.randrange(len(content) + 1)
-    return content[:start] + random.choice((b"", content[random.randrange(start, len(content) + 1) :]))
+    return content[:start] + random.choice(
+        (b"", content[random.randrange(start, len(content) + 1) :])
+    )
 
 
 def _insert(content: bytes, random: Random, others: Mapping[str, bytes], marker: Path) -> bytes:
-    place, more = random.randrange(len(content) + 1), random.choice((random.randbytes(random.randrange(1, 20)), content, b"\n"))
+    place, more = (
+        random.randrange(len(content) + 1),
+        random.choice((random.randbytes(random.randrange(1, 20)), content, b"\n")),
+    )
     return content[:place] + more + content[place:]
 
 
@@ -62,7 +103,9 @@ def _other(content: bytes, random: Random, others: Mapping[str, bytes], marker: 
 
 
 def _payload(content: bytes, random: Random, others: Mapping[str, bytes], marker: Path) -> bytes:
-    return pickle.dumps(Payload(marker), protocol=random.randrange(6)) + random.choice((b"", content))
+    return pickle.dumps(Payload(marker), protocol=random.randrange(6)) + random.choice(
+        (b"", content)
+    )
 
 
 def _value(content: bytes, random: Random, others: Mapping[str, bytes], marker: Path) -> bytes:
@@ -74,7 +117,11 @@ def _value(content: bytes, random: Random, others: Mapping[str, bytes], marker: 
     lines = content.split(b"\n")
     number = random.randrange(len(lines))
     whole = changed(content, random)
-    return whole if whole != content else b"\n".join((*lines[:number], changed(lines[number], random), *lines[number + 1 :]))
+    return (
+        whole
+        if whole != content
+        else b"\n".join((*lines[:number], changed(lines[number], random), *lines[number + 1 :]))
+    )
 
 
 def changed(text: bytes, random: Random) -> bytes:
@@ -85,7 +132,10 @@ def changed(text: bytes, random: Random) -> bytes:
         return text
     place, holder, key = found, [found], 0
     while isinstance(place, dict | list) and place and random.random() < 0.9:
-        holder, key = place, random.choice(sorted(place) if isinstance(place, dict) else range(len(place)))  # type: ignore[assignment]
+        holder, key = (
+            place,
+            random.choice(sorted(place) if isinstance(place, dict) else range(len(place))),
+        )  # type: ignore[assignment]
         place = holder[key]
     if isinstance(holder, dict) and random.random() < 0.15:
         del holder[key]
@@ -93,7 +143,9 @@ def changed(text: bytes, random: Random) -> bytes:
         holder[random.choice(("x", "..", "weights/other", str(key) + "@0"))] = holder.pop(key)
     else:
         holder[key] = random.choice(NASTY)
-    return json.dumps(found if holder is not found or isinstance(found, dict | list) else holder[0]).encode()
+    return json.dumps(
+        found if holder is not found or isinstance(found, dict | list) else holder[0]
+    ).encode()
 
 
 WAYS: tuple[Callable[[bytes, Random, Mapping[str, bytes], Path], bytes], ...] = (
@@ -122,13 +174,19 @@ class Folder:
 
     def __init__(self, root: Path, scratch: Path) -> None:
         self.root, self.outside, self.marker = root, scratch / "outside", scratch / "executed"
-        self.files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        self.files = {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in root.rglob("*")
+            if path.is_file()
+        }
         self.outside.write_bytes(self.files[max(self.files)])
 
     @contextmanager
     def mutated(self, random: Random, seal: Callable[[Path], None]) -> Iterator[bool]:
         """With one to three files changed; whether digests were made anew to hide it."""
-        names = random.sample(sorted(self.files), random.choice((1, 1, 1, 2, min(3, len(self.files)))))
+        names = random.sample(
+            sorted(self.files), random.choice((1, 1, 1, 2, min(3, len(self.files))))
+        )
         for name in names:
             path = self.root / name
             if random.random() < 0.1:

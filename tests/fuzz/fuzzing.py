@@ -11,7 +11,13 @@ from hypothesis import HealthCheck, settings
 COUNT = int(os.environ.get("STAGEBRIDGE_FUZZ", "200"))
 FIRST = int(os.environ.get("STAGEBRIDGE_FUZZ_FROM", "0"))
 """Number of the first input, for further rounds by hand."""
-MANY = settings(max_examples=COUNT, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(
+    max_examples=COUNT,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 """For fuzzers that draw with Hypothesis: `@MANY` above `@given`."""
 
 

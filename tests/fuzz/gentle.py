@@ -45,7 +45,9 @@ class Pool:
         parent = path[:-1]
         if kind == 0 and self.keys[parent]:
             added = random.choice(list(self.keys[parent]))
-            holder[added] = copy.deepcopy(random.choice(self.values.get((*parent, added)) or [self.keys[parent][added]]))
+            holder[added] = copy.deepcopy(
+                random.choice(self.values.get((*parent, added)) or [self.keys[parent][added]])
+            )
         elif key is None:
             return
         elif kind == 1 and self.values[path]:
@@ -72,7 +74,9 @@ def near(random: Random, value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,15}", value):
         return str(near(random, int(value)))
     if isinstance(value, list) and value:
-        return random.choice((value[::-1], value[:-1], [near(random, item) for item in value], value * 2))
+        return random.choice(
+            (value[::-1], value[:-1], [near(random, item) for item in value], value * 2)
+        )
     return value
 
 

@@ -10,7 +10,28 @@ from random import Random
 from typing import Any
 
 ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 3, 7, 8, 1.5, -0.0, 1e-300, 1e300, 10**9, 2**31, 2**63 - 1, 2**63, -(2**63), 10**400),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        3,
+        7,
+        8,
+        1.5,
+        -0.0,
+        1e-300,
+        1e300,
+        10**9,
+        2**31,
+        2**63 - 1,
+        2**63,
+        -(2**63),
+        10**400,
+    ),
     *(
         "",
         " ",
@@ -30,8 +51,35 @@ ODD: tuple[Any, ...] = (
         "a" * 5000,
         "a.b",
     ),
-    *("9" * 5000, "../x", "/dev/zero", "[1]", "(1,2)", "([1]*3)", "*", "${X}", "$(x)", "%", "1,2", "float32", "torch.bfloat16"),
-    *([], {}, [[]], [None], {"": None}, {"a": {}}, [1, 2], ["a"], {"a": 1}, [{}], [[1, [2]]], {"0": [1.5]}),
+    *(
+        "9" * 5000,
+        "../x",
+        "/dev/zero",
+        "[1]",
+        "(1,2)",
+        "([1]*3)",
+        "*",
+        "${X}",
+        "$(x)",
+        "%",
+        "1,2",
+        "float32",
+        "torch.bfloat16",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [None],
+        {"": None},
+        {"a": {}},
+        [1, 2],
+        ["a"],
+        {"a": 1},
+        [{}],
+        [[1, [2]]],
+        {"0": [1.5]},
+    ),
 )
 """Values that readers meet where they expect another."""
 PIECES = (
@@ -75,7 +123,24 @@ PIECES = (
         "--",
         "-",
     ),
-    *(" --a.b.c 1", " a=1", "$X", "${X:-1}", "$((1+", "`x`", "(", ")", "|", "&", ";", "<<E\n", "1e999", "9" * 400, "0x", "NaN"),
+    *(
+        " --a.b.c 1",
+        " a=1",
+        "$X",
+        "${X:-1}",
+        "$((1+",
+        "`x`",
+        "(",
+        ")",
+        "|",
+        "&",
+        ";",
+        "<<E\n",
+        "1e999",
+        "9" * 400,
+        "0x",
+        "NaN",
+    ),
 )
 """Text that is put into another."""
 
@@ -89,7 +154,13 @@ def tree(random: Random, data: Any, times: int = 2) -> Any:
 
 
 def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    inner = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list)
+        else ()
+    )
     return [path, *(place for key, value in inner for place in _places(value, (*path, key)))]
 
 
@@ -108,7 +179,9 @@ def _changed(random: Random, data: Any) -> Any:
     elif kind == 2 and isinstance(holder, dict):
         holder[_key(random, last)] = holder[last]
     elif kind == 3:
-        holder[last] = random.choice(({"a": holder[last]}, [holder[last]], [holder[last]] * 3, {str(last): holder[last]}))
+        holder[last] = random.choice(
+            ({"a": holder[last]}, [holder[last]], [holder[last]] * 3, {str(last): holder[last]})
+        )
     elif kind == 4 and isinstance(holder[last], int | float) and not isinstance(holder[last], bool):
         value = holder[last]
         holder[last] = random.choice(_near(value))
@@ -122,7 +195,9 @@ def _changed(random: Random, data: Any) -> Any:
 def _near(value: int | float) -> tuple[Any, ...]:
     """Other values of a number; one beyond what a float holds stays whole."""
     exact = (-value, value + 1, value * 2, value * 10**9, value - 1)
-    return exact if abs(value) > sys.float_info.max else (*exact, value / 2, str(value), float(value))
+    return (
+        exact if abs(value) > sys.float_info.max else (*exact, value / 2, str(value), float(value))
+    )
 
 
 def _at(data: Any, path: tuple[Any, ...]) -> Any:
@@ -135,7 +210,17 @@ def _key(random: Random, key: Any) -> str:
     text = str(key)
     cut = random.randrange(len(text) + 1)
     return random.choice(
-        (text[:cut] + text[cut + 1 :], text + "_", text.upper(), text[::-1], "", f"a.{text}", "é", text + ".", " ")
+        (
+            text[:cut] + text[cut + 1 :],
+            text + "_",
+            text.upper(),
+            text[::-1],
+            "",
+            f"a.{text}",
+            "é",
+            text + ".",
+            " ",
+        )
     )
 
 
@@ -168,13 +253,18 @@ def as_json(data: Any) -> str:
 
 def as_yaml(data: Any) -> str:
     """YAML in blocks, each scalar as JSON has it; lists in one line."""
-    return "\n".join(_blocks(data, "")) + "\n" if isinstance(data, dict) and data else json.dumps(data)
+    return (
+        "\n".join(_blocks(data, "")) + "\n" if isinstance(data, dict) and data else json.dumps(data)
+    )
 
 
 def _blocks(data: dict[str, Any], indent: str) -> Iterator[str]:
     for key, value in data.items():
         name = (
-            key if re.fullmatch(r"[a-z]\w{2,}", key) and key not in ("yes", "off", "true", "null", "false") else json.dumps(key)
+            key
+            if re.fullmatch(r"[a-z]\w{2,}", key)
+            and key not in ("yes", "off", "true", "null", "false")
+            else json.dumps(key)
         )
         if isinstance(value, dict) and value:
             yield f"{indent}{name}:"

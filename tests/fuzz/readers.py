@@ -60,7 +60,9 @@ def launches() -> list[list[str]]:
     """Command lines of Megatron: every eighth of the sample, and our own."""
     lines = (ROOT / "tests/megatron/sample.jsonl").read_text(encoding="utf-8").splitlines()[::8]
     own = [words(path.read_text()) for path in files("examples/*/*.args", "bridge/cli/demo/*.args")]
-    return accepted("megatron", [*own, *(json.loads(line)["flags"] for line in lines)], ".args", " ".join)
+    return accepted(
+        "megatron", [*own, *(json.loads(line)["flags"] for line in lines)], ".args", " ".join
+    )
 
 
 def words(source: str) -> list[str]:
@@ -68,7 +70,9 @@ def words(source: str) -> list[str]:
     return [word for line in source.splitlines() for word in line.partition("#")[0].split()]
 
 
-def accepted(dialect: str, seeds: Iterable[Any], suffix: str, text: Callable[[Any], str]) -> list[Any]:
+def accepted(
+    dialect: str, seeds: Iterable[Any], suffix: str, text: Callable[[Any], str]
+) -> list[Any]:
     """Those of `seeds` that are valid in the newest release."""
     return [seed for seed in seeds if _valid(dialect, text(seed), suffix)]
 
@@ -83,7 +87,11 @@ def _valid(dialect: str, text: str, suffix: str) -> bool:
 
 def recipe(flags: list[str]) -> dict[str, Any]:
     """Flags as a recipe."""
-    return {"MODEL_ARGS": {name: " ".join(values) if values else True for name, *values in groups(flags)}}
+    return {
+        "MODEL_ARGS": {
+            name: " ".join(values) if values else True for name, *values in groups(flags)
+        }
+    }
 
 
 DEEPSPEED: list[Any] = [
@@ -92,10 +100,20 @@ DEEPSPEED: list[Any] = [
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 4,
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}},
+        "zero_optimization": {
+            "stage": 2,
+            "overlap_comm": True,
+            "offload_optimizer": {"device": "cpu"},
+        },
         "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": 100}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+        },
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {"warmup_num_steps": 10, "total_num_steps": 100},
+        },
     },
     {
         "train_batch_size": "auto",
@@ -105,21 +123,36 @@ DEEPSPEED: list[Any] = [
     {
         "train_batch_size": 32,
         "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2},
-        "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 50000000, "reduce_bucket_size": 500000000},
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_prefetch_bucket_size": 50000000,
+            "reduce_bucket_size": 500000000,
+        },
         "activation_checkpointing": {"partition_activations": True, "number_checkpoints": 4},
         "optimizer": {"type": "Adam", "params": {"lr": 0.0002, "torch_adam": True}},
         "wall_clock_breakdown": False,
         "steps_per_print": 100,
     },
-    {"train_micro_batch_size_per_gpu": 1, "code": {"pipeline_stages": 2}, "fp16": {"enabled": True, "loss_scale": 128}},
+    {
+        "train_micro_batch_size_per_gpu": 1,
+        "code": {"pipeline_stages": 2},
+        "fp16": {"enabled": True, "loss_scale": 128},
+    },
 ]
 
 
-def tree(dialect: str, seeds: list[Any], suffix: str, text: Callable[[Any], str], known: bool = True) -> Make:
+def tree(
+    dialect: str, seeds: list[Any], suffix: str, text: Callable[[Any], str], known: bool = True
+) -> Make:
     """Mutants of plain data."""
     good = accepted(dialect, seeds, suffix, text)
     stack = compat.load(dialect)
-    legal = {path: value for version in stack.versions for path, value in stack.defaults(version).items() if value is not None}
+    legal = {
+        path: value
+        for version in stack.versions
+        for path, value in stack.defaults(version).items()
+        if value is not None
+    }
     pool = Pool(seeds, legal if known else None)
 
     def make(random: Random) -> str:
@@ -137,7 +170,13 @@ def hjson() -> Make:
     def loosened(random: Random) -> str:
         lines = [
             random.choice(
-                (line, line.replace('"', "", 2) if '": ' in line else line, line.rstrip(","), line + " # why", "// x\n" + line)
+                (
+                    line,
+                    line.replace('"', "", 2) if '": ' in line else line,
+                    line.rstrip(","),
+                    line + " # why",
+                    "// x\n" + line,
+                )
             )
             for line in make(random).splitlines()
         ]
@@ -150,7 +189,9 @@ def hjson() -> Make:
 def flags() -> Make:
     """Megatron's flags, those of other releases among them."""
     good = launches()
-    mixed = Flags(good, ("--" + name.replace("_", "-") for name in fields(compat.load("megatron").schema)))
+    mixed = Flags(
+        good, ("--" + name.replace("_", "-") for name in fields(compat.load("megatron").schema))
+    )
     return lambda random: _flags(random, mixed.mutant(random, random.choice(good)))
 
 
@@ -164,7 +205,9 @@ def _flags(random: Random, found: list[str]) -> str:
     """Words as they are, or one replaced, dropped or doubled, or changed letter by letter."""
     if random.random() < ROUGH:
         place = random.randrange(len(found))
-        new = random.choice(([], [found[place]] * 2, [str(random.choice(mutants.ODD))], [found[place] + "=1"]))
+        new = random.choice(
+            ([], [found[place]] * 2, [str(random.choice(mutants.ODD))], [found[place] + "=1"])
+        )
         found[place : place + 1] = new or ["--bf16"]
         return mutants.text(random, " ".join(found)) if random.random() < 0.4 else " ".join(found)
     return "\n".join(found)
@@ -172,7 +215,9 @@ def _flags(random: Random, found: list[str]) -> str:
 
 def recipes() -> Make:
     """NVIDIA's recipes."""
-    return tree("megatron", [recipe(found) for found in launches()], ".yaml", mutants.as_yaml, known=False)
+    return tree(
+        "megatron", [recipe(found) for found in launches()], ".yaml", mutants.as_yaml, known=False
+    )
 
 
 SECTIONED = {
@@ -187,7 +232,13 @@ SECTIONED = {
     "context_parallel_size": 1,
     "sequence_parallel": True,
 }
-TOP = {"micro_batch_size": 2, "global_batch_size": 32, "seq_length": 256, "max_position_embeddings": 256, "lr": 1e-3}
+TOP = {
+    "micro_batch_size": 2,
+    "global_batch_size": 32,
+    "seq_length": 256,
+    "max_position_embeddings": 256,
+    "lr": 1e-3,
+}
 
 
 def sectioned() -> Make:
@@ -214,7 +265,11 @@ def overrides() -> Make:
     mixed = Flags([words(seed)])
 
     def make(random: Random) -> str:
-        return mutants.text(random, seed, 1) if random.random() < 2 * ROUGH else " ".join(mixed.mutant(random, words(seed)))
+        return (
+            mutants.text(random, seed, 1)
+            if random.random() < 2 * ROUGH
+            else " ".join(mixed.mutant(random, words(seed)))
+        )
 
     return make
 
@@ -231,10 +286,16 @@ def shell() -> Make:
         said = make(random).split()
         cut = random.randrange(len(said) + 1)
         name = random.choice(("ARGS", "A", "P"))
-        start = random.choice((f"{name}='{' '.join(said[:cut])}'", f"{name}=({' '.join(said[:cut])})"))
+        start = random.choice(
+            (f"{name}='{' '.join(said[:cut])}'", f"{name}=({' '.join(said[:cut])})")
+        )
         use = f"${{{name}[@]}}" if start.endswith(")") else f"${name}"
         run = random.choice(
-            ("torchrun pretrain_gpt.py", "python -u ./pretrain_gpt.py", "exec torchrun --nproc-per-node 8 pretrain_gpt.py")
+            (
+                "torchrun pretrain_gpt.py",
+                "python -u ./pretrain_gpt.py",
+                "exec torchrun --nproc-per-node 8 pretrain_gpt.py",
+            )
         )
         text = "\n".join([*begun, start, f"{run} {use} \\\n  {' '.join(said[cut:])}", ""])
         return mutants.text(random, text, 1) if random.random() < ROUGH else text
@@ -247,24 +308,39 @@ def plans() -> Callable[[Random], Any]:
     """Mutants of plans, flat by dotted path, made for what a plan's fields hold."""
     seeds = [json.loads(path.read_text())["plan"] for path in files("examples/*/*.plan.json")]
     pool = Pool(seeds)
-    return lambda random: (mutants.tree if random.random() < ROUGH else pool.tree)(random, random.choice(seeds))
+    return lambda random: (mutants.tree if random.random() < ROUGH else pool.tree)(
+        random, random.choice(seeds)
+    )
 
 
 READERS: dict[str, Reader] = {
-    "JSON": Reader("deepspeed", ".json", lambda: tree("deepspeed", DEEPSPEED, ".json", mutants.as_json)),
+    "JSON": Reader(
+        "deepspeed", ".json", lambda: tree("deepspeed", DEEPSPEED, ".json", mutants.as_json)
+    ),
     "HJSON": Reader("deepspeed", ".hjson", hjson),
     "Fast-LLM YAML": Reader(
         *("fast_llm", ".yaml"),
-        lambda: tree("fast_llm", trees("examples/fast_llm/*.yaml", "tests/fast_llm/recipe.yaml"), ".yaml", mutants.as_yaml),
+        lambda: tree(
+            "fast_llm",
+            trees("examples/fast_llm/*.yaml", "tests/fast_llm/recipe.yaml"),
+            ".yaml",
+            mutants.as_yaml,
+        ),
     ),
     "AutoModel YAML": Reader(
-        *("automodel", ".yaml"), lambda: tree("automodel", trees("examples/automodel/*.yaml"), ".yaml", mutants.as_yaml)
+        *("automodel", ".yaml"),
+        lambda: tree("automodel", trees("examples/automodel/*.yaml"), ".yaml", mutants.as_yaml),
     ),
     "Megatron recipe": Reader("megatron", ".yaml", recipes),
     "Megatron sections": Reader("megatron", ".yaml", sectioned),
     "Merak JSON": Reader(
         *("merak", ".json"),
-        lambda: tree("merak", trees("examples/merak/llama.json", "examples/merak/ulysses.json"), ".json", mutants.as_json),
+        lambda: tree(
+            "merak",
+            trees("examples/merak/llama.json", "examples/merak/ulysses.json"),
+            ".json",
+            mutants.as_json,
+        ),
     ),
     "YAML text": Reader("fast_llm", ".yaml", yaml_text),
     "flags": Reader("megatron", ".args", flags),

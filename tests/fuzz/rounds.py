@@ -64,7 +64,9 @@ class Round:
 
     def __str__(self) -> str:
         inputs = self.tally["inputs"] + sum(self.failed.values())
-        counts = ", ".join(f"{value:,} {key}" for key, value in sorted(self.tally.items()) if key != "inputs")
+        counts = ", ".join(
+            f"{value:,} {key}" for key, value in sorted(self.tally.items()) if key != "inputs"
+        )
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         return (
             f"{self.name}: {inputs:,} inputs, {self.failed['tracebacks']} tracebacks, {self.failed['hangs']} hangs; {counts}; "
@@ -76,13 +78,29 @@ class Round:
 def main() -> int:
     """One round for each reader; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("reader", nargs="*", help=f"one of {', '.join(EVERY)}; all of them if none is given")
+    parser.add_argument(
+        "reader", nargs="*", help=f"one of {', '.join(EVERY)}; all of them if none is given"
+    )
     parser.add_argument("--first", type=int, default=FIRST, help="number of the first input")
     parser.add_argument("--count", type=int, default=COUNT, help="inputs of each reader")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="elapsed time for each reader")
-    parser.add_argument("--further", type=float, default=0.2, help="share of the accepted that are told as findings, text, plan")
-    parser.add_argument("--stacks", type=float, default=0.01, help="share of the accepted that go to another stack and back")
-    parser.add_argument("--terminal", type=float, default=0.001, help="share of inputs that are given to a command")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="elapsed time for each reader"
+    )
+    parser.add_argument(
+        "--further",
+        type=float,
+        default=0.2,
+        help="share of the accepted that are told as findings, text, plan",
+    )
+    parser.add_argument(
+        "--stacks",
+        type=float,
+        default=0.01,
+        help="share of the accepted that go to another stack and back",
+    )
+    parser.add_argument(
+        "--terminal", type=float, default=0.001, help="share of inputs that are given to a command"
+    )
     chosen = parser.parse_args()
     unknown = set(chosen.reader) - EVERY.keys()
     if unknown:

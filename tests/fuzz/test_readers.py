@@ -11,8 +11,16 @@ from exercise import Tally
 from fuzzing import generators
 from readers import READERS
 
-OTHERS = ("sidecar", 0.3), ("plan", 0.1), ("schedule CSV", 0.05), ("checkpoint", 0.1), ("trace log", 0.01)
-LEAST = {name: reader.floor for name, reader in READERS.items()} | dict((*OTHERS, ("show", 0.3), ("text", 0.1), ("bytes", 0.01)))
+OTHERS = (
+    ("sidecar", 0.3),
+    ("plan", 0.1),
+    ("schedule CSV", 0.05),
+    ("checkpoint", 0.1),
+    ("trace log", 0.01),
+)
+LEAST = {name: reader.floor for name, reader in READERS.items()} | dict(
+    (*OTHERS, ("show", 0.3), ("text", 0.1), ("bytes", 0.01))
+)
 """Least share of inputs that is to be accepted: a fuzzer whose inputs are all refused at the door tries nothing."""
 
 
@@ -21,7 +29,9 @@ def test_every_fuzzer_has_a_share() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_mutant_is_accepted_or_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_is_accepted_or_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name in ("checkpoint", "trace log") and find_spec("torch") is None:
         pytest.skip("needs torch")
     monkeypatch.chdir(tmp_path)

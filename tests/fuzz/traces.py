@@ -27,7 +27,11 @@ ABOUT = {
     "mesh": {"data": 2},
     "accumulation": 1,
     "formats": ["float32"],
-    "settings": {"optimizer.name": "adamw", "optimizer.betas": "(0.9, 0.99)", "optimizer.eps": 1e-8},
+    "settings": {
+        "optimizer.name": "adamw",
+        "optimizer.betas": "(0.9, 0.99)",
+        "optimizer.eps": 1e-8,
+    },
 }
 
 
@@ -38,9 +42,25 @@ def written(root: Path) -> None:
         place = Placement.box((4, 3), (2 * rank, 0), (2, 3))
         for step in range(2):
             each = whole if step == 1 else log
-            each.add(Name(step, "forward", "a", None, "output"), torch.arange(6.0).view(2, 3) + rank + step, place, 6, 0)
-            each.add(Name(step, "reduce", "b", None, "gradient", "w"), torch.ones(3) * step, Placement.full((3,), ("data",)), 5)
-            each.add(Name(step, "update", "b", None, "weight", "w"), torch.ones(3) / 3, Placement.full((3,), ("data",)), 2)
+            each.add(
+                Name(step, "forward", "a", None, "output"),
+                torch.arange(6.0).view(2, 3) + rank + step,
+                place,
+                6,
+                0,
+            )
+            each.add(
+                Name(step, "reduce", "b", None, "gradient", "w"),
+                torch.ones(3) * step,
+                Placement.full((3,), ("data",)),
+                5,
+            )
+            each.add(
+                Name(step, "update", "b", None, "weight", "w"),
+                torch.ones(3) / 3,
+                Placement.full((3,), ("data",)),
+                2,
+            )
             each._first = each._first and step == 0
             each.write(step)
 
@@ -51,7 +71,14 @@ def read(root: Path) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for step in run.steps:
         found[step] = [
-            (str(entry.name), entry.shape, entry.missing, entry.summary, _list(entry.samples), _list(entry.whole))
+            (
+                str(entry.name),
+                entry.shape,
+                entry.missing,
+                entry.summary,
+                _list(entry.samples),
+                _list(entry.whole),
+            )
             for entry in run.entries(step)
         ]
     if run.steps:
@@ -67,7 +94,9 @@ def seal(root: Path) -> None:
     """Digests of what is there now, wherever it still is JSON."""
     for path in (root / "run.json", *root.rglob("steps.jsonl")):
         if path.is_file():
-            lines = [path.read_bytes()] if path.suffix == ".json" else path.read_bytes().split(b"\n")
+            lines = (
+                [path.read_bytes()] if path.suffix == ".json" else path.read_bytes().split(b"\n")
+            )
             path.write_bytes(b"\n".join(_sealed(line, path.parent) for line in lines))
 
 

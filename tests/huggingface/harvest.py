@@ -19,23 +19,39 @@ def defaults(config: str, known: frozenset[str]) -> dict[str, Any]:
 
     kind = getattr(transformers, config)
     made = kind()
-    fields = {field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
-    found = {key: value for key, value in fields.items() if key in known and key not in (*LEFT_OUT, "rope_parameters")}
+    fields = {
+        field.name: field.default
+        for field in dataclasses.fields(kind)
+        if field.default is not dataclasses.MISSING
+    }
+    found = {
+        key: value
+        for key, value in fields.items()
+        if key in known and key not in (*LEFT_OUT, "rope_parameters")
+    }
     found |= _rotary(getattr(made, "rope_parameters", None) or {}, known)
     return dict(sorted((key, value) for key, value in found.items() if value is not None))
 
 
 def _rotary(rope: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    full = rope.get("full_attention", rope) if isinstance(rope.get("full_attention"), dict) else rope
+    full = (
+        rope.get("full_attention", rope) if isinstance(rope.get("full_attention"), dict) else rope
+    )
     if not full:
         return {}
     said: dict[str, Any] = {"rope_theta": full["rope_theta"]}
     if isinstance(rope.get("sliding_attention"), dict):
         said["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     if full.get("partial_rotary_factor") is not None:
-        said |= dict.fromkeys(("partial_rotary_factor", "rotary_pct"), full["partial_rotary_factor"])
+        said |= dict.fromkeys(
+            ("partial_rotary_factor", "rotary_pct"), full["partial_rotary_factor"]
+        )
     if full["rope_type"] != "default":
-        said["rope_scaling"] = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        said["rope_scaling"] = {
+            key: value
+            for key, value in full.items()
+            if key not in ("rope_theta", "partial_rotary_factor")
+        }
     return {key: value for key, value in said.items() if key in known}
 
 
@@ -43,7 +59,11 @@ def main(place: Path) -> None:
     """Write the defaults of every family with a class."""
     from bridge.families.table import FAMILIES
 
-    harvested = {name: defaults(family.config, family.keys_it_reads) for name, family in FAMILIES.items() if family.config}
+    harvested = {
+        name: defaults(family.config, family.keys_it_reads)
+        for name, family in FAMILIES.items()
+        if family.config
+    }
     rows = [f" {json.dumps(name)}: {json.dumps(values)}" for name, values in harvested.items()]
     place.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
 

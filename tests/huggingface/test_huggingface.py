@@ -68,12 +68,22 @@ def holds(hf: Mapping[str, Any]) -> None:
         family, exact = choose(anonymous, version >= "5")
         if not FAMILIES[name(hf)].foreign:
             assert exact
-            assert family.name == hf["model_type"] or (hf["model_type"], family.name) in SAME_MEANING
+            assert (
+                family.name == hf["model_type"] or (hf["model_type"], family.name) in SAME_MEANING
+            )
 
 
 def keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes, which every family says outright."""
-    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "n_layer", "n_embd", "n_head")
+    sizes = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "vocab_size",
+        "n_layer",
+        "n_embd",
+        "n_head",
+    )
     return {key: values[key] for key in sizes if key in values}
 
 
@@ -117,13 +127,31 @@ def fate(hf: Mapping[str, Any], stack: str) -> str:
     source = HF.read(hf)
     there = translate(source, compat.load(stack))
     back = translate(there.config, HF)
-    before, after = (meaning.plain(bridge.lift(config).values()) for config in (source, back.config))
-    differ = {path for path in {*before, *after} - ASIDE if before.get(path) != after.get(path) and path.startswith("model.")}
-    told = [row for row in (*there.findings, *back.findings) if row.effect.reaches(Effect.NUMBERS) and row.path not in ASIDE]
-    return "equal" if not differ else "announced" if told else f"{hf['model_type']}: {sorted(differ)}"
+    before, after = (
+        meaning.plain(bridge.lift(config).values()) for config in (source, back.config)
+    )
+    differ = {
+        path
+        for path in {*before, *after} - ASIDE
+        if before.get(path) != after.get(path) and path.startswith("model.")
+    }
+    told = [
+        row
+        for row in (*there.findings, *back.findings)
+        if row.effect.reaches(Effect.NUMBERS) and row.path not in ASIDE
+    ]
+    return (
+        "equal" if not differ else "announced" if told else f"{hf['model_type']}: {sorted(differ)}"
+    )
 
 
-ASIDE = {"model.family", "model.sequence", "world_size", "data.micro_batch_size", "model.init.scaled"}
+ASIDE = {
+    "model.family",
+    "model.sequence",
+    "world_size",
+    "data.micro_batch_size",
+    "model.init.scaled",
+}
 """What no config of a model says, and how first weights are drawn."""
 STACKS = ("megatron", "fast_llm", "automodel")
 ENOUGH = {"megatron": 120, "fast_llm": 60, "automodel": 180}
@@ -131,13 +159,19 @@ ENOUGH = {"megatron": 120, "fast_llm": 60, "automodel": 180}
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_models_come_back_or_are_announced(stack: str) -> None:
-    assert not {found for hf in sample() if (found := fate(hf, stack)) not in ("equal", "announced")}
+    assert not {
+        found for hf in sample() if (found := fate(hf, stack)) not in ("equal", "announced")
+    }
 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_all_models_come_back_or_are_announced(stack: str, whole: Path) -> None:
     """Of the rows that the stack's own converter has a result for."""
-    found = [row for row in rows(whole / "truth" / "model_configs.jsonl") if stack == "automodel" or row.get(stack)]
+    found = [
+        row
+        for row in rows(whole / "truth" / "model_configs.jsonl")
+        if stack == "automodel" or row.get(stack)
+    ]
     fates = Counter(fate(row["hf"], stack) for row in found)
     assert fates.keys() <= {"equal", "announced"}
     assert len(found) >= ENOUGH[stack] and fates["equal"] > fates["announced"], fates
@@ -169,7 +203,9 @@ def oracle() -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield from ((name(hf), hf) for hf in sample() if FAMILIES[name(hf)].config)
 
 
-@pytest.mark.parametrize("family, hf", oracle(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "family, hf", oracle(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_what_is_written_is_the_same_to_transformers(family: str, hf: Mapping[str, Any]) -> None:
     """The class makes the same of a config and of what comes back from its plan, but for names, tokens and formats.
 
@@ -180,12 +216,23 @@ def test_what_is_written_is_the_same_to_transformers(family: str, hf: Mapping[st
     written = json.loads(bridge.lower(bridge.lift(HF.read(hf)), HF).text())
     before, after = kind(**plain(hf)).to_dict(), kind(**written).to_dict()
     own = {field.name for field in dataclasses.fields(kind)} | {"layer_types", "mlp_layer_types"}
-    known = (own & {*FAMILIES[family].keys_it_reads}) - IDLE.get(family, frozenset()) - {"output_router_logits"}
-    differing = {key: (before.get(key), after.get(key)) for key in known if not same(key, before.get(key), after)}
+    known = (
+        (own & {*FAMILIES[family].keys_it_reads})
+        - IDLE.get(family, frozenset())
+        - {"output_router_logits"}
+    )
+    differing = {
+        key: (before.get(key), after.get(key))
+        for key in known
+        if not same(key, before.get(key), after)
+    }
     assert differing == {}
 
 
-UNUSED, CALLED = frozenset(("sliding_window", "max_window_layers")), frozenset(("hidden_act", "hidden_activation"))
+UNUSED, CALLED = (
+    frozenset(("sliding_window", "max_window_layers")),
+    frozenset(("hidden_act", "hidden_activation")),
+)
 IDLE: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), UNUSED),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), CALLED),
@@ -210,12 +257,25 @@ def same(key: str, one: Any, after: Mapping[str, Any]) -> bool:
         both = {*one} & {*other}
         return all(same(inner, one.get(inner), other) for inner in {*one, *other} - (ROPE - both))
     if one is None and key in ("head_dim", "n_inner"):
-        worked_out = after["hidden_size"] // after["num_attention_heads"] if key == "head_dim" else 4 * after["n_embd"]
+        worked_out = (
+            after["hidden_size"] // after["num_attention_heads"]
+            if key == "head_dim"
+            else 4 * after["n_embd"]
+        )
         return bool(other == worked_out)
     return bool(one == other or (str(one) in SYNONYMS and other in SYNONYMS))
 
 
-ROPE = {"type", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "partial_rotary_factor", "attention_factor"}
+ROPE = {
+    "type",
+    "beta_fast",
+    "beta_slow",
+    "truncate",
+    "mscale",
+    "mscale_all_dim",
+    "partial_rotary_factor",
+    "attention_factor",
+}
 """Keys of rotary scaling that may be left to their usual values."""
 
 
@@ -231,10 +291,16 @@ ROPE = {"type", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"
         ({"model_type": "llama", "hidden_act": "softplus"}, "hidden_act"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "spiral"),
         ({"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 3}, "divisor"),
-        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8}, "at most the number of experts"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8},
+            "at most the number of experts",
+        ),
         ({"model_type": "llama", "hidden_size": "wide"}, "hidden_size"),
         ({"model_type": "gpt_oss", "layer_types": ["linear_attention"]}, "layer_types"),
-        ({"model_type": "gpt2", "n_embd": 64, "n_head": 6}, "found 6; gpt2 expects a divisor of the hidden size \\(64\\)"),
+        (
+            {"model_type": "gpt2", "n_embd": 64, "n_head": 6},
+            "found 6; gpt2 expects a divisor of the hidden size \\(64\\)",
+        ),
     ],
 )
 def test_what_no_plan_can_say_is_refused(hf: Mapping[str, Any], said: str) -> None:
@@ -243,31 +309,63 @@ def test_what_no_plan_can_say_is_refused(hf: Mapping[str, Any], said: str) -> No
 
 
 def test_foreign_blocks_are_named() -> None:
-    config = HF.read({"model_type": "nemotron_h", "hidden_size": 256, "num_hidden_layers": 8, "hybrid_override_pattern": "M*"})
+    config = HF.read(
+        {
+            "model_type": "nemotron_h",
+            "hidden_size": 256,
+            "num_hidden_layers": 8,
+            "hybrid_override_pattern": "M*",
+        }
+    )
     assert [finding.path for finding in config.findings if finding.matters] == ["model_type"]
     assert bridge.lift(config).model.layers is None
 
 
 def test_a_config_without_a_type_is_read_by_what_all_families_mean_alike() -> None:
-    config = HF.read({"num_hidden_layers": 2, "hidden_size": 64, "sliding_window": 16, "rms_norm_eps": 1e-6})
+    config = HF.read(
+        {"num_hidden_layers": 2, "hidden_size": 64, "sliding_window": 16, "rms_norm_eps": 1e-6}
+    )
     model = bridge.lift(config).model
-    assert (model.layers, model.hidden, model.attention.window, model.norm.kind) == (2, 64, 16, "rms")
+    assert (model.layers, model.hidden, model.attention.window, model.norm.kind) == (
+        2,
+        64,
+        16,
+        "rms",
+    )
     assert model.mlp.gated is None
     assert [finding.path for finding in config.missing] == ["model_type"]
 
 
 def test_both_spellings_of_rotary_positions_are_read() -> None:
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     old = HF.read({"model_type": "llama", "rope_theta": 5e5, "rope_scaling": scaling}, "4.57.6")
-    new = HF.read({"model_type": "llama", "rope_parameters": {**scaling, "rope_theta": 5e5}}, "5.23.0")
+    new = HF.read(
+        {"model_type": "llama", "rope_parameters": {**scaling, "rope_theta": 5e5}}, "5.23.0"
+    )
     assert bridge.lift(old) == bridge.lift(new)
-    assert "rope_scaling" in bridge.translate(new, HF, "4.57.6").config.given or "rope_parameters" in new.given
-    assert json.loads(bridge.lower(bridge.lift(old), HF, "5.23.0").text())["rope_parameters"]["factor"] == 8.0
-    assert json.loads(bridge.lower(bridge.lift(new), HF, "4.57.6").text())["rope_scaling"]["factor"] == 8.0
+    assert (
+        "rope_scaling" in bridge.translate(new, HF, "4.57.6").config.given
+        or "rope_parameters" in new.given
+    )
+    assert (
+        json.loads(bridge.lower(bridge.lift(old), HF, "5.23.0").text())["rope_parameters"]["factor"]
+        == 8.0
+    )
+    assert (
+        json.loads(bridge.lower(bridge.lift(new), HF, "4.57.6").text())["rope_scaling"]["factor"]
+        == 8.0
+    )
 
 
 def test_a_folder_is_read_by_its_config(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "bos_token_id": 5}), "utf-8")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "bos_token_id": 5}), "utf-8"
+    )
     config = HF.read(tmp_path)
     assert bridge.lift(config).model.ffn == 4 * 768
     assert json.loads(config.text())["bos_token_id"] == 5
@@ -287,7 +385,11 @@ def test_the_generic_family_is_none_of_the_others() -> None:
 
 def test_a_stretch_that_is_lost_is_named_by_its_own_key() -> None:
     """The base is written, and only the stretch has no place: nobody has to look at `rope_theta`."""
-    config = {"model_type": "llama", "rope_theta": 100000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    config = {
+        "model_type": "llama",
+        "rope_theta": 100000.0,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+    }
     found = translate(compat.load("huggingface").read(config), compat.load("fast_llm")).findings
     told = {row.path: row for row in found if row.path.startswith("rope")}
     assert told["rope_scaling.factor"].effect is Effect.NUMBERS
@@ -295,14 +397,29 @@ def test_a_stretch_that_is_lost_is_named_by_its_own_key() -> None:
 
 
 def test_width_of_a_layer_that_no_block_has_is_no_loss() -> None:
-    config = {"model_type": "qwen3_moe", "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 8}
+    config = {
+        "model_type": "qwen3_moe",
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 8,
+    }
     found = translate(compat.load("huggingface").read(config), compat.load("fast_llm")).findings
-    assert not [row for row in found if row.path in ("intermediate_size", "model.moe.z_loss") and row.effect is Effect.NUMBERS]
+    assert not [
+        row
+        for row in found
+        if row.path in ("intermediate_size", "model.moe.z_loss") and row.effect is Effect.NUMBERS
+    ]
 
 
 def test_norms_behind_the_sum_end_without_one() -> None:
     """As transformers counts a small one (models/opt/modeling_opt.py: OPTDecoder has a last norm only with norms before)."""
-    sizes = {"hidden_size": 256, "ffn_dim": 1000, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 3000}
+    sizes = {
+        "hidden_size": 256,
+        "ffn_dim": 1000,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 3000,
+    }
     opt = {"model_type": "opt", **sizes, "max_position_embeddings": 512, "word_embed_proj_dim": 128}
     config = HF.read({**opt, "do_layer_norm_before": False})
     assert bridge.count_parameters(bridge.lift(config)).all == 2_913_464
@@ -319,7 +436,11 @@ STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
         {"model_type": "phi3", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
         {"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
     ),
-    ("num_key_value_heads", {"model_type": "nemotron"}, {"model_type": "nemotron", "num_key_value_heads": 8}),
+    (
+        "num_key_value_heads",
+        {"model_type": "nemotron"},
+        {"model_type": "nemotron", "num_key_value_heads": 8},
+    ),
     ("bos_token_id", {**LLAMA, "bos_token_id": "<s>"}, {**LLAMA, "bos_token_id": 1}),
     ("torch_dtype", {**LLAMA, "torch_dtype": "bf16"}, {**LLAMA, "torch_dtype": "bfloat16"}),
     ("eos_token_id", {**LLAMA, "eos_token_id": ["</s>"]}, {**LLAMA, "eos_token_id": [2, 3]}),
@@ -327,6 +448,11 @@ STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("path, bad, good", STOPPING)
-def test_what_transformers_refuses_is_said(path: str, bad: dict[str, Any], good: dict[str, Any]) -> None:
-    stops = [{one.path for one in HF.read(config).findings if one.effect is Effect.STOPS} for config in (bad, good)]
+def test_what_transformers_refuses_is_said(
+    path: str, bad: dict[str, Any], good: dict[str, Any]
+) -> None:
+    stops = [
+        {one.path for one in HF.read(config).findings if one.effect is Effect.STOPS}
+        for config in (bad, good)
+    ]
     assert stops == [{path}, set()]

@@ -37,7 +37,13 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 16,
     "norm_topk_prob": True,
 }
-YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 4096,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 RELEASES = ("0.16.1", "0.19.2")
 each = pytest.mark.parametrize("version", RELEASES)
 
@@ -58,8 +64,13 @@ def test_groups_of_experts_are_chosen_alike_where_top_k_says_so(version: str) ->
     """Megatron sums the best top_k // groups of each group (moe_utils.py: group_limited_topk), DeepSeek-V3 the best two."""
     same = to_megatron(LATENT, version)
     assert changed(same) == set()
-    assert (same.config.given["moe_router_num_groups"], same.config.given["moe_router_group_topk"]) == (4, 2)
-    assert changed(to_megatron({**LATENT, "num_experts_per_tok": 2}, version)) == {"model.moe.group_best"}
+    assert (
+        same.config.given["moe_router_num_groups"],
+        same.config.given["moe_router_group_topk"],
+    ) == (4, 2)
+    assert changed(to_megatron({**LATENT, "num_experts_per_tok": 2}, version)) == {
+        "model.moe.group_best"
+    }
     everything = {**LATENT, "topk_group": 4}
     assert changed(to_megatron(everything, version)) == set()
 
@@ -68,7 +79,10 @@ def test_groups_of_experts_are_chosen_alike_where_top_k_says_so(version: str) ->
 def test_chosen_groups_without_groups_are_left_out(version: str) -> None:
     """Megatron stops at one without the other (transformer_config.py)."""
     config = {**SIZES, "num_experts": 8, "num_experts_per_tok": 2, "topk_group": 2}
-    recipe = {"step_scheduler": {"global_batch_size": 8, "local_batch_size": 1}, "model": {"config": config}}
+    recipe = {
+        "step_scheduler": {"global_batch_size": 8, "local_batch_size": 1},
+        "model": {"config": config},
+    }
     result = to_megatron(recipe, version, "automodel")
     assert "moe_router_group_topk" not in result.config.given
     assert "model.config.topk_group" in changed(result)
@@ -83,10 +97,14 @@ def test_chosen_groups_without_groups_are_left_out(version: str) -> None:
     ],
     ids=["sigmoid", "softmax"],
 )
-def test_the_weight_of_one_expert_alone_is_not_divided_by_itself(source: dict[str, Any], version: str) -> None:
+def test_the_weight_of_one_expert_alone_is_not_divided_by_itself(
+    source: dict[str, Any], version: str
+) -> None:
     """Of sigmoids Megatron divides several (topk > 1), of softmaxes it wants --moe-router-pre-softmax for one."""
     result, mixtral = to_megatron(source, version), source["model_type"] == "mixtral"
-    assert ("model.moe.normalised" if mixtral else "norm_topk_prob") in changed(result)  # Mixtral has no key for it
+    assert ("model.moe.normalised" if mixtral else "norm_topk_prob") in changed(
+        result
+    )  # Mixtral has no key for it
     assert result.config.given.get("moe_router_pre_softmax", False) is mixtral
 
 
@@ -125,9 +143,13 @@ def test_heads_of_latent_attention_need_not_divide_the_hidden_width(version: str
 
 def test_a_base_with_a_fraction_is_the_nearest_whole_one() -> None:
     """--rotary-base takes a whole number (arguments.py); bigcode/starcoder2-3b has 999999.4420358813."""
-    result = to_megatron({**SIZES, "model_type": "llama", "rope_theta": 999999.4420358813}, "0.19.2")
+    result = to_megatron(
+        {**SIZES, "model_type": "llama", "rope_theta": 999999.4420358813}, "0.19.2"
+    )
     assert result.config.given["rotary_base"] == 999999
-    assert ("rope_theta", How.APPROXIMATE, Effect.NUMBERS) in {(one.path, one.how, one.effect) for one in result.findings}
+    assert ("rope_theta", How.APPROXIMATE, Effect.NUMBERS) in {
+        (one.path, one.how, one.effect) for one in result.findings
+    }
 
 
 def test_weights_of_yarn_come_back() -> None:
@@ -135,21 +157,31 @@ def test_weights_of_yarn_come_back() -> None:
     source = compat.load("huggingface").read({**LATENT, "rope_scaling": YARN})
     scaling = bridge.lift(source).model.rotary.scaling
     assert (scaling.mscale, scaling.mscale_all) == (1.0, 1.0)
-    assert bridge.lift(bridge.translate(source, compat.load("huggingface")).config).model.rotary.scaling == scaling
+    assert (
+        bridge.lift(
+            bridge.translate(source, compat.load("huggingface")).config
+        ).model.rotary.scaling
+        == scaling
+    )
 
 
 def test_further_tokens_are_not_predicted_with_yarn() -> None:
     """Megatron refuses the pair (arguments.py); positions stay, as every token hangs on them."""
     source = {**SIZES, "model_type": "mimo", "num_nextn_predict_layers": 1, "rope_scaling": YARN}
     result = to_megatron(source, "0.19.2")
-    assert result.config.given["position_embedding_type"] == "yarn" and "mtp_num_layers" not in result.config.given
+    assert (
+        result.config.given["position_embedding_type"] == "yarn"
+        and "mtp_num_layers" not in result.config.given
+    )
     assert "num_nextn_predict_layers" in changed(result)
     latent = to_megatron({**LATENT, "num_nextn_predict_layers": 1, "rope_scaling": YARN}, "0.19.2")
     assert latent.config.given["mtp_num_layers"] == 1
 
 
 @each
-def test_heads_that_do_not_divide_the_hidden_width_are_as_wide_as_transformers_makes_them(version: str) -> None:
+def test_heads_that_do_not_divide_the_hidden_width_are_as_wide_as_transformers_makes_them(
+    version: str,
+) -> None:
     source = {**SIZES, "hidden_size": 66}
     named = to_megatron({**source, "model_type": "llama"}, version)
     open_ = to_megatron({"model": {"config": source}}, version, "automodel")

@@ -14,8 +14,12 @@ from bridge.plan import Parallel
 
 sizes = st.integers(1, 4)
 orders = st.none() | st.permutations(AXES).map("-".join)
-parallels = st.builds(Parallel, data=sizes, tensor=sizes, pipeline=sizes, context=sizes, order=orders)
-meshes = parallels.map(lambda parallel: Mesh.of(parallel, prod(getattr(parallel, axis) for axis in AXES)))
+parallels = st.builds(
+    Parallel, data=sizes, tensor=sizes, pipeline=sizes, context=sizes, order=orders
+)
+meshes = parallels.map(
+    lambda parallel: Mesh.of(parallel, prod(getattr(parallel, axis) for axis in AXES))
+)
 
 
 @given(meshes, st.sets(st.sampled_from(AXES)))
@@ -52,7 +56,9 @@ def test_short_names_give_the_same_order() -> None:
 
 
 @given(sizes, sizes, sizes, st.integers(1, 4))
-def test_unset_data_takes_the_ranks_that_are_left(tensor: int, pipeline: int, context: int, data: int) -> None:
+def test_unset_data_takes_the_ranks_that_are_left(
+    tensor: int, pipeline: int, context: int, data: int
+) -> None:
     parallel = Parallel(tensor=tensor, pipeline=pipeline, context=context)
     assert Mesh.of(parallel, data * tensor * pipeline * context).sizes["data"] == data
 
@@ -65,7 +71,11 @@ def test_unset_data_takes_the_ranks_that_are_left(tensor: int, pipeline: int, co
             6,
             "parallel: tensor (4) x pipeline (2) does not divide world size (6); use 8 ranks, or tensor=3",
         ),
-        (Parallel(data=1), 4, "parallel: data (1) is not the world size (4); use 1 ranks, or data=4"),
+        (
+            Parallel(data=1),
+            4,
+            "parallel: data (1) is not the world size (4); use 1 ranks, or data=4",
+        ),
         (
             Parallel(data=4, tensor=2),
             6,
@@ -83,7 +93,9 @@ def test_unset_data_takes_the_ranks_that_are_left(tensor: int, pipeline: int, co
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_to_change(parallel: Parallel, world: int, message: str) -> None:
+def test_what_does_not_fit_is_refused_with_what_to_change(
+    parallel: Parallel, world: int, message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Mesh.of(parallel, world)
     assert caught.value.problems[0] == message

@@ -15,14 +15,21 @@ from bridge.layout.architecture import PRESETS, Architecture
 from bridge.layout.parameters import missing_fields_of
 from bridge.plan import Plan
 
-SAMPLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("parameters.json").read_text("utf-8"))
+SAMPLE: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("parameters.json").read_text("utf-8")
+)
 """Models in the words of a plan, with their parameters as transformers 5.23 counts them on the meta device."""
 UNSAYABLE = {"nemotron_h": "its blocks of another kind have no words in a plan"}
 LIBRARY = {"glm4_moe_lite": "transformers 5.23 ignores its first dense blocks"}
 
 
 def plan_of(model: dict[str, Any]) -> Plan:
-    return Plan.of({f"model.{name}": tuple(value) if isinstance(value, list) else value for name, value in model.items()})
+    return Plan.of(
+        {
+            f"model.{name}": tuple(value) if isinstance(value, list) else value
+            for name, value in model.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row["name"])
@@ -52,8 +59,13 @@ def test_a_layout_counts_what_a_plan_says(name: str) -> None:
 
 def test_what_a_count_needs_is_named() -> None:
     with pytest.raises(BridgeError) as caught:
-        count_parameters(Plan.of({"model.layers": 2, "model.hidden": 64, "model.heads": 4, "model.experts": 8}))
-    assert all(f"model.{name}" in str(caught.value) for name in ("vocab", "tied", "mlp.gated", "moe.top_k", "norm.kind"))
+        count_parameters(
+            Plan.of({"model.layers": 2, "model.hidden": 64, "model.heads": 4, "model.experts": 8})
+        )
+    assert all(
+        f"model.{name}" in str(caught.value)
+        for name in ("vocab", "tied", "mlp.gated", "moe.top_k", "norm.kind")
+    )
     assert missing_fields_of(plan_of(SAMPLE[0]["model"])) == []
 
 
@@ -62,9 +74,16 @@ def test_experts_are_held_by_fewer_ranks() -> None:
     from bridge.layout.outline import Outline
 
     row = next(row for row in SAMPLE if row["name"] == "Mixtral-8x7B-v0.1")
-    values = {**plan_of(row["model"]).values(), "model.sequence": 128, "batch.micro": 1, "batch.global_": 8}
+    values = {
+        **plan_of(row["model"]).values(),
+        "model.sequence": 128,
+        "batch.micro": 1,
+        "batch.global_": 8,
+    }
     whole = Outline.of(plan := Plan.of(values), Architecture.of(plan.model), 8)
-    apart = Outline.of(plan := Plan.of({**values, "parallel.expert": 4}), Architecture.of(plan.model), 8)
+    apart = Outline.of(
+        plan := Plan.of({**values, "parallel.expert": 4}), Architecture.of(plan.model), 8
+    )
     experts = 32 * 8 * 3 * 4096 * 14336
     assert whole.place(0).layout.parameters == row["parameters"]
     assert apart.place(0).layout.parameters == row["parameters"] - experts * 3 // 4

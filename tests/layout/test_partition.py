@@ -30,7 +30,9 @@ from bridge.plan import Stages
 SAMPLE = Path(__file__).parents[1] / "automodel" / "stages.jsonl"
 
 
-def lengths(rule: str, layers: Layers, size: float | None = None, parts: int | None = None) -> list[int]:
+def lengths(
+    rule: str, layers: Layers, size: float | None = None, parts: int | None = None
+) -> list[int]:
     """Layers in each stage."""
     stages = Stages.model_validate({"rule": rule, "layers_per_stage": size})
     return [len(stage) for stage in partition_layers(stages, layers, parts)]
@@ -68,7 +70,10 @@ def test_ends_join_the_outer_stages_of_rules_that_count_transformer_layers() -> 
     assert lengths("even", Layers(10, 1, 1), parts=4) == [3, 2, 2, 3]
     explicit = Stages(rule="explicit", boundaries=(0, 3, 8))
     assert partition_layers(explicit, Layers(10, 1, 1)) == (range(4), range(4, 10))
-    assert partition_layers(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (range(1), range(1, 10))
+    assert partition_layers(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (
+        range(1),
+        range(1, 10),
+    )
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -80,14 +85,19 @@ def test_even_is_automodels_rule(shared: Path | None) -> None:
     rows = list(_rows(shared / "truth" / "automodel_stages.jsonl" if shared else SAMPLE))
     assert len(rows) == (585 if shared else 147)
     for row in rows:
-        assert sizes(even_boundaries(row["num_layers"], row["virtual_stages"])) == row["layers"], row
+        assert sizes(even_boundaries(row["num_layers"], row["virtual_stages"])) == row["layers"], (
+            row
+        )
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_even_and_floor_last_are_mirror_images(count: int, parts: int) -> None:
     if parts <= count:
         assert sizes(even_boundaries(count, parts)) == sizes(floor_last(count, parts))[::-1]
-        assert max(sizes(even_boundaries(count, parts))) - min(sizes(even_boundaries(count, parts))) <= 1
+        assert (
+            max(sizes(even_boundaries(count, parts))) - min(sizes(even_boundaries(count, parts)))
+            <= 1
+        )
 
 
 @given(st.integers(1, 60), st.integers(1, 80), st.integers(1, 10))
@@ -124,7 +134,9 @@ def test_balanced_handles_a_deep_model() -> None:
     st.floats(0.1, 50) | st.none(),
     st.integers(1, 40),
 )
-def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: float | None, parts: int) -> None:
+def test_every_rule_covers_the_layers_in_order(
+    rule: str, count: int, size: float | None, parts: int
+) -> None:
     stages = Stages.model_validate({"rule": rule, "layers_per_stage": size})
     try:
         found = partition_layers(stages, Layers(count), parts)
@@ -144,7 +156,12 @@ def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: floa
             2,
             "stages.rule: 'parameters' needs the size of each of the 4 layers, found 0",
         ),
-        (Stages(rule="even"), Layers(2), 4, "stages: found 4 stages, but only 2 layers; use at most 2 stages"),
+        (
+            Stages(rule="even"),
+            Layers(2),
+            4,
+            "stages: found 4 stages, but only 2 layers; use at most 2 stages",
+        ),
         (Stages(rule="explicit"), Layers(4), None, "stages.boundaries: found (), expected 0"),
         (
             Stages(boundaries=(0, 2, 5)),
@@ -160,19 +177,25 @@ def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: floa
         ),
     ],
 )
-def test_what_cannot_be_cut_is_refused(stages: Stages, layers: Layers, parts: int | None, message: str) -> None:
+def test_what_cannot_be_cut_is_refused(
+    stages: Stages, layers: Layers, parts: int | None, message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         partition_layers(stages, layers, parts)
     assert str(caught.value).startswith(message)
 
 
 def test_few_layers_keep_a_stage_each() -> None:
-    assert cut_within(Layers(FEW, parameters=(1,) * FEW), [range(FEW)]) == tuple(range(at, at + 1) for at in range(FEW))
+    assert cut_within(Layers(FEW, parameters=(1,) * FEW), [range(FEW)]) == tuple(
+        range(at, at + 1) for at in range(FEW)
+    )
 
 
 def test_large_layers_keep_a_stage_each() -> None:
     many = 3 * FEW
-    assert cut_within(Layers(many, parameters=(SMALL,) * many), [range(many)]) == tuple(range(at, at + 1) for at in range(many))
+    assert cut_within(Layers(many, parameters=(SMALL,) * many), [range(many)]) == tuple(
+        range(at, at + 1) for at in range(many)
+    )
 
 
 @given(st.lists(st.integers(0, 2 * SMALL), min_size=FEW + 1, max_size=200), st.data())

@@ -29,18 +29,29 @@ from bridge.layout.schedule.generate import partly_kept
 from bridge.layout.schedule.table import read_schedule, schedule_to_csv
 from bridge.layout.schedule.timeline import in_flight
 
-MANY = settings(derandomize=True, database=None, deadline=None, max_examples=int(os.environ.get("SCHEDULES", "100")))
+MANY = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=int(os.environ.get("SCHEDULES", "100")),
+)
 """SCHEDULES=5000 runs the whole number."""
 
 
 def order(name: str, shape: ScheduleShape, rank: int, kind: str) -> str:
     """Microbatches of one kind of action in the order of a rank."""
-    return " ".join(str(action.microbatch) for action in generate_schedule(name, shape).rows[rank] if action.kind == kind)
+    return " ".join(
+        str(action.microbatch)
+        for action in generate_schedule(name, shape).rows[rank]
+        if action.kind == kind
+    )
 
 
 # Megatron-Core's page on microbatch_group_size_per_vp_stage, for two ranks with two stages each.
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("group", "number", "expected"), [(2, 4, "0 1 0 1 2 3 2 3"), (3, 5, "0 1 2 0 1 2 3 4 3 4")])
+@pytest.mark.parametrize(
+    ("group", "number", "expected"), [(2, 4, "0 1 0 1 2 3 2 3"), (3, 5, "0 1 2 0 1 2 3 4 3 4")]
+)
 def test_orders_of_megatrons_page(rank: int, group: int, number: int, expected: str) -> None:
     shape = ScheduleShape(2, 4, number, group)
     assert order("interleaved_1f1b", shape, rank, "F") == expected
@@ -52,8 +63,14 @@ def test_orders_of_megatrons_page(rank: int, group: int, number: int, expected: 
 def test_order_is_megatrons_table(number: int, group: int, virtual: int) -> None:
     schedules = pytest.importorskip("megatron.core.pipeline_parallel.schedules")
     table = schedules.get_schedule_table(number, virtual, group)
-    row = generate_schedule("interleaved_1f1b" if virtual > 1 else "1f1b", ScheduleShape(4, 4 * virtual, number, group)).rows[1]
-    assert [(action.microbatch, action.stage // 4) for action in row if action.kind is ActionKind.FORWARD] == table
+    row = generate_schedule(
+        "interleaved_1f1b" if virtual > 1 else "1f1b", ScheduleShape(4, 4 * virtual, number, group)
+    ).rows[1]
+    assert [
+        (action.microbatch, action.stage // 4)
+        for action in row
+        if action.kind is ActionKind.FORWARD
+    ] == table
 
 
 NAMES = {
@@ -78,7 +95,10 @@ def torchs(name: str, ranks: int, virtual: int, microbatches: int) -> list[str]:
         rows = found._get_pipeline_order().values()
     else:
         rows = [_row_of(found, rank) for rank in range(ranks)]
-    return [" ".join(str(action) for action in row if action is not None and action.is_compute_op) for row in rows]
+    return [
+        " ".join(str(action) for action in row if action is not None and action.is_compute_op)
+        for row in rows
+    ]
 
 
 def _row_of(found: Any, rank: int) -> Any:
@@ -87,29 +107,50 @@ def _row_of(found: Any, rank: int) -> Any:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), NAMES.items())
-@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (2, 6), (4, 8), (4, 12), (3, 4), (4, 10)])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"), [(2, 2), (2, 6), (4, 8), (4, 12), (3, 4), (4, 10)]
+)
 def test_order_is_torchs(theirs: str, ours: str, ranks: int, microbatches: int) -> None:
     virtual = 1 if SCHEDULES[ours].most == 1 else 2
     group = microbatches // max(1, microbatches // ranks)
     rows = generate_schedule(ours, ScheduleShape(ranks, ranks * virtual, microbatches, group)).rows
-    found, expected = [" ".join(map(str, row)) for row in rows], torchs(theirs, ranks, virtual, microbatches)
+    found, expected = (
+        [" ".join(map(str, row)) for row in rows],
+        torchs(theirs, ranks, virtual, microbatches),
+    )
     # What torch 2.13 says of the last rank of 1F1B leaves out 0F0; what it runs does not.
     known = slice(-1) if theirs == "Schedule1F1B" else slice(None)
     assert found[known] == expected[known]
 
 
-@pytest.mark.parametrize(("ranks", "virtual", "rounds"), list(product([2, 3, 4, 8], [2, 3, 4], [1, 2, 3])))
+@pytest.mark.parametrize(
+    ("ranks", "virtual", "rounds"), list(product([2, 3, 4, 8], [2, 3, 4], [1, 2, 3]))
+)
 def test_bubble_is_as_in_theory(ranks: int, virtual: int, rounds: int) -> None:
     number = ranks * rounds
     plain = make_timeline(generate_schedule("1f1b", ScheduleShape(ranks, ranks, number)))
     assert plain.bubble == pytest.approx((ranks - 1) / (number + ranks - 1))
-    looped = make_timeline(generate_schedule("interleaved_1f1b", ScheduleShape(ranks, ranks * virtual, number)))
+    looped = make_timeline(
+        generate_schedule("interleaved_1f1b", ScheduleShape(ranks, ranks * virtual, number))
+    )
     assert looped.overhead == pytest.approx((ranks - 1) / (virtual * number))
-    split = make_timeline(generate_schedule("zero_bubble", ScheduleShape(ranks, ranks * virtual, number)))
-    v_shaped = make_timeline(generate_schedule("zero_bubble_v", ScheduleShape(ranks, ranks * 2, number)))
+    split = make_timeline(
+        generate_schedule("zero_bubble", ScheduleShape(ranks, ranks * virtual, number))
+    )
+    v_shaped = make_timeline(
+        generate_schedule("zero_bubble_v", ScheduleShape(ranks, ranks * 2, number))
+    )
     assert split.overhead < looped.overhead
-    assert v_shaped.overhead < make_timeline(generate_schedule("interleaved_1f1b", ScheduleShape(ranks, ranks * 2, number))).overhead
-    assert make_timeline(generate_schedule("zero_bubble", ScheduleShape(ranks, ranks, number))).bubble < plain.bubble
+    assert (
+        v_shaped.overhead
+        < make_timeline(
+            generate_schedule("interleaved_1f1b", ScheduleShape(ranks, ranks * 2, number))
+        ).overhead
+    )
+    assert (
+        make_timeline(generate_schedule("zero_bubble", ScheduleShape(ranks, ranks, number))).bubble
+        < plain.bubble
+    )
 
 
 def test_the_v_has_almost_no_bubble_and_the_memory_of_1f1b() -> None:
@@ -120,9 +161,21 @@ def test_the_v_has_almost_no_bubble_and_the_memory_of_1f1b() -> None:
 
 
 def test_activations_in_flight() -> None:
-    assert [in_flight(row) for row in generate_schedule("1f1b", ScheduleShape(4, 4, 8)).rows] == [4, 3, 2, 1]
-    assert [in_flight(row) for row in generate_schedule("gpipe", ScheduleShape(4, 4, 8)).rows] == [8, 8, 8, 8]
-    assert [in_flight(row) for row in generate_schedule("depth_first", ScheduleShape(1, 3, 8)).rows] == [3]
+    assert [in_flight(row) for row in generate_schedule("1f1b", ScheduleShape(4, 4, 8)).rows] == [
+        4,
+        3,
+        2,
+        1,
+    ]
+    assert [in_flight(row) for row in generate_schedule("gpipe", ScheduleShape(4, 4, 8)).rows] == [
+        8,
+        8,
+        8,
+        8,
+    ]
+    assert [
+        in_flight(row) for row in generate_schedule("depth_first", ScheduleShape(1, 3, 8)).rows
+    ] == [3]
 
 
 def test_breadth_first_is_what_fast_llm_does() -> None:
@@ -135,7 +188,11 @@ def test_breadth_first_is_what_fast_llm_does() -> None:
 @pytest.mark.parametrize(
     ("name", "rank", "expected"),
     [
-        ("pre_recompute_1f1b", 0, "F0 F1 F2 F3 B0 F4 R1 B1 R2 B2 R3 B3 R4 B4".replace("R1 B1", "B1", 1)),
+        (
+            "pre_recompute_1f1b",
+            0,
+            "F0 F1 F2 F3 B0 F4 R1 B1 R2 B2 R3 B3 R4 B4".replace("R1 B1", "B1", 1),
+        ),
         ("pre_recompute_1f1b", 2, "F0 F1 B0 F2 B1 F3 B2 F4 B3 R4 B4"),
         ("pre_recompute_1f1b", 3, "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4"),
         ("last_no_recompute_1f1b", 2, "F0 F1 R0 B0 F2 B1 F3 B2 F4 B3 B4"),
@@ -157,7 +214,12 @@ def test_recomputing_while_waiting_is_faster() -> None:
         for name in ("1f1b", "pre_recompute_1f1b", "last_no_recompute_1f1b")
     ]
     assert lengths[0] > lengths[1] > lengths[2]
-    assert make_timeline(generate_schedule("shifted_critical_path", ScheduleShape(4, 4, 8)), again).length <= lengths[2]
+    assert (
+        make_timeline(
+            generate_schedule("shifted_critical_path", ScheduleShape(4, 4, 8)), again
+        ).length
+        <= lengths[2]
+    )
 
 
 def test_some_microbatches_keep_their_activations() -> None:
@@ -175,14 +237,22 @@ def schedules(draw: st.DrawFn) -> Schedule:
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     ranks, virtual = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     shape = ScheduleShape(
-        ranks, ranks * virtual, draw(st.integers(ranks, 3 * ranks + 3)), draw(st.integers(1, 8)), draw(st.integers(1, 3))
+        ranks,
+        ranks * virtual,
+        draw(st.integers(ranks, 3 * ranks + 3)),
+        draw(st.integers(1, 8)),
+        draw(st.integers(1, 3)),
     )
     try:
         found = generate_schedule(name, shape)
     except ConfigError:
         assume(False)
         raise
-    parts = draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages)) if draw(st.booleans()) else None
+    parts = (
+        draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages))
+        if draw(st.booleans())
+        else None
+    )
     return found.split_stages(parts) if parts else found
 
 
@@ -220,7 +290,9 @@ def ends_well(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> bool:
         if kind == "F":
             if key in values:
                 return False
-            near = stage == 0 or (schedule.homes[stage - 1] == rank and (stage - 1, number) in values)
+            near = stage == 0 or (
+                schedule.homes[stage - 1] == rank and (stage - 1, number) in values
+            )
             if not near and (*key, "F") not in got[rank]:
                 return None
             values[key] = "f"
@@ -235,7 +307,9 @@ def ends_well(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> bool:
             return stage not in reduced
         if key not in values or key in gradients:
             return False
-        near = stage == last or (schedule.homes[stage + 1] == rank and (stage + 1, number) in gradients)
+        near = stage == last or (
+            schedule.homes[stage + 1] == rank and (stage + 1, number) in gradients
+        )
         if not near and (*key, "B") not in got[rank]:
             return None
         gradients[key] = "i" if kind == "I" else "w"
@@ -256,7 +330,11 @@ def ends_well(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> bool:
                 places[rank] += 1
                 moved = True
     done = all(place == len(row) for place, row in zip(places, rows, strict=True))
-    everything = {(stage, number) for stage in range(schedule.stages) for number in range(schedule.microbatches)}
+    everything = {
+        (stage, number)
+        for stage in range(schedule.stages)
+        for number in range(schedule.microbatches)
+    }
     return (
         done
         and not any(mail.values())
@@ -318,7 +396,10 @@ def test_every_broken_program_is_caught(schedule: Schedule, data: st.DataObject)
 @given(schedules())
 def test_a_table_brings_a_schedule_back(schedule: Schedule) -> None:
     found = read_schedule(schedule_to_csv(schedule))
-    plain = tuple(tuple(action for action in row if action.kind is not ActionKind.AGAIN) for row in schedule.rows)
+    plain = tuple(
+        tuple(action for action in row if action.kind is not ActionKind.AGAIN)
+        for row in schedule.rows
+    )
     assert (found.rows, found.homes) == (plain, schedule.homes)
 
 
@@ -326,11 +407,23 @@ def test_a_table_brings_a_schedule_back(schedule: Schedule) -> None:
     ("text", "message"),
     [
         ("", "the schedule has no actions"),
-        ("0F0,0B0,0F1\n1F0,1B0,1F1,1B1\n", "backward of microbatch 1 on stage 0 occurs as nothing, expected one B.*; add it"),
-        ("0F0,0X0\n", r"row 1, column 2: found '0X0', expected a cell such as 0F0: a stage, one of the letters B, F, I, R, W, "),
+        (
+            "0F0,0B0,0F1\n1F0,1B0,1F1,1B1\n",
+            "backward of microbatch 1 on stage 0 occurs as nothing, expected one B.*; add it",
+        ),
+        (
+            "0F0,0X0\n",
+            r"row 1, column 2: found '0X0', expected a cell such as 0F0: a stage, one of the letters B, F, I, R, W, ",
+        ),
         ("0F0,0B0\n2F0,2B0\n", "no rank runs stage 1; number stages from 0 without gaps"),
-        ("0F0,1F0,0B0,1B0\n", "rank 0 waits for ever at 0B0, which needs 1B0; place 1B0 before 0B0"),
-        ("0F0,0B0\n1F0,1B0,0F1,0B1\n", "rank 0: 0F0 belongs to stage 0, which is on rank 1; move the action to that rank"),
+        (
+            "0F0,1F0,0B0,1B0\n",
+            "rank 0 waits for ever at 0B0, which needs 1B0; place 1B0 before 0B0",
+        ),
+        (
+            "0F0,0B0\n1F0,1B0,0F1,0B1\n",
+            "rank 0: 0F0 belongs to stage 0, which is on rank 1; move the action to that rank",
+        ),
     ],
 )
 def test_tables_with_holes_are_refused(text: str, message: str) -> None:
@@ -341,16 +434,56 @@ def test_tables_with_holes_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("1f1b", ScheduleShape(4, 4, 3), "found 3 microbatches, but 4 pipeline ranks; use at least 4 microbatches"),
-        ("1f1b", ScheduleShape(4, 3, 4), "parallel.pipeline: found 4 ranks, but only 3 stages; use at most 3 ranks, or more layers"),
-        ("1f1b", ScheduleShape(2, 4, 4), "found 2 stages on a rank, but schedule 1f1b needs 1; change schedule.virtual"),
-        ("interleaved_1f1b", ScheduleShape(2, 2, 4), "found 1 stages on a rank, but schedule interleaved_1f1b needs at least 2"),
-        ("zero_bubble_v", ScheduleShape(2, 6, 4), "schedule.virtual: found 3 stages on a rank, but schedule zero_bubble_v needs 2"),
-        ("interleaved_1f1b", ScheduleShape(2, 5, 4), "stages: 5 stages do not divide evenly over 2 pipeline ranks; use a multiple of 2"),
-        ("interleaved_1f1b", ScheduleShape(4, 8, 9), "9 microbatches in groups of 4 leave 1 for the last group, which needs at least 4"),
-        ("interleaved_1f1b", ScheduleShape(4, 8, 8, 3), "schedule.group: found 3, expected 4 .pipeline ranks. to 8 .microbatches."),
-        ("looped_bfs", ScheduleShape(2, 4, 4, rounds=3), "schedule.depth_first: found 3, which does not divide the 4 microbatches"),
-        ("shifted_critical_path", ScheduleShape(2, 2, 3), "found 3 microbatches, but schedule shifted_critical_path needs at least 4"),
+        (
+            "1f1b",
+            ScheduleShape(4, 4, 3),
+            "found 3 microbatches, but 4 pipeline ranks; use at least 4 microbatches",
+        ),
+        (
+            "1f1b",
+            ScheduleShape(4, 3, 4),
+            "parallel.pipeline: found 4 ranks, but only 3 stages; use at most 3 ranks, or more layers",
+        ),
+        (
+            "1f1b",
+            ScheduleShape(2, 4, 4),
+            "found 2 stages on a rank, but schedule 1f1b needs 1; change schedule.virtual",
+        ),
+        (
+            "interleaved_1f1b",
+            ScheduleShape(2, 2, 4),
+            "found 1 stages on a rank, but schedule interleaved_1f1b needs at least 2",
+        ),
+        (
+            "zero_bubble_v",
+            ScheduleShape(2, 6, 4),
+            "schedule.virtual: found 3 stages on a rank, but schedule zero_bubble_v needs 2",
+        ),
+        (
+            "interleaved_1f1b",
+            ScheduleShape(2, 5, 4),
+            "stages: 5 stages do not divide evenly over 2 pipeline ranks; use a multiple of 2",
+        ),
+        (
+            "interleaved_1f1b",
+            ScheduleShape(4, 8, 9),
+            "9 microbatches in groups of 4 leave 1 for the last group, which needs at least 4",
+        ),
+        (
+            "interleaved_1f1b",
+            ScheduleShape(4, 8, 8, 3),
+            "schedule.group: found 3, expected 4 .pipeline ranks. to 8 .microbatches.",
+        ),
+        (
+            "looped_bfs",
+            ScheduleShape(2, 4, 4, rounds=3),
+            "schedule.depth_first: found 3, which does not divide the 4 microbatches",
+        ),
+        (
+            "shifted_critical_path",
+            ScheduleShape(2, 2, 3),
+            "found 3 microbatches, but schedule shifted_critical_path needs at least 4",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(name: str, shape: ScheduleShape, message: str) -> None:

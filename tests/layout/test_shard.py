@@ -24,11 +24,19 @@ def parameters(draw: st.DrawFn, stages: int) -> list[Parameter]:
     for stage in range(stages):
         for index in range(draw(st.integers(1, 3))):
             shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
-            used = tuple(sorted({stage, draw(st.integers(stage, stages - 1))})) if index == 2 else (stage,)
+            used = (
+                tuple(sorted({stage, draw(st.integers(stage, stages - 1))}))
+                if index == 2
+                else (stage,)
+            )
             split = draw(st.none() | st.just(0))
             partial = split is None and draw(st.booleans())
             trainable = draw(st.integers(0, 3)) > 0
-            found.append(Parameter(f"{stage}.{index}", shape, "fp32", used, trainable, split, partial=partial))
+            found.append(
+                Parameter(
+                    f"{stage}.{index}", shape, "fp32", used, trainable, split, partial=partial
+                )
+            )
     return found
 
 
@@ -56,25 +64,42 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 def equal(stages: int, data: int, size: int = 48, **zero: Any) -> Layout:
     """Equal stages of `size` bf16 parameters with fp32 gradients, AdamW."""
-    plan = Plan.model_validate({"zero": zero, "precision": {"compute": "bf16"}, "optimizer": {"name": "adamw"}})
-    return Layout.of(plan, [Parameter(f"{stage}.w", (size,), "fp32", (stage,)) for stage in range(stages)], stages, data)
+    plan = Plan.model_validate(
+        {"zero": zero, "precision": {"compute": "bf16"}, "optimizer": {"name": "adamw"}}
+    )
+    return Layout.of(
+        plan,
+        [Parameter(f"{stage}.w", (size,), "fp32", (stage,)) for stage in range(stages)],
+        stages,
+        data,
+    )
 
 
 def owned_elements(flat: Flat) -> list[tuple[str, int]]:
     """Every (parameter, element) that some shard owns, with repetitions."""
     pieces = (piece for index in range(flat.shards) for piece in flat.pieces(index))
-    return sorted((piece.parameter.name, element) for piece in pieces for element in range(piece.start, piece.stop))
+    return sorted(
+        (piece.parameter.name, element)
+        for piece in pieces
+        for element in range(piece.start, piece.stop)
+    )
 
 
 @given(layouts())
 def test_every_element_of_every_parameter_has_one_owner(layout: Layout) -> None:
     for flat in layout.flats:
-        expected = [(slot.parameter.name, element) for slot in flat.slots for element in range(slot.parameter.size)]
+        expected = [
+            (slot.parameter.name, element)
+            for slot in flat.slots
+            for element in range(slot.parameter.size)
+        ]
         assert owned_elements(flat) == sorted(expected)
 
 
 @given(layouts(), st.data())
-def test_every_parameter_lies_in_one_flat_that_its_stages_need(layout: Layout, data: st.DataObject) -> None:
+def test_every_parameter_lies_in_one_flat_that_its_stages_need(
+    layout: Layout, data: st.DataObject
+) -> None:
     slots = [slot for flat in layout.flats for slot in flat.slots]
     assert len({slot.parameter.name for slot in slots}) == len(slots)
     stage = data.draw(st.integers(0, layout.stages - 1))
@@ -83,7 +108,9 @@ def test_every_parameter_lies_in_one_flat_that_its_stages_need(layout: Layout, d
 
 
 @given(layouts())
-def test_padding_is_less_than_an_element_a_rank_and_only_where_there_are_shards(layout: Layout) -> None:
+def test_padding_is_less_than_an_element_a_rank_and_only_where_there_are_shards(
+    layout: Layout,
+) -> None:
     for flat in layout.flats:
         assert 0 <= flat.padded - flat.size < flat.shards
         assert [flat.elements_of(index).stop for index in range(flat.shards)][-1] == flat.padded
@@ -94,14 +121,23 @@ def test_shared_means_that_another_flat_has_the_same_home(layout: Layout) -> Non
     homes = [flat.weight_home for flat in layout.flats]
     assert all(flat.weight_shared == (homes.count(flat.weight_home) > 1) for flat in layout.flats)
     homes = [flat.grad_home for flat in layout.flats if flat.trainable]
-    assert all(flat.grad_shared == (homes.count(flat.grad_home) > 1) for flat in layout.flats if flat.trainable)
+    assert all(
+        flat.grad_shared == (homes.count(flat.grad_home) > 1)
+        for flat in layout.flats
+        if flat.trainable
+    )
 
 
 @given(layouts())
 def test_split_parameters_come_first_and_partial_ones_last(layout: Layout) -> None:
     for flat in layout.flats:
-        assert all((slot.stop <= flat.split.stop) == (slot.parameter.split is not None) for slot in flat.slots)
-        assert all((slot.start >= flat.partial.start) == slot.parameter.partial for slot in flat.slots)
+        assert all(
+            (slot.stop <= flat.split.stop) == (slot.parameter.split is not None)
+            for slot in flat.slots
+        )
+        assert all(
+            (slot.start >= flat.partial.start) == slot.parameter.partial for slot in flat.slots
+        )
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
@@ -112,7 +148,10 @@ def test_boxes_cover_a_range_in_order(shape: list[int], data: st.DataObject) -> 
     places = {point: number for number, point in enumerate(product(*map(range, shape)))}
     found = []
     for box in boxes_of_range(tuple(shape), start, stop):
-        sides = (range(offset, offset + length) for offset, length in zip(box.offsets, box.sizes, strict=True))
+        sides = (
+            range(offset, offset + length)
+            for offset, length in zip(box.offsets, box.sizes, strict=True)
+        )
         found += [places[point] for point in product(*sides)]
     assert found == list(range(start, stop))
 
@@ -121,7 +160,11 @@ def test_boxes_cover_a_range_in_order(shape: list[int], data: st.DataObject) -> 
 def test_slices_of_a_part_cover_it_once(layout: Layout) -> None:
     for flat in layout.flats:
         for part in (flat.split, flat.partial):
-            found = [flat.elements_of(index).start + place for index in range(flat.shards) for place in flat.own(part, index)]
+            found = [
+                flat.elements_of(index).start + place
+                for index in range(flat.shards)
+                for place in flat.own(part, index)
+            ]
             assert found == list(part)
 
 
@@ -129,7 +172,9 @@ def test_slices_of_a_part_cover_it_once(layout: Layout) -> None:
 def test_tied_parameters_never_share_a_buffer_with_whole_stages(layout: Layout) -> None:
     tied = {flat.weight_home for flat in layout.flats if flat.tied}
     assert not tied & {flat.weight_home for flat in layout.flats if not flat.tied}
-    assert all(not flat.weight_shared and not flat.grad_shared for flat in layout.flats if flat.tied)
+    assert all(
+        not flat.weight_shared and not flat.grad_shared for flat in layout.flats if flat.tied
+    )
 
 
 BUFFERS = (None, 1, 2, 3, 5, 8)
@@ -144,7 +189,10 @@ def test_bytes_stay_within_the_bound_of_counted_buffers(stages: int, data: int) 
         grads = min(stages, ng or (2 if level >= 2 else stages))
         bound = 16 / data + 2 * weights / stages + 4 * grads / stages
         assert sum(layout.bytes().values()) <= bound * layout.parameters + 1e-6
-        shared = sum(flat.weight_shared for flat in layout.flats), sum(flat.grad_shared for flat in layout.flats)
+        shared = (
+            sum(flat.weight_shared for flat in layout.flats),
+            sum(flat.grad_shared for flat in layout.flats),
+        )
         if shared == (stages, stages):
             assert sum(layout.bytes().values()) == pytest.approx(bound * layout.parameters)
 
@@ -165,17 +213,27 @@ def test_one_data_rank_takes_at_most_eighteen_bytes(stages: int) -> None:
 
 
 def test_full_precision_on_one_rank_stores_weights_and_gradients_once() -> None:
-    plan = Plan.model_validate({"zero": {"stage": 3}, "precision": {"compute": "fp32"}, "optimizer": {"name": "adamw"}})
-    layout = Layout.of(plan, [Parameter(f"{stage}.w", (10,), "fp32", (stage,)) for stage in range(4)], 4, 1)
+    plan = Plan.model_validate(
+        {"zero": {"stage": 3}, "precision": {"compute": "fp32"}, "optimizer": {"name": "adamw"}}
+    )
+    layout = Layout.of(
+        plan, [Parameter(f"{stage}.w", (10,), "fp32", (stage,)) for stage in range(4)], 4, 1
+    )
     assert layout.bytes() == {"weights": 160, "gradients": 160, "master": 0, "moments": 320}
 
 
 def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
-    frozen = [Parameter(f"{stage}.w", (10,), "fp32", (stage,), trainable=False) for stage in range(4)]
-    layout = Layout.of(Plan.model_validate({"zero": {"stage": 1}, "precision": {"compute": "bf16"}}), frozen, 4, 2)
+    frozen = [
+        Parameter(f"{stage}.w", (10,), "fp32", (stage,), trainable=False) for stage in range(4)
+    ]
+    layout = Layout.of(
+        Plan.model_validate({"zero": {"stage": 1}, "precision": {"compute": "bf16"}}), frozen, 4, 2
+    )
     assert layout.bytes() == {"weights": 80, "gradients": 0, "master": 0, "moments": 0}
     assert layout.first_trained == 4
-    sharded = Layout.of(Plan.model_validate({"zero": {"stage": 3}, "precision": {"compute": "bf16"}}), frozen, 4, 2)
+    sharded = Layout.of(
+        Plan.model_validate({"zero": {"stage": 3}, "precision": {"compute": "bf16"}}), frozen, 4, 2
+    )
     assert sharded.bytes()["weights"] == 2 * 20 + 4 * 10
 
 
@@ -190,10 +248,16 @@ def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
         (3, 2, "master", {"weights": 2 * 20, "master": 4 * 20}),
     ],
 )
-def test_frozen_parameters_are_kept_in_the_format_asked_for(level: int, data: int, frozen: str, kept: dict[str, int]) -> None:
-    parameters = [Parameter(f"{stage}.w", (10,), "fp32", (stage,), trainable=False) for stage in range(4)]
+def test_frozen_parameters_are_kept_in_the_format_asked_for(
+    level: int, data: int, frozen: str, kept: dict[str, int]
+) -> None:
+    parameters = [
+        Parameter(f"{stage}.w", (10,), "fp32", (stage,), trainable=False) for stage in range(4)
+    ]
     plan = Plan.of({"zero.stage": level, "precision.compute": "bf16", "precision.frozen": frozen})
-    assert {kind: size for kind, size in Layout.of(plan, parameters, 4, data).bytes().items() if size} == kept
+    assert {
+        kind: size for kind, size in Layout.of(plan, parameters, 4, data).bytes().items() if size
+    } == kept
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,21 @@ from bridge.plan import Plan
 SIZE = 12
 
 
-def layout(stages: int, nw: int | None = None, ng: int | None = None, level: int = 1, data: int = 2, frozen: int = 0) -> Layout:
+def layout(
+    stages: int,
+    nw: int | None = None,
+    ng: int | None = None,
+    level: int = 1,
+    data: int = 2,
+    frozen: int = 0,
+) -> Layout:
     """Equal bf16 stages of twelve elements, the first `frozen` of them frozen."""
     zero = {"stage": level, "weight_buffers": nw, "grad_buffers": ng}
     plan = Plan.model_validate({"zero": zero, "precision": {"compute": "bf16"}})
-    weights = [Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=stage >= frozen) for stage in range(stages)]
+    weights = [
+        Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=stage >= frozen)
+        for stage in range(stages)
+    ]
     return Layout.of(plan, weights, stages, data)
 
 
@@ -32,7 +42,9 @@ def layout(stages: int, nw: int | None = None, ng: int | None = None, level: int
         (None, 2, 2, 8, 16), (2, 2, 2, 26, 16), (1, 1, 2, 29, 16),
     ],
 )  # fmt: skip
-def test_counts_of_eight_stages(nw: int | None, ng: int | None, accumulation: int, gathers: int, reductions: int) -> None:
+def test_counts_of_eight_stages(
+    nw: int | None, ng: int | None, accumulation: int, gathers: int, reductions: int
+) -> None:
     traffic = step_traffic(layout(8, nw, ng), accumulation, 2)
     assert traffic[GATHER] == Traffic(gathers, gathers * SIZE * 2)
     assert traffic[REDUCE] == Traffic(reductions, reductions * SIZE * 4)
@@ -48,7 +60,10 @@ def test_closed_forms(stages: int, weights: int, grads: int, accumulation: int) 
 
 
 def test_replication_reduces_once_and_gathers_nothing() -> None:
-    assert step_traffic(layout(4, level=0), 3, 2) == {REDUCE: Traffic(4, 4 * SIZE * 4), AGREE: Traffic(1, 48)}
+    assert step_traffic(layout(4, level=0), 3, 2) == {
+        REDUCE: Traffic(4, 4 * SIZE * 4),
+        AGREE: Traffic(1, 48),
+    }
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(0, 3))
@@ -69,25 +84,41 @@ def layouts(draw: st.DrawFn) -> Layout:
     stages, weights = draw(st.integers(1, 7)), draw(st.integers(1, 5))
     plan = Plan.model_validate({"zero": {"weight_buffers": weights}})
     trained = draw(st.lists(st.booleans(), min_size=stages, max_size=stages))
-    parameters = [Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=trained[stage]) for stage in range(stages)]
+    parameters = [
+        Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=trained[stage])
+        for stage in range(stages)
+    ]
     if draw(st.booleans()):
-        parameters.append(Parameter("tied", (SIZE,), "fp32", tuple(sorted({draw(st.integers(0, stages - 1)), stages - 1}))))
+        parameters.append(
+            Parameter(
+                "tied",
+                (SIZE,),
+                "fp32",
+                tuple(sorted({draw(st.integers(0, stages - 1)), stages - 1})),
+            )
+        )
     return Layout.of(plan, parameters, stages, 2)
 
 
 @given(layouts(), st.integers(1, 12))
-def test_gathers_of_many_microbatches_are_those_followed_one_by_one(shape: Layout, accumulation: int) -> None:
+def test_gathers_of_many_microbatches_are_those_followed_one_by_one(
+    shape: Layout, accumulation: int
+) -> None:
     residency = Residency(shape)
     for _ in range(2):
         residency.drop(index for index, flat in enumerate(shape.flats) if flat.trainable)
         path = stage_visits(shape) * accumulation
         followed = [index for place in range(len(path)) for index in residency.due(path[place:])]
     size = sum(shape.flats[index].padded * 4 for index in followed)
-    assert step_traffic(shape, accumulation, 2).get(GATHER, Traffic()) == Traffic(len(followed), size)
+    assert step_traffic(shape, accumulation, 2).get(GATHER, Traffic()) == Traffic(
+        len(followed), size
+    )
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
-def test_every_visit_finds_its_weights_and_two_buffers_suffice_to_prefetch(stages: int, weights: int, accumulation: int) -> None:
+def test_every_visit_finds_its_weights_and_two_buffers_suffice_to_prefetch(
+    stages: int, weights: int, accumulation: int
+) -> None:
     shape = layout(stages, weights)
     residency, held = Residency(shape), dict[Home, int]()
     path = stage_visits(shape) * accumulation

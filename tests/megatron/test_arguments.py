@@ -48,7 +48,11 @@ def refused(version: str = "0.16.1", world_size: int = 8, **more: Any) -> str:
 
 def outcome(row: Row) -> dict[str, Any] | None:
     try:
-        return effective(parse(row["flags"], row["version"], lenient=True).given, row["version"], row["world_size"])
+        return effective(
+            parse(row["flags"], row["version"], lenient=True).given,
+            row["version"],
+            row["world_size"],
+        )
     except ConfigError:
         return None
 
@@ -63,7 +67,11 @@ def test_agrees_with_the_real_parser_and_checks(version: str, facts: tuple[Row, 
         if (mine is None) != ("rejected" in row):
             differing[row["recipe"]] = row.get("rejected", "accepted upstream")
         elif mine is not None:
-            wrong = {name: (mine.get(name), value) for name, value in row["args"].items() if mine.get(name) != value}
+            wrong = {
+                name: (mine.get(name), value)
+                for name, value in row["args"].items()
+                if mine.get(name) != value
+            }
             differing.update({row["recipe"]: wrong} if wrong else {})
     assert not differing
 
@@ -95,7 +103,9 @@ DERIVED = {
 }
 
 
-def test_no_step_reads_a_name_that_no_release_has(facts: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_reads_a_name_that_no_release_has(
+    facts: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     missed: set[str] = set()
     monkeypatch.setattr(Namespace, "__getattr__", lambda self, name: missed.add(name))
     for row in facts:
@@ -110,10 +120,14 @@ def test_no_step_reads_a_name_that_no_release_has(facts: tuple[Row, ...], monkey
     assert not missed - KNOWN_NAMES - DERIVED
 
 
-@pytest.mark.parametrize("table", [TABLE, *objects.TABLES.values()], ids=["arguments", *objects.TABLES])
+@pytest.mark.parametrize(
+    "table", [TABLE, *objects.TABLES.values()], ids=["arguments", *objects.TABLES]
+)
 def test_messages_name_only_values_that_exist(table: tuple[Any, ...]) -> None:
     problems = [step.message for step in table if isinstance(step, Check)]
-    named = {name for problem in problems for _, name, _, _ in string.Formatter().parse(problem) if name}
+    named = {
+        name for problem in problems for _, name, _, _ in string.Formatter().parse(problem) if name
+    }
     assert named and not named - KNOWN_NAMES - DERIVED
 
 
@@ -147,7 +161,9 @@ class TestSizes:
 
     def test_layers_must_divide_since_0_10(self) -> None:
         assert args("0.9.0", num_layers=7, pipeline_model_parallel_size=2)["num_layers"] == 7
-        assert "num_layers: found 7" in refused("0.10.0", num_layers=7, pipeline_model_parallel_size=2)
+        assert "num_layers: found 7" in refused(
+            "0.10.0", num_layers=7, pipeline_model_parallel_size=2
+        )
 
     @pytest.mark.parametrize(
         ("version", "sizes", "ranks"),
@@ -186,7 +202,10 @@ class TestStages:
     def test_interleaving_without_overlap_wants_more_than_two_ranks(self) -> None:
         stages: Row = {"num_layers_per_virtual_pipeline_stage": 1, "overlap_p2p_comm": False}
         assert "expected more than 2" in refused(pipeline_model_parallel_size=2, **stages)
-        assert args(pipeline_model_parallel_size=4, **stages)["virtual_pipeline_model_parallel_size"] == 2
+        assert (
+            args(pipeline_model_parallel_size=4, **stages)["virtual_pipeline_model_parallel_size"]
+            == 2
+        )
 
     def test_layout_gives_the_virtual_size(self) -> None:
         mine = args(pipeline_model_parallel_size=2, pipeline_model_parallel_layout="Et|tt|tt|tttL")
@@ -201,7 +220,10 @@ class TestStages:
         assert "at most" in refused(pipeline_model_parallel_layout="E(t|)*999999999L")
 
     def test_one_way_to_say_it(self) -> None:
-        ways: Row = {"num_layers_per_virtual_pipeline_stage": 2, "num_virtual_stages_per_pipeline_rank": 2}
+        ways: Row = {
+            "num_layers_per_virtual_pipeline_stage": 2,
+            "num_virtual_stages_per_pipeline_rank": 2,
+        }
         assert "keep one" in refused(pipeline_model_parallel_size=2, **ways)
 
     def test_hybrid_pattern_sets_layers_and_stages(self) -> None:
@@ -212,18 +234,29 @@ class TestStages:
 class TestSharding:
     @pytest.mark.parametrize(
         ("strategy", "overlap"),
-        [("no_shard", (False, False)), ("optim_grads", (False, True)), ("optim_grads_params", (True, True))],
+        [
+            ("no_shard", (False, False)),
+            ("optim_grads", (False, True)),
+            ("optim_grads_params", (True, True)),
+        ],
     )
-    def test_strategy_forces_overlap_in_0_12_and_0_13(self, strategy: str, overlap: tuple[bool, bool]) -> None:
+    def test_strategy_forces_overlap_in_0_12_and_0_13(
+        self, strategy: str, overlap: tuple[bool, bool]
+    ) -> None:
         for version in ("0.12.0", "0.13.0"):
-            chosen: Row = {"data_parallel_sharding_strategy": strategy, "use_distributed_optimizer": True}
+            chosen: Row = {
+                "data_parallel_sharding_strategy": strategy,
+                "use_distributed_optimizer": True,
+            }
             mine = args(version, **chosen)
             assert (mine["overlap_param_gather"], mine["overlap_grad_reduce"]) == overlap
         assert args("0.14.0", **chosen)["overlap_grad_reduce"] is False
 
     def test_param_gather_needs_a_sharded_optimizer_and_grad_reduce(self) -> None:
         problems = refused(overlap_param_gather=True).splitlines()
-        assert len(problems) == 2 and all(line.startswith("overlap_param_gather:") for line in problems)
+        assert len(problems) == 2 and all(
+            line.startswith("overlap_param_gather:") for line in problems
+        )
 
     def test_megatron_fsdp_brings_its_optimizer_since_0_18(self) -> None:
         fsdp: Row = {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
@@ -237,7 +270,12 @@ class TestSharding:
 
     def test_torch_fsdp2_says_all_that_is_wrong(self) -> None:
         wrong = refused(use_torch_fsdp2=True, use_distributed_optimizer=True, fp16=True)
-        for word in ("use_distributed_optimizer", "gradient_accumulation_fusion", "tied embeddings", "fp16"):
+        for word in (
+            "use_distributed_optimizer",
+            "gradient_accumulation_fusion",
+            "tied embeddings",
+            "fp16",
+        ):
             assert word in wrong
 
     @pytest.mark.parametrize(("version", "kept"), [("0.17.1", "dist_muon"), ("0.18.0", "muon")])
@@ -248,15 +286,23 @@ class TestSharding:
 class TestPrecision:
     @pytest.mark.parametrize(
         ("given", "dtype"),
-        [({}, "torch.float32"), ({"bf16": True}, "torch.bfloat16"), ({"fp16": True}, "torch.float16")],
+        [
+            ({}, "torch.float32"),
+            ({"bf16": True}, "torch.bfloat16"),
+            ({"fp16": True}, "torch.float16"),
+        ],
     )
     def test_params_dtype(self, given: Row, dtype: str) -> None:
         assert args(**given)["params_dtype"] == dtype
 
     def test_bf16_accumulates_in_fp32_unless_told_otherwise(self) -> None:
         assert args(bf16=True)["accumulate_allreduce_grads_in_fp32"] is True
-        assert args(bf16=True, grad_reduce_in_bf16=True)["accumulate_allreduce_grads_in_fp32"] is False
-        assert args(bf16=True, main_grads_dtype="bf16")["accumulate_allreduce_grads_in_fp32"] is False
+        assert (
+            args(bf16=True, grad_reduce_in_bf16=True)["accumulate_allreduce_grads_in_fp32"] is False
+        )
+        assert (
+            args(bf16=True, main_grads_dtype="bf16")["accumulate_allreduce_grads_in_fp32"] is False
+        )
 
     def test_dynamic_loss_scale_stops_the_nan_check(self) -> None:
         assert args(fp16=True)["check_for_nan_in_loss_and_grad"] is False
@@ -318,7 +364,12 @@ class TestEnvironment:
         assert "CUDA_DEVICE_MAX_CONNECTIONS" not in environment(args("0.16.1"), "0.16.1")
 
     def test_fsdp_needs_more(self) -> None:
-        fsdp = args("0.16.1", use_megatron_fsdp=True, ckpt_format="fsdp_dtensor", tensor_model_parallel_size=2)
+        fsdp = args(
+            "0.16.1",
+            use_megatron_fsdp=True,
+            ckpt_format="fsdp_dtensor",
+            tensor_model_parallel_size=2,
+        )
         assert environment(fsdp, "0.16.1")["CUDA_DEVICE_MAX_CONNECTIONS"][0] == "8"
 
     @pytest.mark.parametrize("version", ["0.9.0", LAST])
@@ -352,7 +403,9 @@ SETTINGS = {
     missing=st.sets(st.sampled_from(sorted(OPEN - {"world_size"}))),
     chosen=st.fixed_dictionaries({}, optional=SETTINGS),
 )
-def test_partial_configs_are_refused_for_nothing_that_is_missing(version: str, missing: set[str], chosen: Row) -> None:
+def test_partial_configs_are_refused_for_nothing_that_is_missing(
+    version: str, missing: set[str], chosen: Row
+) -> None:
     partial = {name: value for name, value in {**MODEL, **chosen}.items() if name not in missing}
     try:
         whole = effective({**MODEL, **chosen}, version, 64)
@@ -392,9 +445,13 @@ class TestHeterogeneous:
     def test_a_text_that_agrees_with_the_arguments_is_accepted(self) -> None:
         assert args(**self.text())["num_layers"] == 840
 
-    @pytest.mark.parametrize("text", ["#", "[]", "{}", json.dumps({**HETEROGENEOUS, "block_configs": []})])
+    @pytest.mark.parametrize(
+        "text", ["#", "[]", "{}", json.dumps({**HETEROGENEOUS, "block_configs": []})]
+    )
     def test_a_text_has_to_hold_a_model(self, text: str) -> None:
-        assert f"{TEXT}: found a text that is no JSON object" in refused(**{**DESCRIBED, TEXT: text})
+        assert f"{TEXT}: found a text that is no JSON object" in refused(
+            **{**DESCRIBED, TEXT: text}
+        )
 
     @pytest.mark.parametrize(
         "more",
@@ -406,4 +463,6 @@ class TestHeterogeneous:
         ],
     )
     def test_a_text_of_another_model_is_refused(self, more: Row) -> None:
-        assert f"{TEXT}: found another model than the other arguments" in refused(**self.text(**more))
+        assert f"{TEXT}: found another model than the other arguments" in refused(
+            **self.text(**more)
+        )

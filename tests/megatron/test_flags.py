@@ -52,11 +52,15 @@ def test_reads_what_the_real_parser_read(case: dict[str, Any]) -> None:
         return
     parsed = parse(case["flags"], case["version"], lenient=True)
     default = releases.defaults(case["version"])
-    assert {dest: value for dest, value in parsed.given.items() if value != default[dest]} == case["changed"]
+    assert {dest: value for dest, value in parsed.given.items() if value != default[dest]} == case[
+        "changed"
+    ]
     assert parsed.unknown == case["unknown"]
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.get("unknown")], ids=lambda case: case["version"])
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if case.get("unknown")], ids=lambda case: case["version"]
+)
 def test_left_over_words_are_errors_unless_lenient(case: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         parse(case["flags"], case["version"])
@@ -81,7 +85,9 @@ def test_every_field_of_the_release_is_there(version: str, count: int) -> None:
         ("rerun_mode", "0.13.1", "disabled", "0.14.0", "validate_results"),
     ],
 )
-def test_defaults_move_with_releases(dest: str, older: str, before: Any, newer: str, after: Any) -> None:
+def test_defaults_move_with_releases(
+    dest: str, older: str, before: Any, newer: str, after: Any
+) -> None:
     assert releases.defaults(older)[dest] == before
     assert releases.defaults(newer)[dest] == after
 
@@ -149,7 +155,9 @@ def test_the_last_mention_wins_and_the_first_is_reported() -> None:
     parsed = parse([*BASE, "--bf16", "--tensor-model-parallel-size=4"], "0.16.1")
     assert list(parsed.given.items()) == [("bf16", True), ("tensor_model_parallel_size", 4)]
     assert parsed.flags["tensor_model_parallel_size"] == Spot("--tensor-model-parallel-size", 3)
-    assert parsed.repeated == [("tensor_model_parallel_size", Spot("--tensor-model-parallel-size", 0, 2))]
+    assert parsed.repeated == [
+        ("tensor_model_parallel_size", Spot("--tensor-model-parallel-size", 0, 2))
+    ]
 
 
 def test_two_flags_for_one_destination_count_as_repeated() -> None:
@@ -175,20 +183,30 @@ def test_flags_that_exclude_each_other_have_a_row_that_says_so() -> None:
     assert pairs
     for version, *both in pairs:
         with pytest.raises(ConfigError, match=r": found 1 with .*; keep one of them") as error:
-            compat.load("megatron").read([word for dest in both for word in (f"--{dest.replace('_', '-')}", "1")], version)
+            compat.load("megatron").read(
+                [word for dest in both for word in (f"--{dest.replace('_', '-')}", "1")], version
+            )
         assert all(dest in str(error.value) for dest in both)
 
 
 def test_a_switch_has_two_names() -> None:
-    assert parse(["--no-inference-text-gen-server-logging"], "0.19.2").given == {"inference_text_gen_server_logging": False}
-    assert parse(["--inference-text-gen-server-logging"], "0.19.2").given == {"inference_text_gen_server_logging": True}
+    assert parse(["--no-inference-text-gen-server-logging"], "0.19.2").given == {
+        "inference_text_gen_server_logging": False
+    }
+    assert parse(["--inference-text-gen-server-logging"], "0.19.2").given == {
+        "inference_text_gen_server_logging": True
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "version", "message"),
     [
         (["--tensor-model-parallel"], "0.16.1", "did you mean --tensor-model-parallel-size"),
-        (["--tensor_model_parallel_size", "2"], "0.16.1", "did you mean --tensor-model-parallel-size"),
+        (
+            ["--tensor_model_parallel_size", "2"],
+            "0.16.1",
+            "did you mean --tensor-model-parallel-size",
+        ),
         (["--use-custom-fsdp"], "0.16.1", "known from 0.12.0 to 0.13.1"),
         (["--pipeline-model-parallel-layout", "E|t|L"], "0.12.0", "known since 0.13.0"),
         (["--encoder-tensor-model-parallel-size", "2"], "0.14.0", "known until 0.13.1"),
@@ -242,7 +260,11 @@ def test_lenient_skips_what_the_release_does_not_know_and_nothing_else() -> None
     ],
 )
 def test_an_unknown_release_is_an_error_and_not_a_guess(version: str, message: str) -> None:
-    for ask in (releases.flags, releases.defaults, lambda name: releases.fields(name, "ModelParallelConfig")):
+    for ask in (
+        releases.flags,
+        releases.defaults,
+        lambda name: releases.fields(name, "ModelParallelConfig"),
+    ):
         with pytest.raises(VersionError, match=message):
             ask(version)
 
@@ -254,7 +276,9 @@ def test_an_unknown_class_is_an_error() -> None:
 
 def test_a_field_that_comes_back_is_absent_between() -> None:
     known = releases.KNOWN
-    having = [name for name in known if "overlap_param_gather" in releases.fields(name, "OptimizerConfig")]
+    having = [
+        name for name in known if "overlap_param_gather" in releases.fields(name, "OptimizerConfig")
+    ]
     assert having == ["0.9.0", *known[known.index("0.14.0") :]]
 
 
@@ -267,10 +291,7 @@ def test_defaults_are_values_that_their_flags_allow(version: str) -> None:
 
 
 ODD = ("--", "-", "-1", "--x", "1", "2.5", "[1]*3", "a b", "", "--lr=1", "--bf16=1")
-WORDS = st.one_of(
-    st.sampled_from([*releases.flags("0.16.1"), *ODD]),
-    st.text(max_size=8),
-)
+WORDS = st.one_of(st.sampled_from([*releases.flags("0.16.1"), *ODD]), st.text(max_size=8))
 
 
 @given(st.lists(WORDS, max_size=12), st.sampled_from(releases.KNOWN))
@@ -287,16 +308,23 @@ def test_any_words_give_a_reading_or_a_bridge_error(words: list[str], version: s
     assert all(word in rest for word in parsed.unknown)
 
 
-@pytest.mark.parametrize("value", ["-0", "-00", "0x10", "1_0", "1:30", "True", "1.10", "-0.0", "-5", "0.5", "null"])
+@pytest.mark.parametrize(
+    "value", ["-0", "-00", "0x10", "1_0", "1:30", "True", "1.10", "-0.0", "-5", "0.5", "null"]
+)
 def test_a_recipe_gives_a_text_back_that_looks_like_a_number(value: str) -> None:
     sizes = (("num-layers", 1), ("hidden-size", 64), ("num-attention-heads", 1), ("seq-length", 2))
     more = (("max-position-embeddings", 4), ("micro-batch-size", 1), ("kitchen-config-file", value))
-    config = compat.load("megatron").read([f"--{name}={given}" for name, given in (*sizes, *more)], "0.15.3", 1)
+    config = compat.load("megatron").read(
+        [f"--{name}={given}" for name, given in (*sizes, *more)], "0.15.3", 1
+    )
     assert config.given["kitchen_config_file"] == value
     assert compat.load("megatron").read(config.text("yaml"), "0.15.3", 1).given == config.given
 
 
-@pytest.mark.parametrize("words", [["--micro-batch-size"], ["--position-embedding-type"], ["--bf16", "--swiglu="], ["--bf16"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--micro-batch-size"], ["--position-embedding-type"], ["--bf16", "--swiglu="], ["--bf16"]],
+)
 def test_a_long_value_is_shown_in_part(words: list[str]) -> None:
     long = "x" * 100_000
     given = [*words[:-1], words[-1] + long] if words[-1].endswith("=") else [*words, long]

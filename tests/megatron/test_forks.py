@@ -14,13 +14,13 @@ from bridge.findings import Origin
 from bridge.rules import Effect
 from compat.megatron import forks
 
-BASE = (
-    "torchrun a.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 --lr 1e-4"
-)
+BASE = "torchrun a.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 --lr 1e-4"
 
 
 def read(words: str, lenient: bool = True) -> Config:
-    script = Document(Script(f"{BASE} --train-iters 2 {words}\n", "launch.sh"), {}, "script", name="launch.sh")
+    script = Document(
+        Script(f"{BASE} --train-iters 2 {words}\n", "launch.sh"), {}, "script", name="launch.sh"
+    )
     return compat.load("megatron").read(script, lenient=lenient)
 
 
@@ -35,9 +35,18 @@ FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompu
     ("words", "said"),
     [
         ("--micro-batch-size 1 --checkpoint-activations", FULL),
-        ("--micro-batch-size 1 --checkpoint-num-layers 2 --checkpoint-activations", {**FULL, "recompute_num_layers": 2}),
-        ("--micro-batch-size 1 --activations-checkpoint-method block", {**FULL, "recompute_method": "block"}),
-        ("--micro-batch-size 1 --activations-checkpoint-num-layers 2", {"recompute_num_layers": None}),
+        (
+            "--micro-batch-size 1 --checkpoint-num-layers 2 --checkpoint-activations",
+            {**FULL, "recompute_num_layers": 2},
+        ),
+        (
+            "--micro-batch-size 1 --activations-checkpoint-method block",
+            {**FULL, "recompute_method": "block"},
+        ),
+        (
+            "--micro-batch-size 1 --activations-checkpoint-num-layers 2",
+            {"recompute_num_layers": None},
+        ),
         ("--micro-batch-size 1 --fp8-hybrid", {"fp8": "hybrid"}),
         ("--micro-batch-size 1 --layernorm-epsilon 1e-6", {"layernorm_epsilon": 1e-6}),
         ("--batch-size 2", {"micro_batch_size": 2}),
@@ -71,13 +80,22 @@ def test_each_removed_flag_sets_what_is_there() -> None:
 def test_an_unknown_value_is_left_out_and_named(words: str, dest: str) -> None:
     config = read(f"--micro-batch-size 1 {words}")
     assert dest not in config.given
-    (found,) = (finding for finding in config.remarks if finding.path == dest and "left out" in finding.message)
-    assert words.split()[-1] in found.message and found.origin is not None and found.origin.line == 1
+    (found,) = (
+        finding
+        for finding in config.remarks
+        if finding.path == dest and "left out" in finding.message
+    )
+    assert (
+        words.split()[-1] in found.message and found.origin is not None and found.origin.line == 1
+    )
     with pytest.raises(BridgeError, match="expected one of"):
         read(f"--micro-batch-size 1 {words}", lenient=False)
 
 
-@pytest.mark.parametrize("words", ["--recompute-method chunk", "--fp8-format e5m2", "--optimizer own", "--fp4-format own"])
+@pytest.mark.parametrize(
+    "words",
+    ["--recompute-method chunk", "--fp8-format e5m2", "--optimizer own", "--fp4-format own"],
+)
 def test_an_unknown_value_that_counts_is_refused(words: str) -> None:
     with pytest.raises(BridgeError, match=f"line 1: {words.split()[0]}: found"):
         read(f"--micro-batch-size 1 {words}")
@@ -105,8 +123,14 @@ def test_a_flag_that_nobody_knows_counts_as_other_numbers(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ('--save /x --save-interval "${19}"', "line 1, --save-interval: ${19} (line 1) is not known"),
-        ("--checkpoint-activations --checkpoint-num-layers $N", "line 1: --checkpoint-num-layers: $N (line 1) is not known"),
+        (
+            '--save /x --save-interval "${19}"',
+            "line 1, --save-interval: ${19} (line 1) is not known",
+        ),
+        (
+            "--checkpoint-activations --checkpoint-num-layers $N",
+            "line 1: --checkpoint-num-layers: $N (line 1) is not known",
+        ),
         (
             "--checkpoint-activations --checkpoint-num-layers two",
             "line 1: --checkpoint-num-layers: found 'two'; expected a number",

@@ -19,7 +19,12 @@ INSTALLED = str(core.__version__)
 
 GIVEN: tuple[dict[str, Any], ...] = (
     {},
-    {"tensor_model_parallel_size": 2, "sequence_parallel": True, "bf16": True, "params_dtype": torch.bfloat16},
+    {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "bf16": True,
+        "params_dtype": torch.bfloat16,
+    },
     {
         "pipeline_model_parallel_size": 4,
         "virtual_pipeline_model_parallel_size": 2,
@@ -27,12 +32,19 @@ GIVEN: tuple[dict[str, Any], ...] = (
         "overlap_p2p_comm": True,
         "microbatch_group_size_per_vp_stage": 8,
     },
-    {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "tensor_model_parallel_size": 2},
+    {
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+        "tensor_model_parallel_size": 2,
+    },
 )
 
 
 def fields(real: Any) -> dict[str, Any]:
-    return {field.name: getattr(real, field.name) for field in dataclasses.fields(core.ModelParallelConfig)}
+    return {
+        field.name: getattr(real, field.name)
+        for field in dataclasses.fields(core.ModelParallelConfig)
+    }
 
 
 @pytest.mark.parametrize("given", GIVEN)
@@ -80,7 +92,11 @@ def test_a_transformer_config_keeps_its_layout() -> None:
     )
     plan = bridge.lift(MEGATRON.read(real))
     assert (plan.model.layers, plan.model.hidden, plan.model.kv_heads) == (8, 64, 4)
-    assert (plan.parallel.pipeline, plan.recompute.granularity, plan.recompute.layers) == (2, "full", 1)
+    assert (plan.parallel.pipeline, plan.recompute.granularity, plan.recompute.layers) == (
+        2,
+        "full",
+        1,
+    )
 
 
 def test_a_field_of_another_class_is_named_and_counts() -> None:
@@ -89,7 +105,12 @@ def test_a_field_of_another_class_is_named_and_counts() -> None:
         own_coefficient: float = 0.1
 
     (found,) = MEGATRON.read(Own()).remarks
-    assert (found.path, found.change, found.effect, found.unknown) == ("own_coefficient", "0.1", Effect.NUMBERS, True)
+    assert (found.path, found.change, found.effect, found.unknown) == (
+        "own_coefficient",
+        "0.1",
+        Effect.NUMBERS,
+        True,
+    )
     # Fields of another release count only if somebody set them.
     assert not MEGATRON.read(core.ModelParallelConfig(), "0.14.0").remarks
 
@@ -105,6 +126,10 @@ def test_flags_make_the_real_object() -> None:
     flags += " --micro-batch-size 1 --bf16 --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer"
     config: Any = MEGATRON.read(flags.split(), INSTALLED, 4)
     real = config.to_object()
-    assert (real.tensor_model_parallel_size, real.sequence_parallel, real.params_dtype) == (2, True, torch.bfloat16)
+    assert (real.tensor_model_parallel_size, real.sequence_parallel, real.params_dtype) == (
+        2,
+        True,
+        torch.bfloat16,
+    )
     for name, value in fields(real).items():
         assert str(value) == str(config.model_parallel[name]), name

@@ -20,7 +20,12 @@ from compat.megatron import options
 Row = dict[str, Any]
 SAMPLE = Path(__file__).parent / "model_sample.jsonl"
 RELEASE = "0.19.2"
-LATENT = {"multi_latent_attention": True, "q_lora_rank": 512, "kv_lora_rank": 512, "rotary_scaling_factor": 40.0}
+LATENT = {
+    "multi_latent_attention": True,
+    "q_lora_rank": 512,
+    "kv_lora_rank": 512,
+    "rotary_scaling_factor": 40.0,
+}
 """Defaults of MLATransformerConfig beside those of the parser."""
 OWN = {
     "seq_len_interpolation_factor": "rotary_seq_len_interpolation_factor",
@@ -34,7 +39,16 @@ ACTIVATIONS: Mapping[str, Mapping[str, bool]] = {
     "quick_gelu": {"quick_geglu": True},
 }
 WHOLE = ("rotary_base", "rotary_seq_len_interpolation_factor")
-RUN = frozenset(["bf16", "fp16", "params_dtype", "pipeline_dtype", "gradient_accumulation_fusion", "cross_entropy_fusion_impl"])
+RUN = frozenset(
+    [
+        "bf16",
+        "fp16",
+        "params_dtype",
+        "pipeline_dtype",
+        "gradient_accumulation_fusion",
+        "cross_entropy_fusion_impl",
+    ]
+)
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -49,16 +63,28 @@ def arguments(made: Row) -> dict[str, Any]:
     fields = {**made["fields"], **made["model_fields"]}
     for name, value in fields.items():
         dest = OWN.get(name, options.RENAMED.get(name, name))
-        value = int(value) if isinstance(value, float) and dest in WHOLE and value.is_integer() else value
-        if dest not in RUN and value is not None and options.option_for(RELEASE, dest, value) is not None:
+        value = (
+            int(value)
+            if isinstance(value, float) and dest in WHOLE and value.is_integer()
+            else value
+        )
+        if (
+            dest not in RUN
+            and value is not None
+            and options.option_for(RELEASE, dest, value) is not None
+        ):
             given[dest] = value
-    given |= ACTIVATIONS.get(str(fields.get("activation_func", "")).rpartition(".")[2].removeprefix("fast_"), {})
+    given |= ACTIVATIONS.get(
+        str(fields.get("activation_func", "")).rpartition(".")[2].removeprefix("fast_"), {}
+    )
     if not fields.get("share_embeddings_and_output_weights", True):
         given["untie_embeddings_and_output_weights"] = True
     if latent:
         given.pop("num_query_groups", None)
         given["apply_rope_fusion"] = False
-        given |= {} if "q_lora_rank" not in fields or fields["q_lora_rank"] else {"q_lora_rank": None}
+        given |= (
+            {} if "q_lora_rank" not in fields or fields["q_lora_rank"] else {"q_lora_rank": None}
+        )
     elif "num_query_groups" in given:
         given["group_query_attention"] = True
     return given
@@ -66,7 +92,9 @@ def arguments(made: Row) -> dict[str, Any]:
 
 def meant(made: Row) -> Mapping[str, Any]:
     """The plan of the bridge's model, with what its open fields mean."""
-    config = compat.load("megatron").config({**arguments(made), "bf16": True, "micro_batch_size": 1}, RELEASE, 1)
+    config = compat.load("megatron").config(
+        {**arguments(made), "bf16": True, "micro_batch_size": 1}, RELEASE, 1
+    )
     return plain(bridge.lift(config).values())
 
 
@@ -76,7 +104,9 @@ def told(hf: Row) -> Iterator[tuple[str, Any]]:
     for path, names in NAMES.items():
         yield path, next((hf[name] for name in names if hf.get(name) is not None), None)
     if latent:
-        yield from ((f"model.attention.latent.{ours}", hf.get(theirs)) for theirs, ours in NARROW.items())
+        yield from (
+            (f"model.attention.latent.{ours}", hf.get(theirs)) for theirs, ours in NARROW.items()
+        )
     elif hf["model_type"] not in PAIRED:
         yield "model.attention.head_size", hf.get("head_dim")
         yield "model.kv_heads", hf.get("num_key_value_heads")
@@ -116,7 +146,10 @@ def scaling(hf: Row) -> Iterator[tuple[str, Any]]:
     said = hf.get("rope_scaling") or {}
     kind = said.get("rope_type", said.get("type"))
     if kind in ("llama3", "linear", "yarn") and hf["model_type"] in STRETCHED:
-        yield from (("model.rotary.scaling.kind", kind), ("model.rotary.scaling.factor", said["factor"]))
+        yield from (
+            ("model.rotary.scaling.kind", kind),
+            ("model.rotary.scaling.factor", said["factor"]),
+        )
 
 
 def experts(hf: Row) -> Iterator[tuple[str, Any]]:
@@ -136,7 +169,11 @@ def experts(hf: Row) -> Iterator[tuple[str, Any]]:
 def differences(row: Row) -> dict[str, tuple[Any, Any]]:
     """Where plan and config both speak, and say different things."""
     found = meant(row["megatron"])
-    said = ((path, value) for path, value in told(row["hf"]) if value is not None and found.get(path) is not None)
+    said = (
+        (path, value)
+        for path, value in told(row["hf"])
+        if value is not None and found.get(path) is not None
+    )
     return {path: (value, found[path]) for path, value in said if not same(value, found[path])}
 
 
@@ -148,7 +185,9 @@ def same(one: Any, other: Any) -> bool:
 def right(row: Row) -> bool:
     """Whether the bridge's own result describes the model of the config, and Megatron builds it."""
     replay = row["megatron"].get("replay", {})
-    return not replay.get("converter_loss") and "--moe-router-pre-softmax" not in replay.get("error", "")
+    return not replay.get("converter_loss") and "--moe-router-pre-softmax" not in replay.get(
+        "error", ""
+    )
 
 
 @pytest.mark.parametrize("row", sample(), ids=lambda row: f"{row['arch']}-{row['name']}")
@@ -160,14 +199,23 @@ def test_the_bridge_and_the_config_say_the_same(row: Row) -> None:
 def test_the_model_comes_back(row: Row) -> None:
     """Its plan, written as flags and read again, is the same plan, but for a number of positions that a launch has to have."""
     dialect = compat.load("megatron")
-    plan = bridge.lift(dialect.config({**arguments(row["megatron"]), "bf16": True, "micro_batch_size": 1}, RELEASE, 1)).values()
+    plan = bridge.lift(
+        dialect.config(
+            {**arguments(row["megatron"]), "bf16": True, "micro_batch_size": 1}, RELEASE, 1
+        )
+    ).values()
     text = bridge.lower(bridge.Plan.of(plan), dialect, RELEASE, 1).text()
     back = bridge.lift(dialect.read(shlex.split(text), RELEASE, 1)).values()
-    assert {**back, **plan} == {**back} and back.keys() - plan.keys() <= {"model.embedding.max_positions"}
+    assert {**back, **plan} == {**back} and back.keys() - plan.keys() <= {
+        "model.embedding.max_positions"
+    }
 
 
 def test_all_models_say_the_same(whole: Path) -> None:
-    rows = map(json.loads, (whole / "truth" / "model_configs.jsonl").read_text(encoding="utf-8").splitlines())
+    rows = map(
+        json.loads,
+        (whole / "truth" / "model_configs.jsonl").read_text(encoding="utf-8").splitlines(),
+    )
     held = [row for row in rows if row.get("megatron") and right(row)]
     wrong = {row["name"]: found for row in held if (found := differences(row))}
     assert len(held) > 100 and wrong == {}
@@ -220,22 +268,61 @@ BASE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 8 -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", {"model.dropout": 0.1, "model.embedding.positions": "learned", "model.mlp.activation": "gelu_tanh"}),
-        ("", {"model.norm.kind": "layer", "model.norm.bias": True, "model.attention.qkv_bias": True, "model.moe.top_k": None}),
+        (
+            "",
+            {
+                "model.dropout": 0.1,
+                "model.embedding.positions": "learned",
+                "model.mlp.activation": "gelu_tanh",
+            },
+        ),
+        (
+            "",
+            {
+                "model.norm.kind": "layer",
+                "model.norm.bias": True,
+                "model.attention.qkv_bias": True,
+                "model.moe.top_k": None,
+            },
+        ),
         ("--disable-bias-linear", {"model.mlp.activation": "gelu", "model.mlp.bias": False}),
-        ("--disable-bias-linear --add-qkv-bias", {"model.attention.qkv_bias": True, "model.attention.output_bias": False}),
-        ("--window-size 7,0 --window-attn-skip-freq 4", {"model.attention.window": 8, "model.attention.windowed": (1, 1, 1, 0)}),
+        (
+            "--disable-bias-linear --add-qkv-bias",
+            {"model.attention.qkv_bias": True, "model.attention.output_bias": False},
+        ),
+        (
+            "--window-size 7,0 --window-attn-skip-freq 4",
+            {"model.attention.window": 8, "model.attention.windowed": (1, 1, 1, 0)},
+        ),
         ("--position-embedding-type rope --no-rope-freq 2", {"model.rotary.layers": (1, 0, 1, 0)}),
-        ("--num-experts 8 --disable-bias-linear", {"model.moe.top_k": 2, "model.moe.normalised": True, "model.moe.ffn": 256}),
-        ("--num-experts 8 --disable-bias-linear --moe-layer-freq 2", {"model.moe.layers": (1, 0, 1, 0)}),
-        ("--num-experts 8 --disable-bias-linear --moe-aux-loss-coeff 1e-2 --moe-router-topk 4", {"model.moe.aux_loss": 0.0025}),
-        ("--num-experts 8 --disable-bias-linear --moe-router-pre-softmax", {"model.moe.normalised": False}),
-        ("--vocab-size 1000 --make-vocab-size-divisible-by 512", {"model.embedding.padded_vocab": 1024}),
+        (
+            "--num-experts 8 --disable-bias-linear",
+            {"model.moe.top_k": 2, "model.moe.normalised": True, "model.moe.ffn": 256},
+        ),
+        (
+            "--num-experts 8 --disable-bias-linear --moe-layer-freq 2",
+            {"model.moe.layers": (1, 0, 1, 0)},
+        ),
+        (
+            "--num-experts 8 --disable-bias-linear --moe-aux-loss-coeff 1e-2 --moe-router-topk 4",
+            {"model.moe.aux_loss": 0.0025},
+        ),
+        (
+            "--num-experts 8 --disable-bias-linear --moe-router-pre-softmax",
+            {"model.moe.normalised": False},
+        ),
+        (
+            "--vocab-size 1000 --make-vocab-size-divisible-by 512",
+            {"model.embedding.padded_vocab": 1024},
+        ),
         (
             "--position-embedding-type rope --use-rope-scaling",
             {"model.rotary.scaling.kind": "llama3", "model.rotary.scaling.low": 1},
         ),
-        ("--lr 1e-3 --decoupled-lr 5e-4", {"optimizer.embedding_lr": 0.5, "optimizer.output_lr": 0.5}),
+        (
+            "--lr 1e-3 --decoupled-lr 5e-4",
+            {"optimizer.embedding_lr": 0.5, "optimizer.output_lr": 0.5},
+        ),
     ],
 )
 def test_flags_say_what_the_model_is(words: str, said: dict[str, Any]) -> None:
@@ -246,6 +333,8 @@ def test_flags_say_what_the_model_is(words: str, said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("release", "rows"), [("0.17.0", 1280), ("0.18.0", 1024)])
 def test_a_tokenizer_of_nothing_had_one_word_more(release: str, rows: int) -> None:
-    words = f"{BASE} --vocab-size 1024 --tokenizer-type NullTokenizer --tensor-model-parallel-size 2"
+    words = (
+        f"{BASE} --vocab-size 1024 --tokenizer-type NullTokenizer --tensor-model-parallel-size 2"
+    )
     plan = bridge.lift(compat.load("megatron").read(words.split(), release, 2)).values()
     assert plan["model.embedding.padded_vocab"] == rows

@@ -15,7 +15,10 @@ BARE = (
     "--max-position-embeddings 32 --lr 1e-3 "
 )
 CASES = {
-    "use_distributed_optimizer": ("--use-distributed-optimizer --optimizer sgd", "--use-distributed-optimizer"),
+    "use_distributed_optimizer": (
+        "--use-distributed-optimizer --optimizer sgd",
+        "--use-distributed-optimizer",
+    ),
     "adam_beta1": ("--adam-beta1 0.8 --optimizer sgd", "--adam-beta1 0.8"),
     "sgd_momentum": ("--sgd-momentum 0.8", "--sgd-momentum 0.8 --optimizer sgd"),
     "num_query_groups": ("--num-query-groups 2", "--num-query-groups 2 --group-query-attention"),
@@ -34,8 +37,13 @@ def test_it_is_said_where_it_bites_and_only_there(path: str, version: str) -> No
 
 def test_a_translation_does_not_write_what_stops() -> None:
     """DeepSpeed shards the state of SGD; Megatron's launch with the same would stop."""
-    source = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
-    config = compat.load("deepspeed").read(source | {"zero_optimization": {"stage": 1}}, world_size=4)
+    source = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    }
+    config = compat.load("deepspeed").read(
+        source | {"zero_optimization": {"stage": 1}}, world_size=4
+    )
     result = bridge.translate(config, MEGATRON)
     assert "use_distributed_optimizer" not in result.config.given
     assert not any("stops at the start" in finding.message for finding in result.findings)
@@ -68,7 +76,12 @@ SHARED = "--num-experts 4 --moe-shared-expert-intermediate-size 8"
 CONTEXT = "--context-parallel-size 2"
 RAMP = "--train-samples 1000 --rampup-batch-size"
 STOPPING = (
-    ("padded_vocab_size", f"{SPLIT} --padded-vocab-size 129", f"{SPLIT} --padded-vocab-size 128", "0.19.2"),
+    (
+        "padded_vocab_size",
+        f"{SPLIT} --padded-vocab-size 129",
+        f"{SPLIT} --padded-vocab-size 128",
+        "0.19.2",
+    ),
     ("ffn_hidden_size", f"{SPLIT} --ffn-hidden-size 129", f"{SPLIT} --ffn-hidden-size 128", ""),
     ("moe_ffn_hidden_size", f"{EXPERTS} {ODD} {SPLIT} --sequence-parallel", f"{EXPERTS} {ODD}", ""),
     ("seq_length", f"{SPLIT} --sequence-parallel --seq-length 31", f"{SPLIT} --seq-length 31", ""),
@@ -77,9 +90,24 @@ STOPPING = (
     ("context_parallel_size", f"{CONTEXT} --transformer-impl local", CONTEXT, ""),
     ("moe_router_topk", f"{EXPERTS} --moe-router-topk 5", f"{EXPERTS} --moe-router-topk 4", ""),
     ("global_batch_size", f"{PIPES} --global-batch-size 6", f"{PIPES} --global-batch-size 8", ""),
-    ("rampup_batch_size", f"{RAMP} 4 8 100 --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.17.1"),
-    ("rampup_batch_size", f"{RAMP} a b c --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.15.3"),
-    ("rampup_batch_size", f"{RAMP} 2 2 100 --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.17.1"),
+    (
+        "rampup_batch_size",
+        f"{RAMP} 4 8 100 --global-batch-size 16",
+        f"{RAMP} 4 4 100 --global-batch-size 16",
+        "0.17.1",
+    ),
+    (
+        "rampup_batch_size",
+        f"{RAMP} a b c --global-batch-size 16",
+        f"{RAMP} 4 4 100 --global-batch-size 16",
+        "0.15.3",
+    ),
+    (
+        "rampup_batch_size",
+        f"{RAMP} 2 2 100 --global-batch-size 16",
+        f"{RAMP} 4 4 100 --global-batch-size 16",
+        "0.17.1",
+    ),
     (
         "override_opt_param_scheduler",
         "--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler",
@@ -93,13 +121,20 @@ STOPPING = (
 
 @pytest.mark.parametrize("path, bad, good, version", STOPPING)
 def test_what_the_core_asserts_is_said(path: str, bad: str, good: str, version: str) -> None:
-    read = [MEGATRON.read((BARE + flags).split(), version or None, 4).findings for flags in (bad, good)]
-    assert [{one.path for one in found if one.effect is Effect.STOPS} for found in read] == [{path}, set()]
+    read = [
+        MEGATRON.read((BARE + flags).split(), version or None, 4).findings for flags in (bad, good)
+    ]
+    assert [{one.path for one in found if one.effect is Effect.STOPS} for found in read] == [
+        {path},
+        set(),
+    ]
 
 
 def test_a_release_without_ramps_says_that_it_ignores_one() -> None:
     config = MEGATRON.read(f"{BARE} {RAMP} 4 4 100 --global-batch-size 16".split(), "0.18.2", 4)
-    assert Effect.NUMBERS in {finding.effect for finding in config.findings if finding.path == "rampup_batch_size"}
+    assert Effect.NUMBERS in {
+        finding.effect for finding in config.findings if finding.path == "rampup_batch_size"
+    }
 
 
 def test_a_ramp_that_comes_back_beside_an_edited_batch_is_checked() -> None:
@@ -108,8 +143,14 @@ def test_a_ramp_that_comes_back_beside_an_edited_batch_is_checked() -> None:
     result = bridge.translate(source, compat.load("deepspeed"))
     sidecar = carry.parse(result.carry.text(result.written.text), "sidecar")
     for micro, stops in ((1, False), (2, True)):
-        batch = {"train_micro_batch_size_per_gpu": micro, "train_batch_size": 20 * micro, "gradient_accumulation_steps": 5}
-        edited = compat.load("deepspeed").config({**result.config.given, **batch}, result.config.version, 4)
+        batch = {
+            "train_micro_batch_size_per_gpu": micro,
+            "train_batch_size": 20 * micro,
+            "gradient_accumulation_steps": 5,
+        }
+        edited = compat.load("deepspeed").config(
+            {**result.config.given, **batch}, result.config.version, 4
+        )
         back = bridge.translate(edited, MEGATRON, "0.17.1", 4, sidecar)
         assert back.config.given["rampup_batch_size"] == source.given["rampup_batch_size"]
         assert any(finding.effect is Effect.STOPS for finding in back.findings) is stops

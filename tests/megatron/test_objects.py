@@ -22,7 +22,10 @@ from compat.megatron.runtime.real import launch_words
 
 Row = dict[str, Any]
 MODEL = {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "micro_batch_size": 1}
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()
+]
 """What a release's own parser and classes made of generated launches, as the harvest recorded it."""
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 LAST = releases.KNOWN[-1]
@@ -50,14 +53,18 @@ def test_agrees_with_the_real_class(version: str, facts: tuple[Row, ...]) -> Non
     assert rows
     differing: Row = {}
     for row in rows:
-        values = effective(parse(row["flags"], version, lenient=True).given, version, row["world_size"])
+        values = effective(
+            parse(row["flags"], version, lenient=True).given, version, row["world_size"]
+        )
         try:
             mine = objects.model_parallel(values, version)
         except ConfigError as error:
             differing.update({} if "config_rejected" in row else {row["recipe"]: str(error)})
             continue
         real = row.get("model_parallel_config", {})
-        wrong = {name: (mine.get(name), value) for name, value in real.items() if mine.get(name) != value}
+        wrong = {
+            name: (mine.get(name), value) for name, value in real.items() if mine.get(name) != value
+        }
         if wrong or "config_rejected" in row:
             differing[row["recipe"]] = wrong or row["config_rejected"]
     assert not differing
@@ -85,30 +92,45 @@ def test_verdicts_of_both_kinds_are_recorded() -> None:
 
 class TestModelParallel:
     def test_sizes_that_follow(self) -> None:
-        mine = objects.model_parallel(args("0.16.1", tensor_model_parallel_size=2, bf16=True), "0.16.1")
+        mine = objects.model_parallel(
+            args("0.16.1", tensor_model_parallel_size=2, bf16=True), "0.16.1"
+        )
         assert mine["expert_tensor_parallel_size"] == 2
-        assert (mine["autocast_dtype"], mine["pipeline_dtype"]) == ("torch.bfloat16", "torch.bfloat16")
+        assert (mine["autocast_dtype"], mine["pipeline_dtype"]) == (
+            "torch.bfloat16",
+            "torch.bfloat16",
+        )
         assert mine["batch_p2p_comm"] is not mine["overlap_p2p_comm"]
         assert mine["deallocate_pipeline_outputs"] is True
 
     @pytest.mark.parametrize("version", releases.KNOWN)
     def test_fields_are_those_of_the_release(self, version: str) -> None:
-        assert set(objects.model_parallel(args(version), version)) == set(releases.fields(version, "ModelParallelConfig"))
+        assert set(objects.model_parallel(args(version), version)) == set(
+            releases.fields(version, "ModelParallelConfig")
+        )
 
     @pytest.mark.parametrize("version", ["0.14.0", "0.15.3"])
     def test_experts_with_tensor_ranks_want_sequence_parallelism(self, version: str) -> None:
         experts: Row = {"num_experts": 4, "expert_model_parallel_size": 2, "add_bias_linear": False}
-        assert "sequence_parallel: found false" in refused(version, tensor_model_parallel_size=2, **experts)
+        assert "sequence_parallel: found false" in refused(
+            version, tensor_model_parallel_size=2, **experts
+        )
 
     def test_the_defect_of_0_15_is_named(self) -> None:
         experts: Row = {"num_experts": 4, "expert_model_parallel_size": 2, "add_bias_linear": False}
         sizes: Row = {"tensor_model_parallel_size": 2, **experts}
         assert "defect of this release" in refused("0.15.3", **sizes)
-        assert objects.model_parallel(args("0.16.1", **sizes), "0.16.1")["sequence_parallel"] is False
+        assert (
+            objects.model_parallel(args("0.16.1", **sizes), "0.16.1")["sequence_parallel"] is False
+        )
 
     @pytest.mark.parametrize(("version", "taken"), [("0.15.3", False), ("0.16.1", True)])
     def test_fewer_groups_than_tensor_ranks_since_0_16(self, version: str, taken: bool) -> None:
-        grouped: Row = {"group_query_attention": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
+        grouped: Row = {
+            "group_query_attention": True,
+            "num_query_groups": 2,
+            "tensor_model_parallel_size": 4,
+        }
         if taken:
             assert objects.transformer(args(version, **grouped), version)["num_query_groups"] == 2
         else:
@@ -123,8 +145,14 @@ class TestModelParallel:
 
     def test_residual_in_fp32_widens_the_pipeline_since_0_17(self) -> None:
         wide: Row = {"fp32_residual_connection": True, "bf16": True}
-        assert objects.model_parallel(args("0.16.1", **wide), "0.16.1")["pipeline_dtype"] == "torch.bfloat16"
-        assert objects.model_parallel(args("0.17.0", **wide), "0.17.0")["pipeline_dtype"] == "torch.float32"
+        assert (
+            objects.model_parallel(args("0.16.1", **wide), "0.16.1")["pipeline_dtype"]
+            == "torch.bfloat16"
+        )
+        assert (
+            objects.model_parallel(args("0.17.0", **wide), "0.17.0")["pipeline_dtype"]
+            == "torch.float32"
+        )
 
     def test_latent_attention_is_another_class(self) -> None:
         values = args("0.16.1", multi_latent_attention=True, apply_rope_fusion=False)
@@ -143,19 +171,25 @@ class TestStages:
         assert "cannot be shared equally by the pipeline ranks that remain" in refused(
             "0.16.1", pipeline_model_parallel_size=4, num_layers=9, **ends
         )
-        whole = objects.transformer(args("0.16.1", pipeline_model_parallel_size=4, **ends), "0.16.1")
-        assert (whole["num_layers_in_first_pipeline_stage"], whole["num_layers_in_last_pipeline_stage"]) == (
-            1,
-            3,
+        whole = objects.transformer(
+            args("0.16.1", pipeline_model_parallel_size=4, **ends), "0.16.1"
         )
+        assert (
+            whole["num_layers_in_first_pipeline_stage"],
+            whole["num_layers_in_last_pipeline_stage"],
+        ) == (1, 3)
 
     def test_the_defect_of_0_12_is_named(self) -> None:
         assert "ZeroDivisionError" in refused("0.12.0", decoder_first_pipeline_num_layers=2)
 
     def test_layers_left_over_since_0_16(self) -> None:
         ends: Row = {"decoder_first_pipeline_num_layers": 2, "decoder_last_pipeline_num_layers": 2}
-        assert "there is no stage for the layers that remain" in refused("0.16.1", pipeline_model_parallel_size=2, **ends)
-        assert objects.model_parallel(args("0.15.3", pipeline_model_parallel_size=2, **ends), "0.15.3")
+        assert "there is no stage for the layers that remain" in refused(
+            "0.16.1", pipeline_model_parallel_size=2, **ends
+        )
+        assert objects.model_parallel(
+            args("0.15.3", pipeline_model_parallel_size=2, **ends), "0.15.3"
+        )
 
     @pytest.mark.parametrize(
         ("text", "problem"),
@@ -167,7 +201,9 @@ class TestStages:
         ],
     )
     def test_layouts_that_do_not_fit(self, text: str, problem: str) -> None:
-        assert problem in refused("0.16.1", pipeline_model_parallel_size=2, pipeline_model_parallel_layout=text)
+        assert problem in refused(
+            "0.16.1", pipeline_model_parallel_size=2, pipeline_model_parallel_layout=text
+        )
 
     @pytest.mark.parametrize(
         ("text", "stages"),
@@ -198,8 +234,14 @@ class TestDataParallel:
 
     def test_bucket_size(self) -> None:
         assert objects.ddp(args("0.16.1"), "0.16.1")["bucket_size"] is None
-        assert objects.ddp(args("0.16.1", overlap_grad_reduce=True), "0.16.1")["bucket_size"] == 40_000_000
-        wide = objects.ddp(args("0.16.1", 64, overlap_grad_reduce=True, context_parallel_size=2, seq_length=64), "0.16.1")
+        assert (
+            objects.ddp(args("0.16.1", overlap_grad_reduce=True), "0.16.1")["bucket_size"]
+            == 40_000_000
+        )
+        wide = objects.ddp(
+            args("0.16.1", 64, overlap_grad_reduce=True, context_parallel_size=2, seq_length=64),
+            "0.16.1",
+        )
         assert wide["bucket_size"] == 64_000_000
 
     def test_size_and_count_of_buckets(self) -> None:
@@ -211,9 +253,10 @@ class TestDataParallel:
         values = args("0.16.1", untie_embeddings_and_output_weights=True, **fsdp)
         assert objects.ddp(values, "0.16.1")["reshard_after_forward"] is True
 
-
     @pytest.mark.parametrize(("version", "held"), [("0.19.2", (True, True)), (LAST, (False, True))])
-    def test_decoupled_gradients_belong_to_fsdp_on_main(self, version: str, held: tuple[bool, bool]) -> None:
+    def test_decoupled_gradients_belong_to_fsdp_on_main(
+        self, version: str, held: tuple[bool, bool]
+    ) -> None:
         precise: Row = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True}
         sharded: Row = {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
         made = [objects.ddp(args(version, **precise, **more), version) for more in ({}, sharded)]
@@ -231,7 +274,9 @@ class TestOptimizer:
 
     def test_precision_awareness_wants_a_sharded_adam(self) -> None:
         with pytest.raises(ConfigError) as error:
-            objects.optimizer(args("0.16.1", use_precision_aware_optimizer=True, optimizer="sgd"), "0.16.1")
+            objects.optimizer(
+                args("0.16.1", use_precision_aware_optimizer=True, optimizer="sgd"), "0.16.1"
+            )
         assert len(error.value.problems) == 2
 
 
@@ -248,23 +293,41 @@ class TestFromFields:
         assert "sequence_parallel: found" in fields_refused("0.16.1", sequence_parallel=True)
 
     def test_pipelines_need_a_dtype(self) -> None:
-        assert "pipeline_dtype: missing" in fields_refused("0.16.1", "ModelParallelConfig", pipeline_model_parallel_size=2)
+        assert "pipeline_dtype: missing" in fields_refused(
+            "0.16.1", "ModelParallelConfig", pipeline_model_parallel_size=2
+        )
 
     @pytest.mark.parametrize(
         ("given", "held"),
         [
             ({}, ([], "none", "none")),
-            ({"cuda_graph_modules": "attn,moe_router", "num_moe_experts": 2}, (["attn", "moe_router"], "none", "none")),
             (
-                {"cuda_graph_modules": "moe_router", "cuda_graph_impl": "local", "num_moe_experts": 2, "moe_layer_freq": 1},
+                {"cuda_graph_modules": "attn,moe_router", "num_moe_experts": 2},
+                (["attn", "moe_router"], "none", "none"),
+            ),
+            (
+                {
+                    "cuda_graph_modules": "moe_router",
+                    "cuda_graph_impl": "local",
+                    "num_moe_experts": 2,
+                    "moe_layer_freq": 1,
+                },
                 (["moe_router", "moe_preprocess"], "local", "layer"),
             ),
             ({"cuda_graph_modules": "full_iteration"}, ([], "full_iteration", "none")),
-            ({"cuda_graph_modules": ["full_iteration_inference"], "cuda_graph_impl": "local"}, ([], "local", "block")),
-            ({"cuda_graph_scope": "attn", "cuda_graph_impl": "local"}, (["attn"], "local", "layer")),
+            (
+                {"cuda_graph_modules": ["full_iteration_inference"], "cuda_graph_impl": "local"},
+                ([], "local", "block"),
+            ),
+            (
+                {"cuda_graph_scope": "attn", "cuda_graph_impl": "local"},
+                (["attn"], "local", "layer"),
+            ),
         ],
     )
-    def test_captured_modules_since_0_18(self, given: Row, held: tuple[list[str], str, str]) -> None:
+    def test_captured_modules_since_0_18(
+        self, given: Row, held: tuple[list[str], str, str]
+    ) -> None:
         made = objects.from_fields({**SHAPE, **given}, "0.19.2", "TransformerConfig")
         names = ("cuda_graph_modules", "cuda_graph_impl", "inference_cuda_graph_scope")
         assert tuple(made[name] for name in names) == held
@@ -274,22 +337,41 @@ class TestFromFields:
         ("given", "problem"),
         [
             ({"cuda_graph_modules": "0"}, "cuda_graph_modules: found 0; expected names among attn"),
-            ({"cuda_graph_modules": "full,attn"}, "cuda_graph_modules: found full beside other modules"),
-            ({"cuda_graph_modules": "attn", "cuda_graph_scope": "mlp"}, "cuda_graph_scope: found with cuda_graph_modules attn"),
-            ({"inference_cuda_graph_scope": "layer"}, "inference_cuda_graph_scope: found layer, which cuda_graph_impl none"),
-            ({"use_mup": True, "mup_base_head_dim": -1.0}, "mup_base_head_dim: found -1.0; expected at least 0"),
-            ({"use_mup": True, "kv_channels": -1, "mup_attn_scale_power": 0.5}, "mup_attn_scale_power: found 0.5; kv_channels"),
+            (
+                {"cuda_graph_modules": "full,attn"},
+                "cuda_graph_modules: found full beside other modules",
+            ),
+            (
+                {"cuda_graph_modules": "attn", "cuda_graph_scope": "mlp"},
+                "cuda_graph_scope: found with cuda_graph_modules attn",
+            ),
+            (
+                {"inference_cuda_graph_scope": "layer"},
+                "inference_cuda_graph_scope: found layer, which cuda_graph_impl none",
+            ),
+            (
+                {"use_mup": True, "mup_base_head_dim": -1.0},
+                "mup_base_head_dim: found -1.0; expected at least 0",
+            ),
+            (
+                {"use_mup": True, "kv_channels": -1, "mup_attn_scale_power": 0.5},
+                "mup_attn_scale_power: found 0.5; kv_channels",
+            ),
         ],
     )
     def test_refused_since_0_18(self, given: Row, problem: str) -> None:
         assert problem in fields_refused("0.19.2", **SHAPE, **given)
 
     def test_problems_are_collected(self) -> None:
-        wrong = fields_refused("0.16.1", num_layers=8, fp16=True, bf16=True, expert_model_parallel_size=2)
+        wrong = fields_refused(
+            "0.16.1", num_layers=8, fp16=True, bf16=True, expert_model_parallel_size=2
+        )
         assert len(wrong.splitlines()) == 2
 
     def test_unchecked(self) -> None:
-        built = objects.from_fields({"fp16": True, "bf16": True}, "0.16.1", "TransformerConfig", check=False)
+        built = objects.from_fields(
+            {"fp16": True, "bf16": True}, "0.16.1", "TransformerConfig", check=False
+        )
         assert built["autocast_dtype"] == "torch.float32"
 
     def test_layouts_as_lists(self) -> None:
@@ -299,7 +381,9 @@ class TestFromFields:
             "pipeline_model_parallel_size": 2,
             "num_layers": 4,
         }
-        built = objects.from_fields({**given, "pipeline_dtype": "torch.float32"}, "0.16.1", "TransformerConfig")
+        built = objects.from_fields(
+            {**given, "pipeline_dtype": "torch.float32"}, "0.16.1", "TransformerConfig"
+        )
         assert built["virtual_pipeline_model_parallel_size"] == 2
 
 
@@ -332,7 +416,10 @@ def test_agrees_with_the_installed_class(chosen: Row) -> None:
     version = core.__version__
     if version not in releases.KNOWN:
         pytest.skip(f"no facts about {version}")
-    real = {name: getattr(torch, v[6:]) if str(v).startswith("torch.") else v for name, v in chosen.items()}
+    real = {
+        name: getattr(torch, v[6:]) if str(v).startswith("torch.") else v
+        for name, v in chosen.items()
+    }
     try:
         built = core.ModelParallelConfig(**real)
     except ValueError:

@@ -79,8 +79,12 @@ def read(version: str = MAIN, world_size: int | None = None, **said: Any) -> Any
     return MERAK.read(said, version, world_size)
 
 
-def about(path: str, version: str = MAIN, world_size: int | None = None, **said: Any) -> list[Finding]:
-    return [finding for finding in read(version, world_size, **said).findings if finding.path == path]
+def about(
+    path: str, version: str = MAIN, world_size: int | None = None, **said: Any
+) -> list[Finding]:
+    return [
+        finding for finding in read(version, world_size, **said).findings if finding.path == path
+    ]
 
 
 def refused(version: str = MAIN, world_size: int | None = None, **said: Any) -> str:
@@ -214,13 +218,24 @@ def test_old_releases_refuse_new_shapes() -> None:
     ],
 )
 def test_wrong_documentation(name: str, doc: str) -> None:
-    found = [finding for finding in about(f"args.{name}", num_layers=4) if "Merak's documentation says" in finding.message]
-    assert len(found) == 1 and found[0].message.endswith(f"says {doc!r}" if "min" in doc or doc == "uniform" else f"says {doc}")
+    found = [
+        finding
+        for finding in about(f"args.{name}", num_layers=4)
+        if "Merak's documentation says" in finding.message
+    ]
+    assert len(found) == 1 and found[0].message.endswith(
+        f"says {doc!r}" if "min" in doc or doc == "uniform" else f"says {doc}"
+    )
     assert not found[0].given
 
 
 def test_given_values_need_no_documentation() -> None:
-    said = {"partition_method": "uniform_floor", "split_method": "layer_split", "wall_clock_breakdown": True, "zero_stage": 1}
+    said = {
+        "partition_method": "uniform_floor",
+        "split_method": "layer_split",
+        "wall_clock_breakdown": True,
+        "zero_stage": 1,
+    }
     assert not [finding for finding in read(**said).findings if "documentation" in finding.message]
 
 
@@ -250,7 +265,9 @@ INERT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", INERT)
 def test_inert_settings(path: str) -> None:
-    found = [finding for finding in about(path, **INERT[path]) if finding.message.startswith("no effect")]
+    found = [
+        finding for finding in about(path, **INERT[path]) if finding.message.startswith("no effect")
+    ]
     assert len(found) == 1 and found[0].given and found[0].effect is Effect.NONE
 
 
@@ -269,7 +286,11 @@ WORKING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", WORKING)
 def test_the_same_settings_where_they_count(path: str) -> None:
-    assert not [finding for finding in about(path, **WORKING[path]) if finding.message.startswith("no effect")]
+    assert not [
+        finding
+        for finding in about(path, **WORKING[path])
+        if finding.message.startswith("no effect")
+    ]
 
 
 BROKEN: list[tuple[str, dict[str, Any]]] = [
@@ -278,7 +299,10 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("args.tp_overlapping_level", {**DEGREES, "tp_overlapping_level": 2}),
     ("args.trace_method", {"trace_method": "dynamo"}),
     ("args.half_precision_backend", {"half_precision_backend": "cuda_amp", "max_grad_norm": 0.0}),
-    ("args.lr_scheduler_type", {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}),
+    (
+        "args.lr_scheduler_type",
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"},
+    ),
     ("args.loss_scale", {"version": "1.1.1", "fp16": True, "loss_scale": 8.0}),
 ]
 
@@ -309,9 +333,17 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("path, said, cure", WRONG)
-def test_what_goes_wrong_and_what_cures_it(path: str, said: dict[str, Any], cure: dict[str, Any]) -> None:
+def test_what_goes_wrong_and_what_cures_it(
+    path: str, said: dict[str, Any], cure: dict[str, Any]
+) -> None:
     def bites(given: dict[str, Any]) -> int:
-        return len([finding for finding in about(path, **given) if not finding.message.startswith(("no effect", "not given"))])
+        return len(
+            [
+                finding
+                for finding in about(path, **given)
+                if not finding.message.startswith(("no effect", "not given"))
+            ]
+        )
 
     assert bites(said) == bites({**said, **cure}) + 1
 
@@ -321,13 +353,23 @@ def test_bf16_is_inert_before_it_was_read() -> None:
 
 
 def test_open_degrees_are_said() -> None:
-    assert {finding.path for finding in read().findings} >= {"init.pp", "init.tp", "init.dp", "args.output_dir"}
-    assert not {finding.path for finding in read(**DEGREES, output_dir="x").findings} & {"init.pp", "args.output_dir"}
+    assert {finding.path for finding in read().findings} >= {
+        "init.pp",
+        "init.tp",
+        "init.dp",
+        "args.output_dir",
+    }
+    assert not {finding.path for finding in read(**DEGREES, output_dir="x").findings} & {
+        "init.pp",
+        "args.output_dir",
+    }
 
 
 def test_every_trap_names_a_field_and_a_place() -> None:
     for trap in TRAPS:
-        assert trap.path in fields(Merak) and trap.place and (".py" in trap.place or ":" in trap.place), trap
+        assert (
+            trap.path in fields(Merak) and trap.place and (".py" in trap.place or ":" in trap.place)
+        ), trap
 
 
 def test_a_config_takes_few_calls() -> None:

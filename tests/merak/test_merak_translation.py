@@ -54,8 +54,16 @@ def from_megatron(flags: str, world_size: int = 8, version: str | None = None) -
         ({"max_grad_norm": -1.0}, "optimizer.clip", 0.0),
         ({"half_precision_backend": "cpu_amp"}, "optimizer.clip", 0.0),
         ({"max_steps": 200, "warmup_ratio": 0.1}, "optimizer.schedule.warmup_steps", 20),
-        ({"max_steps": 200, "warmup_ratio": 0.1, "warmup_steps": 3}, "optimizer.schedule.warmup_steps", 3),
-        ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "optimizer.schedule.warmup_steps", 0),
+        (
+            {"max_steps": 200, "warmup_ratio": 0.1, "warmup_steps": 3},
+            "optimizer.schedule.warmup_steps",
+            3,
+        ),
+        (
+            {"lr_scheduler_type": "constant", "warmup_steps": 3},
+            "optimizer.schedule.warmup_steps",
+            0,
+        ),
         ({"lr_scheduler_type": "polynomial"}, "optimizer.schedule.minimum", 1e-7),
         ({"lr_scheduler_type": "polynomial"}, "optimizer.schedule.name", "linear"),
         ({"max_steps": -1}, "optimizer.schedule.total_steps", None),
@@ -82,7 +90,12 @@ def test_meanings(said: dict[str, Any], path: str, value: Any) -> None:
 
 def test_to_megatron() -> None:
     config = sent(
-        MEGATRON, fp16=True, zero_stage=1, per_device_train_batch_size=2, gradient_accumulation_steps=4, num_layers=8
+        MEGATRON,
+        fp16=True,
+        zero_stage=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        num_layers=8,
     ).config
     expected = {
         "tensor_model_parallel_size": 2,
@@ -100,7 +113,13 @@ def test_to_megatron() -> None:
 
 
 def test_to_deepspeed() -> None:
-    config = sent(DEEPSPEED, bf16=True, zero_stage=1, zero_reduce_bucket_size=1000, per_device_train_batch_size=2).config
+    config = sent(
+        DEEPSPEED,
+        bf16=True,
+        zero_stage=1,
+        zero_reduce_bucket_size=1000,
+        per_device_train_batch_size=2,
+    ).config
     expected = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
@@ -146,7 +165,9 @@ def test_from_megatron_with_what_merak_lacks() -> None:
         "--micro-batch-size 1 "
         "--tensor-model-parallel-size 2 --sequence-parallel --optimizer sgd --lr 0.1 --recompute-granularity selective"
     )
-    lost = {finding.path for finding in result.findings if finding.given and finding.how is not None}
+    lost = {
+        finding.path for finding in result.findings if finding.given and finding.how is not None
+    }
     assert {"sequence_parallel", "optimizer", "recompute_granularity"} <= lost
     assert from_megatron(
         "--micro-batch-size 1 --tensor-model-parallel-size 2 --sequence-parallel --lr 0.1",
@@ -163,8 +184,15 @@ def test_from_deepspeed() -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
     }
     result = translate(DEEPSPEED.read(source, world_size=4, code={"pipeline_stages": 1}), MERAK)
-    given, lost = result.config.given, {finding.path for finding in result.findings if finding.how is not None}
-    assert given["init.dp"] == 4 and given["args.zero_stage"] == 1 and given["args.initial_scale_power"] == 12
+    given, lost = (
+        result.config.given,
+        {finding.path for finding in result.findings if finding.how is not None},
+    )
+    assert (
+        given["init.dp"] == 4
+        and given["args.zero_stage"] == 1
+        and given["args.initial_scale_power"] == 12
+    )
     assert {"zero_optimization.stage", "fp16.hysteresis"} <= lost
     assert "args.hysteresis" not in given
 
@@ -185,21 +213,33 @@ def test_there_and_back_with_what_was_carried(case: dict[str, Any], other: Any) 
 
 
 def test_an_edit_in_between_survives() -> None:
-    source = MERAK.read({**DEGREES, "learning_rate": 1e-3, "split_method": "layer_split"}, world_size=8)
+    source = MERAK.read(
+        {**DEGREES, "learning_rate": 1e-3, "split_method": "layer_split"}, world_size=8
+    )
     there = translate(source, DEEPSPEED)
-    edited = DEEPSPEED.config({**there.config.given, "optimizer.params.lr": 5e-4}, there.config.version, 8)
+    edited = DEEPSPEED.config(
+        {**there.config.given, "optimizer.params.lr": 5e-4}, there.config.version, 8
+    )
     back = translate(edited, MERAK, carry=there.carry).config
-    assert back.given["args.learning_rate"] == 5e-4 and back.given["args.split_method"] == "layer_split"
+    assert (
+        back.given["args.learning_rate"] == 5e-4
+        and back.given["args.split_method"] == "layer_split"
+    )
 
 
 def test_what_a_release_lacks_is_a_loss() -> None:
     source = MERAK.read({**DEGREES, "split_method": "layer_split", "seed": 1}, world_size=8)
     result = translate(source, MERAK, "1.1.1")
     assert "args.split_method" not in result.config.given and result.config.given["args.seed"] == 1
-    assert {finding.path: finding.how for finding in result.findings}["args.split_method"] is How.DROPPED
+    assert {finding.path: finding.how for finding in result.findings}[
+        "args.split_method"
+    ] is How.DROPPED
 
 
 def test_split_and_tensor_lists_are_named_when_they_stay_behind() -> None:
     result = sent(MEGATRON, split_method="layer_split", input_output_mapping=[[1, 3, "col"]])
     lost = {finding.path: finding.how for finding in result.findings if finding.how is not None}
-    assert lost["args.split_method"] is How.DROPPED and lost["tp_lists.input_output_mapping"] is How.DROPPED
+    assert (
+        lost["args.split_method"] is How.DROPPED
+        and lost["tp_lists.input_output_mapping"] is How.DROPPED
+    )

@@ -16,7 +16,9 @@ from bridge.trace.comparison import Comparison, compare_runs
 from bridge.trace.filter import Filter
 from bridge.trace.run import TracedRun
 
-LOGS = Debug(layer_outputs=9, layer_gradients=9, param_init=9, all_param_gradients=9, param_update=9)
+LOGS = Debug(
+    layer_outputs=9, layer_gradients=9, param_init=9, all_param_gradients=9, param_update=9
+)
 
 
 class Model(nn.Module):
@@ -26,7 +28,9 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.words = nn.Embedding(12, 8, **embedding)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(2)
+        )
         self.head = nn.Linear(8, 12)
 
     def forward(self, tokens: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -61,7 +65,9 @@ def trained(
     change(found, kind)
     tracer = attach(found, logs, folder, optimizer=kind, invariants=False, **more)
     for step in range(2):
-        tokens = torch.randint(1, 12, (4, 6), generator=torch.Generator().manual_seed(0 if alike else step))
+        tokens = torch.randint(
+            1, 12, (4, 6), generator=torch.Generator().manual_seed(0 if alike else step)
+        )
         tokens[0, 0] = 0
         kind.zero_grad()
         loss = nn.functional.cross_entropy(call(found, tokens).flatten(0, 1), tokens.flatten())
@@ -121,7 +127,9 @@ def test_settings_that_differ_are_no_cause_of_what_two_weights_alone_do(tmp_path
         optimizer.param_groups[0]["betas"] = (0.9, 0.99)  # which shows in the second step
         by_hand(("head",), 1.01)(model, optimizer)
 
-    assert claimed(tmp_path, {"change": betas}).startswith("only head.bias, head.weight change differently")
+    assert claimed(tmp_path, {"change": betas}).startswith(
+        "only head.bias, head.weight change differently"
+    )
 
 
 class Adapted(Model):
@@ -150,9 +158,10 @@ def other_weights() -> Model:
 def test_weights_that_were_not_logged_are_not_said_to_agree(tmp_path: Path) -> None:
     logs = Debug(layer_outputs=9)
     said = claimed(tmp_path, {"model": other_weights(), "logs": logs}, {"logs": logs})
-    assert said.startswith(
-        "blocks.0 is the first layer whose outputs differ"
-    ) and "weights agreed" not in said
+    assert (
+        said.startswith("blocks.0 is the first layer whose outputs differ")
+        and "weights agreed" not in said
+    )
     assert "weights (the logs do not show whether they were equal)" in said
 
 
@@ -167,9 +176,13 @@ def test_a_layer_is_not_blamed_for_what_may_come_before_it(tmp_path: Path) -> No
     )
 
 
-def test_a_loss_is_not_blamed_for_what_runs_after_the_layers_that_were_logged(tmp_path: Path) -> None:
+def test_a_loss_is_not_blamed_for_what_runs_after_the_layers_that_were_logged(
+    tmp_path: Path,
+) -> None:
     def hooked(model: nn.Module, optimizer: Any) -> None:
-        model.get_submodule("head").register_full_backward_hook(lambda module, given, out: (given[0] * torch.rand(8),))
+        model.get_submodule("head").register_full_backward_hook(
+            lambda module, given, out: (given[0] * torch.rand(8),)
+        )
 
     whole = claimed(tmp_path / "whole", {"change": hooked})
     assert whole.startswith("the loss, its targets, or the backward pass of head differs")
@@ -187,9 +200,13 @@ def test_a_norm_that_stays_as_samples_do_is_no_clipping(tmp_path: Path) -> None:
 
 def test_samples_that_differ_under_one_norm_are(tmp_path: Path) -> None:
     def clipped(model: nn.Module, optimizer: Any) -> None:
-        optimizer.register_step_pre_hook(lambda *given: [nn.utils.clip_grad_norm_(model.parameters(), 1e-3)].clear())
+        optimizer.register_step_pre_hook(
+            lambda *given: [nn.utils.clip_grad_norm_(model.parameters(), 1e-3)].clear()
+        )
 
-    assert claimed(tmp_path, {"change": clipped}).startswith("gradients are clipped or normalised to a norm of 0.001 in A alone")
+    assert claimed(tmp_path, {"change": clipped}).startswith(
+        "gradients are clipped or normalised to a norm of 0.001 in A alone"
+    )
 
 
 def test_a_row_without_a_gradient_was_not_cleared_after_backward(tmp_path: Path) -> None:
@@ -199,7 +216,9 @@ def test_a_row_without_a_gradient_was_not_cleared_after_backward(tmp_path: Path)
         return model
 
     said = claimed(tmp_path, {"model": filled(padding_idx=0)}, {"model": filled()})
-    assert said.startswith("some elements of the gradients of words.weight are zero in A alone: they were dropped")
+    assert said.startswith(
+        "some elements of the gradients of words.weight are zero in A alone: they were dropped"
+    )
 
 
 def test_a_loss_scale_is_told_from_a_mean_that_is_missing(tmp_path: Path) -> None:
@@ -236,8 +255,15 @@ def test_what_is_given_by_name_may_come_in_any_order(tmp_path: Path) -> None:
 
 
 def test_what_one_run_was_not_to_log_is_unseen(tmp_path: Path) -> None:
-    found = held(trained(tmp_path / "a", filter=Filter(layers=("blocks.1",))), trained(tmp_path / "b"))
+    found = held(
+        trained(tmp_path / "a", filter=Filter(layers=("blocks.1",))), trained(tmp_path / "b")
+    )
     assert found.divergence is None
-    assert TracedRun.read(tmp_path / "a").notes == ("the log has only layers with blocks.1 in their names",)
-    odd = held(trained(tmp_path / "c", filter=Filter(kinds=("weight",), steps=range(2, 3))), trained(tmp_path / "d"))
+    assert TracedRun.read(tmp_path / "a").notes == (
+        "the log has only layers with blocks.1 in their names",
+    )
+    odd = held(
+        trained(tmp_path / "c", filter=Filter(kinds=("weight",), steps=range(2, 3))),
+        trained(tmp_path / "d"),
+    )
     assert odd.divergence is None

@@ -34,23 +34,42 @@ def drawn(folder: Path, seed: int, world: int = 2, steps: int = 4) -> TracedRun:
     the same in every step.
     """
     random = Random(seed)
-    plan = [(random.choice(("whole", "rows", "run")), random.choice(FORMATS), random.randint(1, 8)) for _ in range(9)]
+    plan = [
+        (random.choice(("whole", "rows", "run")), random.choice(FORMATS), random.randint(1, 8))
+        for _ in range(9)
+    ]
     for rank in range(world):
-        logs = Log(folder, rank, {**ABOUT, "ranks": world}), Log(folder, rank, {**ABOUT, "ranks": world}, full=True)
+        logs = (
+            Log(folder, rank, {**ABOUT, "ranks": world}),
+            Log(folder, rank, {**ABOUT, "ranks": world}, full=True),
+        )
         for step in range(steps):
             log = logs[seed % 2]
             for number, (how, dtype, level) in enumerate(plan[: 9 - step % 2]):
-                whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + number)).mul(9).to(dtype)
+                whole = (
+                    torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + number))
+                    .mul(9)
+                    .to(dtype)
+                )
                 place = Placement.full((4, 6), ("data",))
                 local = whole
                 if how == "rows":
-                    place, local = Placement.box((4, 6), (2 * rank, 0), (2, 6)), whole[2 * rank : 2 * rank + 2]
+                    place, local = (
+                        Placement.box((4, 6), (2 * rank, 0), (2, 6)),
+                        whole[2 * rank : 2 * rank + 2],
+                    )
                 elif how == "run":
                     place, local = (
                         Placement.full((4, 6)).run(10 * rank, (10, 24)[rank]),
                         whole.view(-1)[10 * rank : (10, 24)[rank]],
                     )
-                log.add(Name(step, "forward", "ab"[number % 2], None, "output", str(number)), local, place, level, 0)
+                log.add(
+                    Name(step, "forward", "ab"[number % 2], None, "output", str(number)),
+                    local,
+                    place,
+                    level,
+                    0,
+                )
             log.write(step)
     return TracedRun.read(folder)
 
@@ -62,14 +81,24 @@ def test_steps_are_read_at_once_as_they_are_tensor_by_tensor(seed: int, tmp_path
     for step in run.steps:
         columns, entries = reader.columns(step), run.entries(step)
         patterns.add(id(columns.pattern))
-        assert [entry.name[1:] for entry in columns.pattern.entries] == [entry.name[1:] for entry in entries]
+        assert [entry.name[1:] for entry in columns.pattern.entries] == [
+            entry.name[1:] for entry in entries
+        ]
         gathering = Gathering(columns.pattern.entries, columns.pattern)
         figures, samples = gathering.figures(columns), gathering.samples(columns)
         for at, entry in enumerate(entries):
             summary = entry.summary
             assert gathering.told[at] == (summary is not None)
             if summary is not None:
-                expected = [summary.count, summary.nans, summary.infs, summary.total, summary.squares, summary.low, summary.high]
+                expected = [
+                    summary.count,
+                    summary.nans,
+                    summary.infs,
+                    summary.total,
+                    summary.squares,
+                    summary.low,
+                    summary.high,
+                ]
                 assert figures[at].tolist() == pytest.approx(expected, rel=1e-15)
             begin, length = gathering.begins[at], gathering.lengths[at]
             assert (None if length < 0 else samples[begin : begin + length].tolist()) == (
@@ -90,15 +119,28 @@ def copied(folder: Path, odd: int | None, rate: float = 0.1) -> TracedRun:
             weight = torch.arange(12.0).view(3, 4) * (1 + rate * step)
             weight = weight * 1.01 if rank == odd and step > 1 else weight
             output = torch.randn(2, 5, generator=torch.Generator().manual_seed(10 * step + rank))
-            log.add(Name(step, "forward", "a", None, "output"), output, Placement.box((4, 5), (2 * rank, 0), (2, 5)), 8, rank)
-            log.add(Name(step, "update", "a", None, "weight", "w"), weight, Placement.full((3, 4), ("data",)), 8)
+            log.add(
+                Name(step, "forward", "a", None, "output"),
+                output,
+                Placement.box((4, 5), (2 * rank, 0), (2, 5)),
+                8,
+                rank,
+            )
+            log.add(
+                Name(step, "update", "a", None, "weight", "w"),
+                weight,
+                Placement.full((3, 4), ("data",)),
+                8,
+            )
             log.write(step, loss=3.0 - step)
     return TracedRun.read(folder)
 
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_a_fault_on_one_rank_alone_is_located_there(odd: int, tmp_path: Path) -> None:
-    found = compare_runs(copied(tmp_path / "bad", odd), copied(tmp_path / "good", None), every=False)
+    found = compare_runs(
+        copied(tmp_path / "bad", odd), copied(tmp_path / "good", None), every=False
+    )
     assert found.divergence is not None
     assert str(found.divergence.name) == "2/update/a/weight/w"
     assert found.divergence.ranks == (odd,)
@@ -106,13 +148,17 @@ def test_a_fault_on_one_rank_alone_is_located_there(odd: int, tmp_path: Path) ->
     assert "cosine" in found.divergence.cause or "times B" in found.divergence.cause
 
 
-def test_settings_are_compared_before_anything_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_compared_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copied(tmp_path / "a", None, 0.1)
     copied(tmp_path / "b", None, 0.2)
     assert command(["trace", "diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "settings differ: group 0.lr: 0.1 in A, 0.2 in B"
-    assert lines.index(next(line for line in lines if line.startswith("the runs first differ at"))) > 2
+    assert (
+        lines.index(next(line for line in lines if line.startswith("the runs first differ at"))) > 2
+    )
 
 
 def verdicts(found: Comparison) -> list[str]:
@@ -133,19 +179,35 @@ def test_steps_that_look_otherwise_in_one_run_alone_are_matched_by_name(tmp_path
         for step in range(1, 5):
             for tensor in ("x", "y", "z"):
                 if (step, tensor) != (missing, "y"):
-                    log.add(Name(step, "forward", "a", None, "output", tensor), torch.full((3,), 2.0), Placement.full((3,)), 5)
+                    log.add(
+                        Name(step, "forward", "a", None, "output", tensor),
+                        torch.full((3,), 2.0),
+                        Placement.full((3,)),
+                        5,
+                    )
             log.write(step)
     found = compare_runs(TracedRun.read(tmp_path / "a"), TracedRun.read(tmp_path / "b"))
-    assert [(str(line.name), line.verdict) for line in found.faults] == [("2/forward/a/output/y", "only in B")]
+    assert [(str(line.name), line.verdict) for line in found.faults] == [
+        ("2/forward/a/output/y", "only in B")
+    ]
     assert len(found.lines) == 12
 
 
 def test_layers_are_in_the_order_in_which_they_run(tmp_path: Path) -> None:
     """Whatever the order is in which the model has them."""
     for name, factor in (("a", 2.0), ("b", 3.0)):
-        log = Log(tmp_path / name, 0, {**ABOUT, "ranks": 1, "layers": ["head", "unused", "body", "embedding"]})
+        log = Log(
+            tmp_path / name,
+            0,
+            {**ABOUT, "ranks": 1, "layers": ["head", "unused", "body", "embedding"]},
+        )
         for layer in ("embedding", "body", "head"):
-            log.add(Name(1, "forward", layer, None, "output"), torch.ones(3) * factor, Placement.full((3,)), 5)
+            log.add(
+                Name(1, "forward", layer, None, "output"),
+                torch.ones(3) * factor,
+                Placement.full((3,)),
+                5,
+            )
         log.write(1)
     found = compare_runs(TracedRun.read(tmp_path / "a"), TracedRun.read(tmp_path / "b"))
     assert found.first.layers == ("embedding", "unused", "body", "head")
@@ -175,7 +237,9 @@ def test_numbers_that_are_none_are_refused_in_any_step(value: object, tmp_path: 
     drawn(tmp_path, 1)
     run = tmp_path / "run.json"
     about = json.loads(run.read_text())
-    run.write_text(json.dumps({**{key: found for key, found in about.items() if key != "digest"}, "format": 1}))
+    run.write_text(
+        json.dumps({**{key: found for key, found in about.items() if key != "digest"}, "format": 1})
+    )
 
     def change(line: dict[str, Any]) -> None:
         for record in line["records"] if line["step"] == 3 else ():

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from bridge.trace.digest import digest_tensor
 
-FORMATS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.int64: torch.int64}
+FORMATS = {
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.int64: torch.int64,
+}
 BITS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 
 
@@ -67,7 +72,9 @@ def test_swapped_rows_and_columns_are_seen(rows: int, columns: int, data: st.Dat
     tensor = sample(torch.float32, (rows + 1, columns + 1))
     dim = data.draw(st.integers(0, 1))
     size = tensor.shape[dim]
-    first, second = data.draw(st.lists(st.integers(0, size - 1), min_size=2, max_size=2, unique=True))
+    first, second = data.draw(
+        st.lists(st.integers(0, size - 1), min_size=2, max_size=2, unique=True)
+    )
     order = torch.arange(size)
     order[[first, second]] = order[[second, first]]
     assert differ(tensor, tensor.index_select(dim, order))
@@ -87,7 +94,11 @@ def test_nans_count_and_hash_alike() -> None:
 
 
 @settings(max_examples=100, derandomize=True, database=None, deadline=None)
-@given(st.integers(0, 3000), st.integers(0, 5), st.sampled_from([torch.float32, torch.bfloat16, torch.uint8, torch.bool]))
+@given(
+    st.integers(0, 3000),
+    st.integers(0, 5),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.uint8, torch.bool]),
+)
 def test_only_the_values_count(size: int, offset: int, dtype: torch.dtype) -> None:
     """Where a tensor lies, and with which strides, does not."""
     long = sample(torch.float32, (size + offset,)).to(dtype)

@@ -17,15 +17,26 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Adam, largest": (torch.optim.Adam, {"lr": 1e-2, "amsgrad": True, "maximize": True}),
     "Adam, one by one": (torch.optim.Adam, {"lr": torch.tensor(1e-2), "foreach": False}),
     "Adam, at once": (torch.optim.Adam, {"lr": 1e-2, "fused": True, "weight_decay": 0.1}),
-    "AdamW": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.9), "eps": 1e-3}),
+    "AdamW": (
+        torch.optim.AdamW,
+        {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.9), "eps": 1e-3},
+    ),
     "SGD": (torch.optim.SGD, {"lr": 1e-2}),
-    "SGD, momentum": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}),
-    "SGD, Nesterov": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "maximize": True}),
+    "SGD, momentum": (
+        torch.optim.SGD,
+        {"lr": 1e-2, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1},
+    ),
+    "SGD, Nesterov": (
+        torch.optim.SGD,
+        {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "maximize": True},
+    ),
 }
 Strike = Callable[[int, nn.Module, Any], object]
 
 
-def found(kind: str, begins: Strike = lambda *given: None, stepped: Strike = lambda *given: None) -> list[tuple[str, int]]:
+def found(
+    kind: str, begins: Strike = lambda *given: None, stepped: Strike = lambda *given: None
+) -> list[tuple[str, int]]:
     """Findings of 5 steps; `stepped` is called within each step, once its optimizer has updated weights."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
@@ -62,12 +73,16 @@ def test_arithmetic_that_does_not_keep_to_its_settings(monkeypatch: pytest.Monke
     import torch.optim.adam as module
 
     plain = module.adam
-    monkeypatch.setattr(module, "adam", lambda *given, **named: plain(*given, **{**named, "eps": 0.1}))
+    monkeypatch.setattr(
+        module, "adam", lambda *given, **named: plain(*given, **{**named, "eps": 0.1})
+    )
     assert found("AdamW") == [("update-unexplained", 1)]
 
 
 def test_state_that_is_gone() -> None:
-    assert found("AdamW", lambda step, model, optimizer: step == 3 and optimizer.state.clear()) == [("moments-lost", 3)]
+    assert found("AdamW", lambda step, model, optimizer: step == 3 and optimizer.state.clear()) == [
+        ("moments-lost", 3)
+    ]
 
 
 def test_rates_and_settings_may_change_between_steps() -> None:
@@ -84,7 +99,9 @@ def test_a_rule_of_its_own_is_left_alone() -> None:
         """Moves weights half as far."""
 
         def step(self, closure: Any = None) -> Any:
-            old = [weight.detach().clone() for group in self.param_groups for weight in group["params"]]
+            old = [
+                weight.detach().clone() for group in self.param_groups for weight in group["params"]
+            ]
             super().step(closure)
             for before, weight in zip(old, self.param_groups[0]["params"], strict=True):
                 weight.data.copy_((weight.data + before) / 2)

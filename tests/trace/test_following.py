@@ -59,14 +59,21 @@ def test_steps_and_findings_come_once_each_in_order(tmp_path: Path) -> None:
     assert isinstance(third, Step) and step_text(third) == "step 3: norm of gradients 3"
     again = Log(tmp_path, 0, {"layers": ["a"]})
     step(again, 1)
-    assert [one.number for one in follower.new() if isinstance(one, Step)] == [1], "a run that begins anew is followed from there"
+    assert [one.number for one in follower.new() if isinstance(one, Step)] == [1], (
+        "a run that begins anew is followed from there"
+    )
 
 
 def test_the_norm_of_gradients_is_that_before_clipping(tmp_path: Path) -> None:
     """A spike that clipping cuts stays visible; where nobody told how gradients were clipped, their norm has another name."""
     log = Log(tmp_path, 0, {"layers": ["a"]})
     for number, clip in enumerate((1.0, 0.1, None), 1):
-        log.add(Name(number, "reduce", "a", None, "gradient", "w"), torch.full((4,), 0.5), Placement.full((4,)), 4)
+        log.add(
+            Name(number, "reduce", "a", None, "gradient", "w"),
+            torch.full((4,), 0.5),
+            Placement.full((4,)),
+            4,
+        )
         log.write(number, clip=clip)
     assert [one.norms for one in Follower(tmp_path).new() if isinstance(one, Step)] == [
         {"gradients": 1.0},
@@ -74,7 +81,10 @@ def test_the_norm_of_gradients_is_that_before_clipping(tmp_path: Path) -> None:
         {"gradients in the update": 1.0},
     ]
     found = series.read_series(tmp_path).norms
-    assert {name: [None if np.isnan(one) else float(one) for one in norms] for name, norms in found.items()} == {
+    assert {
+        name: [None if np.isnan(one) else float(one) for one in norms]
+        for name, norms in found.items()
+    } == {
         "gradients": [1.0, 10.0, None],
         "clipped gradients": [1.0, 1.0, None],
         "gradients in the update": [None, None, 1.0],
@@ -87,19 +97,32 @@ NORM = 145**0.5  # four weights with a gradient of 6, and a bias with one of 1
 @pytest.mark.parametrize(
     ("way", "norms"),
     [
-        (lambda model: clip_grad_norm_(model.parameters(), 1.0), {"gradients": NORM, "clipped gradients": 1.0}),
-        (lambda model: clip_grad_norm_(model.parameters(), 3.0, math.inf), {"gradients": NORM, "clipped gradients": NORM / 2}),
+        (
+            lambda model: clip_grad_norm_(model.parameters(), 1.0),
+            {"gradients": NORM, "clipped gradients": 1.0},
+        ),
+        (
+            lambda model: clip_grad_norm_(model.parameters(), 3.0, math.inf),
+            {"gradients": NORM, "clipped gradients": NORM / 2},
+        ),
         (lambda model: clip_grad_norm_(model.parameters(), 100.0), {"gradients": NORM}),
         (lambda model: clip_grad_norm_([model.weight], 1.0), {"gradients in the update": 2**0.5}),
-        (lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 1.0), {"gradients in the update": 5**0.5}),
+        (
+            lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 1.0),
+            {"gradients in the update": 5**0.5},
+        ),
         (lambda model: None, {"gradients in the update": NORM}),
     ],
 )
-def test_how_a_loop_of_torch_clips_is_seen(tmp_path: Path, way: Callable[[nn.Linear], object], norms: dict[str, float]) -> None:
+def test_how_a_loop_of_torch_clips_is_seen(
+    tmp_path: Path, way: Callable[[nn.Linear], object], norms: dict[str, float]
+) -> None:
     """Also through a function that the loop imported by name before the trace was attached."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    tracer = attach(model, Debug(all_param_gradients=3), tmp_path, optimizer=optimizer, invariants=False)
+    tracer = attach(
+        model, Debug(all_param_gradients=3), tmp_path, optimizer=optimizer, invariants=False
+    )
     model(torch.full((1, 4), 6.0)).sum().backward()
     way(model)
     optimizer.step()
@@ -134,20 +157,37 @@ def training(tmp_path: Path) -> subprocess.Popen[str]:
 
 
 def watching(folder: Path) -> subprocess.Popen[str]:
-    words = [sys.executable, "-P", "-m", "stagebridge", "trace", "watch", str(folder), "--interval", "0.1"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stagebridge",
+        "trace",
+        "watch",
+        str(folder),
+        "--interval",
+        "0.1",
+    ]
     # What starts in a shell's background inherits that Ctrl-C is ignored, and so would its children.
     return subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        words,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
-def test_a_running_training_is_followed_in_a_pipe_until_it_is_gone(training: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_running_training_is_followed_in_a_pipe_until_it_is_gone(
+    training: subprocess.Popen[str], tmp_path: Path
+) -> None:
     watcher, left = watching(tmp_path / "run"), watching(tmp_path / "run")
     assert watcher.stdout is not None and left.stdout is not None
     said = [watcher.stdout.readline() for _ in range(8)]
     assert left.stdout.readline() == said[0]
     left.send_signal(signal.SIGINT)
-    assert "stopped following, the run may continue" in left.stdout.read().splitlines()[-1] and left.wait() in (0, 2)
+    assert "stopped following, the run may continue" in left.stdout.read().splitlines()[
+        -1
+    ] and left.wait() in (0, 2)
     assert training.poll() is None, "Ctrl-C ends who follows, not who is followed"
     training.send_signal(signal.SIGKILL)
     training.wait()
@@ -157,11 +197,17 @@ def test_a_running_training_is_followed_in_a_pipe_until_it_is_gone(training: sub
     assert "fault: gradient-stale: step 2: " in everything and "zero_grad is missing" in everything
     assert rest.splitlines()[-1].endswith("faults") and "the run has ended; " in rest
     assert watcher.wait() == 2
-    losses = [float(line.split("loss ")[1].split(",")[0]) for line in everything.splitlines() if ": loss " in line]
+    losses = [
+        float(line.split("loss ")[1].split(",")[0])
+        for line in everything.splitlines()
+        if ": loss " in line
+    ]
     assert training.stdout is not None
     pairs = list(zip(losses[1:], map(float, training.stdout.read().splitlines()), strict=False))
     assert len(pairs) >= 2, everything
-    assert [shown for shown, _ in pairs] == pytest.approx([printed for _, printed in pairs], rel=1e-4)
+    assert [shown for shown, _ in pairs] == pytest.approx(
+        [printed for _, printed in pairs], rel=1e-4
+    )
 
 
 def test_nothing_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,9 +230,19 @@ def test_a_note_says_whether_a_run_goes_on(tmp_path: Path) -> None:
 
 def test_findings_are_a_sequence() -> None:
     findings, other = Findings(said=False), TraceFinding("decay-on-norms", 1, "norm", "")
-    assert not findings and len(findings) == 0 and list(findings) == [] and repr(findings) == "Findings([])"
+    assert (
+        not findings
+        and len(findings) == 0
+        and list(findings) == []
+        and repr(findings) == "Findings([])"
+    )
     findings.add([FOUND, FOUND, other])
-    assert findings and len(findings) == 2 and list(findings) == [FOUND, other] == findings[:] and other in findings
+    assert (
+        findings
+        and len(findings) == 2
+        and list(findings) == [FOUND, other] == findings[:]
+        and other in findings
+    )
     assert (findings[0], findings[-1], findings[1:]) == (FOUND, other, [other])
     assert repr(findings) == f"Findings([{FOUND!r}, {other!r}])"
     with pytest.raises(IndexError):
@@ -212,14 +268,18 @@ def test_a_command_gets_each_finding_on_its_stdin_without_a_shell(tmp_path: Path
         ("", "cannot be run: "),
     ],
 )
-def test_a_command_that_fails_is_one_line(program: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_that_fails_is_one_line(
+    program: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "bridge.trace"):
         Findings(None, program).add([FOUND], aloud=False)
     (said,) = caplog.messages
     assert words in said and "\n" not in said
 
 
-def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_that_hangs_is_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("bridge.trace.findings.PATIENCE", 0.2)
     start = time.monotonic()
     Findings(None, "sleep 600").add([FOUND], aloud=False)
@@ -239,7 +299,10 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert command(["trace", "export", str(logged(tmp_path / "run")), "-o", str(tmp_path / "board")]) == 0
+    assert (
+        command(["trace", "export", str(logged(tmp_path / "run")), "-o", str(tmp_path / "board")])
+        == 0
+    )
     found = EventAccumulator(str(tmp_path / "board"))
     found.Reload()
     assert set(found.Tags()["scalars"]) == {"loss", "norm/gradients", "gradients/a"}
@@ -254,7 +317,20 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
 @pytest.mark.outside
 def test_weights_and_biases_writes_an_offline_run(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
-    assert command(["trace", "export", str(logged(tmp_path / "run")), "--to", "wandb", "-o", str(tmp_path / "offline")]) == 0
+    assert (
+        command(
+            [
+                "trace",
+                "export",
+                str(logged(tmp_path / "run")),
+                "--to",
+                "wandb",
+                "-o",
+                str(tmp_path / "offline"),
+            ]
+        )
+        == 0
+    )
     (written,) = (tmp_path / "offline").rglob("*.wandb")
     assert b"gradients/a" in written.read_bytes()
 
@@ -262,21 +338,35 @@ def test_weights_and_biases_writes_an_offline_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--to", "tensorbord"), "--to: found tensorbord, expected tensorboard or wandb; did you mean tensorboard?"),
+        (
+            ("--to", "tensorbord"),
+            "--to: found tensorbord, expected tensorboard or wandb; did you mean tensorboard?",
+        ),
         (("--to", "wandb"), "wandb is not installed; pip install wandb"),
         (("--to", "tensorboard"), "tensorboard is not installed; pip install tensorboard"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(
-    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bridge.trace.export.find_spec", lambda name: None)
-    assert command(["trace", "export", str(logged(tmp_path / "run")), "-o", str(tmp_path / "out"), *words]) == 1
+    assert (
+        command(
+            ["trace", "export", str(logged(tmp_path / "run")), "-o", str(tmp_path / "out"), *words]
+        )
+        == 1
+    )
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_there_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(["trace", "export", str(logged(tmp_path / "run")), "-o", str(tmp_path)]) == 1
     assert "found a file or folder, expected none" in capsys.readouterr().err
 

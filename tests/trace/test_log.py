@@ -43,7 +43,12 @@ while True:
 
 def write(log: Log, step: int) -> None:
     """One step with one tensor that holds the step's number."""
-    log.add(Name(step, "forward", "layer", None, "output"), torch.full((SIZE,), float(step)), Placement.full((SIZE,)), 5)
+    log.add(
+        Name(step, "forward", "layer", None, "output"),
+        torch.full((SIZE,), float(step)),
+        Placement.full((SIZE,)),
+        5,
+    )
     log.write(step)
 
 
@@ -97,7 +102,9 @@ def little_room() -> Iterator[None]:
 def test_without_room_one_warning_and_the_steps_before(tmp_path: Path, little_room: None) -> None:
     log = Log(tmp_path, 0, full=True)
     log.write(0)
-    with pytest.warns(UserWarning, match="the log of this rank ends before step 1; name a folder that") as said:
+    with pytest.warns(
+        UserWarning, match="the log of this rank ends before step 1; name a folder that"
+    ) as said:
         write(log, 1)
     assert len(said) == 1
     with warnings.catch_warnings():
@@ -145,15 +152,22 @@ class Payload:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.mark.parametrize("name", ["run.json", "rank-00000/steps.jsonl", "rank-00000/00000001.safetensors"])
-def test_a_changed_file_is_named_and_no_payload_is_executed(logged: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["run.json", "rank-00000/steps.jsonl", "rank-00000/00000001.safetensors"]
+)
+def test_a_changed_file_is_named_and_no_payload_is_executed(
+    logged: Path, tmp_path: Path, name: str
+) -> None:
     path = logged / name
     content, marker = path.read_bytes(), tmp_path / "executed"
     for place in range(0, len(content) - 1, max(1, len(content) // 50)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(BridgeError, match=re.escape(str(path))):
             everything(logged)
-    for payload in (pickle.dumps(Payload(marker)) + b"\n", content + pickle.dumps(Payload(marker)) + b"\n"):
+    for payload in (
+        pickle.dumps(Payload(marker)) + b"\n",
+        content + pickle.dumps(Payload(marker)) + b"\n",
+    ):
         path.write_bytes(payload)
         with pytest.raises(BridgeError, match=re.escape(str(path))):
             everything(logged)
@@ -163,7 +177,9 @@ def test_a_changed_file_is_named_and_no_payload_is_executed(logged: Path, tmp_pa
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("name", ["run.json", "rank-00000/steps.jsonl", "rank-00000/00000001.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["run.json", "rank-00000/steps.jsonl", "rank-00000/00000001.safetensors"]
+)
 def test_links_out_of_a_run_and_pipes_are_refused(logged: Path, tmp_path: Path, name: str) -> None:
     path, outside = logged / name, tmp_path / "outside"
     path.rename(outside)
@@ -180,11 +196,16 @@ def test_a_log_of_the_format_before_is_read(logged: Path) -> None:
     expected = everything(logged)
     lines = logged / "rank-00000" / "steps.jsonl"
     for path in (logged / "run.json", lines):
-        found = [json.loads(line) for line in (path.read_text().splitlines() if path == lines else [path.read_text()])]
+        found = [
+            json.loads(line)
+            for line in (path.read_text().splitlines() if path == lines else [path.read_text()])
+        ]
         for one in found:
             one.pop("digest")
             one.pop("tensors", None)
             one.pop("rank", None)
             one.update({"format": 1} if path != lines else {})
         path.write_text("".join(f"{json.dumps(one)}\n" for one in found))
-    assert [values.tolist() for values in everything(logged)] == [values.tolist() for values in expected]
+    assert [values.tolist() for values in everything(logged)] == [
+        values.tolist() for values in expected
+    ]

@@ -19,7 +19,14 @@ from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.gradients import Reduced
 from bridge.trace.run import TracedRun
 
-LOGS = Debug(layer_outputs=5, layer_gradients=5, param_init=5, all_param_gradients=5, param_update=5, tensor_parallel=True)
+LOGS = Debug(
+    layer_outputs=5,
+    layer_gradients=5,
+    param_init=5,
+    all_param_gradients=5,
+    param_update=5,
+    tensor_parallel=True,
+)
 Loop = Callable[[nn.Module, Any], list[float]]
 
 
@@ -52,7 +59,9 @@ def steps(model: nn.Module, optimizer: Any) -> list[float]:
     return losses
 
 
-def found(folder: Path, build: Callable[[], nn.Module], made: Callable[[nn.Module], Any], loop: Loop) -> list[TraceFinding]:
+def found(
+    folder: Path, build: Callable[[], nn.Module], made: Callable[[nn.Module], Any], loop: Loop
+) -> list[TraceFinding]:
     """What trace finds in the loop; that its losses and weights are the same without it is asserted."""
     results = []
     for watched in (False, True):
@@ -71,7 +80,11 @@ def found(folder: Path, build: Callable[[], nn.Module], made: Callable[[nn.Modul
 
 
 def faults(findings: list[TraceFinding]) -> list[str]:
-    return [f"{finding.id} {finding.step}" for finding in findings if finding.severity == "fault" or finding.id == "check-ended"]
+    return [
+        f"{finding.id} {finding.step}"
+        for finding in findings
+        if finding.severity == "fault" or finding.id == "check-ended"
+    ]
 
 
 class Two(nn.Module):
@@ -84,7 +97,10 @@ class Two(nn.Module):
     def forward(self, tensor: Tensor, judged: bool) -> Tensor:
         made = self.make(tensor)
         if judged:
-            return nn.functional.softplus(-self.judge(tensor)).mean() + nn.functional.softplus(self.judge(made.detach())).mean()
+            return (
+                nn.functional.softplus(-self.judge(tensor)).mean()
+                + nn.functional.softplus(self.judge(made.detach())).mean()
+            )
         return nn.functional.softplus(-self.judge(made)).mean()
 
 
@@ -130,7 +146,9 @@ def closures(model: nn.Module, optimizer: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "LBFGS"])
-def test_a_step_that_is_given_a_closure_is_judged_by_what_the_closure_computes(kind: str, tmp_path: Path) -> None:
+def test_a_step_that_is_given_a_closure_is_judged_by_what_the_closure_computes(
+    kind: str, tmp_path: Path
+) -> None:
     makers = {"AdamW": adam, "LBFGS": lambda weights: torch.optim.LBFGS(weights, max_iter=3)}
     alarms = found(tmp_path, small, lambda model: makers[kind](model.parameters()), closures)
     assert faults(alarms) == []
@@ -145,7 +163,9 @@ def test_a_closure_that_forgets_to_clear_is_found(tmp_path: Path) -> None:
 
         return [optimizer.step(closure).item() for _ in range(3)]
 
-    assert "gradient-stale 2" in faults(found(tmp_path, small, lambda model: adam(model.parameters()), forgetful))
+    assert "gradient-stale 2" in faults(
+        found(tmp_path, small, lambda model: adam(model.parameters()), forgetful)
+    )
 
 
 def test_gradients_of_autograd_grad_that_are_set_by_hand_are_not_stale(tmp_path: Path) -> None:
@@ -163,14 +183,18 @@ def test_gradients_of_autograd_grad_that_are_set_by_hand_are_not_stale(tmp_path:
 
 
 @pytest.mark.parametrize("clears", [True, False])
-def test_gradients_that_autograd_grad_and_backward_add_up_are_stale_if_left(tmp_path: Path, clears: bool) -> None:
+def test_gradients_that_autograd_grad_and_backward_add_up_are_stale_if_left(
+    tmp_path: Path, clears: bool
+) -> None:
     def added(model: nn.Module, optimizer: Any) -> list[float]:
         # As torch's pipelines do: gradients of one microbatch by hand, those of the next by backward.
         losses, weights = [], list(model.parameters())
         for step in range(4):
             if clears:
                 optimizer.zero_grad()
-            for weight, gradient in zip(weights, torch.autograd.grad(lost(model, step), weights), strict=True):
+            for weight, gradient in zip(
+                weights, torch.autograd.grad(lost(model, step), weights), strict=True
+            ):
                 weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
             loss = lost(model, step + 4)
             loss.backward()
@@ -230,20 +254,26 @@ def test_an_optimizer_that_takes_over_is_followed_and_said(tmp_path: Path) -> No
         return steps(model, optimizer) + steps(model, adam(model.parameters()))
 
     alarms = found(tmp_path, small, lambda model: adam(model.parameters()), loop)
-    assert [(finding.id, finding.step, finding.evidence) for finding in alarms if finding.id != "data-repeated"] == [
-        ("optimizer-replaced", 5, "AdamW by AdamW")
-    ]
+    assert [
+        (finding.id, finding.step, finding.evidence)
+        for finding in alarms
+        if finding.id != "data-repeated"
+    ] == [("optimizer-replaced", 5, "AdamW by AdamW")]
     assert TracedRun.read(tmp_path).steps == tuple(range(9))
 
 
-def test_an_optimizer_of_a_part_that_another_one_holds_changes_weights_and_takes_nothing_over(tmp_path: Path) -> None:
+def test_an_optimizer_of_a_part_that_another_one_holds_changes_weights_and_takes_nothing_over(
+    tmp_path: Path,
+) -> None:
     def loop(model: Any, optimizer: Any) -> list[float]:
         losses, beside = steps(model, optimizer), torch.optim.SGD([model[2].weight], 0.1)
         beside.step()
         return losses + steps(model, optimizer)
 
     alarms = found(tmp_path, small, lambda model: adam(model.parameters()), loop)
-    assert [(finding.id, finding.step) for finding in alarms if finding.id != "data-repeated"] == [("weights-changed", 5)]
+    assert [(finding.id, finding.step) for finding in alarms if finding.id != "data-repeated"] == [
+        ("weights-changed", 5)
+    ]
 
 
 def test_what_a_run_found_in_itself_is_the_cause_where_its_twin_did_not(tmp_path: Path) -> None:
@@ -256,11 +286,18 @@ def test_what_a_run_found_in_itself_is_the_cause_where_its_twin_did_not(tmp_path
     for name, loop in (("once", once), ("twice", twice)):
         found(tmp_path / name, small, lambda model: adam(model.parameters()), loop)
     runs = TracedRun.read(tmp_path / "twice"), TracedRun.read(tmp_path / "once")
-    for label, told in zip("AB", (compare_runs(*runs, every=False), compare_runs(*reversed(runs), every=False)), strict=True):
+    for label, told in zip(
+        "AB",
+        (compare_runs(*runs, every=False), compare_runs(*reversed(runs), every=False)),
+        strict=True,
+    ):
         diagnosis = told.diagnosis
         assert diagnosis is not None
         assert diagnosis.claim.startswith(f"in {label}, another optimizer takes over")
-        assert diagnosis.evidence[-1] == f"run {label} has the finding optimizer-replaced in step 5: AdamW by AdamW"
+        assert (
+            diagnosis.evidence[-1]
+            == f"run {label} has the finding optimizer-replaced in step 5: AdamW by AdamW"
+        )
         assert diagnosis.where.phase == "update"
 
 
@@ -279,7 +316,9 @@ def test_an_optimizer_of_what_was_frozen_steps_beside_the_first(tmp_path: Path) 
         return losses
 
     alarms = found(tmp_path, small, lambda model: adam(model[0].parameters()), loop)  # type: ignore[index]
-    assert {finding.id for finding in alarms} == {"not-in-optimizer"}  # until the second one is there
+    assert {finding.id for finding in alarms} == {
+        "not-in-optimizer"
+    }  # until the second one is there
     # The second one is met as it steps for the first time, when the first one's step is over.
     assert TracedRun.read(tmp_path).steps == tuple(range(9))
 
@@ -301,8 +340,15 @@ def microbatches(every: int) -> Loop:
 
 def test_steps_after_another_number_of_passes_are_named_as_that(tmp_path: Path) -> None:
     for every in (1, 2):
-        found(tmp_path / str(every), small, lambda model: adam(model.parameters()), microbatches(every))
-    told = compare_runs(TracedRun.read(tmp_path / "1"), TracedRun.read(tmp_path / "2"), every=False).diagnosis
+        found(
+            tmp_path / str(every),
+            small,
+            lambda model: adam(model.parameters()),
+            microbatches(every),
+        )
+    told = compare_runs(
+        TracedRun.read(tmp_path / "1"), TracedRun.read(tmp_path / "2"), every=False
+    ).diagnosis
     assert told is not None
     assert told.claim == "the optimizer steps after 1 pass in A, and after 2 passes in B"
     assert told.evidence == ("step 1 has 1 pass in A, and 2 passes in B",)
@@ -337,7 +383,17 @@ def test_a_step_within_a_step_is_one_step(fails: int, tmp_path: Path) -> None:
             losses.append(loss.item())
         return losses
 
-    assert faults(found(tmp_path, small, lambda model: Nested(model.parameters(), 1e-2, weight_decay=0.0), loop)) == []
+    assert (
+        faults(
+            found(
+                tmp_path,
+                small,
+                lambda model: Nested(model.parameters(), 1e-2, weight_decay=0.0),
+                loop,
+            )
+        )
+        == []
+    )
     assert TracedRun.read(tmp_path).steps == tuple(range(6 - bool(fails)))
 
 
@@ -351,11 +407,15 @@ class Words(nn.Module):
         self.normed = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))
 
     def forward(self, tensor: Tensor) -> Tensor:
-        mixed = torch.fft.ifft(torch.fft.fft(self.words((tensor.abs() * 2).long().clamp(max=8)).mean(1)) * self.turn)
+        mixed = torch.fft.ifft(
+            torch.fft.fft(self.words((tensor.abs() * 2).long().clamp(max=8)).mean(1)) * self.turn
+        )
         return self.normed(mixed.real)  # type: ignore[no-any-return]
 
 
-def test_sparse_complex_and_parametrized_weights_keep_their_numbers(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_sparse_complex_and_parametrized_weights_keep_their_numbers(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     def made(model: Any) -> Any:
         rest = [weight for name, weight in model.named_parameters() if name != "words.weight"]
         return [torch.optim.SparseAdam([model.words.weight], 1e-2), torch.optim.Adam(rest, 1e-2)]
@@ -394,13 +454,17 @@ class Counting(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-def test_what_a_model_keeps_between_passes_is_as_if_nobody_had_looked_for_the_future(tmp_path: Path) -> None:
+def test_what_a_model_keeps_between_passes_is_as_if_nobody_had_looked_for_the_future(
+    tmp_path: Path,
+) -> None:
     def loop(model: nn.Module, optimizer: Any) -> list[float]:
         losses = []
         for step in range(3):
             tokens = torch.randint(9, (4, 7), generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(
+                model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+            )
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -409,15 +473,31 @@ def test_what_a_model_keeps_between_passes_is_as_if_nobody_had_looked_for_the_fu
     assert faults(found(tmp_path, Counting, lambda model: adam(model.parameters()), loop)) == []
 
 
-@pytest.mark.parametrize("point", ["row", "later", "judge_rows", "local", "backward", "_add_gradient_sketch", "start", "end_step"])
-def test_a_check_that_fails_itself_is_said_and_left_out(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [
+        "row",
+        "later",
+        "judge_rows",
+        "local",
+        "backward",
+        "_add_gradient_sketch",
+        "start",
+        "end_step",
+    ],
+)
+def test_a_check_that_fails_itself_is_said_and_left_out(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*given: Any) -> Any:
         raise KeyError("a mistake of ours")
 
     monkeypatch.setattr(Reduced, point, broken)
     alarms = found(tmp_path, small, lambda model: adam(model.parameters()), steps)
     ended = [finding for finding in alarms if finding.id == "check-ended"]
-    assert [(finding.where, finding.evidence) for finding in ended] == [("Reduced", "KeyError: 'a mistake of ours'")]
+    assert [(finding.where, finding.evidence) for finding in ended] == [
+        ("Reduced", "KeyError: 'a mistake of ours'")
+    ]
 
 
 def test_a_log_that_fails_itself_is_said_and_the_training_goes_on(
@@ -431,7 +511,9 @@ def test_a_log_that_fails_itself_is_said_and_the_training_goes_on(
     monkeypatch.setattr(LayerLog, "saw", broken)
     with caplog.at_level(logging.WARNING, "bridge.trace"):
         found(tmp_path, small, lambda model: adam(model.parameters()), steps)
-    told = [record.getMessage() for record in caplog.records if "LayerLog failed" in record.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "LayerLog failed" in record.getMessage()
+    ]
     assert len(told) == 1
     assert "step 1" in told[0]
     assert "the training goes on: KeyError" in told[0]

@@ -47,23 +47,46 @@ class Page(HTMLParser):
         self.words += data
 
 
-def written(folder: Path, layers: tuple[str, ...], steps: int, spike: int | None = None, ranks: int = 1) -> Path:
+def written(
+    folder: Path, layers: tuple[str, ...], steps: int, spike: int | None = None, ranks: int = 1
+) -> Path:
     """A run with a gradient in each layer, a hundred times larger in one step on the last rank."""
-    about = {"ranks": ranks, "engine": layers[0], "layers": list(layers), "mesh": {"data": ranks}, "formats": ["float32"]}
+    about = {
+        "ranks": ranks,
+        "engine": layers[0],
+        "layers": list(layers),
+        "mesh": {"data": ranks},
+        "formats": ["float32"],
+    }
     about["settings"] = {layers[0]: layers[-1], "optimizer": "SGD"}
     for rank in range(ranks):
         log = Log(folder, rank, about)
         for step in range(1, steps + 1):
             for number, layer in enumerate(layers):
-                gradient = torch.full((4,), 1.0 + number) * (150 if step == spike and rank == ranks - 1 else 1)
-                log.add(Name(step, "reduce", layer, None, "gradient", "w"), gradient, Placement.full((4,), ("data",)), 4)
+                gradient = torch.full((4,), 1.0 + number) * (
+                    150 if step == spike and rank == ranks - 1 else 1
+                )
+                log.add(
+                    Name(step, "reduce", layer, None, "gradient", "w"),
+                    gradient,
+                    Placement.full((4,), ("data",)),
+                    4,
+                )
             log.write(step, loss=5.0 / step)
     return folder
 
 
 def found_in(folder: Path, **fields: object) -> None:
     """A finding beside the log."""
-    finding = {"id": "gradient-stale", "step": 2, "where": "", "evidence": "", "ranks": [], "severity": "fault", "meaning": ""}
+    finding = {
+        "id": "gradient-stale",
+        "step": 2,
+        "where": "",
+        "evidence": "",
+        "ranks": [],
+        "severity": "fault",
+        "meaning": "",
+    }
     with (folder / "findings.jsonl").open("a") as file:
         file.write(json.dumps({**finding, **fields}) + "\n")
 
@@ -97,13 +120,21 @@ def test_a_page_holds_what_was_logged(tmp_path: Path) -> None:
     found_in(folder, id="decay-on-norms", severity="remark")
     series = read_series(folder)
     assert np.allclose(series.losses[:, 0], [5.0 / step for step in range(1, 7)])
-    assert np.allclose(series.sizes[0, :, 3], [2.0, 4.0, 6.0, 8.0]) and np.allclose(series.sizes[1, 2, 3], 900.0)
+    assert np.allclose(series.sizes[0, :, 3], [2.0, 4.0, 6.0, 8.0]) and np.allclose(
+        series.sizes[1, 2, 3], 900.0
+    )
     page = page_of(folder, out=tmp_path / "page.html")
-    assert "Rank 0" in page.words and "Rank 1" in page.words, "maps of their own, as the ranks are not alike"
+    assert "Rank 0" in page.words and "Rank 1" in page.words, (
+        "maps of their own, as the ranks are not alike"
+    )
     assert "✕ fault" in page.words and "! remark" in page.words, "not by colour alone"
     assert "zero_grad is missing" in page.words and "gradient-stale, step 4, layers.2" in page.words
     assert "5 in step 1, 0.8333 in step 6" in page.words
-    levels = [attributes for tag, attributes in page.tags if tag == "path" and "cell level3" in (attributes.get("class") or "")]
+    levels = [
+        attributes
+        for tag, attributes in page.tags
+        if tag == "path" and "cell level3" in (attributes.get("class") or "")
+    ]
     assert len(levels) == 2, "in the key, and in the map of rank 1"
 
 
@@ -111,13 +142,24 @@ def test_findings_alone_make_a_page(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     found_in(tmp_path / "run", where="head", evidence="all of them")
     page = page_of(tmp_path / "run", out=tmp_path / "page.html")
-    assert "this run has findings, but no log of tensors" in page.words and "all of them" in page.words
+    assert (
+        "this run has findings, but no log of tensors" in page.words and "all of them" in page.words
+    )
 
 
 @pytest.mark.parametrize(
-    "line", ["", "{}", "[1]", '{"id": 1', '{"id": "x", "step": "y", "where": "", "evidence": "", "ranks": []}']
+    "line",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"id": 1',
+        '{"id": "x", "step": "y", "where": "", "evidence": "", "ranks": []}',
+    ],
 )
-def test_a_finding_that_is_none_is_named(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_that_is_none_is_named(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = written(tmp_path / "run", ("a",), 2)
     (folder / "findings.jsonl").write_text(line + "\n")
     assert command(["trace", "html", str(folder), "-o", str(tmp_path / "page.html")]) == 1
@@ -134,7 +176,12 @@ def test_long_runs_make_small_pictures() -> None:
     values[500] = 99.0
     text = draw_chart("loss", [Curve("a", steps, values)], {})
     assert len(text) < 20_000
-    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", re.findall(r'class="line line0"[^>]* d="([^"]*)"', text)[0])]
+    heights = [
+        float(y)
+        for y in re.findall(
+            r"[ML][\d.]+ ([\d.]+)", re.findall(r'class="line line0"[^>]* d="([^"]*)"', text)[0]
+        )
+    ]
     assert min(heights) == 16.0, "one step in 1,000 that stands out is drawn"
 
 
@@ -148,12 +195,17 @@ def test_a_bin_shows_its_worst_cell() -> None:
 
 def test_values_that_are_not_finite_are_named() -> None:
     text = draw_chart("loss", [Curve("a", range(4), np.array([1.0, np.nan, np.inf, 2.0]))], {})
-    assert text.count(">NaN<") == 1 and draw_chart("loss", [Curve("a", range(2), np.full(2, np.nan))], {}) == ""
+    assert (
+        text.count(">NaN<") == 1
+        and draw_chart("loss", [Curve("a", range(2), np.full(2, np.nan))], {}) == ""
+    )
 
 
 def browser() -> str | None:
     """Where Chromium is."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 @pytest.fixture
@@ -165,8 +217,21 @@ def pictured(tmp_path: Path) -> Callable[[Path, str], bytes]:
 
     def picture(page: Path, *options: str) -> bytes:
         out, own = tmp_path / "page.png", tmp_path / "profile"
-        common = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", f"--user-data-dir={own}")
-        words = [program, *common, *options, "--window-size=1100,1400", f"--screenshot={out}", page.as_uri()]
+        common = (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            f"--user-data-dir={own}",
+        )
+        words = [
+            program,
+            *common,
+            *options,
+            "--window-size=1100,1400",
+            f"--screenshot={out}",
+            page.as_uri(),
+        ]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
         assert out.exists(), done.stderr
         return out.read_bytes()
@@ -175,10 +240,15 @@ def pictured(tmp_path: Path) -> Callable[[Path, str], bytes]:
 
 
 @pytest.mark.outside
-def test_a_browser_shows_a_page_light_and_dark(pictured: Callable[..., bytes], tmp_path: Path) -> None:
+def test_a_browser_shows_a_page_light_and_dark(
+    pictured: Callable[..., bytes], tmp_path: Path
+) -> None:
     matplotlib = pytest.importorskip("matplotlib.image")
     layers = tuple(f"layers.{number}" for number in range(6))
-    a, b = written(tmp_path / "a", layers, 30, ranks=2), written(tmp_path / "b", layers, 30, spike=12, ranks=2)
+    a, b = (
+        written(tmp_path / "a", layers, 30, ranks=2),
+        written(tmp_path / "b", layers, 30, spike=12, ranks=2),
+    )
     page_of(b, a, out=tmp_path / "page.html")
     pictures = []
     for options in ((), ("--blink-settings=preferredColorScheme=0",)):

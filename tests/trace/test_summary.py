@@ -21,7 +21,11 @@ QUIET = settings(max_examples=100, derandomize=True, database=None, deadline=Non
 def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Placement]]:
     """A shape, cut into boxes along one dimension, and each of these into runs."""
     dims = draw(st.integers(1, 3))
-    dim, parts, size = draw(st.integers(0, dims - 1)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    dim, parts, size = (
+        draw(st.integers(0, dims - 1)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 4)),
+    )
     shape = tuple(size * parts if at == dim else draw(st.integers(1, 5)) for at in range(dims))
     local = tuple(size if at == dim else length for at, length in enumerate(shape))
     boxes = [Placement.full(local).split(dim, index, parts) for index in range(parts)]
@@ -36,12 +40,19 @@ def part_of(whole: Tensor, placement: Placement) -> Tensor:
 
 @QUIET
 @given(cuts(), st.integers(0, 9))
-def test_parts_cover_the_whole_once(cut: tuple[tuple[int, ...], list[Placement]], seed: int) -> None:
+def test_parts_cover_the_whole_once(
+    cut: tuple[tuple[int, ...], list[Placement]], seed: int
+) -> None:
     shape, placements = cut
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    assert sorted(torch.cat([placement.places() for placement in placements]).tolist()) == list(range(prod(shape)))
+    assert sorted(torch.cat([placement.places() for placement in placements]).tolist()) == list(
+        range(prod(shape))
+    )
     parts = [part_of(whole, placement) for placement in placements]
-    merged, straight = Summary.merge_parts(Summary.of(measure_statistics(part)) for part in parts), Summary.of(measure_statistics(whole))
+    merged, straight = (
+        Summary.merge_parts(Summary.of(measure_statistics(part)) for part in parts),
+        Summary.of(measure_statistics(whole)),
+    )
     assert (merged.count, merged.low, merged.high) == (straight.count, straight.low, straight.high)
     for name in ("mean", "std", "norm"):
         assert getattr(merged, name) == pytest.approx(getattr(straight, name), rel=1e-12, abs=1e-12)
@@ -51,7 +62,9 @@ def test_parts_cover_the_whole_once(cut: tuple[tuple[int, ...], list[Placement]]
 
 @QUIET
 @given(cuts(), st.integers(3, 7))
-def test_samples_are_those_of_the_whole(cut: tuple[tuple[int, ...], list[Placement]], level: int) -> None:
+def test_samples_are_those_of_the_whole(
+    cut: tuple[tuple[int, ...], list[Placement]], level: int
+) -> None:
     shape, placements = cut
     whole = torch.arange(prod(shape)).view(shape)
     found = torch.full_like(sample_indices(shape, level), -1)
@@ -85,7 +98,13 @@ def test_short_formats_do_not_overflow(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "level", "places"),
-    [((7,), 4, [0, 3]), ((4, 8), 5, [0, 7, 14, 21]), ((3,), 13, [0, 1, 2]), ((1000,), 3, [0]), ((), 3, [0])],
+    [
+        ((7,), 4, [0, 3]),
+        ((4, 8), 5, [0, 7, 14, 21]),
+        ((3,), 13, [0, 1, 2]),
+        ((1000,), 3, [0]),
+        ((), 3, [0]),
+    ],
 )
 def test_samples_lie_apart(shape: tuple[int, ...], level: int, places: list[int]) -> None:
     """The step shrinks until no dimension divides it: 8 of 32 would always hit the first column, 7 does not."""

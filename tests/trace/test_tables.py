@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
-NAMES = {"plain torch, one rank": "plain", "DistributedDataParallel": "DDP", "torch's pipelining": "pipelining"}
+NAMES = {
+    "plain torch, one rank": "plain",
+    "DistributedDataParallel": "DDP",
+    "torch's pipelining": "pipelining",
+}
 
 
 def rows(heading: str) -> list[list[str]]:
     """The cells of the table below that heading."""
     text = PAGE.read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    found = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
     return found[2:]
 
 
@@ -35,8 +43,14 @@ def test_each_of_at_least_eight_stacks_takes_two_lines_at_most_and_has_four_faul
 
 def test_the_counts_of_both_tables_and_of_the_text_are_those_of_the_rows() -> None:
     every = rows("Every fault")
-    stacks, caught = Counter(kind(row[1]) for row in every), Counter(kind(row[1]) for row in every if row[5] != "*no*")
-    told = {kind(stack): (int(faults), int(alone)) for stack, _, _, faults, alone in rows("Lines that a training changes")}
+    stacks, caught = (
+        Counter(kind(row[1]) for row in every),
+        Counter(kind(row[1]) for row in every if row[5] != "*no*"),
+    )
+    told = {
+        kind(stack): (int(faults), int(alone))
+        for stack, _, _, faults, alone in rows("Lines that a training changes")
+    }
     assert told == {stack: (count, caught[stack]) for stack, count in stacks.items()}
     text = " ".join(PAGE.read_text().split())
     assert f"{len(every)} faults are planted" in text
@@ -48,4 +62,6 @@ def test_every_fault_that_is_planted_has_its_row(monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(PAGE.parents[1] / "tests" / "engine")
     from planting import known
 
-    assert {row[0]: row[1] for row in rows("Every fault")} == {name: fault.stack for name, fault in known().items()}
+    assert {row[0]: row[1] for row in rows("Every fault")} == {
+        name: fault.stack for name, fault in known().items()
+    }

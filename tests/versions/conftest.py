@@ -33,14 +33,22 @@ class Release:
         return FOLDER / f"{self.package}=={self.version}"
 
 
-RELEASES = [Release(compat.load(name), version, row["package"]) for name, row in TABLE.items() for version in row["releases"]]
+RELEASES = [
+    Release(compat.load(name), version, row["package"])
+    for name, row in TABLE.items()
+    for version in row["releases"]
+]
 
 
-@pytest.fixture(scope="module", params=RELEASES, ids=lambda release: f"{release.package}-{release.version}")
+@pytest.fixture(
+    scope="module", params=RELEASES, ids=lambda release: f"{release.package}-{release.version}"
+)
 def release(request: pytest.FixtureRequest) -> Release:
     """Each release in turn."""
     found: Release = request.param
-    assert found.folder.is_dir(), f"{found.folder}: not installed; run `tox -e versions`, or tests/versions/install.py {FOLDER}"
+    assert found.folder.is_dir(), (
+        f"{found.folder}: not installed; run `tox -e versions`, or tests/versions/install.py {FOLDER}"
+    )
     return found
 
 

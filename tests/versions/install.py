@@ -30,7 +30,9 @@ def install(what: str, folder: Path) -> None:
     if place.is_dir():
         return
     partial = folder / f"{what}.partial"
-    environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"} | {"DS_BUILD_OPS": "0"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"
+    } | {"DS_BUILD_OPS": "0"}
     start = monotonic()
     subprocess.run([*PIP, *APART, str(partial), what], check=True, env=environment, timeout=600)
     partial.rename(place)

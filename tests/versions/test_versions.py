@@ -36,7 +36,10 @@ def disagreements(examples: list[Config], real: Ask) -> tuple[Counter[str], int]
         verdict = real(config)
         if verdict.refused:
             found[f"{verdict.refused}: {dict(config.given)}"] += 1
-        found.update(f"{path}: ours {ours!r}, theirs {theirs!r}" for path, (ours, theirs) in verdict.differing.items())
+        found.update(
+            f"{path}: ours {ours!r}, theirs {theirs!r}"
+            for path, (ours, theirs) in verdict.differing.items()
+        )
         asked += verdict.compared >= COMMON.get(config.dialect.name, 60)
     return found, asked
 
@@ -50,12 +53,17 @@ def test_generated_configs_are_accepted_with_equal_values(release: Any, real: As
 
 
 @others
-def test_translations_are_accepted_with_equal_values(release: Any, real: Ask, source: str, tmp_path: Path) -> None:
+def test_translations_are_accepted_with_equal_values(
+    release: Any, real: Ask, source: str, tmp_path: Path
+) -> None:
     if source == release.dialect.name:
         pytest.skip("its own configs are above")
     if not _said(compat.load(source)) & _said(release.dialect):
         pytest.skip("a config of the one says nothing that one of the other can say")
-    results = [_translated(config, release, tmp_path) for config in draw_examples(configs(compat.load(source)), TRANSLATED)]
+    results = [
+        _translated(config, release, tmp_path)
+        for config in draw_examples(configs(compat.load(source)), TRANSLATED)
+    ]
     examples = [config for config in results if config is not None]
     assert len(examples) > TRANSLATED / 5
     found, _ = disagreements(examples, real)

@@ -55,7 +55,9 @@ def demo(
             **{folder / name: bundled_text(name) for name in ("zero3.json", "args.json")},
         }
     )
-    result = convert.translate_job(_demo_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar())
+    result = convert.translate_job(
+        _demo_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar()
+    )
     texts = {
         **convert.files_to_write(result, folder / TARGET, with_carry=True),
         folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False)

@@ -105,12 +105,18 @@ def _shrink_plan(plan: Plan) -> tuple[Plan, list[str]]:
     ]
 
 
-def _run_ranks(what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Console) -> list[Row]:
+def _run_ranks(
+    what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Console
+) -> list[Row]:
     """Run the ranks once and print each step when it is done. Returns all steps."""
     text = plan.model_dump_json(exclude_none=True)
-    lines = run_ranks(RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE), limits)
+    lines = run_ranks(
+        RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE), limits
+    )
     rows = (json.loads(line) for line in lines if line.startswith("{"))
-    shown = list(_show_bar(what, rows, steps, out) if sys.stdout.isatty() else _print_rows(rows, out))
+    shown = list(
+        _show_bar(what, rows, steps, out) if sys.stdout.isatty() else _print_rows(rows, out)
+    )
     if len(shown) != steps:
         raise BridgeError(
             f"demo: {what} made {len(shown)} steps, expected {steps}; this is a defect, please report it"

@@ -127,9 +127,7 @@ class Cut:
     def calls(self) -> Sequence[int]:
         """For each layer, the number of module calls in this layer and all layers before it."""
         return list(
-            accumulate(
-                len(one.steps) if isinstance(one, Segment) else 1 for one in self.layers
-            )
+            accumulate(len(one.steps) if isinstance(one, Segment) else 1 for one in self.layers)
         )
 
     @cached_property
@@ -181,8 +179,7 @@ class BlockCall:
         return self._flat[0]
 
     def fill_arguments(self, values: Mapping[int, Any]) -> BlockCall:
-        """Return this call with other arguments: `values` replace the arguments at their positions.
-        """
+        """Return this call with other arguments: `values` replace the arguments at their positions."""
         leaves, form = list(self.leaves), self._flat[1]
         for place, value in values.items():
             leaves[place] = value
@@ -299,7 +296,9 @@ class Blocks:
                 run: Callable[[Any], Any] = partial(self._block, place)
             else:
                 name, parts, keys = _title(cut, place), layer.modules, names
-                run = module = OuterLayer(self.model, parts, cut.beside, partial(self._segment, place))
+                run = module = OuterLayer(
+                    self.model, parts, cut.beside, partial(self._segment, place)
+                )
             seen[name] += 1
             if seen[name] > 1:
                 # Names tell layers apart, also for their random numbers.

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.engine.layers import Arguments, Layer, hooks_of, logits_in, more_than_children
-from bridge.engine.models.blocks import Blocks, Cut, Stream, ancestors, find_layer_drop, find_requests
+from bridge.engine.models.blocks import (
+    Blocks,
+    Cut,
+    Stream,
+    ancestors,
+    find_layer_drop,
+    find_requests,
+)
 from bridge.engine.models.trial import WHOLE, Uncut, cut
 from bridge.engine.randomness import Keyed, other_states, restore_others, scope
 from bridge.engine.stage import differentiable
@@ -105,7 +112,11 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
 def _packs(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> bool:
     """Return whether positions that restart within a row mean something else with `fixed` arguments."""
     ids = given.named.get("input_ids")
-    if not fixed or not isinstance(ids, Tensor) or "position_ids" not in signature(model.forward).parameters:
+    if (
+        not fixed
+        or not isinstance(ids, Tensor)
+        or "position_ids" not in signature(model.forward).parameters
+    ):
         return False
     half = max(ids.shape[-1] // 2, 1)
     positions = (torch.arange(ids.shape[-1], device=ids.device) % half).expand(ids.shape)
@@ -145,9 +156,13 @@ def _prove_training(
     names = {id(module): name for name, module in model.named_modules()}
     with Keyed(device, 0, names):
         expected = model(*given.given, **{**found.fixed, **given.named})
-    moved = next((name for name, value in _attributes(around).items() if before.get(name) != value), None)
+    moved = next(
+        (name for name, value in _attributes(around).items() if before.get(name) != value), None
+    )
     if moved is not None:
-        raise Uncut(f"{moved}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}")
+        raise Uncut(
+            f"{moved}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}"
+        )
     gradients, end = _gradients(model, expected), other_states()
     restore_others(start)
     drawing = Keyed(device, 0, names)
@@ -161,7 +176,9 @@ def _prove_training(
     for name, gradient in gradients.items():
         other = others.get(name, torch.zeros_like(gradient))
         if float((gradient - other).norm()) > _ROUNDING * torch.finfo(gradient.dtype).eps * largest:
-            raise Uncut(f"{name}: the layers, run one by one, give another gradient than the model; {WHOLE}")
+            raise Uncut(
+                f"{name}: the layers, run one by one, give another gradient than the model; {WHOLE}"
+            )
 
 
 _ROUNDING = 64
@@ -196,7 +213,11 @@ def _fingerprint(value: Any) -> Any:
     if isinstance(value, str | int | float | bool | None):
         return type(value), value
     if isinstance(value, Mapping):
-        return [(id(key), _fingerprint(one)) for key, one in value.items()] if len(value) < MANY else len(value)
+        return (
+            [(id(key), _fingerprint(one)) for key, one in value.items()]
+            if len(value) < MANY
+            else len(value)
+        )
     if isinstance(value, list | tuple | set | deque):
         return [*map(_fingerprint, value)] if len(value) < MANY else len(value)
     return id(value), value._version if isinstance(value, Tensor) else 0
@@ -297,8 +318,7 @@ def without_cache(model: nn.Module) -> Mapping[str, Any]:
 
 
 def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
-    """Return tokens for the trial, of `shape` (samples, tokens), all within the model's vocabulary.
-    """
+    """Return tokens for the trial, of `shape` (samples, tokens), all within the model's vocabulary."""
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
     number = getattr(embeddings, "num_embeddings", None) or len(next(embeddings.parameters()))
     return (

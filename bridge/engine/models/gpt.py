@@ -102,8 +102,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each after a norm, added to the residual stream (batch, sequence, hidden).
-    """
+    """Attention and MLP, each after a norm, added to the residual stream (batch, sequence, hidden)."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()

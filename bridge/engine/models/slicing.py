@@ -213,7 +213,9 @@ def _replay_modules(model: nn.Module, run: _Run, half: int) -> Iterator[list[boo
             leaves, _, place = stream_at(given, named)
             others, _, _ = stream_at(once, formerly)
             if len(leaves) != len(others) or place < 0:
-                raise ValueError("this module is called with other arguments or more often than before")
+                raise ValueError(
+                    "this module is called with other arguments or more often than before"
+                )
             others[place] = others[place].narrow(TOKENS, 0, half)
             good.append(_same(leaves, others))
             return _half(output, run.stream, half)

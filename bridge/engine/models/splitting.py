@@ -57,8 +57,14 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     split = {
         name: styles[name] for parent in parents for name in _children(model, parent, styles, ranks)
     }
-    split |= {name: style for name, style in styles.items() if style in (GATHERED, DIVIDED) and _alone(model, name)}
-    stacks = tuple(stacks_of(model, [name for name, style in styles.items() if style == EXPERTS], ranks))
+    split |= {
+        name: style
+        for name, style in styles.items()
+        if style in (GATHERED, DIVIDED) and _alone(model, name)
+    }
+    stacks = tuple(
+        stacks_of(model, [name for name, style in styles.items() if style == EXPERTS], ranks)
+    )
     if not split and not stacks:
         raise ConfigError(
             f"parallel.tensor: {type(model).__name__} has no tensor plan that the engine can "

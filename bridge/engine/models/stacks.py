@@ -52,7 +52,9 @@ def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[St
                 yield Stack(name, len(next(module.parameters())), *widths)
 
 
-def _note_call(calls: dict[str, Call], name: str, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+def _note_call(
+    calls: dict[str, Call], name: str, module: nn.Module, given: Any, named: Any, output: Any
+) -> None:
     calls[name] = given, named, output
 
 

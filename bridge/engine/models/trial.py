@@ -72,7 +72,9 @@ class Trial:
             self.output = self.model(*given.given, **{**fixed, **given.named})
         return self
 
-    def _record_call(self, name: str, module: nn.Module, given: Any, named: Any, output: Any) -> Any:
+    def _record_call(
+        self, name: str, module: nn.Module, given: Any, named: Any, output: Any
+    ) -> Any:
         leaves, form = tree_flatten(output)
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
@@ -247,7 +249,10 @@ class _Cutting:
         ]
         outputs = {
             call.step: Output(
-                call.form, tuple(self._constants(call)), _alike(call), self._tensors_by_position(number)
+                call.form,
+                tuple(self._constants(call)),
+                _alike(call),
+                self._tensors_by_position(number),
             )
             for number, call in enumerate(self.trial.calls)
         }
@@ -259,7 +264,9 @@ class _Cutting:
         row: int | None = None
         for number, call in enumerate(self.trial.calls):
             # Ahead of what takes the batch alone nothing would travel: it joins the segment.
-            alone = not any(self.trial.sources(leaf) or _depends_on_weights(leaf) for leaf in call.given)
+            alone = not any(
+                self.trial.sources(leaf) or _depends_on_weights(leaf) for leaf in call.given
+            )
             if call.name not in self.blocks or alone:
                 waiting.append(number)
                 continue
@@ -337,7 +344,11 @@ class _Cutting:
         call, taken = self.trial.calls[number], self.taken.get(at, {})
         tensors = [n for n, leaf in enumerate(call.output) if isinstance(leaf, Tensor)]
         if not tensors or not taken:
-            what = "the block returns no tensor" if taken else "the block gets no input that is computed from weights"
+            what = (
+                "the block returns no tensor"
+                if taken
+                else "the block gets no input that is computed from weights"
+            )
             raise Uncut(f"{call.name}: {what}; {WHOLE}")
         following = self._stream_of(at + 1) if self._in_row(at + 1, place.row) else None
         out = self._tensors_by_position(number)
@@ -373,12 +384,13 @@ class _Cutting:
         for leaf in call.output:
             number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
             if number and call.name in self.blocks:
-                raise Uncut(f"{call.name}: the block returns the number {leaf}, expected tensors; {WHOLE}")
+                raise Uncut(
+                    f"{call.name}: the block returns the number {leaf}, expected tensors; {WHOLE}"
+                )
             yield leaf if isinstance(leaf, bool | str) else None
 
     def _entering(self, layers: Sequence[Segment | Block]) -> tuple[tuple[int, ...], ...]:
-        """Return, for each layer, the numbers of the tensors that enter it, with the stream first.
-        """
+        """Return, for each layer, the numbers of the tensors that enter it, with the stream first."""
         found: list[tuple[int, ...]] = []
         live = set[int]()
         for at in reversed(range(len(layers))):

@@ -286,7 +286,9 @@ class _Expression:
                 raise Unread("an expression is nested too deeply")
             found = self._unary()
             self.nested -= 1
-            return _wrap_to_64_bits({"!": int(not found), "~": ~found, "-": -found, "+": found}[sign])
+            return _wrap_to_64_bits(
+                {"!": int(not found), "~": ~found, "-": -found, "+": found}[sign]
+            )
         return self._primary()
 
     def _primary(self) -> int:
@@ -318,7 +320,9 @@ class _Expression:
     def _evaluate_name(self, place: Place, begins: bool) -> int:
         sign = self._take("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
         if sign and not begins:
-            raise Unread(f"{self.text.strip()!r}: an assignment inside of an expression is not supported")
+            raise Unread(
+                f"{self.text.strip()!r}: an assignment inside of an expression is not supported"
+            )
         if sign == "=":
             return self._assign(place, self._choice())
         if sign:

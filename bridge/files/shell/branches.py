@@ -85,7 +85,9 @@ def _items(reader: ShellReader, text: str | None, items: Sequence[Node], node: N
             return
 
 
-def _read_item_branches(reader: ShellReader, text: str | None, items: Sequence[Node], node: Node) -> None:
+def _read_item_branches(
+    reader: ShellReader, text: str | None, items: Sequence[Node], node: Node
+) -> None:
     item, rest = items[0], items[1:]
     line = reader.source.line(node.start_byte)
     value = node.child_by_field_name("value")
@@ -98,7 +100,9 @@ def _read_item_branches(reader: ShellReader, text: str | None, items: Sequence[N
     )
 
 
-def _body(reader: ShellReader, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
+def _body(
+    reader: ShellReader, text: str | None, item: Node, rest: Sequence[Node], node: Node
+) -> None:
     close = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
     reader.statements(item.children[close + 1 :])
     sign = item.children[-1].type
@@ -143,7 +147,9 @@ def _check_groups(reader: ShellReader, token: Token) -> None:
     it.
     """
     written = token.word.parts if token.word else ()
-    if not any(part.kind == "text" and GROUPS.search(reader.source.text_of(part)) for part in written):
+    if not any(
+        part.kind == "text" and GROUPS.search(reader.source.text_of(part)) for part in written
+    ):
         return
     if not reader.scope.on("extglob") or reader.source.line(token.start) <= reader.grouping:
         raise reader.refuse(

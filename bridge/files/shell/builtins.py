@@ -82,7 +82,9 @@ def echo(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         text = text_if_known(found)
         try:
             found = list(
-                _text(formatting.decode_escapes(text)) if text is not None else _unknown(reader, "(echo -e)")
+                _text(formatting.decode_escapes(text))
+                if text is not None
+                else _unknown(reader, "(echo -e)")
             )
         except Unread as error:
             found = list(_unknown(reader, "(echo -e)", str(error)))
@@ -152,7 +154,16 @@ def outside(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         reader.start_background()
         if len(called) == 1:
             reader.scope.files.settle_background()
-    if spell_pieces(called[0]) in ("type", "jobs", "times", "ulimit", "umask", "caller", "dirs", "hash"):
+    if spell_pieces(called[0]) in (
+        "type",
+        "jobs",
+        "times",
+        "ulimit",
+        "umask",
+        "caller",
+        "dirs",
+        "hash",
+    ):
         reader.write(_unknown(reader, f"({spell_pieces(called[0])})"))
 
 
@@ -203,7 +214,11 @@ def let(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     for word in called[1:]:
         expander = reader.expander
         # No file is called like an expression, so its `*` stays a `*`.
-        text = spell_pieces(word) if [piece.why for piece in unknowns(word)] == [FILES] else text_if_known(expander.plain(word))
+        text = (
+            spell_pieces(word)
+            if [piece.why for piece in unknowns(word)] == [FILES]
+            else text_if_known(expander.plain(word))
+        )
         try:
             if text is None:
                 expander.forget(spell_pieces(word), next(unknowns(word)).why)
@@ -254,14 +269,21 @@ def read(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     elif array:
         fields = words([Text(line, NOWHERE, splits=True, plain=False)], separators)
         reader.scope.set(
-            array, Value(tuple(_text(_reveal_hidden(spell_pieces(field))) or field for field in fields), True)
+            array,
+            Value(
+                tuple(_text(_reveal_hidden(spell_pieces(field))) or field for field in fields), True
+            ),
         )
     else:
         for name, text in zip(
             targets or ["REPLY"], _fields(line, targets, separators), strict=True
         ):
             variables.assign(
-                reader, name, None, Value((_text(_reveal_hidden(text)) or (Text("", NOWHERE),),)), False
+                reader,
+                name,
+                None,
+                Value((_text(_reveal_hidden(text)) or (Text("", NOWHERE),),)),
+                False,
             )
 
 
@@ -289,7 +311,11 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
 
 
 def _ask(
-    reader: ShellReader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT
+    reader: ShellReader,
+    names: Sequence[str],
+    array: str | None,
+    status: int | None,
+    why: str = OUTPUT,
 ) -> None:
     """Mark as unknown the variables that `read` sets, and the rest of the input."""
     for name in names or ([] if array else ["REPLY"]):
@@ -403,10 +429,18 @@ def map_file(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
 def shift(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `shift`."""
     given = reader.scope.positional_arguments
-    count = _number(reader, called, 1) if len(called) < 2 or text_if_known(called[1]) is not None else len(given)
+    count = (
+        _number(reader, called, 1)
+        if len(called) < 2 or text_if_known(called[1]) is not None
+        else len(given)
+    )
     # A word of unknown length may be all that is shifted away, or less than that.
-    if any(text_if_known(word) is None for word in called[1:2]) or any(several(word) for word in given[:count]):
-        reader.scope.arguments = (_unknown(reader, "@", '"shift" removes an unknown number of arguments', loose=True),)
+    if any(text_if_known(word) is None for word in called[1:2]) or any(
+        several(word) for word in given[:count]
+    ):
+        reader.scope.arguments = (
+            _unknown(reader, "@", '"shift" removes an unknown number of arguments', loose=True),
+        )
         reader.scope.status = None
     elif count > len(given) or count < 0:
         reader.scope.status = 1
@@ -478,7 +512,9 @@ def shopt(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         reader.answer(None if told & reader.scope.unsure.keys() else told <= reader.scope.options)
     else:
         turns = bool(flags.keys() & {"s", "u"})
-        reader.scope.status = 0 if turns and all(name and SHOPT.has(name) for name in names) else None
+        reader.scope.status = (
+            0 if turns and all(name and SHOPT.has(name) for name in names) else None
+        )
 
 
 def unset(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
@@ -522,7 +558,9 @@ def _unset_element(reader: ShellReader, name: str, index: str) -> None:
     if not value.open and not value.table:
         key = arithmetic.value(index, expander)
     if value.open or expander.lacking:
-        why = expander.lack() if expander.lacking else '"unset" removes an element that is not known'
+        why = (
+            expander.lack() if expander.lacking else '"unset" removes an element that is not known'
+        )
         reader.scope.set(name, Value((_unknown(reader, name, why, loose=True),), True))
         return
     if isinstance(key, int) and key < 0:
@@ -622,7 +660,12 @@ def _put_back(reader: ShellReader, before: tuple[Pieces, ...] | None) -> None:
     """
     if reader.scope.placed is None:
         reader.scope.arguments = (
-            _unknown(reader, "@", "it is not known whether the sourced file sets the arguments", loose=True),
+            _unknown(
+                reader,
+                "@",
+                "it is not known whether the sourced file sets the arguments",
+                loose=True,
+            ),
         )
     elif not reader.scope.placed:
         reader.scope.arguments = before
@@ -647,7 +690,9 @@ def change_folder(reader: ShellReader, place: int, called: Sequence[Pieces]) -> 
         if variable in scope.variables:
             scope.set(variable, Value((_unknown(reader, variable, RUN),)))
     if name != "cd" or (
-        called[1:] and text_if_known(called[-1]) in ("-", None) and not path_in_folder(before, called[-1])
+        called[1:]
+        and text_if_known(called[-1]) in ("-", None)
+        and not path_in_folder(before, called[-1])
     ):
         reader.write(_unknown(reader, f"({name})"))
 

@@ -222,7 +222,14 @@ def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
     sure = 1 if found is None else 1 + pattern.groups * groups_are_certain(pattern.pattern)
     texts = [] if found is None else [found[0], *(group or "" for group in found.groups())]
     known_ = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
-    unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "this text depends on how bash divides the match into groups"),)
+    unsure = (
+        Unknown(
+            "${BASH_REMATCH}",
+            NOWHERE,
+            0,
+            "this text depends on how bash divides the match into groups",
+        ),
+    )
     return (*known_, *(unsure for _ in range(pattern.groups + 1 - len(known_))))
 
 

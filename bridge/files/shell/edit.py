@@ -85,7 +85,10 @@ def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> lis
     rest = "".join(f" {_quote_word(word)}" for word in new[len(spans) :])
     if rest and kept:
         kept[-1] = kept[-1][0], kept[-1][1] + rest
-    return [*kept, *((_with_line(text, place), "") for place in _join_spans(text, spans[len(new) :]))]
+    return [
+        *kept,
+        *((_with_line(text, place), "") for place in _join_spans(text, spans[len(new) :])),
+    ]
 
 
 def _join_spans(text: str, spans: Sequence[Span]) -> list[Span]:

@@ -162,7 +162,10 @@ def leave(reader: ShellReader, called: Sequence[Pieces], found: Walk, modelled: 
     """
     if modelled:
         return
-    name, line = (text_if_known(called[0]) or "").rpartition("/")[2], reader.source.line(reader.place)
+    name, line = (
+        (text_if_known(called[0]) or "").rpartition("/")[2],
+        reader.source.line(reader.place),
+    )
     if name in CHANGING:
         if name != "sed" or IN_PLACE.search(" ".join(map(spell_pieces, called))):
             touch_named(reader, called)

@@ -40,11 +40,7 @@ JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
 ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
 ODD = (
     ("[*]", JOINED, "[*] and [@] in one pair of quotes are not supported"),
-    (
-        "\\",
-        ESCAPED,
-        "a backslash before a blank and [@] in one pair of quotes are not supported",
-    ),
+    ("\\", ESCAPED, "a backslash before a blank and [@] in one pair of quotes are not supported"),
 )
 """Texts in double quotes that shells read in unusual ways.
 
@@ -251,11 +247,17 @@ class Expander:
                 return self._double(part)
             case "ansi":
                 said = self.source.text[part.start + 2 : part.end - 1]
-                return self._whole(part, True, lambda: [self.make_text(part, parameters.decode_escapes(said), True)])
+                return self._whole(
+                    part,
+                    True,
+                    lambda: [self.make_text(part, parameters.decode_escapes(said), True)],
+                )
             case "made":
                 return [Text(part.text, self.place(part), quoted, plain=False)]
             case "arith":
-                return self._whole(part, quoted, lambda: [self.make_text(part, self._arithmetic(part), quoted)])
+                return self._whole(
+                    part, quoted, lambda: [self.make_text(part, self._arithmetic(part), quoted)]
+                )
             case "command" | "backtick":
                 return [*self.output(part, quoted)]
             case "short" | "param":
@@ -334,7 +336,11 @@ class Expander:
         try:
             found = make()
             if self.lacking:
-                alone = None if any(isinstance(piece, Break) for piece in found) else text_if_known(emptied(found))
+                alone = (
+                    None
+                    if any(isinstance(piece, Break) for piece in found)
+                    else text_if_known(emptied(found))
+                )
                 found = [self._failed(part, self.lack(), single, alone)]
         except Unread as error:
             found = [self._failed(part, str(error), single)]
@@ -365,7 +371,9 @@ class Expander:
             return self.unknown(part, self.lack(str(error)), quoted)
         # The unset variables in it may be the reason. The message says how to set them.
         names = (COUNTED if part.kind == "arith" else EXPANDED).findall(self.source.text_of(part))
-        absent = dict.fromkeys(found for name in dict.fromkeys(names) for found in self._variables_to_set(name))
+        absent = dict.fromkeys(
+            found for name in dict.fromkeys(names) for found in self._variables_to_set(name)
+        )
         needed = " ".join(f"--env {name}=..." for name in absent)
         if not discards:
             self.runner.doubt(line)
@@ -450,9 +458,7 @@ class Expander:
     def unset(self, name: str) -> str:
         """Return the reason why a variable without a value counts as unknown."""
         if name.isdigit() and self.scope.arguments is None:
-            return (
-                f"the value is an argument of the script; set --env {self.scope.outer(name)}=..."
-            )
+            return f"the value is an argument of the script; set --env {self.scope.outer(name)}=..."
         if self.scope.may("nounset") and self.scope.is_unset(name):
             return "the variable is not set, and set -u stops a shell here"
         if by := self.scope.overtaker(name):
@@ -482,14 +488,27 @@ class Expander:
             return [self.unknown(part, self.unset(subject.name), quoted, "" if absent else None)]
         if subject.elements is None and not self.is_unset(subject):
             unknown = self.unknown(
-                part, self.unset(subject.name), quoted, None if self.scope.overtaker(subject.name) else ""
+                part,
+                self.unset(subject.name),
+                quoted,
+                None if self.scope.overtaker(subject.name) else "",
             )
-            return [replace(unknown, loose=bool(self.scope.overtaker(subject.name)) and subject.joined == "@")]
+            return [
+                replace(
+                    unknown,
+                    loose=bool(self.scope.overtaker(subject.name)) and subject.joined == "@",
+                )
+            ]
         self.solid |= bool(subject.joined and subject.words)
         return self.list_pieces(subject.words, subject.joined, part, quoted, plain=True)
 
     def list_pieces(
-        self, listed: Sequence[Pieces], joined: str, part: WordPart, quoted: bool, plain: bool = False
+        self,
+        listed: Sequence[Pieces],
+        joined: str,
+        part: WordPart,
+        quoted: bool,
+        plain: bool = False,
     ) -> Expanded:
         found: Expanded = []
         for position, word in enumerate(listed):
@@ -519,9 +538,7 @@ class Expander:
         first = separators[:1]
         if joined != "*" and quoted:
             if not first:
-                raise Unread(
-                    "[@] without word splitting is not supported while IFS is empty"
-                )
+                raise Unread("[@] without word splitting is not supported while IFS is empty")
             return Break(first, made=True)
         if quoted:
             return Text(first, self.place(part), True, plain=False)
@@ -568,7 +585,9 @@ class Expander:
         target = subjects.target(self, subjects.text_of(self, subject), found[0])
         return self._apply_operator(part, target, position, quoted)
 
-    def _apply_operator(self, part: WordPart, subject: Subject, position: int, quoted: bool) -> Expanded:
+    def _apply_operator(
+        self, part: WordPart, subject: Subject, position: int, quoted: bool
+    ) -> Expanded:
         """Return the value of a variable, with the operator at `position` applied if there is one."""
         if position < part.end - 1:
             return operators.apply_operator(self, part, subject, position, quoted)
@@ -602,7 +621,9 @@ class Expander:
 
         Raises `Unread` if it is not known, and `Wrong` if a shell stops at it.
         """
-        pieces = list(self.without_splitting(self.plain(self.parts(self.source.double(start, end), True))))
+        pieces = list(
+            self.without_splitting(self.plain(self.parts(self.source.double(start, end), True)))
+        )
         text = "".join(piece.text if isinstance(piece, Text) else "" for piece in pieces).replace(
             '"', ""
         )
@@ -662,14 +683,14 @@ class Expander:
         subject = subjects.element(self, name, value, key, index is not None)
         if subject.elements is None and not self.scope.overtaker(name):
             if self.scope.on("nounset"):
-                raise arithmetic.Unset(
-                    f"{name} is not set, and set -u is on; set --env {name}=..."
-                )
+                raise arithmetic.Unset(f"{name} is not set, and set -u is on; set --env {name}=...")
             if not self.scope.is_unset(name):
                 self.lacking.append(self.unset(name))
             return ""
         if subject.elements:
-            self.lacking += [piece.why for piece in unknowns(subject.words[0]) if piece.alone is not None]
+            self.lacking += [
+                piece.why for piece in unknowns(subject.words[0]) if piece.alone is not None
+            ]
             alone = text_if_known(emptied(subject.words[0]))
             if alone is not None:
                 return alone

@@ -104,7 +104,9 @@ class ShellFiles:
             before.since,
         )
 
-    def merge_states(self, other: ShellFiles, settling: Callable[[Pieces, Pieces, str], Pieces]) -> ShellFiles:
+    def merge_states(
+        self, other: ShellFiles, settling: Callable[[Pieces, Pieces, str], Pieces]
+    ) -> ShellFiles:
         """Merge the file states at the end of two branches.
 
         `settling` merges two different contents of one file.
@@ -116,7 +118,9 @@ class ShellFiles:
             first, second = self.held.get(key), other.held.get(key)
             alike = first is not None and second is not None and same(first, second)
             held[key] = (
-                first if alike and first is not None else settling(_content_or_nothing(first), _content_or_nothing(second), key)
+                first
+                if alike and first is not None
+                else settling(_content_or_nothing(first), _content_or_nothing(second), key)
             )
         # A file that only one branch has written, or has removed, may not be there.
         both = self.held.keys() & other.held.keys()

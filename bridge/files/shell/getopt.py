@@ -98,7 +98,9 @@ class _Reading:
 
     def text(self) -> str:
         """Return the output of `getopt`: the options, `--`, and the other words."""
-        return "".join(f" {part}" for part in (*self.found, "--", *map(self._quote_word, self.others)))
+        return "".join(
+            f" {part}" for part in (*self.found, "--", *map(self._quote_word, self.others))
+        )
 
     def _quote_word(self, word: str) -> str:
         return "'" + word.replace("'", "'\\''") + "'" if self.told.quotes else word

@@ -18,7 +18,10 @@ LARGEST = 2**31
 
 def step(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model one call of `getopts`."""
-    texts = [None if several(word) else text_if_known(word) for word in (called[3:] or reader.scope.positional_arguments)]
+    texts = [
+        None if several(word) else text_if_known(word)
+        for word in (called[3:] or reader.scope.positional_arguments)
+    ]
     told, name = (
         text_if_known(called[1]) if len(called) > 1 else None,
         text_if_known(called[2]) if len(called) > 2 else None,

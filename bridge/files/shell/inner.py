@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, overload
 from bridge.files.shell import opened, options
 from bridge.files.shell.files import is_gone
 from bridge.files.shell.launchers import LaunchWord, Walk, walk
-from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, spell_pieces, text_if_known
+from bridge.files.shell.pieces import (
+    NOWHERE,
+    Piece,
+    Pieces,
+    Text,
+    Unknown,
+    cut,
+    spell_pieces,
+    text_if_known,
+)
 from bridge.files.shell.scope import Scope, Value
 
 if TYPE_CHECKING:
@@ -112,7 +121,13 @@ def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Piece
     return text, tuple(called[found.at + 1 :]) or tuple(called[found.before : found.at])[:1]
 
 
-def _scope(reader: ShellReader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
+def _scope(
+    reader: ShellReader,
+    place: int,
+    found: Walk,
+    called: Sequence[Pieces],
+    arguments: Sequence[Pieces],
+) -> Scope:
     """Return the scope of the inner shell.
 
     It has the exported variables, or none if the shell runs on another machine.
@@ -121,21 +136,35 @@ def _scope(reader: ShellReader, place: int, found: Walk, called: Sequence[Pieces
     # this machine, so that the variables are not set there; of another machine nothing is known.
     outer, shell = reader.scope, spell_pieces(called[found.before]).rpartition("/")[2]
     apart, dropped = _variables_to_clear(called[: found.before])
-    cleared = apart and not found.apart and not OTHERS & {spell_pieces(word) for word in called[: found.before]}
+    cleared = (
+        apart
+        and not found.apart
+        and not OTHERS & {spell_pieces(word) for word in called[: found.before]}
+    )
     apart = apart or bool(found.apart)
-    kept = {} if apart else {name: pieces for name, pieces in outer.environment.items() if name not in dropped}
+    kept = (
+        {}
+        if apart
+        else {name: pieces for name, pieces in outer.environment.items() if name not in dropped}
+    )
     seen = {name: Value((pieces,)) for name, pieces in kept.items()}
     for word in called[: found.before] if not found.apart else ():
         if GIVEN.match(spell_pieces(word)):
             raise reader.refuse(place, "a function in an environment variable is not supported")
         if given := SET.match(spell_pieces(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
-    lists = {name for name, value in outer.variables.items() if not apart and not (value and value.open) and outer.lists(name)}
+    lists = {
+        name
+        for name, value in outer.variables.items()
+        if not apart and not (value and value.open) and outer.lists(name)
+    }
     line, gone = reader.source.line(place), dropped | lists
     # A variable that is not exported is not passed on. It is unknown rather than unset: the
     # environment may have one of that name.
     hidden = {
-        name: None if cleared or name in gone else Value(((Unknown(f"${name}", NOWHERE, line, UNSEEN),),))
+        name: None
+        if cleared or name in gone
+        else Value(((Unknown(f"${name}", NOWHERE, line, UNSEEN),),))
         for name in (*outer.variables, *dropped)
         if name not in seen and (apart or name in gone or name not in outer.outside)
     }
@@ -144,14 +173,25 @@ def _scope(reader: ShellReader, place: int, found: Walk, called: Sequence[Pieces
         for name in outer.outside.keys() - dropped
         if name in outer.variables and (value := outer.get(name)) is not None
     }
-    handed = {} if apart else {name: sure and shell == "bash" for name, sure in outer.shared.items() if name in outer.functions}
+    handed = (
+        {}
+        if apart
+        else {
+            name: sure and shell == "bash"
+            for name, sure in outer.shared.items()
+            if name in outer.functions
+        }
+    )
     shared = {name: sure for name, sure in handed.items() if SHARED.format(name) not in dropped}
     own_name = text_if_known(arguments[0]) if arguments else None
     outside = {name: text for name, text in outer.outside.items() if not name.isdigit()}
     return Scope(
         outside if own_name is None else outside | {"0": own_name},
         {**({} if apart else told), **hidden, **seen},
-        functions={name: outer.functions[name] if sure else (*outer.functions[name], None) for name, sure in shared.items()},
+        functions={
+            name: outer.functions[name] if sure else (*outer.functions[name], None)
+            for name, sure in shared.items()
+        },
         exported=set(seen),
         shared=shared,
         files=outer.files.copy(),

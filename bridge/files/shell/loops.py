@@ -48,8 +48,12 @@ def for_(reader: ShellReader, node: Node) -> None:
             reader.source.line(node.start_byte),
         )
         why = "a loop gives the variable several values"
-        several_values = Unknown(f"${name}", place, line, "a person chooses the value" if asks else why)
-        _unsure(reader, node, lambda: _bind_variable(reader, name, Value(((several_values,),)), body))
+        several_values = Unknown(
+            f"${name}", place, line, "a person chooses the value" if asks else why
+        )
+        _unsure(
+            reader, node, lambda: _bind_variable(reader, name, Value(((several_values,),)), body)
+        )
         return
     reader.exits.append([])
     for word in listed:
@@ -220,7 +224,9 @@ def _turn(reader: ShellReader, body: Sequence[Node]) -> None:
         reader.scope.ended = "over"
 
 
-def _collect_exits(reader: ShellReader, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
+def _collect_exits(
+    reader: ShellReader, scope: Scope, here: list[Scope], exits: list[Scope]
+) -> None:
     # `break 2` leaves this loop and counts as `break` in the loop around it.
     if scope.ended in ("break", "continue") and scope.levels > 1:
         scope.levels -= 1

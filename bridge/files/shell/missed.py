@@ -104,7 +104,10 @@ def words_of(text: str) -> list[LaunchWord]:
         found = shlex.split(command, comments=True)
     except ValueError:
         found = command.split()
-    return [LaunchWord(None if "$" in word or "`" in word else word, word, "$" in word) for word in found]
+    return [
+        LaunchWord(None if "$" in word or "`" in word else word, word, "$" in word)
+        for word in found
+    ]
 
 
 def find_missed_runs(

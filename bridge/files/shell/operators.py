@@ -62,7 +62,9 @@ def _change_text(
             part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted
         )
         alone = text_if_known(emptied(word))
-        return replace(unknown, loose=several(word), alone=alone if alone is None else change(alone))
+        return replace(
+            unknown, loose=several(word), alone=alone if alone is None else change(alone)
+        )
     return expander.make_text(part, change(text), quoted)
 
 
@@ -95,7 +97,9 @@ def _halves(expander: Expander, part: WordPart, start: int) -> tuple[list[Char],
         raise Unread("the home folder is not known")
     if any(char in (("&", True), ("\\", True)) for char in put):
         raise Unread('the meaning of "&" in a replacement depends on the release of bash')
-    pattern = expander.chars(expander.without_splitting(expander.parts(expander.tilde(before, False), False)))
+    pattern = expander.chars(
+        expander.without_splitting(expander.parts(expander.tilde(before, False), False))
+    )
     return pattern, "".join(char for char, _ in put)
 
 
@@ -180,7 +184,9 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
     return None if None in unknowns else not any(unknowns)
 
 
-def _cut(expander: Expander, part: WordPart, subject: Subject, start: int, quoted: bool) -> Expanded:
+def _cut(
+    expander: Expander, part: WordPart, subject: Subject, start: int, quoted: bool
+) -> Expanded:
     """The value of `${NAME:first:count}`."""
     if subject.elements is None:
         return expander.spread(subject, part, quoted)
@@ -208,7 +214,9 @@ def _cut(expander: Expander, part: WordPart, subject: Subject, start: int, quote
     return expander.list_pieces(kept, subject.joined, part, quoted)
 
 
-def _slice_words(expander: Expander, subject: Subject, first: int, count: int | None) -> list[Pieces]:
+def _slice_words(
+    expander: Expander, subject: Subject, first: int, count: int | None
+) -> list[Pieces]:
     if any(several(word) for word in subject.words):
         raise Unread("the length of the list is not known")
     # `${@:0}` and a negative start reach the name of the script, which stands before the first

@@ -152,9 +152,7 @@ class Pattern:
                 return found
         if special and char == "\\":
             if not after[0]:
-                raise Unread(
-                    "a backslash at the end of a pattern is not supported"
-                )
+                raise Unread("a backslash at the end of a pattern is not supported")
             return self._same(after[0]), position + 2
         return self._same(char), position + 1
 

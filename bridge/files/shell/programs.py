@@ -225,8 +225,7 @@ def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) ->
 
 
 def translate(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
-    """Model `tr [-s] A B`, `tr -d A`, `tr -cd A`, `tr -s A` for single characters and plain ranges.
-    """
+    """Model `tr [-s] A B`, `tr -d A`, `tr -cd A`, `tr -s A` for single characters and plain ranges."""
     text = _read(reader)
     rest = list(texts[1:])
     options = ""
@@ -367,7 +366,9 @@ def sort(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     rest = [text for text in texts[1:] if not re.fullmatch(r"-[nru]+", text)]
     text = _read(reader, rest) if not any(name.startswith("-") for name in rest) else None
     return (
-        None if text is None else _text(streams.sort_lines(text, "".join(set(texts[1:]) - set(rest))))
+        None
+        if text is None
+        else _text(streams.sort_lines(text, "".join(set(texts[1:]) - set(rest))))
     )
 
 

@@ -33,7 +33,13 @@ from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
 from bridge.files.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value, several
-from bridge.files.shell.source import ShellSource, Sourced, check_ends, check_redirects, check_syntax
+from bridge.files.shell.source import (
+    ShellSource,
+    Sourced,
+    check_ends,
+    check_redirects,
+    check_syntax,
+)
 from bridge.files.shell.tokens import Token, Word
 
 if TYPE_CHECKING:
@@ -326,7 +332,9 @@ class ShellReader:
         except (OverflowError, Unread, Unsettled) as error:
             raise self.refuse(node.start_byte, str(error)) from None
         except arithmetic.Wrong as error:
-            if isinstance(error, arithmetic.Discarded) and not isinstance(error, arithmetic.Dropped):
+            if isinstance(error, arithmetic.Discarded) and not isinstance(
+                error, arithmetic.Dropped
+            ):
                 self.discard(error)
                 return
             raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
@@ -345,7 +353,9 @@ class ShellReader:
             return
         if scope.at_error is not None and scope.frames and "errtrace" in scope.unsure:
             why = scope.unsure["errtrace"].why
-            raise self.refuse(self.place, f"it is not known whether functions run the ERR trap: {why}")
+            raise self.refuse(
+                self.place, f"it is not known whether functions run the ERR trap: {why}"
+            )
         # Functions inherit the ERR trap only with `set -E`.
         if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
             self.read_trap(scope.at_error)
@@ -606,11 +616,14 @@ class ShellReader:
             )
         line = self.source.line(place)
         self.read_branches(
-            line, *((lambda chosen=chosen: self._call_function(chosen, arguments)) for chosen in choices)
+            line,
+            *((lambda chosen=chosen: self._call_function(chosen, arguments)) for chosen in choices),
         )
         return True
 
-    def _call_function(self, function: tuple[ShellSource, Node] | None, arguments: Sequence[Pieces]) -> None:
+    def _call_function(
+        self, function: tuple[ShellSource, Node] | None, arguments: Sequence[Pieces]
+    ) -> None:
         if function is None:
             return
         source, body = function
@@ -645,7 +658,9 @@ class ShellReader:
         rest = [token for token in tokens if token.kind != "redirect"]
         if len(rest) == 1 and rest[0].kind in ("cond", "arith"):
             action = self.condition if rest[0].kind == "cond" else self.counting
-            redirections.read_with_redirections(self, redirects, node.start_byte, lambda: action(rest[0]))
+            redirections.read_with_redirections(
+                self, redirects, node.start_byte, lambda: action(rest[0])
+            )
             return
         self.simple(
             [token.word for token in rest if token.word is not None], redirects, node.start_byte
@@ -706,7 +721,9 @@ class ShellReader:
         alone = bool(rest) and self.source.text_of(rest[0]) in ("[", "test")
         called = [found for word in rest for found in self.expander.words(word, alone)]
         if not called:
-            redirections.read_with_redirections(self, redirects, place, lambda: self._assignments(assignments))
+            redirections.read_with_redirections(
+                self, redirects, place, lambda: self._assignments(assignments)
+            )
             return
         program = self._starts(called) if redirects else False
         redirections.read_with_redirections(
@@ -739,7 +756,9 @@ class ShellReader:
                 return
             except Untargeted as error:
                 line = self.source.line(word.start)
-                self.scope.overtaken(f"line {line}, which sets a variable of unknown name ({error}),")
+                self.scope.overtaken(
+                    f"line {line}, which sets a variable of unknown name ({error}),"
+                )
         # An assignment has the status of its last command substitution.
         self.scope.status = self.substituted if self.substituted != UNTOUCHED else 0
         # `$(< file)` has no command, and yields the file.
@@ -853,11 +872,15 @@ class ShellReader:
         self.scope.status, self.scope.asked = None, name in self.defined
         why = OUTPUT
         try:
-            written = place_named(self, name, called) or self._output_of_model(PROGRAMS.get(name), called)
+            written = place_named(self, name, called) or self._output_of_model(
+                PROGRAMS.get(name), called
+            )
         except Unread as error:
             written, why, self.scope.status = None, str(error), None
         self.write(
-            written if written is not None else (Unknown(spell_pieces(called[0]), NOWHERE, line, why),)
+            written
+            if written is not None
+            else (Unknown(spell_pieces(called[0]), NOWHERE, line, why),)
         )
         effects.leave(self, called, found, written is not None)
 

@@ -31,7 +31,11 @@ def read_with_redirections(
     `program` says whether the statement starts a program; None if that is not known. A program's
     redirections are expanded in a separate process.
     """
-    there = _overwrites_file(reader, redirects) if redirects and reader.scope.may("noclobber") else False
+    there = (
+        _overwrites_file(reader, redirects)
+        if redirects and reader.scope.may("noclobber")
+        else False
+    )
     if there and not reader.scope.options >= {"noclobber"}:
         there = None  # a branch decides whether the option is on
     if not redirects:
@@ -149,7 +153,9 @@ def _targets(reader: ShellReader, redirects: Sequence[Token]) -> tuple[Target | 
         if found is not None:
             target, lost = found, True
         elif (
-            token.text == ">&" and token.fd in ("", "1") and reader.source.text_of(token).endswith("2")
+            token.text == ">&"
+            and token.fd in ("", "1")
+            and reader.source.text_of(token).endswith("2")
         ):
             target, lost = (target, lost) if reader.scope.joined else (None, True)
         elif token.text.startswith((">", "&>")) and token.fd in ("", "1"):
@@ -225,7 +231,9 @@ def _file(reader: ShellReader, word: Word) -> Pieces:
     if text_if_known(path) == "/dev/null":
         return ()
     found = opened.content(reader, path)
-    return (Unknown(reader.source.text_of(word), NOWHERE, line, IN_FILE),) if found is None else found
+    return (
+        (Unknown(reader.source.text_of(word), NOWHERE, line, IN_FILE),) if found is None else found
+    )
 
 
 def _document(reader: ShellReader, token: Token) -> Pieces:

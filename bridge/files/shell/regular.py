@@ -151,7 +151,9 @@ def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str
         simple(text)
         if len(text) > LONGEST:
             raise Unread("this expression is not supported")
-        return steps.first(pattern, text, start, bool(pattern.groups) and groups_are_certain(pattern.pattern))
+        return steps.first(
+            pattern, text, start, bool(pattern.groups) and groups_are_certain(pattern.pattern)
+        )
     first = pattern.search(text, start)
     if first is None or LITERAL.fullmatch(pattern.pattern):
         return first

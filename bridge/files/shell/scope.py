@@ -421,7 +421,9 @@ class Scope:
         if not number:
             return self._live("0") if "0" not in self.outside else _value_of_text(self.outside["0"])
         if self.arguments is None:
-            return _value_of_text(self.outside[str(number)]) if str(number) in self.outside else None
+            return (
+                _value_of_text(self.outside[str(number)]) if str(number) in self.outside else None
+            )
         # Behind an argument that may be several words, no number is certain.
         doubtful = next((word for word in self.arguments[:number] if several(word)), None)
         if doubtful is not None:
@@ -510,7 +512,11 @@ class Scope:
         if value is not None and marks & {HANDED, "?a", "?A"}:
             return (
                 Unknown(
-                    f"${name}", NOWHERE, 0, "a branch decides whether the variable is exported", perhaps=True
+                    f"${name}",
+                    NOWHERE,
+                    0,
+                    "a branch decides whether the variable is exported",
+                    perhaps=True,
                 ),
             )
         return None if value is None or self.lists(name) else value.pieces
@@ -662,11 +668,23 @@ class Scope:
         if not running:
             self.become(branches[0])
             return
-        branch = Branch(line, f"the value depends on a branch (line {line}){self.hints.get(line, '')}")
+        branch = Branch(
+            line, f"the value depends on a branch (line {line}){self.hints.get(line, '')}"
+        )
         self.become(reduce(lambda one, other: _both(one, other, branch), running))
 
 
-COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported", "folder", "overtakers")
+COMPARED = (
+    "letter",
+    "placed",
+    "options",
+    "unsure",
+    "shared",
+    "marks",
+    "exported",
+    "folder",
+    "overtakers",
+)
 """Names of fields that are compared after an iteration of a loop, in addition to the variables. If the iteration has
 changed nothing in them, further iterations change nothing either.
 """
@@ -680,7 +698,10 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         return one
     names = dict.fromkeys((*one.variables, *other.variables))
     differing = [name for name in names if not _equal(one, other, name)]
-    variables = {name: _merge_values(one.standing(name), other.standing(name), branch, name) for name in differing}
+    variables = {
+        name: _merge_values(one.standing(name), other.standing(name), branch, name)
+        for name in differing
+    }
     kept = {name: one.variables[name] for name in names if name not in variables}
     # Functions that a branch defines, or defines otherwise, have several definitions. None stands
     # for not defined.
@@ -698,7 +719,11 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
             for name in (*one.shared, *other.shared)
         }
     marked = {*one.marks, *other.marks, *(one.exported ^ other.exported)}
-    marks = {name: found for name in marked if (found := _common_attributes(one.state_of(name), other.state_of(name)))}
+    marks = {
+        name: found
+        for name in marked
+        if (found := _common_attributes(one.state_of(name), other.state_of(name)))
+    }
     undecided = (_unknown_of_branch("the output of a branch", branch),)
     return replace(
         one,
@@ -706,19 +731,27 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         functions=functions,
         exported=one.exported & other.exported,
         shared=shared,
-        files=one.files.merge_states(other.files, lambda first, second, name: _settling(first, second, _unknown_of_branch(name, branch))),
+        files=one.files.merge_states(
+            other.files,
+            lambda first, second, name: _settling(first, second, _unknown_of_branch(name, branch)),
+        ),
         arguments=_arguments(one, other, branch),
         status=one.status if one.status == other.status else None,
         options=one.options & other.options,
         unsure={**one.unsure, **other.unsure, **dict.fromkeys(one.options ^ other.options, branch)},
         marks=marks,
-        frames=tuple(_frame(first, second, one, other, branch) for first, second in zip(one.frames, other.frames, strict=True)),
+        frames=tuple(
+            _frame(first, second, one, other, branch)
+            for first, second in zip(one.frames, other.frames, strict=True)
+        ),
         output=_settling(one.output, other.output, undecided[0]),
         input=one.input if (one.input or ()) == (other.input or ()) else undecided,
         overtakers=tuple(dict.fromkeys((*one.overtakers, *other.overtakers))),
         doubting=max(one.doubting, other.doubting),
         doubted=max(one.doubted, other.doubted),
-        asked=one.asked or other.asked or (one.status != other.status and bool(one.status or other.status)),
+        asked=one.asked
+        or other.asked
+        or (one.status != other.status and bool(one.status or other.status)),
         piped=one.piped if one.piped == other.piped else None,
         at_exit=_trap(one.at_exit, other.at_exit, branch),
         at_error=_trap(one.at_error, other.at_error, branch),
@@ -817,14 +850,19 @@ def _frame(
     """
     found = {}
     for name in (*first, *second):
-        left, right = first.get(name) or one.state_of(name), second.get(name) or other.state_of(name)
+        left, right = (
+            first.get(name) or one.state_of(name),
+            second.get(name) or other.state_of(name),
+        )
         value = (
             left.value
             if left.value is right.value
             else _merge_values(left.value, right.value, branch, name)
         )
         letter = left.letter if left.letter == right.letter else None
-        found[name] = Hidden(value, _common_attributes(left, right), left.exported and right.exported, letter)
+        found[name] = Hidden(
+            value, _common_attributes(left, right), left.exported and right.exported, letter
+        )
     return found
 
 
@@ -839,7 +877,9 @@ def _value_of_text(text: str) -> Value:
     return Value(((Text(text, NOWHERE, plain=False),),))
 
 
-def _merge_values(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
+def _merge_values(
+    one: Value | None, other: Value | None, branch: Branch, name: str
+) -> Value | None:
     """Return a value after two branches. What follows the common beginning of both is unknown."""
     if one is None and other is None:
         return None

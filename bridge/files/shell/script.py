@@ -16,7 +16,15 @@ from bridge.files.shell.files import AWAY, file_key, is_gone, key_in
 from bridge.files.shell.inner import list_words
 from bridge.files.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
 from bridge.files.shell.missed import MOST, find_missed_runs
-from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, spell_pieces, start_of_pieces, text_if_known, unknowns
+from bridge.files.shell.pieces import (
+    NOWHERE,
+    Pieces,
+    Unknown,
+    spell_pieces,
+    start_of_pieces,
+    text_if_known,
+    unknowns,
+)
 from bridge.files.shell.read import Command, ShellReader
 from bridge.files.shell.scope import Scope
 
@@ -81,7 +89,11 @@ class Launch:
         return None if "\0" in key or key.startswith(AWAY) else key
 
     def __str__(self) -> str:
-        where = f", in a branch whose condition is not known (line {self.branch})" if self.branch else ""
+        where = (
+            f", in a branch whose condition is not known (line {self.branch})"
+            if self.branch
+            else ""
+        )
         return f"line {self.line}: {self.program}{where}"
 
 
@@ -134,7 +146,11 @@ class Script:
         }
         for launch in self.launches:
             held |= launch.environment
-        return {name: text for name, pieces in held.items() if (text := text_if_known(pieces)) is not None}
+        return {
+            name: text
+            for name, pieces in held.items()
+            if (text := text_if_known(pieces)) is not None
+        }
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
@@ -161,7 +177,11 @@ class Script:
                 if found.tools
                 else "the file is assumed to set variables, and to do nothing else"
             )
-            yield found.line, f"source {found.name}", f"the file is not read; {assumption}: {found.why}"
+            yield (
+                found.line,
+                f"source {found.name}",
+                f"the file is not read; {assumption}: {found.why}",
+            )
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
         """Return the run for which `fits` is true. If a run is chosen, return that one.
@@ -203,7 +223,8 @@ class Script:
                 f"{self.name}: {index}: {launch}" for index, launch in enumerate(self.launches, 1)
             )
             raise SourceError(
-                f"{self.name}: there is no run {number}; the script starts {len(self.launches)}", *listed
+                f"{self.name}: there is no run {number}; the script starts {len(self.launches)}",
+                *listed,
             )
         return self.launches[number - 1]
 
@@ -282,12 +303,11 @@ def _launch(command: Command, where: Where) -> Launch | None:
 
 def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where) -> Launch:
     lines = tuple(where.line(word) or command.line for word in words)
-    program, before = (
-        spell_pieces(command.words[found.at]),
-        command.words[: found.at],
-    )
+    program, before = (spell_pieces(command.words[found.at]), command.words[: found.at])
     size, unknown = ranks(found, where.directives)
-    unranked = "; ".join(dict.fromkeys(filter(None, (_opaque(command.words[at]) for at in unknown))))
+    unranked = "; ".join(
+        dict.fromkeys(filter(None, (_opaque(command.words[at]) for at in unknown)))
+    )
     files, folder = command.files, command.folder
     return Launch(
         program,

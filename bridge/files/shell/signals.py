@@ -82,7 +82,13 @@ def trap(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         reader.write((Unknown("$(trap)", NOWHERE, line, OUTPUT),))
     bare = len(rest) < 2 or (text_if_known(rest[0]) or "").isdecimal()
     names = {_signal_name(word) for word in (rest if bare else rest[1:])}
-    text = None if bare or text_if_known(rest[0]) == "-" else rest[0] if text_if_known(rest[0]) != "" else ()
+    text = (
+        None
+        if bare or text_if_known(rest[0]) == "-"
+        else rest[0]
+        if text_if_known(rest[0]) != ""
+        else ()
+    )
     if names & {"DEBUG", "RETURN", ""} and text:
         problem = "a trap that runs where functions and sourced files end is not supported"
         if "DEBUG" in names:
@@ -196,7 +202,9 @@ def _to_itself(reader: ShellReader, place: int, signal: str, before: int | None)
         return
     if signal not in NUMBERS or signal in STOPPING:
         problem = f"the effect of the signal {signal} on the shell is not known"
-        raise reader.refuse(place, problem if signal else 'the signal that "kill" sends is not known')
+        raise reader.refuse(
+            place, problem if signal else 'the signal that "kill" sends is not known'
+        )
     text = scope.traps.get(signal) if signal != "KILL" else None
     if text is None and signal not in IGNORED:
         scope.status = before

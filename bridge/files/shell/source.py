@@ -259,11 +259,11 @@ def check_redirects(source: ShellSource, redirects: Iterable[Token]) -> None:
         for token in redirects
     )
     SourceError.raise_if(
-        f"{source.name}: line {line}: {_placeholder_message(match[0])}" for line, match in found if match
+        f"{source.name}: line {line}: {_placeholder_message(match[0])}"
+        for line, match in found
+        if match
     )
 
 
 def _placeholder_message(placeholder: str) -> str:
-    return (
-        f"{placeholder} is a placeholder, which a shell reads as redirections; put a value there"
-    )
+    return f"{placeholder} is a placeholder, which a shell reads as redirections; put a value there"

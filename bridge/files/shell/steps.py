@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import inf, prod
 
-from bridge.files.shell.patterns import Node, One, PatternGroup, PatternPlace, Positions, Unread, match_sequence
+from bridge.files.shell.patterns import (
+    Node,
+    One,
+    PatternGroup,
+    PatternPlace,
+    Positions,
+    Unread,
+    match_sequence,
+)
 
 TRIES = 10**7
 """Largest number of paths through a text that Python's own matcher may try."""
@@ -105,7 +113,11 @@ def _choices(pattern: re.Pattern[str], place: int) -> tuple[tuple[Node, ...], in
         size += parts * len(again)
         if size > NODES:
             raise Unread("this expression is too large")
-    return (PatternGroup("@", tuple(choices)),) if len(choices) > 1 else tuple(choices[0]), place, size
+    return (
+        (PatternGroup("@", tuple(choices)),) if len(choices) > 1 else tuple(choices[0]),
+        place,
+        size,
+    )
 
 
 def _atom(pattern: re.Pattern[str], place: int) -> tuple[Node, int, int]:
@@ -133,5 +145,7 @@ def _times(node: Node, text: str, place: int) -> tuple[list[Node], int]:
         raise Unread("this expression is too large")
     # `{2,}` is two and a star, `{2,4}` two and twice an option.
     open_ = bool(told["more"]) and not told["most"]
-    rest: list[Node] = [PatternGroup("*", choices)] if open_ else [PatternGroup("?", choices)] * (most - least)
+    rest: list[Node] = (
+        [PatternGroup("*", choices)] if open_ else [PatternGroup("?", choices)] * (most - least)
+    )
     return [node] * least + rest, told.end()

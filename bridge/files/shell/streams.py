@@ -272,7 +272,9 @@ def grep(text: str, flags: str, wanted: str) -> str:
     if "F" in flags:
         pattern = re.compile(re.escape(wanted), re.IGNORECASE if "i" in flags else 0)
     else:
-        compile_: Callable[[str, bool], re.Pattern[str]] = _compile_extended if "E" in flags else basic
+        compile_: Callable[[str, bool], re.Pattern[str]] = (
+            _compile_extended if "E" in flags else basic
+        )
         if "\\" in wanted or not wanted.isascii() or not wanted:
             raise Unread("this expression of grep is not supported")
         pattern = compile_(wanted, "i" in flags)

@@ -116,7 +116,9 @@ def element(
     if value is None or not value.words:
         before = isinstance(key, int) and key < 0
         if before and expander.scope.on("errexit"):
-            raise arithmetic.Wrong("the index lies before the start of the array; with set -e, a shell ends here")
+            raise arithmetic.Wrong(
+                "the index lies before the start of the array; with set -e, a shell ends here"
+            )
         return Subject(name, None, element=value is not None, before=before, indexed=indexed)
     if key is None:
         key = "0" if value.table else 0
@@ -126,7 +128,9 @@ def element(
         key += max((int(place) for place in value.places), default=-1) + 1
     before = isinstance(key, int) and key < 0
     if before and expander.scope.on("errexit"):
-        raise arithmetic.Wrong("the index lies before the start of the array; with set -e, a shell ends here")
+        raise arithmetic.Wrong(
+            "the index lies before the start of the array; with set -e, a shell ends here"
+        )
     word = value.at(key)
     found = None if word is None else [(key, word)]
     return Subject(name, found, element=indexed or value.array, before=before, indexed=indexed)
@@ -140,7 +144,9 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
         expander.source.double(*index) if not (value and value.table) else _bare(expander, *index)
     )
     pieces = expander.parts(parts, True)
-    text = text_if_known(expander.without_splitting(pieces if value and value.table else expander.plain(pieces)))
+    text = text_if_known(
+        expander.without_splitting(pieces if value and value.table else expander.plain(pieces))
+    )
     if text is None:
         raise Unread("the index is not known")
     if value and value.table and not text and expander.scope.on("errexit"):

@@ -597,7 +597,9 @@ class Lexer(Scanner):
             # Any quote in the delimiter turns expansion in the body off.
             quoted = any(part.kind != "text" for part in target.parts)
             self.pending.append(
-                _Pending(token, _unquote_delimiter(self.text, target.parts), quoted, found["op"] == "<<-")
+                _Pending(
+                    token, _unquote_delimiter(self.text, target.parts), quoted, found["op"] == "<<-"
+                )
             )
         if self.place == "command":
             self.place = "command"

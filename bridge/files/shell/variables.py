@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 from bridge.files.shell import arithmetic, parameters, subjects
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.patterns import Unread
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, cut, spell_pieces, text_if_known
+from bridge.files.shell.pieces import (
+    NOWHERE,
+    Pieces,
+    Text,
+    Unknown,
+    cut,
+    spell_pieces,
+    text_if_known,
+)
 from bridge.files.shell.scope import Value, several
 from bridge.files.shell.source import ShellSource
 from bridge.files.shell.subjects import put_element
@@ -267,9 +275,10 @@ def put(reader: ShellReader, target: str, value: Value, more: bool = False) -> N
     ):
         raise reader.refuse(reader.place, f"the index of {target} is not supported")
     table = bool(sign) and _table(reader, name, frozenset())
-    place = lambda: (  # noqa: E731
-        index[:-1] if table else subjects.certain_number(reader.expander, index[:-1])
-    )
+
+    def place() -> int | str:
+        return index[:-1] if table else subjects.certain_number(reader.expander, index[:-1])
+
     assign(reader, name, place if sign else None, value, more)
 
 
@@ -438,7 +447,9 @@ def _variables_of_word(
         if text.startswith("(", told.start("value")) and (
             marks & {"a", "A"} or reader.scope.get(name) is not None
         ):
-            raise reader.refuse(word.start, f"it is not known whether {spell_pieces(found)} sets an array")
+            raise reader.refuse(
+                word.start, f"it is not known whether {spell_pieces(found)} sets an array"
+            )
         yield name, partial(assign, reader, name, None, Value((value,)), bool(told["more"]))
 
 

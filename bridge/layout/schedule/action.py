@@ -35,7 +35,9 @@ class ActionKind(StrEnum):
     """
 
 
-COMPUTE = frozenset((ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT, ActionKind.AGAIN))
+COMPUTE = frozenset(
+    (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT, ActionKind.AGAIN)
+)
 WRITES = frozenset((ActionKind.BACKWARD, ActionKind.WEIGHT))
 """Kinds of actions that compute gradients of weights."""
 DOWN = frozenset((ActionKind.BACKWARD, ActionKind.INPUT))

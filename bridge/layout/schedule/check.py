@@ -27,11 +27,20 @@ def prove_schedule(schedule: Schedule, rows: Sequence[Row] | None = None) -> tup
     """
     rows = program_rows(schedule) if rows is None else rows
     # Later checks assume that earlier ones found nothing, so only the first sort of problems is listed.
-    for check in (_find_misplaced, _check_counts, _check_recompute, _check_messages, _check_reductions, _find_deadlock):
+    for check in (
+        _find_misplaced,
+        _check_counts,
+        _check_recompute,
+        _check_messages,
+        _check_reductions,
+        _find_deadlock,
+    ):
         found = tuple(check(schedule, rows))
         if found:
             return found[:SHOWN] + (
-                (f"and {len(found) - SHOWN} more problems of this kind",) if len(found) > SHOWN else ()
+                (f"and {len(found) - SHOWN} more problems of this kind",)
+                if len(found) > SHOWN
+                else ()
             )
     return ()
 
@@ -184,7 +193,9 @@ def _first_missing(schedule: Schedule, action: Action, done: set[Action], sent: 
     return ""
 
 
-def _actions_on_rank(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
+def _actions_on_rank(
+    schedule: Schedule, stage: int, options: tuple[Action, ...]
+) -> tuple[Action, ...]:
     """Return `options` if these actions run on the rank of `stage`. If they run on another rank,
     return the action that receives their message on the rank of `stage`. A dependency is met if one
     of the returned actions has run.

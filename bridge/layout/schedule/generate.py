@@ -12,7 +12,13 @@ from bridge import limits
 from bridge.errors import ConfigError
 from bridge.layout.schedule.action import Action, ActionKind, Schedule
 
-F, B, I, W, R = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT, ActionKind.AGAIN  # noqa: E741 - torch's letters
+F, B, I, W, R = (  # noqa: E741
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT,
+    ActionKind.WEIGHT,
+    ActionKind.AGAIN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +259,7 @@ def _zero_bubble_v(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Ite
     """
     enough = replace(shape, microbatches=max(2 * shape.ranks - 1, shape.microbatches))
     return (
-        action
-        for action in _fill_v(enough, rank, local)
-        if action.microbatch < shape.microbatches
+        action for action in _fill_v(enough, rank, local) if action.microbatch < shape.microbatches
     )
 
 
@@ -405,10 +409,17 @@ SCHEDULES: Mapping[str, Recipe] = {
         about="gradients of inputs early, gradients of weights when a rank would be idle",
     ),
     "zero_bubble_v": Recipe(
-        _zero_bubble_v, in_a_v, 2, 2, about="zero bubble with two stages on each rank: from rank 0 to the last rank and back"
+        _zero_bubble_v,
+        in_a_v,
+        2,
+        2,
+        about="zero bubble with two stages on each rank: from rank 0 to the last rank and back",
     ),
     "pre_recompute_1f1b": Recipe(
-        _pre_recompute, contiguous_ranks, most=1, about="1F1B that recomputes activations while a rank waits for a gradient"
+        _pre_recompute,
+        contiguous_ranks,
+        most=1,
+        about="1F1B that recomputes activations while a rank waits for a gradient",
     ),
     "last_no_recompute_1f1b": Recipe(
         _last_no_recompute,

@@ -7,7 +7,10 @@ from functools import lru_cache
 
 from bridge.layout.schedule.action import DOWN, WRITES, Action, ActionKind, Row, Schedule
 
-MATCH = {ActionKind.SEND_FORWARD: ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD: ActionKind.RECEIVE_BACKWARD}
+MATCH = {
+    ActionKind.SEND_FORWARD: ActionKind.RECEIVE_FORWARD,
+    ActionKind.SEND_BACKWARD: ActionKind.RECEIVE_BACKWARD,
+}
 """For each kind of send, the kind of receive that belongs to it. The stage of a send or receive is
 the stage to which the message goes.
 """

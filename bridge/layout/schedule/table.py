@@ -29,7 +29,8 @@ def schedule_to_csv(schedule: Schedule) -> str:
     """
     text = io.StringIO()
     rows = (
-        [str(action) for action in row if action.kind is not ActionKind.AGAIN] for row in schedule.rows
+        [str(action) for action in row if action.kind is not ActionKind.AGAIN]
+        for row in schedule.rows
     )
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -48,7 +49,8 @@ def read_schedule(text: str, where: str = "schedule.csv") -> Schedule:
     rows = csv_cells(text, where)
     problems: list[str] = []
     found = tuple(
-        tuple(_cell_actions(row, f"{where}: row {rank + 1}", problems)) for rank, row in enumerate(rows)
+        tuple(_cell_actions(row, f"{where}: row {rank + 1}", problems))
+        for rank, row in enumerate(rows)
     )
     homes = {action.stage: rank for rank, row in enumerate(found) for action in row}
     missing = [str(stage) for stage in range(max(homes, default=-1) + 1) if stage not in homes]
@@ -80,7 +82,9 @@ def csv_cells(text: str, where: str) -> list[list[str]]:
         ) from None
     number = sum(map(len, rows))
     if number > limits.ACTIONS:
-        raise ConfigError(f"{where}: found {number:,} cells, expected at most {limits.ACTIONS:,}; use fewer")
+        raise ConfigError(
+            f"{where}: found {number:,} cells, expected at most {limits.ACTIONS:,}; use fewer"
+        )
     # Without gaps, no number can reach the number of cells. Such a cell is refused before anything
     # of that size is built, and more than nine digits are too many without being converted.
     for cell in (cell for row in rows for cell in row):

@@ -106,7 +106,9 @@ class Invariants:
         # Other ranks than data ranks meet in collectives inside of the model.
         if self.source.comm.mesh.world == self.source.data.size > 1:
             self.source.meeting = Meeting(self.source.comm, self._report_missing_ranks)
-        self._handles += [root.register_forward_hook(self._hook_output) for root in self.source.roots]
+        self._handles += [
+            root.register_forward_hook(self._hook_output) for root in self.source.roots
+        ]
 
     def _report_missing_ranks(self, name: str, ranks: tuple[int, ...], why: str) -> None:
         """Report that `ranks` did not take a step that other ranks took; `why` is the evidence."""
@@ -184,7 +186,12 @@ class Invariants:
         if not self._alike:
             odd = next(name for other in known for name in sorted(set(other) ^ set(known[0])))
             self._kept.append(
-                TraceFinding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have this parameter")
+                TraceFinding(
+                    "models-differ",
+                    0,
+                    odd.partition(" ")[0],
+                    "only some data ranks have this parameter",
+                )
             )
         self._tell([*self._each("start"), *self._check_failures(0)])
 
@@ -196,25 +203,35 @@ class Invariants:
             return
         asked = [check for check in self.checks if not check.over]
         own = {check: check.safe(check.later if updated else check.row)(step) for check in asked}
-        sizes = {check: size for check, size in self._row_lengths(updated, own).items() if size and not check.over}
+        sizes = {
+            check: size
+            for check, size in self._row_lengths(updated, own).items()
+            if size and not check.over
+        }
         # A row has as many numbers on all ranks: all leave here, or none.
         if not sizes:
             return
         # In front of each row, whether its check failed on this rank.
         sent = [_row_to_send(own[check], size) for check, size in sizes.items()]
         rows = gather_tensor(self.source.comm, ROWS, torch.cat(sent), self.source.data)
-        for check, part in zip(sizes, torch.split(rows, [len(part) for part in sent], 1), strict=True):
+        for check, part in zip(
+            sizes, torch.split(rows, [len(part) for part in sent], 1), strict=True
+        ):
             if bool(part[:, 0].any()):
                 self._stop_check(check, part[:, 0])
                 continue
-            found = self._ask_check(check, "judge_rows_after_update" if updated else "judge_rows", step, part[:, 1:])
+            found = self._ask_check(
+                check, "judge_rows_after_update" if updated else "judge_rows", step, part[:, 1:]
+            )
             # All ranks were given the same rows, and found the same in them.
             if self.source.data.size == self.source.comm.world.size:
                 self.findings.add(found)
             else:
                 self._kept += found
 
-    def _row_lengths(self, updated: bool, own: Mapping[Check, Tensor | None]) -> Mapping[Check, int]:
+    def _row_lengths(
+        self, updated: bool, own: Mapping[Check, Tensor | None]
+    ) -> Mapping[Check, int]:
         """Return the length of each check's row. Data ranks exchange the lengths in the first
         step, so that a rank whose check failed knows how many numbers to send.
         """
@@ -232,14 +249,20 @@ class Invariants:
         rank whether it failed there.
         """
         ranks = ", ".join(str(check.at(place)) for place in there.nonzero().view(-1).tolist())
-        check.over, check.error = True, check.error or RuntimeError(f"the check failed on rank {ranks}")
+        check.over, check.error = (
+            True,
+            check.error or RuntimeError(f"the check failed on rank {ranks}"),
+        )
 
     def _tell(self, alone: Iterable[TraceFinding]) -> None:
         """Send the findings that some ranks made to all ranks, and record them. In most steps
         there are no findings, and ranks only tell each other so.
         """
         own, world = (
-            [*_findings_on_ranks(self._kept, self.source.data.ranks), *_findings_on_ranks(alone, (self.source.comm.rank,))],
+            [
+                *_findings_on_ranks(self._kept, self.source.data.ranks),
+                *_findings_on_ranks(alone, (self.source.comm.rank,)),
+            ],
             self.source.comm.world,
         )
         self._kept = []
@@ -267,7 +290,9 @@ def _row_to_send(own: Tensor | None, size: int) -> Tensor:
     """Return a row as it is sent to other ranks: first a flag (1 if the check failed on this
     rank), then the numbers of the row, or zeros.
     """
-    return torch.cat([torch.tensor([int(own is None)]), NOTHING.new_zeros(size) if own is None else own])
+    return torch.cat(
+        [torch.tensor([int(own is None)]), NOTHING.new_zeros(size) if own is None else own]
+    )
 
 
 def _findings_on_ranks(found: Iterable[TraceFinding], ranks: Sequence[int]) -> list[TraceFinding]:

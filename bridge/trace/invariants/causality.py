@@ -126,9 +126,13 @@ class Causal(Check):
         assert self.given is not None
         source, model, found = self.source, self.source.model, dict[str, Tensor]()
         given = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
-        modes = [(module, module.training, dict(module.__dict__), _copy_buffers(module)) for module in model.modules()]
+        modes = [
+            (module, module.training, dict(module.__dict__), _copy_buffers(module))
+            for module in model.modules()
+        ]
         hooks = [
-            layer.register_forward_hook(_make_hook(found, name)) for name, layer in source.layers.items()
+            layer.register_forward_hook(_make_hook(found, name))
+            for name, layer in source.layers.items()
         ]
         # These passes are not of the training.
         quiet, source.quiet = source.quiet, True

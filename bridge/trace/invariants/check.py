@@ -43,6 +43,7 @@ class Check:
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Called when a forward pass begins."""
+
     def end_forward(self) -> None:
         """Called when a forward pass ends."""
 

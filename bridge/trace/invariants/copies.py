@@ -45,7 +45,10 @@ class Buffers(Check):
         names = [self.names[at] for at in odd.nonzero().view(-1).tolist()]
         if names:
             yield TraceFinding(
-                "buffers-differ", step, names[0], f"{len(names)} of {len(self.names)}: {few_names(names)}"
+                "buffers-differ",
+                step,
+                names[0],
+                f"{len(names)} of {len(self.names)}: {few_names(names)}",
             )
 
 

@@ -56,7 +56,11 @@ class Explained(Check):
     def row(self, step: int) -> Tensor:
         self.steps += 1
         self.before, self.odd = {}, {}
-        if not self.source.plain or self.source.late or not (self.steps <= FIRST or self.steps % EVERY == 0):
+        if (
+            not self.source.plain
+            or self.source.late
+            or not (self.steps <= FIRST or self.steps % EVERY == 0)
+        ):
             return NOTHING
         owners = self._owners(range(len(self.source.optimizers)))
         for name, weight in naming.parameters_by_name(self.source.module).items():
@@ -93,7 +97,10 @@ class Explained(Check):
 
     def later(self, step: int) -> Tensor:
         if self.before:
-            named, owners = naming.parameters_by_name(self.source.module), self._owners(self.source.moving)
+            named, owners = (
+                naming.parameters_by_name(self.source.module),
+                self._owners(self.source.moving),
+            )
             for name, before in self.before.items():
                 weight = named.get(name)
                 if weight is not None and id(weight) in owners:
@@ -115,7 +122,10 @@ class Explained(Check):
         if now.shape != before.weight.shape or not bool(torch.isfinite(before.gradient).all()):
             return
         # A step too many, or none, is found by others; one that is left out leaves no state.
-        if RULES[type(optimizer)] is _adam_change and float(state.get("step", 0)) != before.step + 1:
+        if (
+            RULES[type(optimizer)] is _adam_change
+            and float(state.get("step", 0)) != before.step + 1
+        ):
             return
         answers = [RULES[type(optimizer)](group, state, before, gradient) for gradient in gradients]
         change = now - before.weight
@@ -127,7 +137,9 @@ class Explained(Check):
         if all(bool(((change - answer).abs() > bound).any()) for answer, bound in pairs):
             worst = max(float((change - answer).abs().max()) for answer in answers)
             largest = float(change.abs().max())
-            self.odd[name] = f"{name} changes by {largest:.2g}, up to {worst:.2g} away from the computed change"
+            self.odd[name] = (
+                f"{name} changes by {largest:.2g}, up to {worst:.2g} away from the computed change"
+            )
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         if self.odd:
@@ -152,7 +164,9 @@ def _adam_change(
     old = torch.zeros_like(given) if before.first is None else before.first
     # From before, not read after the step: so a moment that came out wrong is found too.
     first = beta * old + (1 - beta) * given
-    kept = sample_tensor(local_part(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]))
+    kept = sample_tensor(
+        local_part(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"])
+    )
     size = kept.sqrt() / (1 - other**step) ** 0.5 + float(group["eps"])
     answer: Tensor = first / (1 - beta**step) / size
     return -rate * (answer + decay * before.weight if apart else answer)

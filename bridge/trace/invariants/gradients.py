@@ -15,8 +15,21 @@ from torch.distributed.tensor import DTensor
 
 from bridge.trace import naming
 from bridge.trace.findings import TraceFinding
-from bridge.trace.invariants.check import NOTHING, Check, Watched, few_names, floats_as_integers, integers_as_floats
-from bridge.trace.invariants.sketch import COUNT, flatten_real, on_host, sample_tensor, sketch_tensor
+from bridge.trace.invariants.check import (
+    NOTHING,
+    Check,
+    Watched,
+    few_names,
+    floats_as_integers,
+    integers_as_floats,
+)
+from bridge.trace.invariants.sketch import (
+    COUNT,
+    flatten_real,
+    on_host,
+    sample_tensor,
+    sketch_tensor,
+)
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local_part
 
@@ -61,7 +74,9 @@ class Cleared(Check):
         source.stepping.append(self.safe(self._stepping))
 
     def backward(self) -> None:
-        self.left = {name: weight for name, weight in self.left.items() if _any_nonzero(weight.grad)}
+        self.left = {
+            name: weight for name, weight in self.left.items() if _any_nonzero(weight.grad)
+        }
         # Only as a step begins: within it, gradients of its passes add up as they should.
         for number in [number for number, count in self.since.items() if not count]:
             left = {name: weight for name, weight in self._of(number) if _any_nonzero(weight.grad)}
@@ -69,7 +84,9 @@ class Cleared(Check):
             # What `autograd.grad` returns is added to no gradient. A loop may put it in the place of
             # the one before, or add it, as torch's pipelines with split backward passes do.
             if self.grades.inside:
-                self.same |= {name: weight.grad for name, weight in left.items() if weight.grad is not None}
+                self.same |= {
+                    name: weight.grad for name, weight in left.items() if weight.grad is not None
+                }
         self.since = {number: count + 1 for number, count in self.since.items()}
         if self.grades.inside:
             self.graded = True
@@ -81,7 +98,11 @@ class Cleared(Check):
         names.
         """
         held = self.source.groups_by_parameter([number])
-        return ((name, weight) for name, weight in _trainable_parameters(self.source) if id(weight) in held)
+        return (
+            (name, weight)
+            for name, weight in _trainable_parameters(self.source)
+            if id(weight) in held
+        )
 
     def _stepping(self, number: int) -> None:
         own = dict(self._of(number) if self.source.plain else ())
@@ -98,7 +119,13 @@ class Cleared(Check):
     def row(self, step: int) -> Tensor:
         lost = len(self.missing) if self.backwards else 0
         return torch.tensor(
-            [self.backwards + self.graded, len(self.stale), lost, self.parameters, self.source.evaluating]
+            [
+                self.backwards + self.graded,
+                len(self.stale),
+                lost,
+                self.parameters,
+                self.source.evaluating,
+            ]
         )
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
@@ -110,14 +137,24 @@ class Cleared(Check):
                 f"{int(backwards.max())} backward passes ran, but none of the"
                 f" {int(trained[0])} trained parameters has a gradient"
             )
-            yield TraceFinding("gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ())
+            yield TraceFinding(
+                "gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ()
+            )
         if (quiet > 0).all() and self.trained and (self.source.passes == 0):
             told = f"{int(quiet.max())} forward passes ran in evaluation mode and none in training mode, unlike in earlier steps"
             yield TraceFinding("not-training", step, "", told)
         # One that was met within this step follows another, which took the backward pass.
-        elif self.known and not backwards.any() and not gone.any() and set(self.source.moving) & set(self.since):
+        elif (
+            self.known
+            and not backwards.any()
+            and not gone.any()
+            and set(self.source.moving) & set(self.since)
+        ):
             yield TraceFinding(
-                "step-without-backward", step, "", "no backward pass ran since the optimizer's last step"
+                "step-without-backward",
+                step,
+                "",
+                "no backward pass ran since the optimizer's last step",
             )
 
     def local(self, step: int) -> Iterator[TraceFinding]:
@@ -143,7 +180,9 @@ class Cleared(Check):
         for number in self.source.moving:
             self.since[number] = 0
             held = self.source.groups_by_parameter([number])
-            self.left = {name: weight for name, weight in self.left.items() if id(weight) not in held}
+            self.left = {
+                name: weight for name, weight in self.left.items() if id(weight) not in held
+            }
         self.same = {name: gradient for name, gradient in self.same.items() if name in self.left}
         self.backwards, self.graded, self.parameters = 0, False, 0
         self.stale, self.missing = [], []
@@ -338,7 +377,9 @@ class Reduced(Check):
             self.at(place) for place in ((rest < 1e-4) & apart).nonzero().view(-1).tolist()
         )
 
-    def _find_zeros(self, step: int, own: Tensor, norm: Tensor, fired: Tensor) -> Iterator[TraceFinding]:
+    def _find_zeros(
+        self, step: int, own: Tensor, norm: Tensor, fired: Tensor
+    ) -> Iterator[TraceFinding]:
         """Yield a finding if the gradients of some parameters became zero after backward."""
         left = (own.norm(dim=2) > 0).any(0) & (fired > 0).any(0).view(-1)
         zero = left & (norm == 0).all(0).view(-1)
@@ -381,7 +422,9 @@ def _reduction_factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
 
 def _gradient_rows(gradients: Sequence[Tensor | None]) -> Tensor:
     """Return the sketch and the norm of each gradient, on the CPU; zeros for None."""
-    found = on_host([ZEROS if gradient is None else sketch_tensor(gradient) for gradient in gradients])
+    found = on_host(
+        [ZEROS if gradient is None else sketch_tensor(gradient) for gradient in gradients]
+    )
     # A sketch tells the norm of a large gradient well enough, without reading it once more.
     norms = found.norm(dim=1) / COUNT**0.5
     small = {
@@ -432,7 +475,9 @@ def _compresses_gradients(source: ModuleSource) -> bool:
     """Return whether a hook of DistributedDataParallel compresses gradients before they are
     reduced.
     """
-    hooks = [hook for part in source.module.modules() for hook, _ in getattr(part, "_comm_hooks", ())]
+    hooks = [
+        hook for part in source.module.modules() for hook, _ in getattr(part, "_comm_hooks", ())
+    ]
     places = [str(getattr(hook, "__module__", "")) for hook in hooks]
     return any(place.startswith(LOSSY) and not place.endswith(".default_hooks") for place in places)
 

@@ -54,7 +54,9 @@ class Samples(Check):
             if seen and len(found) > 1:
                 ranks = tuple(self.at(place) for place in found)
                 told = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {int(rows[0, 1])} passes of the step"
-                yield TraceFinding("same-data", step, "", told, ranks if len(ranks) < len(rows) else ())
+                yield TraceFinding(
+                    "same-data", step, "", told, ranks if len(ranks) < len(rows) else ()
+                )
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         within = len(self.passes) - len(set(self.passes))
@@ -89,7 +91,9 @@ class Randomness(Check):
     def _state(self) -> int:
         weight = next(iter(self.source.model.parameters()), None)
         if weight is not None and weight.is_cuda:
-            return int(digest_tensor(torch.cuda.default_generators[weight.get_device()].get_state())[0])
+            return int(
+                digest_tensor(torch.cuda.default_generators[weight.get_device()].get_state())[0]
+            )
         return int(digest_tensor(torch.get_rng_state())[0])
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -148,7 +152,9 @@ class Positions(Check):
         self.moved: dict[str, str] = {}
         for name, module in source.model.named_modules():
             if isinstance(module, nn.Embedding) and not source.hidden:
-                hook = self.safe(lambda module, given, name=name: self._record_start(name, module, given))
+                hook = self.safe(
+                    lambda module, given, name=name: self._record_start(name, module, given)
+                )
                 self.handles.append(module.register_forward_pre_hook(hook))
 
     def _record_start(self, name: str, module: nn.Module, given: Any) -> None:

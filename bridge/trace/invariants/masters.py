@@ -37,8 +37,14 @@ class Masters:
 
     def reach_moment(self, moment: Moment | None) -> None:
         if moment == "reduced":
-            gradients = {_tensor_key(held): sample_tensor(held.local) for held in self.source.tensors("gradient")}
-            weights = ((_tensor_key(held), sample_tensor(held.local)) for held in self.source.tensors("weight"))
+            gradients = {
+                _tensor_key(held): sample_tensor(held.local)
+                for held in self.source.tensors("gradient")
+            }
+            weights = (
+                (_tensor_key(held), sample_tensor(held.local))
+                for held in self.source.tensors("weight")
+            )
             self._old = {key: (weight, gradients.get(key)) for key, weight in weights}
         elif moment == "updated":
             found = list(self._find_coarse_weights(self.source.now().step))

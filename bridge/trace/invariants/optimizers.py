@@ -14,8 +14,19 @@ from torch.distributed.tensor import DTensor
 
 from bridge.trace import naming
 from bridge.trace.findings import TraceFinding
-from bridge.trace.invariants.check import Check, Watched, few_names, floats_as_integers, integers_as_floats
-from bridge.trace.invariants.sketch import differing_names, sample_tensor, sample_tensors, start_sampling
+from bridge.trace.invariants.check import (
+    Check,
+    Watched,
+    few_names,
+    floats_as_integers,
+    integers_as_floats,
+)
+from bridge.trace.invariants.sketch import (
+    differing_names,
+    sample_tensor,
+    sample_tensors,
+    start_sampling,
+)
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local_gradient, local_part
 
@@ -101,7 +112,8 @@ class Groups(Check):
         idle = [
             name
             for name in missing
-            if named[name].grad is not None and bool(sample_tensor(local_part(named[name].grad)).any())
+            if named[name].grad is not None
+            and bool(sample_tensor(local_part(named[name].grad)).any())
         ]
         if idle:
             layer = naming.layer_of(self.source.global_name(idle[0]), self.source.layers)[0]
@@ -200,7 +212,9 @@ class Updated(Check):
         self._fetch()
         self.found = [*self._find_foreign_changes(step), *self.found]
         named = naming.parameters_by_name(self.source.module) if self.old else {}
-        self.now = sample_tensors({name: local_part(named[name]) for name in self.old if name in named})
+        self.now = sample_tensors(
+            {name: local_part(named[name]) for name in self.old if name in named}
+        )
         self.known = {name: self._state(named[name]) for name in self.now}
         self.found += self._check_weights(step) if self.old else []
         return torch.empty(0, dtype=torch.int64)
@@ -277,7 +291,9 @@ class Updated(Check):
                 and rate
                 and bool((change > most).any())
             ):
-                told = f"{name} changes by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
+                told = (
+                    f"{name} changes by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
+                )
                 yield TraceFinding("update-too-large", step, name, told)
                 return
 

@@ -81,13 +81,7 @@ class Late(Check):
                     f"in {TIMES} consecutive steps, rank {self.at(rank)} took much longer {when} than the "
                     f"other ranks: {gap:.2g} s longer in this step, in which others work {whole:.2g} s"
                 )
-                yield TraceFinding(
-                    "rank-late",
-                    step,
-                    "",
-                    told,
-                    (self.at(rank),),
-                )
+                yield TraceFinding("rank-late", step, "", told, (self.at(rank),))
 
     def end_step(self) -> None:
         self.times = [0.0] * len(PHASES)

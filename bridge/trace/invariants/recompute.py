@@ -52,7 +52,9 @@ class Recomputed(Check):
         self.whole.enter_context(set_checkpoint_early_stop(False))
         for name, module in naming.modules_by_path(self.source.module):
             if name:
-                hook = self.safe(lambda module, given, output, name=name: self._ran(name, module, output))
+                hook = self.safe(
+                    lambda module, given, output, name=name: self._ran(name, module, output)
+                )
                 self.handles.append(module.register_forward_hook(hook))
 
     def _ran(self, name: str, module: nn.Module, output: Any) -> None:

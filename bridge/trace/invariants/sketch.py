@@ -71,7 +71,9 @@ def sample_tensors(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, T
     return start_sampling(tensors, most)()
 
 
-def start_sampling(tensors: Mapping[str, Tensor], most: int = 64) -> Callable[[], dict[str, Tensor]]:
+def start_sampling(
+    tensors: Mapping[str, Tensor], most: int = 64
+) -> Callable[[], dict[str, Tensor]]:
     """Copy up to `most` elements of each tensor on its device, without waiting for the device.
     Return a function that returns the copies on the CPU.
     """

@@ -47,7 +47,11 @@ Levels = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
 
 def run_page(found: Series) -> str:
     """Return the page of one run."""
-    body = [_about_run("Run", found), _findings_section([("", found.findings)]), *_render_charts([("", found)], {})]
+    body = [
+        _about_run("Run", found),
+        _findings_section([("", found.findings)]),
+        *_render_charts([("", found)], {}),
+    ]
     if found.sizes.size:
         body += [
             f"<h2>Norms of {escape_text(found.mapped)}, by layer and step</h2>",
@@ -61,7 +65,12 @@ def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
     """Return the page of two compared runs."""
     first = found.divergence
     marks = {} if first is None else {first.name.step: "the runs first differ"}
-    body = [_verdict_section(found), _about_run("A", both[0]), _about_run("B", both[1]), _settings_section(found)]
+    body = [
+        _verdict_section(found),
+        _about_run("A", both[0]),
+        _about_run("B", both[1]),
+        _settings_section(found),
+    ]
     body.append(
         "<h2>Distance by layer and step</h2>"
         + _map_legend(SHARE_WORDS, "the largest distance of a tensor in this layer and step")
@@ -201,7 +210,9 @@ def _group_levels(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
 
 def _run_maps(found: Series) -> list[Map]:
     with np.errstate(all="ignore"):
-        usual = np.array([[_median_of_finite(row) for row in rank] for rank in found.sizes])[:, :, None]
+        usual = np.array([[_median_of_finite(row) for row in rank] for rank in found.sizes])[
+            :, :, None
+        ]
         # So many times larger, or so many times smaller.
         times = np.maximum(found.sizes / usual, usual / found.sizes)
     levels = np.full(found.sizes.shape, -1, np.int8)
@@ -282,7 +293,9 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         # If only some ranks differ, the others are drawn as equal.
         np.maximum(others, 0 if line.ranks else level, out=others)
     frames = (
-        [] if first is None else [(first.name.layer, first.name.step, f"the runs first differ: {first.name}")]
+        []
+        if first is None
+        else [(first.name.layer, first.name.step, f"the runs first differ: {first.name}")]
     )
     groups = _group_levels(list(levels))
     maps = []
@@ -290,7 +303,9 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         # The frame is drawn where the first difference was logged; without ranks, everywhere.
         here = first is not None and (not first.ranks or any(rank in first.ranks for rank in ranks))
         if own.size:
-            maps.append(Map(_ranks_phrase(ranks, world), layers, steps, own, frames if here else ()))
+            maps.append(
+                Map(_ranks_phrase(ranks, world), layers, steps, own, frames if here else ())
+            )
     return maps
 
 
@@ -307,9 +322,13 @@ def _verdict_section(found: Comparison) -> str:
             else "No tensor has values in both logs, so nothing was compared."
         )
         return f"<p class='verdict'>{said}</p>"
-    lines = [f"✕ The runs first differ at <strong>{escape_text(first.name)}</strong>: {escape_text(first.verdict)}."]
+    lines = [
+        f"✕ The runs first differ at <strong>{escape_text(first.name)}</strong>: {escape_text(first.verdict)}."
+    ]
     lines += (
-        [f"Only the logs of rank {escape_text(', '.join(map(str, first.ranks)))} differ in this tensor."]
+        [
+            f"Only the logs of rank {escape_text(', '.join(map(str, first.ranks)))} differ in this tensor."
+        ]
         if first.ranks
         else []
     )
@@ -317,9 +336,12 @@ def _verdict_section(found: Comparison) -> str:
     if why is not None:
         lines += [f"Cause: <strong>{escape_text(why.claim)}</strong>."] if why.claim else []
         lines += [
-            f"{'Evidence' if why.claim else 'Before this tensor'}: {escape_text(evidence)}." for evidence in why.evidence
+            f"{'Evidence' if why.claim else 'Before this tensor'}: {escape_text(evidence)}."
+            for evidence in why.evidence
         ]
-        lines += [f"The logs do not show the cause; next: {escape_text(why.next)}."] if why.next else []
+        lines += (
+            [f"The logs do not show the cause; next: {escape_text(why.next)}."] if why.next else []
+        )
     return f"<p class='verdict'>{'<br>'.join(lines)}</p>"
 
 

@@ -136,7 +136,9 @@ def series_of_run(run: TracedRun, found: Sequence[FindingOfFile]) -> Series:
     layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
     # The last step tells which section a map shows: the first one may have weights alone.
-    last = {phase_and_kind(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
+    last = (
+        {phase_and_kind(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
+    )
     wanted = next((name for name in SECTIONS if name in last), ("", ""))
     shape = ranks, len(layers), len(run.steps)
     losses, norms = (
@@ -170,8 +172,7 @@ def series_of_run(run: TracedRun, found: Sequence[FindingOfFile]) -> Series:
 
 
 class Reading:
-    """Computes norms and cells of the map from the statistics of steps that have the same pattern.
-    """
+    """Computes norms and cells of the map from the statistics of steps that have the same pattern."""
 
     def __init__(
         self, pattern: Pattern, layers: Mapping[str, int], ranks: int, mapped: tuple[str, str]

@@ -123,7 +123,9 @@ def _distinct_labels(values: Sequence[float]) -> list[str]:
     labels = (
         [f"{value:.{digits}g}" for value in values] for digits in range(DIGITS, 2 * DIGITS + 4)
     )
-    return next((found for found in labels if len(set(found)) == len(found)), list(map(repr, values)))
+    return next(
+        (found for found in labels if len(set(found)) == len(found)), list(map(repr, values))
+    )
 
 
 def _draw_line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
@@ -198,7 +200,10 @@ def draw_map(found: Map) -> str:
     """Return a map as SVG. The higher the level, the more of the cell is filled; each level also
     has a colour.
     """
-    rows, columns = _divide_into_bins(len(found.layers), ROWS), _divide_into_bins(len(found.steps), COLUMNS)
+    rows, columns = (
+        _divide_into_bins(len(found.layers), ROWS),
+        _divide_into_bins(len(found.steps), COLUMNS),
+    )
     # Of cells that fall into one, the worst is shown.
     levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
     width = (WIDE - LEFT - 20) / len(columns)
@@ -235,7 +240,9 @@ def _draw_names(found: Map, rows: Sequence[int]) -> Iterable[str]:
         yield f'<text class="at" x="{LEFT - 8}" y="{24 + at * CELL + 11}"><title>{escape_text(whole)}</title>{escape_text(short + more)}</text>'
 
 
-def _draw_cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float) -> Iterable[str]:
+def _draw_cells(
+    levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float
+) -> Iterable[str]:
     """Yield one SVG path for each level, with the filled part of all cells of this level."""
     for level in range(LEVELS):
         high = (CELL - 2) * (level + 1) / LEVELS

@@ -85,9 +85,7 @@ class Release(AnyRelease):
         # A setting may go and come back, so the rows decide.
         # Settings without a class have one window.
         rows = _rows().get(path)
-        return (
-            bool(self.having(rows)) if rows else self.within(since(path), until(path))
-        )
+        return bool(self.having(rows)) if rows else self.within(since(path), until(path))
 
     @cached_property
     def strategies(self) -> Mapping[str, frozenset[str]]:

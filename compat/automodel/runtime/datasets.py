@@ -44,7 +44,9 @@ def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int
     given = {key: section[key] for key in settings if section.get(key) is not None}
     found = make(given, path, tokenizer, seed)
     if not len(found):
-        raise SourceError(f"{path}: the data set has no samples; give data with at least one sample")
+        raise SourceError(
+            f"{path}: the data set has no samples; give data with at least one sample"
+        )
     return found
 
 
@@ -169,7 +171,9 @@ def _hellaswag(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
     components/datasets/llm/hellaswag.py.
     """
     source = f"{path}.path_or_dataset"
-    found = rows(_required_value(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source)
+    found = rows(
+        _required_value(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source
+    )
     contexts = [column(row, "ctx", source) for row in found]
     targets = [column(row, "endings", source)[int(column(row, "label", source))] for row in found]
     samples = pairs(tokenizer(), contexts, targets, given.get("pad_to_max_length", True))

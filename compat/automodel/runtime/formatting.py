@@ -52,7 +52,9 @@ def completion(
     counted = [
         place >= start and (mask is None or bool(mask[place])) for place in range(len(tokens))
     ]
-    return _shift_tokens(tokenizer, tokens, counted, seq_length if padding == "max_length" else None)
+    return _shift_tokens(
+        tokenizer, tokens, counted, seq_length if padding == "max_length" else None
+    )
 
 
 def _shift_tokens(
@@ -105,7 +107,9 @@ def pairs(
     return found
 
 
-def _tokenize_pairs(tokenizer: Any, contexts: Sequence[str], targets: Sequence[str]) -> list[Sample]:
+def _tokenize_pairs(
+    tokenizer: Any, contexts: Sequence[str], targets: Sequence[str]
+) -> list[Sample]:
     first, second = (tokenizer(list(texts))["input_ids"] for texts in (contexts, targets))
     special = set(tokenizer.all_special_ids)
     if first[0] and first[0][-1] in special:

@@ -168,8 +168,7 @@ class FullyShardedTrainer:
         return memory_bytes(self.model, self.optimizer)
 
     def close(self) -> None:
-        """Does nothing, because the trainer opens only the default process group, which stays open.
-        """
+        """Does nothing, because the trainer opens only the default process group, which stays open."""
 
 
 def _blocks(model: Any) -> list[nn.Module]:

@@ -57,7 +57,9 @@ def even(chain: Chain, **asked: Any) -> list[list[str]]:
     return [names[start:stop] for start, stop in pairwise(ends)]
 
 
-def layers_by_stage(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> list[list[str]]:
+def layers_by_stage(
+    model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]
+) -> list[list[str]]:
     """Return the names of the engine's layers in each stage, from the module names in `parts`.
     Modules without weights, such as rotary embeddings, may be in every stage.
 

@@ -291,9 +291,13 @@ class AutoPipeline:
         pp_seq_len: int | None = None,
     ) -> None:
         if world_mesh is None:
-            raise ConfigError("AutoPipeline: found no world_mesh; pass a DeviceMesh with the axis pp")
+            raise ConfigError(
+                "AutoPipeline: found no world_mesh; pass a DeviceMesh with the axis pp"
+            )
         if moe_mesh is not None:
-            raise ConfigError("AutoPipeline: found moe_mesh; the engine has no axis for experts; leave it out")
+            raise ConfigError(
+                "AutoPipeline: found moe_mesh; the engine has no axis for experts; leave it out"
+            )
         if pp_axis_name not in (world_mesh.mesh_dim_names or ()):
             raise ConfigError(
                 f"AutoPipeline: world_mesh has {', '.join(world_mesh.mesh_dim_names or ())}, expected {pp_axis_name} among them"
@@ -303,7 +307,12 @@ class AutoPipeline:
                 f"pp_batch_size: found {pp_batch_size}, expected a multiple of pp_microbatch_size ({pp_microbatch_size})"
             )
         self.world_mesh, self.pp_axis_name, self.dtype = world_mesh, pp_axis_name, dtype
-        self.axes = {"pp": (pp_axis_name,), "dp": dp_axis_names, "cp": (cp_axis_name,), "tp": (tp_axis_name,)}
+        self.axes = {
+            "pp": (pp_axis_name,),
+            "dp": dp_axis_names,
+            "cp": (cp_axis_name,),
+            "tp": (tp_axis_name,),
+        }
         self.pp_batch_size, self.pp_microbatch_size = pp_batch_size, pp_microbatch_size
         self.scale_grads_in_schedule = scale_grads_in_schedule
         self.module_fqns_per_model_part = module_fqns_per_model_part
@@ -312,7 +321,11 @@ class AutoPipeline:
             "round_virtual_stages_to_pp_multiple": round_virtual_stages_to_pp_multiple,
         }
         self.pp_schedule, self.pp_schedule_csv = pp_schedule, pp_schedule_csv
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
+        self._device = (
+            torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            if device is None
+            else torch.device(device)
+        )
         self.loss_fn: Callable[..., Any] | None = None
         self.findings: tuple[Finding, ...] = ()
         self._info = PipelineInfo()
@@ -371,7 +384,9 @@ class AutoPipeline:
         local, count = engine.pipeline.local(engine.line.index), len(wanted)
         layers = {layer.name: layer for layer in engine.chain.layers}
         found = [
-            Stage(stage, count, StageModules(engine.model, (layers[name] for name in wanted[stage])))
+            Stage(
+                stage, count, StageModules(engine.model, (layers[name] for name in wanted[stage]))
+            )
             for stage in local
         ]
         self._info = PipelineInfo(

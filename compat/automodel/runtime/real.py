@@ -129,8 +129,7 @@ STRATEGIES = {"FSDP2Config": "fsdp2", "MegatronFSDPConfig": "megatron_fsdp", "DD
 
 
 def _steps(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
-    """Yield the values of AutoModel's step scheduler, by path, if the recipe sets both batch sizes.
-    """
+    """Yield the values of AutoModel's step scheduler, by path, if the recipe sets both batch sizes."""
     if not section.keys() >= {"global_batch_size", "local_batch_size"}:
         return
     built = first(STEPS)(**section, dp_size=ranks, dataloader=range(SAMPLES))

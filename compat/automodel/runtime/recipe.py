@@ -466,7 +466,9 @@ _SCHEDULER = (
 )
 
 
-def _find_unread(settings: Section, name: str, known: Iterable[str], message: str) -> Iterator[Finding]:
+def _find_unread(
+    settings: Section, name: str, known: Iterable[str], message: str
+) -> Iterator[Finding]:
     for key, value in section(settings, name).items():
         if key not in known and key != TARGET:
             yield Finding(f"{name}.{key}", message, Effect.NONE, True, before=value)

@@ -142,7 +142,8 @@ def _keys() -> Iterator[tuple[str, Key]]:
 
 KEYS: Mapping[str, Key] = MappingProxyType(dict(_keys()))
 _PARTS = tuple(
-    SectionPeriod(**row, instead=DECIDED["instead"].get(row["section"], "")) for row in _rows("sections")
+    SectionPeriod(**row, instead=DECIDED["instead"].get(row["section"], ""))
+    for row in _rows("sections")
 )
 PARTS: Mapping[str, SectionPeriod] = MappingProxyType({part.section: part for part in _PARTS})
 ALIASES: Mapping[str, str] = MappingProxyType(
@@ -171,10 +172,16 @@ class Release(AnyRelease):
     def defaults(self) -> MappingProxyType[str, Any]:
         """Return the defaults of keys outside optional sections."""
         always = {
-            path: value for path, value in self._defaults_by_path.items() if optional_section(path) is None
+            path: value
+            for path, value in self._defaults_by_path.items()
+            if optional_section(path) is None
         }
         # A missing offload section means the device "none", and many checks ask for the device.
-        devices = {path: value for path, value in self._defaults_by_path.items() if path.endswith(".device")}
+        devices = {
+            path: value
+            for path, value in self._defaults_by_path.items()
+            if path.endswith(".device")
+        }
         return MappingProxyType({**always, **devices})
 
     @cached_property
@@ -187,7 +194,9 @@ class Release(AnyRelease):
         config contains the section.
         """
         return {
-            path: value for path, value in self._defaults_by_path.items() if path.startswith(section + ".")
+            path: value
+            for path, value in self._defaults_by_path.items()
+            if path.startswith(section + ".")
         }
 
     @cached_property
@@ -204,8 +213,7 @@ class Release(AnyRelease):
         )
 
     def refuses(self, section: str) -> bool:
-        """Return whether the release refuses unknown keys in `section`. Otherwise it ignores them.
-        """
+        """Return whether the release refuses unknown keys in `section`. Otherwise it ignores them."""
         return any(part.section == section and part.refuses for part in self.having(_PARTS))
 
     def forms(self, kind: str, name: str) -> tuple[Type, ...]:
@@ -296,7 +304,9 @@ def _types_by_kind(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type
         found.setdefault(kind, []).append(Type(name, form, args if args else None, **states))
     # Types that take any argument are torch's, and come last.
     return {
-        kind: tuple(sorted(types, key=lambda type: (type.args is None, type.type, FORMS.index(type.form))))
+        kind: tuple(
+            sorted(types, key=lambda type: (type.args is None, type.type, FORMS.index(type.form)))
+        )
         for kind, types in found.items()
     }
 

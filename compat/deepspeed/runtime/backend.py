@@ -112,7 +112,9 @@ class DeepSpeedBackend(Backend):
 
     @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*_code(plan), *unkept(plan, DIALECT, self._installed_release(), world))))
+        return tuple(
+            dict.fromkeys((*_code(plan), *unkept(plan, DIALECT, self._installed_release(), world)))
+        )
 
     @override
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:

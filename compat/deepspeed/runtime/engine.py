@@ -455,8 +455,7 @@ class DeepSpeedEngine(nn.Module):
         return self.native.progress.grad_norm if self.global_steps else None
 
     def gradient_clipping(self) -> float:
-        """Return the largest allowed norm of all gradients; 0 means that gradients are not clipped.
-        """
+        """Return the largest allowed norm of all gradients; 0 means that gradients are not clipped."""
         return self.native.plan.optimizer.clip or 0.0
 
     def zero_optimization_stage(self) -> int:
@@ -616,7 +615,8 @@ class DeepSpeedEngine(nn.Module):
             )
         if tag is None and not (Path(load_dir) / LATEST).is_file():
             warnings.warn(
-                f"{load_dir}: found no file {LATEST!r} in this folder, so nothing is loaded", stacklevel=2
+                f"{load_dir}: found no file {LATEST!r} in this folder, so nothing is loaded",
+                stacklevel=2,
             )
             return None, None
         before = replace(self.native.progress)

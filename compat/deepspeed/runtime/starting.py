@@ -45,7 +45,9 @@ def start(config: Config) -> None:
     except Exception as error:
         judge(error)
         reason = next(iter(str(error).splitlines()), "")
-        raise ConfigError(f"refused by DeepSpeed's engine: {type(error).__name__}: {reason}") from error
+        raise ConfigError(
+            f"refused by DeepSpeed's engine: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def _engine(data: Mapping[str, Any], piped: bool) -> None:
@@ -54,7 +56,11 @@ def _engine(data: Mapping[str, Any], piped: bool) -> None:
     from torch import nn
 
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
-    model = PipelineModule(layers, num_stages=1, loss_fn=nn.MSELoss()) if piped else nn.Sequential(*layers)
+    model = (
+        PipelineModule(layers, num_stages=1, loss_fn=nn.MSELoss())
+        if piped
+        else nn.Sequential(*layers)
+    )
     offloads = (data.get("zero_optimization") or {}).get("offload_optimizer") or {}
     on_cpu = offloads.get("device", "none") != "none"
     given = {} if data.get("optimizer") else {"optimizer": _on_cpu if on_cpu else _client}

@@ -65,7 +65,10 @@ def join() -> int:
     found = detect()
     rank = here[0] if here else found.rank
     os.environ.update(LOCAL_RANK=str(rank if here else found.local_rank))
-    backend, deepspeed = device.backend(device.local(int(os.environ["LOCAL_RANK"]))), load_deepspeed()
+    backend, deepspeed = (
+        device.backend(device.local(int(os.environ["LOCAL_RANK"]))),
+        load_deepspeed(),
+    )
     comm.connect(found.rank, found.world, found.address, backend)
     if not deepspeed.comm.is_initialized():
         # DeepSpeed asks for a group even on one rank; port 0 leaves the choice of a free one to the
@@ -306,7 +309,10 @@ class DeepSpeedTrainer:
 
     def weights(self) -> Mapping[str, Tensor]:
         kept = masters(self.engine)
-        own = {name: _full(weight, kept).detach().float().cpu() for name, weight in self.parameters_by_name()}
+        own = {
+            name: _full(weight, kept).detach().float().cpu()
+            for name, weight in self.parameters_by_name()
+        }
         return self.join_parts(self._everyones(own))
 
     def join_parts(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:

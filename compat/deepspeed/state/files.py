@@ -1,5 +1,4 @@
-"""Finds and reads the files of a DeepSpeed checkpoint, and checks that all files belong to one run.
-"""
+"""Finds and reads the files of a DeepSpeed checkpoint, and checks that all files belong to one run."""
 
 from __future__ import annotations
 
@@ -155,7 +154,9 @@ class StageFiles:
         states = tuple(held["optimizer_state_dict"] for held in found)
         for path, state in zip(self.optimizers.values(), states, strict=True):
             if not isinstance(state, dict):
-                said = f"found {show_value(state, 30)} as optimizer_state_dict, expected a dictionary"
+                said = (
+                    f"found {show_value(state, 30)} as optimizer_state_dict, expected a dictionary"
+                )
                 raise SourceError(f"{path}: {said}; {DAMAGED}")
         return states
 

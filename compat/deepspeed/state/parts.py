@@ -170,7 +170,9 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: StageF
     )
 
 
-def _place_parts(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: StageFiles) -> Lazy:
+def _place_parts(
+    name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: StageFiles
+) -> Lazy:
     """Return the whole tensor `name`, joined from its parts on all ranks. If several ranks have the
     same part, the part of the first of these ranks is read.
     """

@@ -25,7 +25,15 @@ from bridge.state.packing import torch_file
 from compat.deepspeed.state import zero_writing as writing
 from compat.deepspeed.state.dealing import collect_names, deals_parameters
 from compat.deepspeed.state.files import DAMAGED, KNOWN, StageFiles, load_file
-from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, hub_of, parameters_of, shapes_of
+from compat.deepspeed.state.zero import (
+    SAMPLE,
+    Flats,
+    Named,
+    groups_of,
+    hub_of,
+    parameters_of,
+    shapes_of,
+)
 
 LATEST = "latest_universal"
 ZERO, OPTIMIZER, FP32, STEP = "zero", "optimizer_state.pt", "fp32", "step"
@@ -90,7 +98,10 @@ class Universal(Format):
             )
         )
         hub = hub_of(
-            self.name, files, (level, parameters_of(files, level, shapes, flats), groups, []), optimizer
+            self.name,
+            files,
+            (level, parameters_of(files, level, shapes, flats), groups, []),
+            optimizer,
         )
         return replace(hub, groups=(), settings=groups[0].settings) if unknown else hub
 
@@ -114,7 +125,12 @@ class Universal(Format):
         """
         groups = hub.groups or (ParameterGroup(tuple(hub.trainable_parameters), hub.settings),)
         layout = writing.ZeroLayout(
-            hub, 2, 1, wanted.dtype or hub.weight_dtype, groups, tuple(group.names for group in groups)
+            hub,
+            2,
+            1,
+            wanted.dtype or hub.weight_dtype,
+            groups,
+            tuple(group.names for group in groups),
         )
         tag = f"global_step{writing.steps_of(hub)}_universal"
         empty = writing.ZeroLayout(hub, 3, 1, layout.dtype, groups, layout.flats)
@@ -166,7 +182,9 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
         )
         if not isinstance(held, Lazy) or held.count != weight.count:
             continue  # `read` names this problem, or the weight is a tensor-parallel part
-        if bytes(raw_bytes(cast_lazy(held, weight.dtype).flat(0, count))) != bytes(raw_bytes(weight.flat(0, count))):
+        if bytes(raw_bytes(cast_lazy(held, weight.dtype).flat(0, count))) != bytes(
+            raw_bytes(weight.flat(0, count))
+        ):
             raise SourceError(
                 f"{path}: the master in this file does not round to the model's weight; the file"
                 " belongs to another parameter or another run"
@@ -218,7 +236,9 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
     """
     folder = inside(place / ZERO / name, place)
     if "/" in name:
-        raise SourceError(f"{folder}: {show_value(name)} is not a valid name of a parameter; {DAMAGED}")
+        raise SourceError(
+            f"{folder}: {show_value(name)} is not a valid name of a parameter; {DAMAGED}"
+        )
     for path in sorted(folder.glob("*.pt")):
         if path.stem == STEP:
             continue
@@ -236,7 +256,9 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
             )
         yield (
             path.stem,
-            held if held.shape == shape else Joined((ElementRun(held, 0, held.count),), shape, held.dtype),
+            held
+            if held.shape == shape
+            else Joined((ElementRun(held, 0, held.count),), shape, held.dtype),
         )
 
 

@@ -17,7 +17,16 @@ from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
 from bridge.state.formats import Format, PlannedFiles, Used, Wanted, pointer_target
-from bridge.state.hub import Hub, Origin, Parameter, ParameterGroup, as_plain, find_misshapen_states, loss_finding, settings_of
+from bridge.state.hub import (
+    Hub,
+    Origin,
+    Parameter,
+    ParameterGroup,
+    as_plain,
+    find_misshapen_states,
+    loss_finding,
+    settings_of,
+)
 from bridge.state.lazy import Cast, ElementRun, Joined, Lazy, cast_lazy, raw_bytes
 from bridge.state.pickled import Record
 from compat.deepspeed.state import parts, zero_writing
@@ -192,7 +201,12 @@ def _parameters(files: StageFiles) -> Found:
         ordered = [
             {name: named[name] for name in collect_names(tuple(named), ranks)} for named in shapes
         ]
-    return stage, parameters_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, ordered)), left
+    return (
+        stage,
+        parameters_of(files, stage, shapes, flats),
+        tuple(groups_of(rows, stage, ordered)),
+        left,
+    )
 
 
 def _find_exclusions(files: StageFiles, stage: int) -> Iterator[Finding]:
@@ -276,7 +290,9 @@ def _in_fragments(files: StageFiles, shapes: Sequence[Named]) -> Flats:
                     )
     if not dealt:
         _in_order(files, shapes)
-    return Flats({name: _join_runs(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
+    return Flats(
+        {name: _join_runs(files, shapes, name, kinds) for name, kinds in runs.items()}, steps
+    )
 
 
 def _in_step(steps: list[float | None], group: int, step: float | None, path: Path) -> None:
@@ -458,7 +474,11 @@ def _third(
 
 
 def _cut(
-    files: StageFiles, held: Sequence[Mapping[str, Lazy]], offset: int, part: int, shape: tuple[int, ...]
+    files: StageFiles,
+    held: Sequence[Mapping[str, Lazy]],
+    offset: int,
+    part: int,
+    shape: tuple[int, ...],
 ) -> Iterator[tuple[str, Lazy]]:
     count = prod(shape)
     for kind in held[0]:
@@ -506,7 +526,12 @@ def parameters_of(
 
 
 def _trainable_parameter(
-    name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: StageFiles
+    name: str,
+    held: Any,
+    kinds: Mapping[str, Lazy],
+    step: float | None,
+    stage: int,
+    files: StageFiles,
 ) -> Parameter:
     """Return a trained parameter. At ZeRO stage 3 no file has the weight in the compute format, so
     the master is rounded to get the weight.
@@ -558,7 +583,9 @@ def groups_of(
     """
     for number, row in enumerate(rows):
         flats = row["params"] if stage == 3 else [number]
-        yield ParameterGroup(tuple(name for flat in flats for name in shapes[flat]), _settings(row, number))
+        yield ParameterGroup(
+            tuple(name for flat in flats for name in shapes[flat]), _settings(row, number)
+        )
 
 
 def _rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
@@ -591,7 +618,9 @@ def _without(files: StageFiles) -> Found:
         for name, tensor in module.items()
     }
     groups = tuple(
-        ParameterGroup(tuple(name for name in names if names[name] in row["params"]), _settings(row, number))
+        ParameterGroup(
+            tuple(name for name in names if names[name] in row["params"]), _settings(row, number)
+        )
         for number, row in enumerate(rows)
     )
     states = {name: base["state"].get(number, {}) for name, number in names.items()}

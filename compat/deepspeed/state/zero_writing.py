@@ -161,7 +161,9 @@ def _models(layout: ZeroLayout, tag: str) -> Iterator[File]:
         return
     # At stage 3 each rank has model states of its own, with its part of the frozen parameters.
     for rank in range(layout.ranks):
-        yield torch_file(f"{tag}/zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model_of(layout, rank))
+        yield torch_file(
+            f"{tag}/zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model_of(layout, rank)
+        )
 
 
 def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
@@ -331,7 +333,9 @@ def _padded(held: Lazy, padding: int) -> Lazy:
         return held
     zeros = Held(_zeros(padding, held.dtype))
     return Joined(
-        (ElementRun(held, 0, held.count), ElementRun(zeros, 0, padding)), (held.count + padding,), held.dtype
+        (ElementRun(held, 0, held.count), ElementRun(zeros, 0, padding)),
+        (held.count + padding,),
+        held.dtype,
     )
 
 
@@ -486,7 +490,9 @@ def unsaid(layout: ZeroLayout) -> Iterator[Any]:
     if layout.dtype == "F16" and hub.scale is None:
         start = "stays at 1" if layout.level == 3 else "starts with the value in the config"
         yield loss_finding(
-            "scale", f"the source checkpoint has no loss scale; the loss scale {start}", Effect.NUMBERS
+            "scale",
+            f"the source checkpoint has no loss scale; the loss scale {start}",
+            Effect.NUMBERS,
         )
     if hub.trainable_parameters and not hub.moments:
         yield loss_finding(
@@ -502,7 +508,9 @@ def unsaid(layout: ZeroLayout) -> Iterator[Any]:
         )
         yield loss_finding("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
-        yield loss_finding("step", "the source checkpoint does not contain the step; 0 is assumed", Effect.NUMBERS)
+        yield loss_finding(
+            "step", "the source checkpoint does not contain the step; 0 is assumed", Effect.NUMBERS
+        )
     if hub.where.samples is None:
         yield loss_finding(
             "samples",
@@ -510,7 +518,9 @@ def unsaid(layout: ZeroLayout) -> Iterator[Any]:
             Effect.NONE,
         )
     if hub.random:
-        yield loss_finding("random", "DeepSpeed checkpoints do not store random states", Effect.NUMBERS)
+        yield loss_finding(
+            "random", "DeepSpeed checkpoints do not store random states", Effect.NUMBERS
+        )
     wide = [name for name, held in hub.trainable_parameters.items() if held.best.dtype == "F64"]
     if wide:
         yield loss_finding(

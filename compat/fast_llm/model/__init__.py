@@ -79,7 +79,7 @@ REASONS = {
         "init": "Fast-LLM sets the standard deviation of initial weights for each layer",
     }.items()
 } | {
-    "adapters.targets": "Fast-LLM adapts queries and values alone by default, keys only with values, and never the output layer",
+    "adapters.targets": "Fast-LLM adapts queries and values alone by default, keys only with values, and never the output layer"
 }
 """The reason why a field of the plan's model may be lost, by field."""
 

@@ -345,7 +345,9 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
         return {"rotary": False}
     # Before 0.2.0 the setting was -log(theta).
     scale = at.real("mixer.rotary.scale", None, -math.inf)
-    theta = at.real("mixer.rotary.theta", 10000.0 if scale is None else round_number(math.exp(-scale)))
+    theta = at.real(
+        "mixer.rotary.theta", 10000.0 if scale is None else round_number(math.exp(-scale))
+    )
     facts = {
         "rotary": True,
         "base": theta or None,

@@ -397,7 +397,9 @@ def _initial(values: Group, layout: Layout) -> Leaves:
         return {"init.std": std, **whole}
     if hidden and not scaled and math.isclose(std, hidden**-0.5, rel_tol=1e-9):
         return {}  # Fast-LLM's own default
-    drawn = {f"{place}.initialization": size for place, size in _initial_deviations(values, std, out)}
+    drawn = {
+        f"{place}.initialization": size for place, size in _initial_deviations(values, std, out)
+    }
     return {
         f"{place}.{name}": value
         for place, size in drawn.items()

@@ -58,7 +58,9 @@ def answer(question: Mapping[str, Any]) -> Group:
     except Exception as error:
         # What follows is a stack trace.
         reason, *_ = str(error).splitlines() or [""]
-        raise ConfigError(f"refused by Fast-LLM itself: {type(error).__name__}: {reason}") from error
+        raise ConfigError(
+            f"refused by Fast-LLM itself: {type(error).__name__}: {reason}"
+        ) from error
     return held
 
 
@@ -67,4 +69,6 @@ def release_of_package() -> str:
     try:
         return version("fast-llm")
     except PackageNotFoundError:
-        raise VersionError("fast_llm: fast-llm is not installed; name its source tree with --from") from None
+        raise VersionError(
+            "fast_llm: fast-llm is not installed; name its source tree with --from"
+        ) from None

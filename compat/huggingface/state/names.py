@@ -56,7 +56,9 @@ APART = one_to_one_rows(
     }
 )
 MIXTRAL = (
-    *one_to_one_rows({"model.layers.{layer}.block_sparse_moe.gate.weight": "block{layer}.mlp.router.weight"}),
+    *one_to_one_rows(
+        {"model.layers.{layer}.block_sparse_moe.gate.weight": "block{layer}.mlp.router.weight"}
+    ),
     *one_to_one_rows(
         {
             "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight": f"{EXPERT}.gate.weight",
@@ -115,14 +117,19 @@ def _gpt2(top: str) -> Table:
     layer = (
         first,
         NameRow(f"{inside}attn.c_attn.{{kind}}", heads, turned=True),
-        NameRow(f"{inside}attn.c_proj.{{kind}}", ("block{layer}.attention.out.{kind}",), turned=True),
+        NameRow(
+            f"{inside}attn.c_proj.{{kind}}", ("block{layer}.attention.out.{kind}",), turned=True
+        ),
         second,
         NameRow(f"{inside}mlp.c_fc.{{kind}}", ("block{layer}.mlp.up.{kind}",), turned=True),
         NameRow(f"{inside}mlp.c_proj.{{kind}}", ("block{layer}.mlp.down.{kind}",), turned=True),
     )
     words = one_to_one_rows({f"{top}wte.weight": "embedding.tokens.weight"}, padded=True)
     places = one_to_one_rows({f"{top}wpe.weight": "embedding.positions.weight"})
-    last = (*one_to_one_rows({f"{top}ln_f.{{kind}}": "head.norm.{kind}"}), *(END[-1:] if top else ()))
+    last = (
+        *one_to_one_rows({f"{top}ln_f.{{kind}}": "head.norm.{kind}"}),
+        *(END[-1:] if top else ()),
+    )
     tied = ("lm_head.weight", f"{top}wte.weight") if top else None
     return Table("GPT-2", (*words, *places), layer, last, BUFFERS, tied)
 

@@ -121,8 +121,7 @@ def _graph_modules(a: Namespace) -> set[str]:
 
 
 def _reduces_inside_graphs(a: Namespace) -> bool:
-    """Whether weight gradients are computed inside CUDA graphs and their reduction is overlapped.
-    """
+    """Whether weight gradients are computed inside CUDA graphs and their reduction is overlapped."""
     # A graph of the router holds the shared experts too, unless they overlap the exchange of
     # tokens.
     shared = a.moe_shared_expert_intermediate_size is not None and not a.moe_shared_expert_overlap

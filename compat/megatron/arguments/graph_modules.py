@@ -6,7 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, member_name
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Step,
+    check,
+    compute_argument,
+    derive,
+    member_name,
+)
 
 PLACE = "transformer/cuda_graph_config.py: normalize_cuda_graph_modules"
 MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
@@ -73,7 +80,8 @@ MODULE_STEPS: tuple[Step, ...] = (
     check(
         PLACE,
         lambda a: not {*module_names(a)} <= {*MODULES, *MOVED, "full"},
-        "cuda_graph_modules: found {cuda_graph_modules}; expected names among " + ", ".join(MODULES),
+        "cuda_graph_modules: found {cuda_graph_modules}; expected names among "
+        + ", ".join(MODULES),
         since="0.18.0",
     ),
     check(
@@ -98,7 +106,9 @@ MODULE_STEPS: tuple[Step, ...] = (
     ),
     check(
         PLACE,
-        lambda a: member_name(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
+        lambda a: (
+            member_name(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ())
+        ),
         "inference_cuda_graph_scope: found {inference_cuda_graph_scope}, which cuda_graph_impl"
         " {cuda_graph_impl} does not allow; leave it out",
         since="0.18.0",

@@ -93,11 +93,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
         "keep --hybrid-layer-pattern",
         since="0.17.0",
     ),
-    derive(
-        HYBRID,
-        follow("hybrid_layer_pattern", "hybrid_override_pattern"),
-        since="0.17.0",
-    ),
+    derive(HYBRID, follow("hybrid_layer_pattern", "hybrid_override_pattern"), since="0.17.0"),
     derive(HYBRID, _repeats, since="0.17.0"),
     *(
         check(
@@ -134,7 +130,9 @@ HYBRID_STEPS: tuple[Step, ...] = (
     derive(
         HYBRID,
         compute_argument(
-            "num_layers", lambda a: len(_main(a).replace(STAGE, "")), any_given("hybrid_layer_pattern")
+            "num_layers",
+            lambda a: len(_main(a).replace(STAGE, "")),
+            any_given("hybrid_layer_pattern"),
         ),
         since="0.17.0",
     ),
@@ -158,7 +156,9 @@ HYBRID_STEPS: tuple[Step, ...] = (
     ),
     derive(
         HYBRID,
-        compute_argument("virtual_pipeline_model_parallel_size", _virtual, any_given("hybrid_layer_pattern")),
+        compute_argument(
+            "virtual_pipeline_model_parallel_size", _virtual, any_given("hybrid_layer_pattern")
+        ),
         since="0.17.0",
     ),
     derive(

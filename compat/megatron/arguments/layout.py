@@ -59,7 +59,8 @@ READABLE: tuple[Check, ...] = (
     check(
         PARSER,
         lambda a: (
-            len(unroll_repeats(_string(a))) <= limits.LAYERS and set(unroll_repeats(_string(a))) - set(KINDS)
+            len(unroll_repeats(_string(a))) <= limits.LAYERS
+            and set(unroll_repeats(_string(a))) - set(KINDS)
         ),
         "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected E, t, m, L,"
         " | and (...)*n",

@@ -42,8 +42,7 @@ LATER_DTYPES = (
 
 
 def dtypes(*names: str) -> Change:
-    """Return a change that turns short names of dtypes (bf16) into torch's names (torch.bfloat16).
-    """
+    """Return a change that turns short names of dtypes (bf16) into torch's names (torch.bfloat16)."""
 
     def change(a: Namespace) -> None:
         for name in names:

@@ -215,7 +215,10 @@ SIZE_STEPS: tuple[Step, ...] = (
         since="0.11.0",
         until="0.18.0",
     ),
-    derive("update_use_dist_ckpt", compute_argument("use_dist_ckpt", lambda a: a.ckpt_format != "torch")),
+    derive(
+        "update_use_dist_ckpt",
+        compute_argument("use_dist_ckpt", lambda a: a.ckpt_format != "torch"),
+    ),
     check(
         "validate_args: encoder tensor size",
         lambda a: (
@@ -271,7 +274,9 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: attention backend",
-        lambda a: member_name(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local"),
+        lambda a: (
+            member_name(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local")
+        ),
         "attention_backend: found local without spec local; add --spec local, or choose another backend",
         since="0.11.0",
         name="found-local-expected-spec-local",

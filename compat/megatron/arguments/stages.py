@@ -104,7 +104,8 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: layers over stages",
         lambda a: (
-            not any_given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0
+            not any_given(*UNEVEN)(a)
+            and a.num_layers % a.transformer_pipeline_model_parallel_size != 0
         ),
         "num_layers: found {num_layers}; expected a multiple of pipeline_model_parallel_size"
         " ({pipeline_model_parallel_size}); change one of them, or add"
@@ -187,7 +188,9 @@ STAGE_STEPS: tuple[Step, ...] = (
     ),
     check(
         STAGES,
-        lambda a: _has_virtual_stages(a) and a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 1,
+        lambda a: (
+            _has_virtual_stages(a) and a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 1
+        ),
         "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule;"
         " expected more than 1; drop the virtual stages, or use more pipeline ranks",
     ),
@@ -197,7 +200,9 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         STAGES,
         lambda a: (
-            _has_virtual_stages(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2
+            _has_virtual_stages(a)
+            and not a.overlap_p2p_comm
+            and a.pipeline_model_parallel_size <= 2
         ),
         "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule"
         " that does not overlap its communication; expected more than 2; drop"
@@ -205,6 +210,8 @@ STAGE_STEPS: tuple[Step, ...] = (
     ),
     derive(
         STAGES,
-        when(lambda a: not _has_virtual_stages(a), overlap_p2p_comm=False, align_param_gather=False),
+        when(
+            lambda a: not _has_virtual_stages(a), overlap_p2p_comm=False, align_param_gather=False
+        ),
     ),
 )

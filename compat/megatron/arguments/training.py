@@ -173,10 +173,15 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
 
     return (
         *_check_unit(unit, place, any_given(f"train_{other}"), count_message(f"train_{other}")),
-        *_check_unit(unit, place, any_given(f"lr_decay_{other}"), count_message(f"lr_decay_{other}")),
+        *_check_unit(
+            unit, place, any_given(f"lr_decay_{other}"), count_message(f"lr_decay_{other}")
+        ),
         # The default of the warmup is 0, that of the other two None.
         *_check_unit(
-            unit, place, lambda a: getattr(a, f"lr_warmup_{other}") != 0, count_message(f"lr_warmup_{other}")
+            unit,
+            place,
+            lambda a: getattr(a, f"lr_warmup_{other}") != 0,
+            count_message(f"lr_warmup_{other}"),
         ),
         *_check_unit(
             unit,

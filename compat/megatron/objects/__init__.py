@@ -1,5 +1,4 @@
-"""Megatron's config objects as plain values: their final fields, and the refusals of each release.
-"""
+"""Megatron's config objects as plain values: their final fields, and the refusals of each release."""
 
 from __future__ import annotations
 
@@ -100,9 +99,7 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
     that only check are left out.
     """
     return tuple(
-        step
-        for step in select(TABLES[cls], version)
-        if checked or isinstance(step, Derivation)
+        step for step in select(TABLES[cls], version) if checked or isinstance(step, Derivation)
     )
 
 
@@ -160,7 +157,9 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     # The ranks that reduce gradients together: context ranks hold the same weights, so they take
     # part.
     ranks = (args.get("data_parallel_size") or 1) * (args.get("context_parallel_size") or 1)
-    return _build_fields(values, version, DDP, ranks=ranks, ddp_num_buckets=args.get("ddp_num_buckets"))
+    return _build_fields(
+        values, version, DDP, ranks=ranks, ddp_num_buckets=args.get("ddp_num_buckets")
+    )
 
 
 def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:

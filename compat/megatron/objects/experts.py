@@ -195,7 +195,11 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     check(
         EXPERTS,
-        lambda c: c.num_moe_experts is None and c.moe_ffn_hidden_size is not None and not _has_mixed_layers(c),
+        lambda c: (
+            c.num_moe_experts is None
+            and c.moe_ffn_hidden_size is not None
+            and not _has_mixed_layers(c)
+        ),
         "moe_ffn_hidden_size: found {moe_ffn_hidden_size} without experts; drop it, or set num_moe_experts (--num-experts)",
         since="0.18.0",
     ),
@@ -210,7 +214,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _grouped(
         lambda c: (
-            c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or member_name(c.fp8_recipe) != "mxfp8")
+            c.moe_single_grouped_weight
+            and (c.fp4 or not c.fp8 or member_name(c.fp8_recipe) != "mxfp8")
         ),
         "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects fp8 with mxfp8",
         until="0.19.0",

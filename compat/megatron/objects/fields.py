@@ -140,9 +140,7 @@ DDP_FEEDS = (
     Feed(
         "megatron_fsdp_use_decoupled_grad",
         lambda a: bool(
-            a.use_megatron_fsdp
-            and a.megatron_fsdp_version == 1
-            and a.use_precision_aware_optimizer
+            a.use_megatron_fsdp and a.megatron_fsdp_version == 1 and a.use_precision_aware_optimizer
         ),
         since=releases.MAIN,
     ),

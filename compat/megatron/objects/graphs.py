@@ -42,12 +42,17 @@ SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"
 def _scope_names(c: Namespace) -> list[str]:
     """Return the names of the scopes in the order in which they were given."""
     given: Any = c.cuda_graph_scope
-    return [member_name(scope) for scope in (given.split(",") if isinstance(given, str) else given or ())]
+    return [
+        member_name(scope)
+        for scope in (given.split(",") if isinstance(given, str) else given or ())
+    ]
 
 
 def _list_scopes(c: Namespace) -> None:
     """Turn the scopes into a list; `full` becomes the empty list."""
-    c.cuda_graph_scope = _add_missing_modules(c, [scope for scope in _scope_names(c) if scope != "full"])
+    c.cuda_graph_scope = _add_missing_modules(
+        c, [scope for scope in _scope_names(c) if scope != "full"]
+    )
 
 
 def _add_missing_modules(c: Namespace, modules: list[str]) -> list[str]:
@@ -203,7 +208,9 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     derive(
         GRAPHS,
-        compute_argument("cuda_graph_modules", lambda c: _add_missing_modules(c, c.cuda_graph_modules)),
+        compute_argument(
+            "cuda_graph_modules", lambda c: _add_missing_modules(c, c.cuda_graph_modules)
+        ),
         since="0.18.0",
     ),
     _layered(

@@ -120,7 +120,10 @@ def _layers_per_rank(c: Namespace) -> int:
 
 
 def _layers_do_not_divide(c: Namespace) -> bool:
-    return _counts_ends_as_layers(c) and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
+    return (
+        _counts_ends_as_layers(c)
+        and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
+    )
 
 
 _laid = under("PipelineParallelLayerLayout.validate_layer_layout", _round, "0.13.0")
@@ -139,8 +142,7 @@ LAYOUT_CHECKS: tuple[Step, ...] = (
         needs=("layout_stages",),
     ),
     _laid(
-        lambda c: "?" in _letters(c),
-        f"{LAYOUT}: expected layers embedding, decoder, mtp and loss",
+        lambda c: "?" in _letters(c), f"{LAYOUT}: expected layers embedding, decoder, mtp and loss"
     ),
     _laid(
         lambda c: not _letters(c).startswith("E") or _letters(c).count("E") != 1,
@@ -215,7 +217,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: (
-            c.pipeline_model_parallel_layout is not None and (any_given(FIRST, LAST)(c) or _accounts(c))
+            c.pipeline_model_parallel_layout is not None
+            and (any_given(FIRST, LAST)(c) or _accounts(c))
         ),
         "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one of them",
         since="0.13.0",
@@ -226,7 +229,10 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     derive(CLASS, _laid_out, since="0.13.0"),
     check(
         CLASS,
-        lambda c: c.virtual_pipeline_model_parallel_size == 0 and (_uneven(c) or _counts_ends_as_layers(c)),
+        lambda c: (
+            c.virtual_pipeline_model_parallel_size == 0
+            and (_uneven(c) or _counts_ends_as_layers(c))
+        ),
         "virtual_pipeline_model_parallel_size: found 0; expected a positive number; name at least one virtual stage",
         since="0.11.0",
     ),

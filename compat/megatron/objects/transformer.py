@@ -484,7 +484,9 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
     # The projection's input is the output of the core, which the core's backward needs on the
     # device.
     _fine(
-        lambda c: "attn_proj" in _modules_to_offload(c) and "core_attn" not in _modules_to_offload(c),
+        lambda c: (
+            "attn_proj" in _modules_to_offload(c) and "core_attn" not in _modules_to_offload(c)
+        ),
         "offload_modules: found attn_proj without core_attn, whose output it needs; add core_attn",
     ),
     # A recomputed layer of experts saves none of its inner activations, so there is nothing to
@@ -513,7 +515,10 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
     _fine(
         lambda c: (
             "fused_group_mlp" in _modules_to_offload(c)
-            and (not c.use_transformer_engine_op_fuser or _modules_to_offload(c) & {"expert_fc1", "moe_act"})
+            and (
+                not c.use_transformer_engine_op_fuser
+                or _modules_to_offload(c) & {"expert_fc1", "moe_act"}
+            )
         ),
         "offload_modules: found fused_group_mlp; expected use_transformer_engine_op_fuser, and neither expert_fc1 nor moe_act",
         since="0.19.0",
@@ -752,7 +757,9 @@ def _require_for_inference(name: str, wanted: Any) -> Step:
     return check(
         CLASS,
         lambda c: (
-            _is_inference_optimized(c) and not c.use_checkpoint_args and (getattr(c, name) or False) != wanted
+            _is_inference_optimized(c)
+            and not c.use_checkpoint_args
+            and (getattr(c, name) or False) != wanted
         ),
         f"{name}: found {{{name}}} with transformer_impl inference_optimized; expected {wanted}",
         since="0.16.0",

@@ -65,8 +65,7 @@ class Field:
 
 @cache
 def flags(version: str) -> Mapping[str, Flag]:
-    """Return the flags of a release by option string. Raises `VersionError` for an unknown release.
-    """
+    """Return the flags of a release by option string. Raises `VersionError` for an unknown release."""
     rows = (_flag(row) for row in _rows("flags.json", version))
     return MappingProxyType({option: flag for flag in rows for option in flag.options})
 

@@ -97,7 +97,11 @@ class MegatronBackend(Backend):
             sizes = {f"model.{name}": getattr(workload.architecture, name) for name in names}
             # Later rows take precedence: what a workload describes of its model is more exact than
             # its sizes.
-            whole = {**complete_plan(run, workload.micro).values(), **sizes, **_model_fields(workload)}
+            whole = {
+                **complete_plan(run, workload.micro).values(),
+                **sizes,
+                **_model_fields(workload),
+            }
             found = lower(Plan.of(whole), DIALECT, release, world)
         else:
             model = _model(run, workload, release, world) if run.entry == "flags" else {}
@@ -112,10 +116,19 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
         (1,),
         "without Transformer Engine, Megatron's attention cannot be split by tokens; use 1 context rank",
     ),
-    "model.experts": ((1,), "the model that is trained has no experts; leave the field unset, or set 1"),
+    "model.experts": (
+        (1,),
+        "the model that is trained has no experts; leave the field unset, or set 1",
+    ),
     "precision.fp8": ((), "8-bit products need Transformer Engine; leave the field unset"),
-    "zero.weight_buffers": ((), "Megatron has no setting for the number of buffers; leave the field unset"),
-    "zero.grad_buffers": ((), "Megatron has no setting for the number of buffers; leave the field unset"),
+    "zero.weight_buffers": (
+        (),
+        "Megatron has no setting for the number of buffers; leave the field unset",
+    ),
+    "zero.grad_buffers": (
+        (),
+        "Megatron has no setting for the number of buffers; leave the field unset",
+    ),
     "zero.offload.optimizer": (
         ("none", "cpu"),
         "Megatron offloads only to the host's memory; use cpu",
@@ -168,11 +181,12 @@ def _model_fields(workload: Workload) -> dict[str, Any]:
 
 
 def _model(run: Config, workload: Workload, release: str, world: int) -> dict[str, Any]:
-    """Return the flags that describe the workload's model; empty if `run` itself describes a model.
-    """
+    """Return the flags that describe the workload's model; empty if `run` itself describes a model."""
     if workload.model is None or run.given.get("num_layers") is not None:
         return {}
-    whole = lower(Plan.of({**lift(run).values(), **_model_fields(workload)}), DIALECT, release, world)
+    whole = lower(
+        Plan.of({**lift(run).values(), **_model_fields(workload)}), DIALECT, release, world
+    )
     table = plan_claims(DIALECT)
     rules = [table[path] for path in _model_fields(workload) if path in table]
     return {

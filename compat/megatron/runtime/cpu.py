@@ -21,8 +21,7 @@ CPU = torch.device("cpu")
 
 
 class _Index(int):
-    """Index of a CUDA device that can be printed as a number and is replaced by the CPU in calls.
-    """
+    """Index of a CUDA device that can be printed as a number and is replaced by the CPU in calls."""
 
 
 INDEX = _Index(0)
@@ -64,7 +63,9 @@ def redirect_cuda() -> Iterator[None]:
         stack.enter_context(
             patch.multiple(random, _get_cuda_rng_state=_state, _set_cuda_rng_state=_set_state)
         )
-        stack.enter_context(patch.multiple(messages, _p2p_ops=partial(_keep_messages, messages._p2p_ops)))
+        stack.enter_context(
+            patch.multiple(messages, _p2p_ops=partial(_keep_messages, messages._p2p_ops))
+        )
         stack.enter_context(
             patch.object(moe_utils, "te_general_gemm", None, create=True)
         )  # The router checks whether this function exists.

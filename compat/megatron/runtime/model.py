@@ -91,8 +91,7 @@ model differs without it."""
 
 
 def transformer_config(config: MegatronConfig, shape: Architecture) -> Any:
-    """Build a TransformerConfig with the run settings of `config` and a model of the given shape.
-    """
+    """Build a TransformerConfig with the run settings of `config` and a model of the given shape."""
     whole = objects.transformer({**config.args.flat(), **_sizes(shape)}, config.version)
     run = {name: whole[name] for name in (*config.model_parallel, *RUN)}
     return build_object(TRANSFORMER, {**run, **_sizes(shape), **_shape(shape), **KERNELS})
@@ -277,8 +276,6 @@ def parameters_by_name(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
     for chunk in map(bare, chunks):
         # A rank numbers its own layers from 0; `layer_number` counts those of the whole model from
         # 1.
-        layers = {
-            index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)
-        }
+        layers = {index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)}
         for name, weight in chunk.named_parameters():
             yield renumber_layer(name, layers.__getitem__), weight

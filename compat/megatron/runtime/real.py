@@ -224,7 +224,9 @@ def answer(question: Mapping[str, Any]) -> Group:
     with _on_a_cluster():
         if "flags" in question:
             return _launch_source(question)
-        return _join_fields({cls: plain_fields(build_object(cls, fields)) for cls, fields in question.items()})
+        return _join_fields(
+            {cls: plain_fields(build_object(cls, fields)) for cls, fields in question.items()}
+        )
 
 
 def _launch_source(question: Mapping[str, Any]) -> Group:

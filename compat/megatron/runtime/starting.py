@@ -63,7 +63,9 @@ def start(config: Config) -> None:
     except Exception as error:
         judge(error)
         reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"refused by Megatron's core: {type(error).__name__}: {reason}") from error
+        raise ConfigError(
+            f"refused by Megatron's core: {type(error).__name__}: {reason}"
+        ) from error
 
 
 @contextmanager

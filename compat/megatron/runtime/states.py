@@ -30,8 +30,7 @@ class States:
 
     @property
     def sharded(self) -> bool:
-        """Whether data ranks keep the state of different elements, as in the distributed optimizer.
-        """
+        """Whether data ranks keep the state of different elements, as in the distributed optimizer."""
         return bool(self.part.config.use_distributed_optimizer)
 
     def elements_of(self, weight: nn.Parameter) -> slice:

@@ -79,7 +79,9 @@ class Window(nn.Module):
         the input.
         """
 
-        def call_with_window(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        def call_with_window(
+            module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+        ) -> Any:
             given = inputs[0] if inputs else named.get(HIDDEN)
             if given is None or not given.is_floating_point():
                 hook(module, ())
@@ -90,7 +92,11 @@ class Window(nn.Module):
             return ((back, *inputs[1:]), named) if inputs else (inputs, {**named, HIDDEN: back})
 
         first = self._ends[0]
-        return first.register_forward_pre_hook(call_with_window, with_kwargs=True) if first else Nothing()
+        return (
+            first.register_forward_pre_hook(call_with_window, with_kwargs=True)
+            if first
+            else Nothing()
+        )
 
     def register_forward_hook(self, hook: Callable[..., Any], **more: Any) -> Any:
         """Call `hook` with the output after each forward pass."""
@@ -302,7 +308,9 @@ class MegatronSource:
     def tensors(self, kind: Kind) -> Iterator[Held]:
         if kind == "state":
             yield self._counters()
-        elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self._gathers_by_end):
+        elif kind in ("weight", "gradient", "moment") or (
+            kind == "replica" and self._gathers_by_end
+        ):
             for name, weight in model.parameters_by_name(self.chunks):
                 if self._tied or not getattr(weight, "shared", False):
                     yield from self._local_tensors(name, weight, kind)
@@ -372,8 +380,7 @@ class MegatronSource:
         )
 
     def batch(self) -> Iterator[Held]:
-        """Yield the tensors of the current microbatch. All tensor ranks have the same microbatch.
-        """
+        """Yield the tensors of the current microbatch. All tensor ranks have the same microbatch."""
         for index, tensor in enumerate(self._batch):
             yield Held(
                 "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))

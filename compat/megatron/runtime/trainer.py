@@ -128,7 +128,9 @@ class MegatronTrainer:
         with ExitStack() as stack:
             if not torch.cuda.is_available():
                 stack.enter_context(redirect_cuda())
-                stack.enter_context(fsdp.redirect_collectives() if self._fully_sharded else nullcontext())
+                stack.enter_context(
+                    fsdp.redirect_collectives() if self._fully_sharded else nullcontext()
+                )
             try:
                 yield
             except (AssertionError, ValueError) as error:
@@ -189,7 +191,11 @@ class MegatronTrainer:
     def _forward(self, batches: Iterator[Batch], part: Any) -> tuple[Tensor, Any]:
         current = torch.cuda.current_device()
         tokens, targets = (tensor.to(current) for tensor in next(batches))
-        given = self.workload.rows.model_arguments(tokens) if self.workload.rows else {"input_ids": tokens}
+        given = (
+            self.workload.rows.model_arguments(tokens)
+            if self.workload.rows
+            else {"input_ids": tokens}
+        )
         tokens, mask = given["input_ids"], given.get("attention_mask")
         positions = given.get(
             "position_ids", torch.arange(tokens.shape[1], device=current).expand_as(tokens)
@@ -226,8 +232,7 @@ class MegatronTrainer:
             yield weight, tuple(pieces(name, self.shape, self.share))
 
     def _first(self) -> Mapping[str, Tensor] | None:
-        """Return the initial weights by native name; None if they come from the resumed checkpoint.
-        """
+        """Return the initial weights by native name; None if they come from the resumed checkpoint."""
         if self.workload.first is not None or self.workload.folder is not None:
             return self.workload.first
         return dict(native(self.workload).named_parameters())

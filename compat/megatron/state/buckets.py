@@ -97,8 +97,7 @@ def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
-    """Return the number of elements of each bucket without padding, for each group of data ranks.
-    """
+    """Return the number of elements of each bucket without padding, for each group of data ranks."""
     found = {}
     for key, value in values.items():
         if match := UNPADDED.fullmatch(key):

@@ -257,7 +257,9 @@ def _equals_master(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
     return torch.equal(master.flat(start, stop).to(own.dtype), own)
 
 
-def _sort_tensors(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
+def _sort_tensors(
+    tensors: Mapping[str, Lazy],
+) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
     """Return the weights by name, and for each weight the optimizer's tensors by kind.
 
     Tensors that stack layers or experts are split.
@@ -298,7 +300,9 @@ def _parts(held: Lazy) -> Iterator[Lazy]:
     count = held.shape[0]
     size = held.count // count
     for number in range(count):
-        yield Joined((ElementRun(held, number * size, (number + 1) * size),), held.shape[1:], held.dtype)
+        yield Joined(
+            (ElementRun(held, number * size, (number + 1) * size),), held.shape[1:], held.dtype
+        )
 
 
 def _parameter(
@@ -355,7 +359,9 @@ def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _plan_files(hub: Hub, wanted: Wanted) -> PlannedFiles:
     place = f"iter_{run.iteration_of(hub):07d}"
-    layout = DistLayout(hub, wanted.dtype or hub.weight_dtype, 1 if wanted.level is None else wanted.level)
+    layout = DistLayout(
+        hub, wanted.dtype or hub.weight_dtype, 1 if wanted.level is None else wanted.level
+    )
     if layout.level > 1:
         raise SourceError(
             f"--level: found {layout.level}; expected 0, or 1 for Megatron's distributed optimizer"
@@ -466,7 +472,9 @@ def _boxes(layout: DistLayout) -> Iterator[dcp.Saved]:
             value = source
             if sizes:  # one more dimension of size 1 for each stacked one
                 value = Joined(
-                    (ElementRun(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype
+                    (ElementRun(source, 0, source.count),),
+                    (1,) * len(sizes) + source.shape,
+                    source.dtype,
                 )
             top = f"optimizer.state.{kind}." if kind else ""
             yield dcp.Saved(

@@ -45,7 +45,9 @@ def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[NameRow, ..
     return (NameRow(theirs, both, gated=True), NameRow(theirs, both[1:], gated=False))
 
 
-ALONE = tuple(NameRow(f"{TOP}{module}.{{kind}}", _ours([ours])) for module, ours in IN_LAYER.items())
+ALONE = tuple(
+    NameRow(f"{TOP}{module}.{{kind}}", _ours([ours])) for module, ours in IN_LAYER.items()
+)
 NORMS, REST = ALONE[:2], ALONE[2:]
 WITHIN = tuple(
     NameRow(f"{TOP}{theirs}{{kind}}", _ours([IN_LAYER[module.rstrip(".")]]))
@@ -76,8 +78,13 @@ GROUPED = (
     *_halves(f"{TOP}mlp.experts.linear_fc1.weight{{expert}}", EXPERT, "weight"),
     NameRow(f"{TOP}mlp.experts.linear_fc2.weight{{expert}}", (f"{EXPERT}.down.weight",)),
 )
-WORDS = one_to_one_rows({"embedding.word_embeddings.weight": "embedding.tokens.weight"}, padded=True)
-FIRST = (*WORDS, *one_to_one_rows({"embedding.position_embeddings.weight": "embedding.positions.weight"}))
+WORDS = one_to_one_rows(
+    {"embedding.word_embeddings.weight": "embedding.tokens.weight"}, padded=True
+)
+FIRST = (
+    *WORDS,
+    *one_to_one_rows({"embedding.position_embeddings.weight": "embedding.positions.weight"}),
+)
 LAST = (
     *one_to_one_rows({"decoder.final_layernorm.{kind}": "head.norm.{kind}"}),
     *one_to_one_rows({"output_layer.weight": "head.logits.weight"}, padded=True),

@@ -19,7 +19,15 @@ from bridge.state.lazy import Boxed, Lazy, Placed, raw_bytes
 from bridge.state.names import Shape
 from compat.megatron.state import run
 from compat.megatron.state.dist import iteration
-from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, place_slices, renumber_layer
+from compat.megatron.state.ranks import (
+    LAYERS,
+    OUTPUT,
+    SPLIT,
+    WORDS,
+    Parallel,
+    place_slices,
+    renumber_layer,
+)
 from compat.megatron.state.run import DAMAGED
 
 # mp_rank_TENSOR, with _STAGE and _EXPERT if there are several (training/checkpointing.py:
@@ -246,7 +254,12 @@ class Rank:
             and (run.arguments(state).get("untie_embeddings_and_output_weights") is False)
         ):
             weights[WORDS] = weights.pop(OUTPUT)
-        return cls(index, stage, weights, dict(_masters_and_moments(path, state.get("optimizer") or {}, weights)))
+        return cls(
+            index,
+            stage,
+            weights,
+            dict(_masters_and_moments(path, state.get("optimizer") or {}, weights)),
+        )
 
 
 def _masters_and_moments(

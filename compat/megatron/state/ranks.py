@@ -115,7 +115,9 @@ class Parallel:
         return range(stage * share, (stage + 1) * share)
 
 
-def order_parameters(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
+def order_parameters(
+    shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]
+) -> list[str]:
     """Return the names of a stage's parameters in the order of its modules.
 
     With tied embeddings, the last stage has a copy of the word embedding.
@@ -138,8 +140,7 @@ def order_parameters(shapes: Shapes, parallel: Parallel, stage: int, order: Sequ
 
 
 def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
-    """Return the key by which parameters of a layer are sorted: by module, weights before biases.
-    """
+    """Return the key by which parameters of a layer are sorted: by module, weights before biases."""
     fits = [number for number, module in enumerate(order) if rest.startswith(module)]
     if not fits:
         raise SourceError(

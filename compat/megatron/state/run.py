@@ -11,7 +11,16 @@ from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
 from bridge.state.groups import TREATED, base_rate
-from bridge.state.hub import Hub, Model, ParameterGroup, Scale, Where, as_plain, loss_finding, tuples_to_lists
+from bridge.state.hub import (
+    Hub,
+    Model,
+    ParameterGroup,
+    Scale,
+    Where,
+    as_plain,
+    loss_finding,
+    tuples_to_lists,
+)
 from bridge.state.lazy import Held, Lazy
 from bridge.state.pickled import Record, recorders
 
@@ -165,7 +174,9 @@ def groups_of(
         {key: value for key, value in row.items() if key not in ("params", "step")} for row in rows
     )
     settings = (tuples_to_lists(as_plain(row, where)[0]) for row in own)
-    return tuple(ParameterGroup(tuple(own), values) for own, values in zip(found, settings, strict=True))
+    return tuple(
+        ParameterGroup(tuple(own), values) for own, values in zip(found, settings, strict=True)
+    )
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
@@ -378,12 +389,14 @@ def _otherwise(hub: Hub) -> Iterator[Finding]:
         kept = _most(numbers)
         for number, names in numbers.items():
             own, taken = (
-                {**hub.groups[at].settings, RATE: base_rate(hub.groups[at])} for at in (number, kept)
+                {**hub.groups[at].settings, RATE: base_rate(hub.groups[at])}
+                for at in (number, kept)
             )
             compared = (RATE, *(key for key in TREATED if not spared or key != "weight_decay"))
             other = [key for key in compared if key in own and own[key] != taken.get(key)]
             settings = ", ".join(
-                f"{key} {show_value(own[key])} instead of {show_value(taken.get(key))}" for key in other
+                f"{key} {show_value(own[key])} instead of {show_value(taken.get(key))}"
+                for key in other
             )
             if settings:
                 what = "biases and vectors" if spared else "matrices"

@@ -13,10 +13,7 @@ NAMES = {
     f"get_{kind}_parallel_{what}": "grid"
     for kind in KINDS
     for what in ("rank", "world_size", "group")
-} | {
-    "is_pipeline_first_stage": "grid",
-    "is_pipeline_last_stage": "grid",
-}
+} | {"is_pipeline_first_stage": "grid", "is_pipeline_last_stage": "grid"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,9 +15,7 @@ from compat.merak import DIALECT
 
 __all__ = ["MerakArguments"]
 PREFIX = "args."
-DEFAULTS: Mapping[str, Any] = below(
-    PREFIX, DIALECT.defaults(DIALECT.versions[-1])
-)
+DEFAULTS: Mapping[str, Any] = below(PREFIX, DIALECT.defaults(DIALECT.versions[-1]))
 NUMBERS = ("num_layers", "seq_length", "hidden_size", "num_heads", "shard_count", "zero_stage")
 """Arguments that are None by default and whole numbers otherwise."""
 LISTS = ("custom_split_points", "input_names", "activation_checkpoint_ratio", "custom_partition")

@@ -200,7 +200,9 @@ class MerakTrainer:
             self._told.append(Finding("leaf_modules", told, Effect.NONE, True))
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read(
-            {"args": set_arguments(args), "init": sizes()}, None, (comm.rank_and_world() or (0, 1))[1]
+            {"args": set_arguments(args), "init": sizes()},
+            None,
+            (comm.rank_and_world() or (0, 1))[1],
         )
         lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
         ConfigError.raise_if(
@@ -495,7 +497,9 @@ class MerakTrainer:
         """
         found: dict[str, None] = {}
         for part in parts:
-            now = [part] if any(part in name for name in modules) else current_names(self.model, part)
+            now = (
+                [part] if any(part in name for name in modules) else current_names(self.model, part)
+            )
             there = [each for each in now if any(each in name for name in modules)]
             if not there:
                 self._missing(option, [part])

@@ -11,8 +11,12 @@ def main(run):
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         model_parameters=model.parameters(),
-        optimizer=lambda weights: torch.optim.Adam(weights, lr=0.02, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1),
-        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=8),
+        optimizer=lambda weights: torch.optim.Adam(
+            weights, lr=0.02, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1
+        ),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.05, total_steps=8
+        ),
         config=run.config(),
     )
     for step in range(5):

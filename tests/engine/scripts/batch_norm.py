@@ -7,8 +7,12 @@ from torch import nn
 
 def main(run):
     torch.manual_seed(43)
-    model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 1)).double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    model = nn.Sequential(
+        nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 1)
+    ).double()
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         for rows in run.numbers(step, 1, 8):
             loss = (engine(rows) - rows.mean(-1)).square().mean()

@@ -43,12 +43,18 @@ class Adversary(nn.Module):
 
 def main(run):
     torch.manual_seed(44)
-    model = nn.Sequential(Quantized(8, 16), nn.Tanh(), Quantized(16, 16), nn.Tanh(), Adversary()).double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    model = nn.Sequential(
+        Quantized(8, 16), nn.Tanh(), Quantized(16, 16), nn.Tanh(), Adversary()
+    ).double()
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         for rows in run.numbers(step, 8):
             task, domain = engine(rows)
-            loss = task.square().mean() + nn.functional.cross_entropy(domain, (rows[:, 0] > 0).long())
+            loss = task.square().mean() + nn.functional.cross_entropy(
+                domain, (rows[:, 0] > 0).long()
+            )
             engine.backward(loss)
             engine.step()
             run.loss(loss)

@@ -19,11 +19,15 @@ class Model(nn.Module):
 def main(run):
     torch.manual_seed(39)
     model = Model().double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     engine.train()
     for step in range(run.steps):
         for tokens in run.tokens(step):
-            loss = nn.functional.cross_entropy(engine(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(
+                engine(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+            )
             engine.backward(loss)
             engine.step()
             run.loss(loss)

@@ -10,9 +10,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 def main(run):
     torch.manual_seed(18)
     shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 16}
-    model = GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).double()
+    model = GPT2LMHeadModel(
+        GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    ).double()
     average = copy.deepcopy(model).eval().requires_grad_(False)
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     held, seen = torch.arange(3, 27).view(2, 12), []
     for step in range(4):
         for tokens in run.tokens(step):

@@ -22,8 +22,12 @@ def main(run):
     deepspeed.init_distributed("gloo")
     torch.manual_seed(36)
     shape = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 16}
-    model = GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    model = GPT2LMHeadModel(
+        GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    ).double()
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     seen = []
     for step in range(run.steps):
         for place, tokens in enumerate(run.tokens(step)):

@@ -8,14 +8,21 @@ from transformers import GPT2Config, GPT2LMHeadModel
 def main(run):
     torch.manual_seed(52)
     shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32}
-    model = GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).double()
+    model = GPT2LMHeadModel(
+        GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    ).double()
     model.generation_config.pad_token_id = 0
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     written = 0
     for step in range(run.steps):
         for tokens in run.tokens(step):
             engine.eval()
-            with torch.no_grad(), deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+            with (
+                torch.no_grad(),
+                deepspeed.zero.GatheredParameters(list(engine.module.parameters())),
+            ):
                 answer = engine.module.generate(tokens[:, :4], max_new_tokens=6, do_sample=False)
             engine.train()
             written += int(answer.sum())

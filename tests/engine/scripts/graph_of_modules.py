@@ -22,7 +22,9 @@ class Model(nn.Module):
 def main(run):
     torch.manual_seed(58)
     model = Model().double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         for rows in run.numbers(step, 8):
             loss = (engine(rows, deep=bool(rows[0, 0] > 0)) - 1).square().mean()

@@ -7,8 +7,12 @@ from torch import nn
 
 def main(run):
     torch.manual_seed(16)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+    ).double()
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(4):
         for rows in run.numbers(step, 8):
             loss = (engine(rows) - 1).square().mean()

@@ -9,7 +9,9 @@ def main(run):
     torch.manual_seed(17)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(4):
         if step == 2:
             engine.load_state_dict({f"module.{name}": value for name, value in start.items()})

@@ -21,7 +21,9 @@ def main(run):
     model = Model().double()
     rules = {"type": "SGD", "params": {"lr": 0.1}}
     config = run.config(optimizer=rules)
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config
+    )
     for step in range(run.steps):
         for rows in run.numbers(step, 8):
             value, kind, inner = engine(rows)
@@ -30,7 +32,10 @@ def main(run):
                 nn.functional.cross_entropy(kind, (rows[:, 0] > 0).long()),
                 inner.square().mean(),
             ]
-            loss = sum(part * weight for part, weight in zip(losses, (1.0, 0.5 ** (step + 1), 0.01), strict=True))
+            loss = sum(
+                part * weight
+                for part, weight in zip(losses, (1.0, 0.5 ** (step + 1), 0.01), strict=True)
+            )
             engine.backward(loss)
             engine.step()
             run.loss(loss)

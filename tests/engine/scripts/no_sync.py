@@ -10,7 +10,9 @@ from torch import nn
 def main(run):
     torch.manual_seed(41)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-    engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, optimizer, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         rows = run.numbers(step, 8)
         for place, row in enumerate(rows):

@@ -21,19 +21,33 @@ class Model(nn.Module):
 
     def forward(self, rows, *, scale=1.0, names=("a", "b")):
         inner = self.first(rows).tanh() * scale
-        more = {"lists": [self.second(inner), None, self.third(inner)], "names": list(names), "number": 7}
+        more = {
+            "lists": [self.second(inner), None, self.third(inner)],
+            "names": list(names),
+            "number": 7,
+        }
         return Found(inner, more, step=len(names))
 
 
 def main(run):
     torch.manual_seed(11)
     model = Model().double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         for rows in run.numbers(step, 8):
             found = engine(rows, scale=0.5, names=("x", "y", "z"))
-            assert found.step == 3 and found.more["names"] == ["x", "y", "z"] and found.more["lists"][1] is None
-            loss = found.more["lists"][0].square().mean() + found.more["lists"][2].mean() + found.values.abs().mean()
+            assert (
+                found.step == 3
+                and found.more["names"] == ["x", "y", "z"]
+                and found.more["lists"][1] is None
+            )
+            loss = (
+                found.more["lists"][0].square().mean()
+                + found.more["lists"][2].mean()
+                + found.values.abs().mean()
+            )
             engine.backward(loss)
             engine.step()
             run.loss(loss)

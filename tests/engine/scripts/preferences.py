@@ -14,10 +14,18 @@ def likely(logits, tokens):
 
 def main(run):
     torch.manual_seed(51)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
     policy = LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=32)).double()
     reference = copy.deepcopy(policy)
-    engine, _, _, _ = deepspeed.initialize(model=policy, model_parameters=policy.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=policy, model_parameters=policy.parameters(), config=run.config()
+    )
     still, _, _, _ = deepspeed.initialize(model=reference, config=run.config())
     still.eval()
     for step in range(run.steps):

@@ -7,7 +7,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, get_linear_schedule_with
 
 def started(run, seed):
     torch.manual_seed(seed)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
     model = LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=32)).double()
     return deepspeed.initialize(
         model=model,

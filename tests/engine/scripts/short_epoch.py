@@ -8,7 +8,9 @@ from torch import nn
 def main(run):
     torch.manual_seed(15)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(4):
         rows = run.numbers(step, 8)
         kept = rows[: len(rows) // 2] if step % 2 else rows

@@ -9,7 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 class Prompted(nn.Module):
     def __init__(self, model):
         super().__init__()
-        self.model, self.prompt = model.requires_grad_(False), nn.Parameter(torch.randn(4, 32) * 0.1)
+        self.model, self.prompt = (
+            model.requires_grad_(False),
+            nn.Parameter(torch.randn(4, 32) * 0.1),
+        )
 
     def forward(self, tokens):
         words = self.model.get_input_embeddings()(tokens)
@@ -20,9 +23,17 @@ class Prompted(nn.Module):
 
 def main(run):
     torch.manual_seed(53)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
     model = Prompted(LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=32))).double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=[model.prompt], config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=[model.prompt], config=run.config()
+    )
     for step in range(run.steps):
         for tokens in run.tokens(step):
             loss = engine(tokens)

@@ -10,7 +10,9 @@ def main(run):
     torch.manual_seed(19)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     average = AveragedModel(model)
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(4):
         for rows in run.numbers(step, 8):
             loss = (engine(rows) - 1).square().mean()

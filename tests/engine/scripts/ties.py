@@ -22,7 +22,9 @@ class Model(nn.Module):
 def main(run):
     torch.manual_seed(3)
     model = Model().double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         for tokens in run.tokens(step, length=13):
             logits = engine(tokens[:, :-1])

@@ -9,8 +9,12 @@ def main(run):
     torch.manual_seed(32)
     maker = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8)).double()
     judge = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1)).double()
-    first, _, _, _ = deepspeed.initialize(model=maker, model_parameters=maker.parameters(), config=run.config())
-    other, _, _, _ = deepspeed.initialize(model=judge, model_parameters=judge.parameters(), config=run.config())
+    first, _, _, _ = deepspeed.initialize(
+        model=maker, model_parameters=maker.parameters(), config=run.config()
+    )
+    other, _, _, _ = deepspeed.initialize(
+        model=judge, model_parameters=judge.parameters(), config=run.config()
+    )
     criterion = nn.functional.binary_cross_entropy_with_logits
     for step in range(run.steps):
         for rows in run.numbers(step, 12):
@@ -18,7 +22,10 @@ def main(run):
             with torch.no_grad():
                 made = first(noise)
             verdicts = other(torch.cat([real, made]))
-            loss = criterion(verdicts, torch.tensor([1.0] * len(real) + [0.0] * len(made), dtype=torch.float64)[:, None])
+            loss = criterion(
+                verdicts,
+                torch.tensor([1.0] * len(real) + [0.0] * len(made), dtype=torch.float64)[:, None],
+            )
             other.backward(loss)
             other.step()
             run.loss(loss)

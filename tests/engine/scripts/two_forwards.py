@@ -7,8 +7,12 @@ from torch import nn
 
 def main(run):
     torch.manual_seed(12)
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 6)).double()
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 6)
+    ).double()
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         for rows in run.numbers(step, 8):
             one = nn.functional.normalize(engine(rows), dim=-1)

@@ -11,7 +11,9 @@ def main(run):
     torch.manual_seed(35)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     model[0].requires_grad_(False)
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         model[0].requires_grad_(step > 0)
         for rows in run.numbers(step, 8):

@@ -13,11 +13,15 @@ class Symmetric(nn.Module):
 
 def main(run):
     torch.manual_seed(42)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+    ).double()
     parametrizations.weight_norm(model[0])
     parametrize.register_parametrization(model[2], "weight", Symmetric())
     nn.utils.weight_norm(model[4])
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config())
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=run.config()
+    )
     for step in range(run.steps):
         for rows in run.numbers(step, 8):
             loss = (engine(rows) - 1).square().mean()

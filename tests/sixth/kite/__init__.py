@@ -34,18 +34,28 @@ class KiteDialect(Dialect):
     moves = releases.MOVES
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        return {path: releases.DEFAULTS[version].get(path) for path in fields(Kite) if releases.has(path, version)}
+        return {
+            path: releases.DEFAULTS[version].get(path)
+            for path in fields(Kite)
+            if releases.has(path, version)
+        }
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         document = load(source)
         if not isinstance(document.data, dict):
-            raise ConfigError(f"{document.name}: found {type(document.data).__name__}, expected a mapping")
+            raise ConfigError(
+                f"{document.name}: found {type(document.data).__name__}, expected a mapping"
+            )
         given = flatten(validate(Kite, document.data))
         unread = [path for path in given if not self.knows(path, None, version, "")]
-        ConfigError.raise_if(() if lenient else (f"{path}: not in Kite {version}; drop it" for path in unread))
+        ConfigError.raise_if(
+            () if lenient else (f"{path}: not in Kite {version}; drop it" for path in unread)
+        )
         kept = {path: value for path, value in given.items() if path not in unread}
         origins = {path: Origin(document.line(*path.split("."))) for path in kept}
-        left_out = (Finding(path, f"not in Kite {version}; left out", Effect.NONE, True) for path in unread)
+        left_out = (
+            Finding(path, f"not in Kite {version}; left out", Effect.NONE, True) for path in unread
+        )
         return Reading(Values(kept), self.default_entry, origins, tuple(left_out))
 
     def effective(self, config: Config) -> Values:
@@ -58,7 +68,12 @@ class KiteDialect(Dialect):
         return Values(found)
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        return Written(self.name, json.dumps(config.given.as_nested(), indent=2) + "\n", "json", launch=("kite", "fly", "CONFIG"))
+        return Written(
+            self.name,
+            json.dumps(config.given.as_nested(), indent=2) + "\n",
+            "json",
+            launch=("kite", "fly", "CONFIG"),
+        )
 
     def format_of(self, path: str | Path | None) -> str | None:
         return "json" if path is not None and Path(path).suffix == ".json" else None

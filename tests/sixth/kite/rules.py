@@ -11,7 +11,10 @@ SIDES = ("batch.micro", "batch.accumulation", "batch.global_")
 
 def _batch(values: Group, context: Context) -> Group:
     micro, steps, data = values["feed.each"], values["feed.times"], values.get("ranks.data")
-    return {**dict(zip(SIDES, (micro, steps), strict=False)), **({"batch.global_": micro * steps * data} if data else {})}
+    return {
+        **dict(zip(SIDES, (micro, steps), strict=False)),
+        **({"batch.global_": micro * steps * data} if data else {}),
+    }
 
 
 def _feed(values: Group, context: Context) -> Group:
@@ -29,7 +32,11 @@ def _named(values: Group, context: Context) -> Group:
 def _spread(values: Group, context: Context) -> Group:
     """As the plan says, as far as a pipeline allows."""
     stage, pipeline = values.get("zero.stage"), values.get("parallel.pipeline") or 1
-    return {"spread": stage if stage is None or pipeline == 1 or not context.since("2.0") else min(stage, 1)}
+    return {
+        "spread": stage
+        if stage is None or pipeline == 1 or not context.since("2.0")
+        else min(stage, 1)
+    }
 
 
 RULES = (
@@ -52,10 +59,15 @@ RULES = (
         "numbers",
         "precision.compute",
         lambda values, context: {"precision.compute": DTYPES[values["numbers"]]},
-        lambda values, context: {"numbers": dict(map(reversed, DTYPES.items())).get(values.get("precision.compute"))},
+        lambda values, context: {
+            "numbers": dict(map(reversed, DTYPES.items())).get(values.get("precision.compute"))
+        },
         lossy="Kite has no fp64",
     ),
     only_theirs("tail", "wind", note="no Plan field for Kite's log"),
 )
 SAID = {path for rule in RULES for path in rule.ours}
-TABLE = (*RULES, only_ours(*(path for path in paths() if path not in SAID), note="Kite has no setting for it"))
+TABLE = (
+    *RULES,
+    only_ours(*(path for path in paths() if path not in SAID), note="Kite has no setting for it"),
+)

@@ -41,7 +41,11 @@ class Kite(Section):
     ranks: Ranks = field(Ranks(), description="Mesh.")
     feed: Feed = field(Feed(), description="Batch.")
     update: Update = field(Update(), description="Optimizer.")
-    spread: Literal[0, 1, 2, 3] | None = field(None, description="What is sharded: nothing, states, gradients, weights.")
-    numbers: Literal["full", "half", "brain"] | None = field(None, description="Format of weights and activations.")
+    spread: Literal[0, 1, 2, 3] | None = field(
+        None, description="What is sharded: nothing, states, gradients, weights."
+    )
+    numbers: Literal["full", "half", "brain"] | None = field(
+        None, description="Format of weights and activations."
+    )
     tail: str | None = field(None, description="Name of the run in the log.")
     wind: bool | None = field(None, description="Logs the weather, since 2.0.")

@@ -27,7 +27,9 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
 PART = StrategyPart(
     core=core,
     paths=lambda case: [path for path in fields(Kite) if has(path, case.version)],
-    values=lambda case, path: st.floats(1e-5, 1e-1) if path in ("update.lr", "update.rate") else None,
+    values=lambda case, path: (
+        st.floats(1e-5, 1e-1) if path in ("update.lr", "update.rate") else None
+    ),
     reserved=("ranks.",),
     entries=("file",),
 )

@@ -20,8 +20,7 @@ def clear_path() -> None:
 
 
 def main() -> None:
-    """Run the command line; print one line and end with exit code 1 if another package hides ours.
-    """
+    """Run the command line; print one line and end with exit code 1 if another package hides ours."""
     clear_path()
     from stagebridge import hiding_package
 

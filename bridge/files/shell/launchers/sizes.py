@@ -58,7 +58,9 @@ def _sizes_by_role(words: Sequence[LaunchWord], row: Starter) -> Sizes:
     said: Sizes = {}
     skip = 0
     before = ""
-    for place, (word, after) in enumerate(zip(words, [*words[1:], LaunchWord("", "")], strict=True)):
+    for place, (word, after) in enumerate(
+        zip(words, [*words[1:], LaunchWord("", "")], strict=True)
+    ):
         option, tied, attached = word.spelling.partition("=")
         named = word.text is not None or (tied and NAME.fullmatch(option) is not None)
         if skip:
@@ -93,4 +95,8 @@ def _product(said: Sizes, row: Starter) -> int | None:
 
 
 def _number(text: str | int) -> int | None:
-    return int(text) if isinstance(text, str) and re.fullmatch(r"\d{1,9}", text) and int(text) else None
+    return (
+        int(text)
+        if isinstance(text, str) and re.fullmatch(r"\d{1,9}", text) and int(text)
+        else None
+    )

@@ -53,8 +53,7 @@ GIGABYTE = 1 << 30
 
 
 class OffloadDeviceEnum:
-    """Names of the devices that a config may give for the memory of parameters and optimizer state.
-    """
+    """Names of the devices that a config may give for the memory of parameters and optimizer state."""
 
     none, cpu, nvme = "none", "cpu", "nvme"
 

@@ -137,7 +137,10 @@ class GatheredParameters(AbstractContextManager[None]):
             setattr(weight, WITHIN, weight.ds_status)
             change(weight, "linked" if weight.ds_status is ZeroParamStatus.NOT_AVAILABLE else None)
             self._held.append((*place, weight, weight.data))
-            weight.data, weight.ds_status = parts.compute_parameter(*place), ZeroParamStatus.AVAILABLE
+            weight.data, weight.ds_status = (
+                parts.compute_parameter(*place),
+                ZeroParamStatus.AVAILABLE,
+            )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         changed: dict[int, list[tuple[int, str, Tensor]]] = {}
