@@ -32,9 +32,9 @@ from automodel_runs import words
 from blocks import small
 from uses import WANTED, Use, different, other, table
 
-from bridge import comm
+from bridge.engine import comm
 from bridge.errors import BridgeError
-from bridge.translation import lift
+from bridge.translation.translate import lift
 from compat.automodel import DIALECT
 from compat.automodel.runtime.recipe import open_recipe
 

@@ -15,11 +15,11 @@ from unittest.mock import patch
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from bridge.checkpoint import digests
 from bridge.engine import checkpoint, initialize
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
 from bridge.engine.runner import Engine
-from bridge.plan import Plan
-from bridge.state import digests
+from bridge.plan.plan import Plan
 
 TURNS = 5
 

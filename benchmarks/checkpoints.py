@@ -80,15 +80,13 @@ def cached(folder: Path) -> float:
 
 def interpreter() -> Cost:
     """Python with torch and what a conversion imports, doing nothing."""
-    modules = (
-        "bridge.cli.checkpoint, bridge.state.formats, bridge.state.writing, torch, safetensors"
-    )
+    modules = "bridge.cli.checkpoint, bridge.checkpoint.formats, bridge.checkpoint.writing, torch, safetensors"
     return measured(
         (
             sys.executable,
             "-P",
             "-c",
-            f"import {modules}; from bridge.state import formats; formats.known()",
+            f"import {modules}; from bridge.checkpoint import formats; formats.known()",
         )
     )
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import bridge
 import compat
-from bridge.rules import Effect
+from bridge.stack.rules import Effect
 
 HOME = Path(__file__).resolve().parents[1]
 SHARED = os.environ.get("STAGEBRIDGE_SHARED")

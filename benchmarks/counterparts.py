@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import compat
-from bridge.config import fields
-from bridge.rules import Effect
+from bridge.plan.section import fields
+from bridge.stack.rules import Effect
 
 DECLINED = Path(__file__).with_name("declined.json")
 ALIKE = 0.5

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import compat
-from bridge.config import fields, nest
-from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError
 from bridge.files import load
+from bridge.plan.section import fields, nest
+from bridge.stack.dialect import Config
 from bridge.testing import Mistake, configs, values
 from bridge.testing.mutations import REMOVE, Edit, edit_mapping, edits
 from bridge.testing.strategies import StrategyCase, part_of, paths_of

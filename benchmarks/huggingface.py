@@ -28,7 +28,7 @@ from engine import RANKS, TIMEOUT, Pair, Time, line, ratios
 from pool import Pool
 
 from bridge.engine import initialize
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 BOUNDS = (
     ("zero 2", "fsdp2 whole", 1.0),

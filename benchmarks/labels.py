@@ -33,11 +33,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import labels_runs as runs
 
-from bridge.config import fields
-from bridge.dialect import Config
-from bridge.difference import compare
-from bridge.effects import Effect
 from bridge.errors import BridgeError
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config
+from bridge.stack.effects import Effect
+from bridge.translation.diff import compare
 
 STEPS, PATIENCE = 5, 120
 """Steps of a run, and the seconds after which a run is ended."""

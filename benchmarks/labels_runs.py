@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import compat
-from bridge.config import fields
+from bridge.plan.section import fields
 
 Result = Mapping[str, Any]
 VOCAB, WIDTH, TOKENS, SAMPLES = 64, 32, 16, 19
@@ -287,10 +287,10 @@ LAUNCHES: Mapping[str, dict[str, Any]] = {
 def train_megatron(source: Any, steps: int) -> Result:
     """Train Megatron-Core's own model, optimizer and schedules as the flags say."""
     from bridge import lift
-    from bridge.backend import Workload
     from bridge.engine.data import Text
+    from bridge.engine.interface import Workload
     from bridge.layout.architecture import Architecture
-    from bridge.plan import Plan
+    from bridge.plan.plan import Plan
     from bridge.verify.measure import batches
     from compat.megatron.runtime.backend import BACKEND, WEIGHTLESS
 
@@ -448,7 +448,7 @@ def transformers_bench(bench: Any) -> Any:
     """Return the bench of transformers: settings of a model's config, in sections of the plan."""
     import transformers.trainer  # noqa: F401
 
-    from bridge.families import stands_for
+    from bridge.plan.families import stands_for
 
     dialect = compat.load("huggingface")
     stands = stands_for()

@@ -17,7 +17,7 @@ import compat
 from bridge.cli.layout import Sizes, as_json, outline_of
 from bridge.cli.schedule import time_schedule
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 
 @dataclass

@@ -25,7 +25,7 @@ from engine import RANKS, TIMEOUT, Pair, line, ratios, timed
 from pool import Pool
 
 from bridge.engine import initialize
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 BOUNDS = (
     *(("zero 0", "ddp", blocks, bound) for blocks, bound in ((200, 1.05), (1000, 1.15))),

@@ -27,7 +27,7 @@ from engine import RANKS, TIMEOUT, line
 from pool import Pool
 
 from bridge.engine import initialize
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 MEBIBYTE = 2**20
 OTHERS = ("ddp", "fsdp2", "fsdp2 whole")

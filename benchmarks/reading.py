@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent.parent
 READ = """
 import json, sys, time
 from bridge.errors import BridgeError
-from bridge.files.shell import Script
+from bridge.shell import Script
 found = {}
 for path in json.load(sys.stdin):
     text = open(path, encoding="utf-8", errors="replace").read()

@@ -27,9 +27,9 @@ from bridge import translate
 from bridge.errors import BridgeError
 from bridge.files import Launch, Script, load
 from bridge.files.named import reaching
-from bridge.files.shell import Pieces
-from bridge.files.shell.launchers import STARTERS
-from bridge.files.shell.pieces import Text
+from bridge.shell import Pieces
+from bridge.shell.launchers import STARTERS
+from bridge.shell.word_pieces import Text
 from bridge.testing import processes
 
 TOOLS = (

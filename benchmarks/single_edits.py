@@ -18,9 +18,9 @@ from random import Random
 from typing import Any
 
 import compat
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError
 from bridge.files import load
+from bridge.stack.dialect import Dialect
 from bridge.testing.single_edits import KINDS, SILENT, Base, Edited, Source, edit_source, outcome
 
 HOME = Path(__file__).resolve().parents[1]

@@ -20,12 +20,12 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import compat
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, ConfigError
 from bridge.harvest.machine import MachineError
-from bridge.rules import Effect
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.rules import Effect
 from bridge.testing import configs
-from bridge.translation import Result, translate
+from bridge.translation.translate import Result, translate
 
 EVERY = 25
 """Number of configs after which a line tells the progress."""

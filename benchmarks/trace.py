@@ -28,7 +28,7 @@ from bridge.engine import initialize
 from bridge.engine.models.gpt import GPT, mean_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.engine.tracing import EngineSource
-from bridge.plan import Debug, Plan
+from bridge.plan.plan import Debug, Plan
 from bridge.trace import attach
 from bridge.trace.desync import Desync, DesyncCheck, Policy
 from bridge.trace.invariants import Invariants

@@ -22,11 +22,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from bridge.choice import choose
     from bridge.engine import initialize
+    from bridge.engine.choose import choose
     from bridge.layout.parameters import count_parameters
-    from bridge.plan import Plan
-    from bridge.translation import Result, lift, lower, translate
+    from bridge.plan.plan import Plan
+    from bridge.translation.translate import Result, lift, lower, translate
 
 __version__ = "0.2.0"
 __all__ = [
@@ -47,13 +47,13 @@ __all__ = [
 
 _LAZY = {
     "Plan": "plan",
-    "Result": "translation",
-    "choose": "choice",
+    "Result": "translation.translate",
+    "choose": "engine.choose",
     "count_parameters": "layout.parameters",
     "initialize": "engine",
-    "lift": "translation",
-    "lower": "translation",
-    "translate": "translation",
+    "lift": "translation.lift",
+    "lower": "translation.lift",
+    "translate": "translation.translate",
 }
 
 

@@ -1,8 +1,8 @@
-"""The stacks: one folder each. `bridge.stacks` finds and loads them, also those of folders that STAGEBRIDGE_PATH names."""
+"""The stacks: one folder each. `bridge.stack.registry` finds and loads them, also those of folders that STAGEBRIDGE_PATH names."""
 
 from __future__ import annotations
 
-from bridge.stacks import (
+from bridge.stack.registry import (
     FOLDERS,
     OWN,
     PATH,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.batch import Triangle, solve
 from bridge.errors import ConfigError
+from bridge.plan.batch import Triangle, solve
 
 SIDES = st.integers(1, 64)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.config import fields
-from bridge.rules import Effect
+from bridge.plan.section import fields
+from bridge.stack.rules import Effect
 
 SIZES = [
     "--micro-batch-size",

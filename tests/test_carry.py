@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import bridge
 import compat
-from bridge import carry
-from bridge.dialect import Config, Dialect
 from bridge.errors import SourceError
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, entries
-from bridge.translation import Result, translate
+from bridge.translation import sidecar as carry
+from bridge.translation.translate import Result, translate
 
 pytestmark = pytest.mark.once
 

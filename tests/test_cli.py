@@ -18,7 +18,7 @@ import bridge
 import compat
 from bridge.cli import run
 from bridge.cli.demo import launch_text
-from bridge.exits import Exit
+from bridge.report.exit_codes import Exit
 
 DEEPSPEED = """{
   "train_batch_size": 16,
@@ -649,7 +649,7 @@ class TestDemo:
     def test_without_torch_it_says_how_to_train(
         self, cli: Cli, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bridge.extras.find_spec", lambda name: None)
+        monkeypatch.setattr("bridge.stack.extras.find_spec", lambda name: None)
         done = cli("demo")
         assert (done.code, done.err) == (0, "")
         assert (

@@ -14,9 +14,9 @@ import pytest
 
 import bridge
 import compat
-from bridge.cli import completing
-from bridge.dialect import Dialect
-from bridge.state import formats
+from bridge.checkpoint import formats
+from bridge.cli import shell_completion
+from bridge.stack.dialect import Dialect
 
 pytestmark = pytest.mark.once
 SHELL = shutil.which("bash")
@@ -109,21 +109,21 @@ def test_zsh_and_fish_get_values_too(folder: Path) -> None:
 
 def test_every_source_of_values_gives_what_its_option_takes() -> None:
     """None fails without anything on the line."""
-    for (_, label), source in completing.VALUES.items():
+    for (_, label), source in shell_completion.VALUES.items():
         found = list(source({}, "to", ""))
         assert found or label in ("V", "FIELD"), label
-    kinds = set(completing.VALUES["checkpoint", "FORMAT"]({}, "to", ""))
+    kinds = set(shell_completion.VALUES["checkpoint", "FORMAT"]({}, "to", ""))
     assert (
         kinds < set(formats.all_formats())
         and "megatron-ranks" not in kinds
         and "universal" in kinds
     )
-    moved = set(completing.VALUES["move", "STACK"]({}, "to", ""))
+    moved = set(shell_completion.VALUES["move", "STACK"]({}, "to", ""))
     refused = {one for one in STACKS if type(compat.load(one)).saves is Dialect.saves}
     assert (
         moved == (STACKS - refused) | {"native"} and {"deepspeed", "megatron"} <= moved and refused
     )
     newest = iter(
-        completing.VALUES["*", "V"]({"to": "megatron", "from_": "merak"}, "from_version", "")
+        shell_completion.VALUES["*", "V"]({"to": "megatron", "from_": "merak"}, "from_version", "")
     )
     assert next(newest) == compat.load("merak").versions[-1]

@@ -13,8 +13,8 @@ import pytest
 
 import compat
 from bridge.errors import BridgeError
-from bridge.rules import Effect
-from bridge.translation import Result, translate
+from bridge.stack.rules import Effect
+from bridge.translation.translate import Result, translate
 
 SAMPLE = Path(__file__).parent / "megatron" / "sample.jsonl"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}

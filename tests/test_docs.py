@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import bridge
 import compat
-from bridge import reference
-from bridge.config import fields
-from bridge.dialect import Config
 from bridge.errors import BridgeError
-from bridge.rules import How
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config
+from bridge.stack.rules import How
 from bridge.testing import configs
-from bridge.translation import translate
+from bridge.translation import reference
+from bridge.translation.translate import translate
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import bridge
 import compat
 from bridge.cli import run
-from bridge.dialect import Config, Dialect
-from bridge.drift import ChangeKind, Drift, drift
 from bridge.errors import VersionError
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, entries
+from bridge.translation.drift import ChangeKind, Drift, drift
 
 DIALECTS = tuple(compat.load(name) for name in compat.names())
 SUFFIXES = ("json", "yaml", "txt")

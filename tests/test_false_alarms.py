@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 import compat
-from bridge import translation
-from bridge.dialect import Config
-from bridge.difference import compare
 from bridge.errors import ConfigError
-from bridge.plan import Plan, paths
-from bridge.printed import causes
-from bridge.report import remarks_of
-from bridge.rules import Effect, How
-from bridge.secrets import Secrets
-from bridge.translation import Result, lift, lower, remarks, translate
+from bridge.files.secrets import Secrets
+from bridge.plan.plan import Plan, paths
+from bridge.report.as_json import remarks_of
+from bridge.report.as_text import causes
+from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect, How
+from bridge.translation import translate as translation
+from bridge.translation.diff import compare
+from bridge.translation.translate import Result, lift, lower, remarks, translate
 
 FUSED = "transformer_engine.pytorch.optimizers.FusedAdam"
 OFF: dict[str, Any] = {

@@ -22,10 +22,10 @@ from bridge.cli import run
 from bridge.cli.demo import launch_text
 from bridge.cli.options import READING as OPTIONS
 from bridge.cli.patterns import refuse_strange
-from bridge.config import fields
-from bridge.gate import Choice, fits, read_baseline
-from bridge.outputs import OUTPUTS
-from bridge.project import READING, Table, project_of
+from bridge.files.project import READING, Table, project_of
+from bridge.plan.section import fields
+from bridge.report.json_types import OUTPUTS
+from bridge.report.sarif import Choice, fits, read_baseline
 
 pytestmark = pytest.mark.once
 

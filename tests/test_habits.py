@@ -14,10 +14,10 @@ import pytest
 
 import bridge
 import compat
-from bridge.dialect import Config
-from bridge.difference import compare
-from bridge.plan import Plan
-from bridge.rules import Effect
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect
+from bridge.translation.diff import compare
 
 COUNT = int(os.environ.get("HABIT_PAIRS", "14"))
 """Generated pairs that differ in one habit, and as many that do not; 300 by hand."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from bridge.config import Count, Real, Size
-from bridge.kinds import kind
+from bridge.plan.kinds import kind
+from bridge.plan.section import Count, Real, Size
 
 
 @pytest.mark.parametrize(

@@ -96,15 +96,15 @@ def test_a_process_alone_waits_for_nobody(tmp_path: Path) -> None:
 def test_a_mark_that_a_killed_launch_left_silences_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bridge.cli import launched
+    from bridge.cli import under_launcher
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    monkeypatch.setattr(launched.tempfile, "gettempdir", lambda: str(tmp_path))
-    mark = launched._mark(["x: wrong"])
+    monkeypatch.setattr(under_launcher.tempfile, "gettempdir", lambda: str(tmp_path))
+    mark = under_launcher._mark(["x: wrong"])
     mark.touch()
     os.utime(mark, (0, 0))
-    with launched.once(["x: wrong"]) as mine:
+    with under_launcher.once(["x: wrong"]) as mine:
         assert mine
     assert time.time() - mark.stat().st_mtime < 60

@@ -10,9 +10,9 @@ import pytest
 from bridge.errors import BridgeError, SourceError
 from bridge.files import Script, load
 from bridge.files.named import reaching
-from bridge.files.shell import text_if_known
-from bridge.files.shell.pieces import Unknown
-from bridge.findings import find_unread_sources
+from bridge.shell import text_if_known
+from bridge.shell.word_pieces import Unknown
+from bridge.stack.findings import find_unread_sources
 
 SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("./pretrain_gpt.py {}", "./pretrain_gpt.py", None),

@@ -11,8 +11,8 @@ import pytest
 
 import bridge
 import compat
-from bridge import launching
 from bridge.cli import run
+from bridge.stack import launch_command
 
 LAUNCH = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 1 "
@@ -23,7 +23,7 @@ NODES = [(1, 1, 1), (8, 1, 8), (12, 2, 6), (16, 2, 8), (512, 64, 8), (13, 13, 1)
 
 @pytest.mark.parametrize(("ranks", "count", "each"), NODES)
 def test_ranks_are_spread_over_nodes_evenly(ranks: int, count: int, each: int) -> None:
-    assert launching.nodes(ranks) == (count, each)
+    assert launch_command.nodes(ranks) == (count, each)
 
 
 @pytest.mark.parametrize("stack", ["megatron", "automodel", "fast_llm", "deepspeed"])
@@ -93,7 +93,7 @@ FILES = [
 @pytest.mark.parametrize("text", FILES)
 def test_words_arrive_whole(text: str, tmp_path: Path) -> None:
     (tmp_path / "my run.args").write_text(text)
-    command = launching.line(launching.fed(["printf", "%s\\n"], "my run.args", text))
+    command = launch_command.line(launch_command.fed(["printf", "%s\\n"], "my run.args", text))
     done = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -102,7 +102,8 @@ def test_words_arrive_whole(text: str, tmp_path: Path) -> None:
 
 def test_what_no_command_reads_is_not_given_one() -> None:
     assert (
-        launching.fed(["x"], "f", "--name 'a # b'\n") == () and launching.fed(["x"], "f", "") == ()
+        launch_command.fed(["x"], "f", "--name 'a # b'\n") == ()
+        and launch_command.fed(["x"], "f", "") == ()
     )
 
 

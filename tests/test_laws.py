@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 import bridge
 import compat
-from bridge.config import Values, fields
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.meaning import plain
-from bridge.plan import Plan, paths
-from bridge.sections import otherwise
+from bridge.plan.equality import plain
+from bridge.plan.free_sections import otherwise
+from bridge.plan.plan import Plan, paths
+from bridge.plan.section import Values, fields
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, entries
 from bridge.testing.fuzz import starts
-from bridge.translation import Result, translate
+from bridge.translation.translate import Result, translate
 from tests.verdicts import judge
 
 pytestmark = pytest.mark.once

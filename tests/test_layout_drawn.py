@@ -10,7 +10,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch_text
-from bridge.cli.ranks_drawn import BARS, KINDS, Bar, draw, figure, merge_bars, ranks_text
+from bridge.cli.rank_bars import BARS, KINDS, Bar, draw, figure, merge_bars, ranks_text
 
 pytestmark = pytest.mark.once
 PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".png": b"\x89PNG"}

@@ -13,14 +13,15 @@ from random import Random
 import pytest
 
 import compat
-from bridge import carry, limits
+from bridge import limits
 from bridge.cli import run
 from bridge.cli.budget import stay_within_limits
 from bridge.errors import BridgeError, ConfigError, SourceError, VersionError, nearest
 from bridge.files import parse
-from bridge.files.shell import steps
-from bridge.files.shell.regular import expression
-from bridge.translation import lift
+from bridge.shell import steps
+from bridge.shell.regular import expression
+from bridge.translation import sidecar
+from bridge.translation.translate import lift
 from compat.megatron import releases
 
 pytestmark = pytest.mark.once
@@ -272,17 +273,17 @@ SIDECAR = {
 )
 def test_sidecars_of_another_shape(change: dict[str, object]) -> None:
     record = {**SIDECAR, "given": {}, "meant": {}}
-    carry.parse(json.dumps(record), "x.carry.json")
+    sidecar.parse(json.dumps(record), "x.carry.json")
     with pytest.raises(SourceError, match=r"x\.carry\.json"):
-        carry.parse(json.dumps(record | change), "x.carry.json")
+        sidecar.parse(json.dumps(record | change), "x.carry.json")
     with pytest.raises(SourceError, match=r"x\.carry\.json: "):
-        carry.parse("[" * 100_000, "x.carry.json")
+        sidecar.parse("[" * 100_000, "x.carry.json")
 
 
 def test_a_sidecar_that_is_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.args"
     path.write_text(LAUNCH)
-    os.mkfifo(carry.beside(path))
+    os.mkfifo(sidecar.beside(path))
     assert run(["convert", str(path), "--to", "deepspeed", "--world-size", "8"]) == 1
     assert "a device or a pipe" in capsys.readouterr().err
 

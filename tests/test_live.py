@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import compat
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, entries
 
 DIALECTS = tuple(compat.load(name) for name in compat.names())

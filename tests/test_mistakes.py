@@ -12,7 +12,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch_text
-from bridge.stacks import load
+from bridge.stack.registry import load
 
 pytestmark = pytest.mark.once
 

@@ -9,9 +9,9 @@ from amounts import MORE
 from hypothesis import HealthCheck, Phase, find, given, settings
 
 import compat
-from bridge.config import fields
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError
+from bridge.plan.section import fields
+from bridge.stack.dialect import Dialect
 from bridge.testing import Mistake, Mutation, mutations
 from bridge.testing.mutations import REST
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from schemas import judge, problems
 
-from bridge import outputs
 from bridge.cli import run
 from bridge.cli.demo import launch_text
+from bridge.report import json_types
 
 pytestmark = pytest.mark.once
 
@@ -147,7 +147,7 @@ def test_what_is_refused_says_why_in_an_object(
 
 
 def test_every_command_with_an_object_is_refused_here_in_every_way() -> None:
-    assert set(WRONG) == set(outputs.OUTPUTS) - {"baseline"}
+    assert set(WRONG) == set(json_types.OUTPUTS) - {"baseline"}
 
 
 def test_an_object_behind_two_dashes_is_another_commands(
@@ -157,19 +157,19 @@ def test_an_object_behind_two_dashes_is_another_commands(
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", outputs.OUTPUTS)
+@pytest.mark.parametrize("name", json_types.OUTPUTS)
 def test_every_output_has_a_schema_that_refuses_another_object(name: str) -> None:
     rules = judge(name)
     assert list(rules.iter_errors({})) and list(rules.iter_errors({"exit_code": 7}))
 
 
-@pytest.mark.parametrize("name", outputs.OUTPUTS)
+@pytest.mark.parametrize("name", json_types.OUTPUTS)
 def test_the_page_tells_every_key(name: str) -> None:
     command = "check --write-baseline FILE" if name == "baseline" else f"{name} --json"
     _, found, section = (
         (HOME / "docs" / "json.md").read_text().partition(f"## `stagebridge {command}`\n")
     )
-    schema = outputs.schema(name)
+    schema = json_types.schema(name)
     names = {row["$ref"].rpartition("/")[2] for row in schema.get("anyOf", ())} - {"Refused"}
     keys = {
         key
@@ -185,9 +185,9 @@ def test_the_page_tells_every_key(name: str) -> None:
 
 def test_a_schema_is_printed_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema", "convert"]) == 0
-    assert json.loads(capsys.readouterr().out) == outputs.schema("convert")
+    assert json.loads(capsys.readouterr().out) == json_types.schema("convert")
     assert run(["schema"]) == 0
-    assert capsys.readouterr().out.split("\n")[:-1] == list(outputs.OUTPUTS)
+    assert capsys.readouterr().out.split("\n")[:-1] == list(json_types.OUTPUTS)
     assert run(["schema", "convrt"]) == 1
     assert "did you mean convert?" in capsys.readouterr().err
 

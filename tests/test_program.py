@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bridge.cli import run
-from bridge.config import fields
+from bridge.plan.section import fields
 from compat.deepspeed import DIALECT as DEEPSPEED
-from compat.deepspeed import program
+from compat.deepspeed import script_writer
 
 LAUNCH = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 256 "
@@ -154,8 +154,12 @@ def test_what_a_script_is_told_it_takes_or_names(path: str) -> None:
     plain = {"optimizer.type": "AdamW", "optimizer.params.weight_decay": 0.1, **PARTS.get(path, {})}
 
     def written(values: Mapping[str, Any]) -> tuple[str, set[str]]:
-        lacking = {finding.path for finding in program._lacking(values, {}, "run.model.json", None)}
-        return program.program(values, {}, {}, "run.json", "run.model.json", "deepspeed"), lacking
+        lacking = {
+            finding.path for finding in script_writer._lacking(values, {}, "run.model.json", None)
+        }
+        return script_writer.program(
+            values, {}, {}, "run.json", "run.model.json", "deepspeed"
+        ), lacking
 
     assert path in ELSEWHERE or written(plain) != written({**plain, path: CODE[path]})
 

@@ -12,8 +12,8 @@ import pytest
 import compat
 from bridge.cli import checkpoint, fuzz, progress
 from bridge.cli.verify import ProgressPrinter
+from bridge.files.progress import Course, count_items, listening
 from bridge.testing.fuzz import Covered, Task
-from bridge.underway import Course, count_items, listening
 
 pytestmark = pytest.mark.once
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import compat
-from bridge.dialect import Config
 from bridge.errors import VersionError
+from bridge.stack.dialect import Config
 from bridge.testing import configs
 
 REAL = sorted(

@@ -12,9 +12,9 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch_text
-from bridge.findings import Finding, Origin
-from bridge.printed import causes, translation_verdict, unbound, verdict
-from bridge.rules import Effect, How
+from bridge.report.as_text import causes, translation_verdict, unbound, verdict
+from bridge.stack.findings import Finding, Origin
+from bridge.stack.rules import Effect, How
 
 MODEL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --lr 1e-3 "
 SAMPLED = MODEL + (

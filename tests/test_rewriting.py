@@ -12,10 +12,10 @@ import pytest
 
 import compat
 from bridge.cli import run
-from bridge.config import Values
-from bridge.dialect import Reading
 from bridge.errors import TranslationError
 from bridge.files import Original
+from bridge.plan.section import Values
+from bridge.stack.dialect import Reading
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FLAGS = """# sizes

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compat
-from bridge.dialect import Dialect
-from bridge.plan import paths
-from bridge.rules import (
+from bridge.plan.plan import paths
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import (
     Context,
     Effect,
     Rule,
@@ -23,8 +23,8 @@ from bridge.rules import (
     only_theirs,
     rename,
 )
-from bridge.translation import translate
-from compat.deepspeed import leftovers
+from bridge.translation.translate import translate
+from compat.deepspeed import unmapped_settings
 
 NEWEST = Context("1.2.10", 8)
 DIALECTS = tuple(compat.load(name) for name in compat.names())
@@ -243,6 +243,7 @@ def test_every_key_of_deepspeed_that_no_plan_field_stands_for_names_its_reader()
     assert not [
         path
         for path in left
-        if leftovers.why(path).note == leftovers.UNKNOWN[1] and not path.startswith("code.")
+        if unmapped_settings.why(path).note == unmapped_settings.UNKNOWN[1]
+        and not path.startswith("code.")
     ]
-    assert all(place and note for _, note, place, _ in leftovers.READ)
+    assert all(place and note for _, note, place, _ in unmapped_settings.READ)

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bridge
-from bridge.clean import clean, clean_block
 from bridge.cli import run
 from bridge.files import OutsideError, find, reaching, write_all
-from bridge.secrets import Secrets, spans
+from bridge.files.printable import clean, clean_block
+from bridge.files.secrets import Secrets, spans
 
 RECIPE = """model:
   _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained

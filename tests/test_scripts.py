@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compat
-from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.files import Document, Script, load
 from bridge.files.named import reaching
+from bridge.stack.dialect import Config
 
 HERE = Path(__file__).parent / "scripts"
 CLONES = os.environ.get("STAGEBRIDGE_SCRIPTS")

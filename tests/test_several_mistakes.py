@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import compat
-from bridge.config import fields
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.refusing import hangs
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.refusals import hangs
 from bridge.testing import Mistake, Mutation, configs
 from bridge.testing.mutations import REST, Edit, edit_mapping, edits
 from bridge.testing.strategies import entries, part_of

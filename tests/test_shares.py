@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compat
-from bridge.config import fields
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError
+from bridge.plan.section import fields
+from bridge.stack.dialect import Dialect
 from bridge.testing import entries
 from bridge.testing.shares import Share, shares
 from bridge.testing.strategies import part_of

@@ -12,8 +12,8 @@ from amounts import MORE
 from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
-from bridge.files.shell import Launch, Script
-from bridge.stacks import load
+from bridge.shell import Launch, Script
+from bridge.stack.registry import load
 from bridge.testing.bash import BASH, Bash, outcome
 from bridge.testing.scripts import scripts
 

@@ -9,7 +9,7 @@ import pytest
 
 import compat
 from bridge.cli import run
-from bridge.config import fields
+from bridge.plan.section import fields
 
 everyone = pytest.mark.parametrize("name", compat.names())
 

@@ -64,7 +64,7 @@ def test_the_search_knows_every_field(site: Path) -> None:
     text = "\n".join(
         part["text"] for part in found if part["location"].startswith("dialects/megatron")
     )
-    from bridge.config import fields
+    from bridge.plan.section import fields
 
     missing = [path for path in fields(compat.load("megatron").schema) if path not in text]
     assert not missing

@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 import compat
-from bridge import printed, report
 from bridge.cli import run
-from bridge.dialect import Config
-from bridge.difference import compare
 from bridge.errors import ConfigError
 from bridge.files import Document, Script
-from bridge.rules import Effect
-from bridge.translation import translate
+from bridge.report import as_json, as_text
+from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect
+from bridge.translation.diff import compare
+from bridge.translation.translate import translate
 
 LAUNCH = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --num-layers 2 --hidden-size 64"
@@ -75,8 +75,8 @@ def launch(words: str) -> Config:
 
 def text_of(config: Config, target: str) -> tuple[str, Any]:
     result, out = translate(config, compat.load(target)), StringIO()
-    told = report.remarks_of(result)
-    printed.text(result, Console(file=out, width=200), findings=told)
+    told = as_json.remarks_of(result)
+    as_text.text(result, Console(file=out, width=200), findings=told)
     return out.getvalue(), told
 
 
@@ -89,7 +89,7 @@ def test_a_flag_of_a_launch(place: int) -> None:
     flag, value = FLAGS[place], ("", " 1", " 0.1", " /data/x", "=name")[place % 5]
     config, plain = launch(flag + value), launch("")
     text, told = text_of(config, TARGETS[place % len(TARGETS)])
-    for found in (report.all_of(config), told, compare(config, plain), compare(plain, config)):
+    for found in (as_json.all_of(config), told, compare(config, plain), compare(plain, config)):
         assert [one.effect for one in found if one.path == flag] == [Effect.NUMBERS]
     # Without --all, and before all that has a milder effect.
     lines = text.splitlines()
@@ -165,7 +165,7 @@ def test_launches_with_other_arguments_of_the_program_are_other_runs(tmp_path: P
         for found in (compare(plain, other), compare(other, plain)):
             assert Effect.NUMBERS in {one.effect for one in found}
         assert [
-            one for one in report.all_of(other) if one.effect is Effect.NUMBERS and one.unknown
+            one for one in as_json.all_of(other) if one.effect is Effect.NUMBERS and one.unknown
         ] == []
 
 
@@ -200,7 +200,7 @@ def test_a_key_of_a_config(stack: str) -> None:
     for name in names(6, "_"):
         for path, data in placed(SOURCES[stack], name):
             config = compat.load(stack).read(data, world_size=1, lenient=True)
-            found = [one for one in report.all_of(config) if one.path == path]
+            found = [one for one in as_json.all_of(config) if one.path == path]
             assert [one.effect for one in found] == [Effect.NUMBERS], path
 
 
@@ -228,7 +228,7 @@ def test_a_key_of_deepspeed_is_what_its_code_makes_of_it() -> None:
             else:
                 found = [
                     one
-                    for one in report.all_of(dialect.read(data, world_size=1))
+                    for one in as_json.all_of(dialect.read(data, world_size=1))
                     if one.path == path
                 ]
                 assert [one.effect for one in found] == [Effect.NONE], path

@@ -9,10 +9,10 @@ import pytest
 
 import bridge
 import compat
-from bridge.dialect import Config
 from bridge.errors import ConfigError
-from bridge.rules import How
-from bridge.translation import translate
+from bridge.stack.dialect import Config
+from bridge.stack.rules import How
+from bridge.translation.translate import translate
 
 MEGATRON = "--micro-batch-size 2 --global-batch-size 8 --lr 0.001 --min-lr 0.0001 --lr-decay-style WSD --lr-wsd-decay-style {shape}"
 LENGTHS = "--train-iters 100 --lr-warmup-iters 10 --lr-wsd-decay-iters 20"

@@ -14,15 +14,15 @@ from time import monotonic
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import compat
-from bridge.dialect import Config, Dialect
-from bridge.difference import RULE, compare
 from bridge.errors import BridgeError
-from bridge.findings import Finding
-from bridge.printed import kind
-from bridge.report import remarks_of
-from bridge.rules import Effect, How
+from bridge.report.as_json import remarks_of
+from bridge.report.as_text import kind
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect, How
 from bridge.testing import configs
-from bridge.translation import Result, remarks, translate
+from bridge.translation.diff import RULE, compare
+from bridge.translation.translate import Result, remarks, translate
 
 REFUSED = "refused"
 """What a pair is counted as if a stack refuses the source or what it becomes."""

@@ -33,10 +33,9 @@ from tasks import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bridge import comm
-from bridge.engine import initialize
+from bridge.engine import comm, initialize
 from bridge.engine.environment import Environment
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 EXACT, HALF = (1e-6, 1e-3), (1e-3, 1e-1)
 """Bounds of the distance from plain torch (`Outcome.apart`): in fp32, and where both compute in bf16."""

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bridge.engine import initialize
-from bridge.plan import Debug, Plan
+from bridge.plan.plan import Debug, Plan
 
 LARGE: Mapping[str, int] = {
     "hidden_size": 1024,

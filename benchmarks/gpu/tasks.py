@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bridge.engine import initialize
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
 from bridge.engine.runner import Engine
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 LEVELS = (0, 1, 2, 3)
 STEPS, MICROBATCHES = 4, 2

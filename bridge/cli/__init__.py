@@ -10,9 +10,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from bridge.clean import brief, clean_block
 from bridge.errors import BridgeError
-from bridge.exits import Exit
+from bridge.files.printable import brief, clean_block
+from bridge.report.exit_codes import Exit
 
 COMPLETE = "_STAGEBRIDGE_COMPLETE"
 """The environment variable with which the script of a shell asks for completions."""
@@ -80,13 +80,13 @@ def run(arguments: list[str]) -> int:
     """Run the command line with `arguments` and return its exit code."""
     import typer
 
-    from bridge.secrets import HIDDEN
+    from bridge.files.secrets import HIDDEN
 
     if COMPLETE in os.environ:
-        from bridge.cli import completing
+        from bridge.cli import shell_completion
         from bridge.cli.app import app
 
-        completing.complete(app)
+        shell_completion.complete(app)
 
     # `help` runs a command within a command: the secrets of one file mark nothing in the output of the next.
     HIDDEN.forget()
@@ -106,12 +106,12 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
     """Print why a command was refused, once for all ranks with the same problems. Returns the exit
     code.
     """
-    from bridge import stacks
-    from bridge.cli import launched, mistakes
+    from bridge.cli import mistakes, under_launcher
     from bridge.cli.terminal import complain, note
+    from bridge.stack import registry
 
-    problems = mistakes.instead(arguments, error, stacks.names())
-    with launched.once(problems) as mine:
+    problems = mistakes.instead(arguments, error, registry.names())
+    with under_launcher.once(problems) as mine:
         if mine and (error.as_object or _asks_json(arguments)):
             _print_object(arguments, problems)
         if mine:
@@ -121,28 +121,28 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
                 "the command with the missing options: "
                 f"{shlex.join(('stagebridge', *arguments, *error.words))}"
             )
-    return launched.code(mine)
+    return under_launcher.code(mine)
 
 
 def _report_misuse(arguments: list[str], error: Any) -> Exit:
     """Print what the parser found wrong or, if it is known, what the user meant. Returns the exit
     code.
     """
-    from bridge import stacks
-    from bridge.cli import launched, mistakes
+    from bridge.cli import mistakes, under_launcher
     from bridge.cli.terminal import complain
+    from bridge.stack import registry
 
-    meant = mistakes.corrected_command(arguments, stacks.names())
+    meant = mistakes.corrected_command(arguments, registry.names())
     error.message = brief(clean_block(meant or error.message))
     message = meant or brief(clean_block(error.format_message()))
-    with launched.once([message]) as mine:
+    with under_launcher.once([message]) as mine:
         if mine and _asks_json(arguments):
             _print_object(arguments, [message])
         if mine and meant:
             complain([meant])
         elif mine:
             error.show()
-    return launched.code(mine)
+    return under_launcher.code(mine)
 
 
 def _asks_json(arguments: list[str]) -> bool:

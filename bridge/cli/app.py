@@ -26,9 +26,9 @@ from bridge.cli.options import (
     own_place,
     reads_file,
 )
-from bridge.exits import table
 from bridge.limits import COUNT, FILES
-from bridge.view import View
+from bridge.report.exit_codes import table
+from bridge.report.row_choice import View
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)

@@ -62,7 +62,7 @@ TOO_LARGE = (
     "name another file"
 )
 TOO_BUSY = "following the commands of the script takes too long: replace commands by their results"
-SCRIPTS = "bridge.files.shell"
+SCRIPTS = "bridge.shell"
 
 
 def _ring(number: int, frame: FrameType | None) -> None:

@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge import outputs
-from bridge.clean import clean
 from bridge.cli import progress
 from bridge.cli.companions import Companions, companions, config_beside
 from bridge.cli.terminal import console, note, print_json, say
-from bridge.config import show_value
 from bridge.errors import BridgeError
-from bridge.exits import Exit
-from bridge.extras import need_engine
 from bridge.files import as_private_as
-from bridge.findings import Finding
-from bridge.underway import count_items
+from bridge.files.printable import clean
+from bridge.files.progress import count_items
+from bridge.files.shown import show_value
+from bridge.report import json_types
+from bridge.report.exit_codes import Exit
+from bridge.stack.extras import need_engine
+from bridge.stack.findings import Finding
 
 if TYPE_CHECKING:
-    from bridge.dialect import Config
-    from bridge.state.formats import Format, PlannedFiles
-    from bridge.state.hub import Hub
-    from bridge.state.lazy import Lazy
+    from bridge.checkpoint.formats import Format, PlannedFiles
+    from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.lazy import Lazy
+    from bridge.stack.dialect import Config
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")
@@ -71,9 +71,9 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
     """Show one checkpoint. Returns the exit code."""
 
     def work() -> int:
-        from bridge import report
-        from bridge.state import formats
-        from bridge.state.tagged import encode_value
+        from bridge.checkpoint import formats
+        from bridge.checkpoint.tagged_json import encode_value
+        from bridge.report import as_json as report
 
         format, place = formats.find_checkpoint(folder, name)
         if check:
@@ -96,7 +96,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
 def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from bridge.report import finding_json
+    from bridge.report.as_json import finding_json
 
     return {
         "format": hub.origin.format,
@@ -126,7 +126,7 @@ def _bytes_by_kind(hub: Hub) -> dict[str, dict[str, int]]:
     return {kind: dict(sizes) for kind, sizes in found.items()}
 
 
-def _tensor_rows(hub: Hub) -> Iterator[outputs.Held]:
+def _tensor_rows(hub: Hub) -> Iterator[json_types.Held]:
     for name, kind, held in hub.tensors():
         yield {"name": name, "kind": kind, "shape": list(held.shape), "dtype": held.dtype}
 
@@ -182,8 +182,8 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
     """Write one checkpoint in another format. Returns the exit code."""
 
     def work() -> int:
-        from bridge import report
-        from bridge.state import formats
+        from bridge.checkpoint import formats
+        from bridge.report import as_json as report
 
         source, place = formats.find_checkpoint(folder, options.from_)
         target = formats.format_of_name(options.to)
@@ -265,7 +265,7 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
-    from bridge.state import names
+    from bridge.checkpoint import parameter_names
 
     def config() -> Config | None:
         from bridge.cli.convert import read_job
@@ -274,7 +274,9 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
         path = options.config or config_beside(place)
         return None if path is None else read_job(Job(str(path), lenient=True))
 
-    return names.rename_under(hub, options.names, target.names, config, options.config is not None)
+    return parameter_names.rename_under(
+        hub, options.names, target.names, config, options.config is not None
+    )
 
 
 def _gigabytes_to_bytes(size: float) -> int:
@@ -293,7 +295,7 @@ LARGEST = 2.0**30
 def _write_folder(
     written: PlannedFiles, folder: Path, hub: Hub, options: CheckpointOptions
 ) -> None:
-    from bridge.state.writing import write_checkpoint
+    from bridge.checkpoint.writing import write_checkpoint
 
     meter = Progress(sum(file.size for file in written.files))
     with as_private_as(folder):
@@ -342,7 +344,7 @@ def _print_outcome(
 ) -> None:
     from dataclasses import asdict
 
-    from bridge.state.making import tensors_by_file
+    from bridge.checkpoint.file_tensors import tensors_by_file
 
     made = (
         list(tensors_by_file(hub, written.files))
@@ -350,7 +352,7 @@ def _print_outcome(
         else [(file, ()) for file in written.files]
     )
     if options.json:
-        from bridge.report import finding_json
+        from bridge.report.as_json import finding_json
 
         files = [
             {
@@ -419,8 +421,8 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
     """Compare two checkpoints. Returns the exit code."""
 
     def work() -> int:
-        from bridge.state import formats
-        from bridge.state.tagged import encode_value
+        from bridge.checkpoint import formats
+        from bridge.checkpoint.tagged_json import encode_value
 
         one, other = formats.read_checkpoint(first), formats.read_checkpoint(second)
         with progress.show_progress("the tensors"):
@@ -567,7 +569,7 @@ def _largest_difference(one: Lazy, other: Lazy) -> float:
     """
     import torch
 
-    from bridge.state.lazy import STRIP, WIDTH, torch_type
+    from bridge.checkpoint.lazy import STRIP, WIDTH, torch_type
 
     # fp32 beside bf16 is compared as bf16: the finer copy has digits that the other cannot have.
     coarse = min((one.dtype, other.dtype), key=lambda dtype: WIDTH[dtype])

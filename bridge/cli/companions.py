@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge.checkpoint.files import File
 from bridge.errors import SourceError
 from bridge.files.contained import read_bytes
-from bridge.state.files import File
 
 CONFIG = "config.json"
 """The name of the config that transformers saves beside weights."""

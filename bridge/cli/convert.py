@@ -13,11 +13,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from bridge import carry as carry_over
-from bridge import limits, printed, report, stacks
-from bridge.cli import lacking, progress, sidecar
+from bridge import limits
+from bridge.cli import missing_sizes, progress, sidecar
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.gated import (
+from bridge.cli.file_search import GIT, STDIN, at_hand, limit_access, may_be_several
+from bridge.cli.job import OPTIONS, Job
+from bridge.cli.many_files import (
     OPEN,
     Gate,
     Looked,
@@ -27,15 +28,10 @@ from bridge.cli.gated import (
     summary_line,
     worst_code,
 )
-from bridge.cli.gathering import GIT, STDIN, at_hand, limit_access, may_be_several
-from bridge.cli.job import OPTIONS, Job
-from bridge.cli.placing import differences, leave_no_sidecar, refuse_edited, refuse_other
-from bridge.cli.settled import apply_project_settings
+from bridge.cli.project_settings import apply_project_settings
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
-from bridge.config import fields
-from bridge.dialect import Config, Dialect, Written
-from bridge.difference import RULE, compare
+from bridge.cli.write_outputs import differences, leave_no_sidecar, refuse_edited, refuse_other
 from bridge.errors import (
     BridgeError,
     SourceError,
@@ -43,7 +39,6 @@ from bridge.errors import (
     UnrecognisedError,
     VersionError,
 )
-from bridge.exits import Exit
 from bridge.files import (
     Document,
     Original,
@@ -56,18 +51,25 @@ from bridge.files import (
     write_all,
     write_text,
 )
+from bridge.files.foreign import foreign
 from bridge.files.lock import shared
+from bridge.files.progress import count_items
 from bridge.files.read import LOADERS
-from bridge.findings import Finding
-from bridge.foreign import foreign
-from bridge.gate import FORMATS, Record, baseline, is_baseline, record, refusals
-from bridge.programs import add_script
-from bridge.releases import unknown_release
-from bridge.rules import Effect, How
-from bridge.secrets import HIDDEN, keep_hidden
-from bridge.translation import Result, translate
-from bridge.underway import count_items
-from bridge.view import USUAL, View
+from bridge.files.secrets import HIDDEN, keep_hidden
+from bridge.plan.section import fields
+from bridge.report import as_json, as_text
+from bridge.report.exit_codes import Exit
+from bridge.report.row_choice import USUAL, View
+from bridge.report.sarif import FORMATS, Record, baseline, is_baseline, record, refusals
+from bridge.stack import registry
+from bridge.stack.dialect import Config, Dialect, Written
+from bridge.stack.findings import Finding
+from bridge.stack.releases import unknown_release
+from bridge.stack.rules import Effect, How
+from bridge.translation import sidecar as carry_over
+from bridge.translation.diff import RULE, compare
+from bridge.translation.launch_script import add_script
+from bridge.translation.translate import Result, translate
 
 STDOUT = "-"
 
@@ -122,7 +124,7 @@ def _output_paths(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[
         raise BridgeError(
             "convert: several files need -o FOLDER, a folder; it is made if the folder around it exists"
         )
-    dialect = stacks.load(asked.to)
+    dialect = registry.load(asked.to)
     suffix = next(
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
     )
@@ -220,7 +222,7 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
     if job.json:
         print_json({"files": objects, "exit_code": code})
     else:
-        say(summary_line(found, printed.kind))
+        say(summary_line(found, as_text.kind))
     return code
 
 
@@ -255,16 +257,16 @@ def _convert_file(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
         if output and result.put:
             # The command of the report is for the folder in which this one was typed.
             result = replace(result, put=result.put.below(output.parent))
-        findings = gate.choice.of(report.remarks_of(result), job.file)
+        findings = gate.choice.of(as_json.remarks_of(result), job.file)
         tell(job, replace(asked, output=output), result, texts, findings)
-        return report.exit_of(findings, job.threshold)
+        return as_json.exit_of(findings, job.threshold)
 
     return answer_job(job, work)
 
 
 def _translate_file(job: Job, asked: Asked, output: Path | None) -> tuple[Result, Sidecar]:
     """Read and translate the job's file. Returns the result, and the sidecar that was read with the file."""
-    target = stacks.load(asked.to)
+    target = registry.load(asked.to)
     with at_hand(job.file) as place:
         here = replace(job, file=place)
         # File and sidecar are one set: another run must not replace one of them between the two reads.
@@ -296,12 +298,12 @@ def check(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] 
     @stay_within_limits()
     def work() -> int:
         config = _read_named_file(job)
-        findings = gate.choice.of(report.all_of(config), job.file)
+        findings = gate.choice.of(as_json.all_of(config), job.file)
         if job.json:
-            print_json(report.check_json(config, job.threshold, findings))
+            print_json(as_json.check_json(config, job.threshold, findings))
         else:
-            printed.check_text(config, console(sys.stdout), view, findings, job.file_name)
-        return report.exit_of(findings, job.threshold)
+            as_text.check_text(config, console(sys.stdout), view, findings, job.file_name)
+        return as_json.exit_of(findings, job.threshold)
 
     return answer_job(job, work)
 
@@ -329,12 +331,12 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
     def reads(one: Job) -> tuple[Config, Sequence[Finding]]:
         with stay_within_limits():
             config = read_job(one)
-            return config, report.all_of(config)
+            return config, as_json.all_of(config)
 
     def each(one: Looked) -> Mapping[str, Any]:
         if one.config is None:
             return {"problems": list(one.problems), "exit_code": Exit.ERROR}
-        return report.check_json(one.config, job.threshold, one.findings)
+        return as_json.check_json(one.config, job.threshold, one.findings)
 
     files = files_of(names, gate)
     _refuse_other_baseline(job, gate, (file for file, named in files if named))
@@ -363,7 +365,7 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         _refuse_other_baseline(job, gate, names)
         one, two = _read_sides(job, names)
         findings = gate.choice.of(compare(one, two), other)
-        code = report.exit_of(findings, job.threshold)
+        code = as_json.exit_of(findings, job.threshold)
         records = [
             replace(
                 record(finding, other, two.dialect.name), help=_help_command(finding, (two, one))
@@ -377,9 +379,9 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         if gate.is_one_list:
             print(FORMATS[gate.format](records, code))
         elif job.json:
-            print_json(report.difference_json(names, (one, two), findings, code))
+            print_json(as_json.difference_json(names, (one, two), findings, code))
         else:
-            printed.print_differences(names, (one, two), findings, console(sys.stdout), view)
+            as_text.print_differences(names, (one, two), findings, console(sys.stdout), view)
         return code
 
     return answer_job(job, work)
@@ -441,7 +443,7 @@ def answer_job(job: Job, work: Callable[[], int]) -> int:
     try:
         # A wrong --fail-on is said before anything is read or written.
         _ = job.threshold
-        for fault in stacks.faults():
+        for fault in registry.faults():
             note(f"note: {fault}")
         with limit_access(job):
             return work()
@@ -484,7 +486,7 @@ def dialect_of(job: Job, document: Document) -> Dialect:
     """Return the dialect that --from names, else the dialect that recognises the document."""
     if not job.dialect:
         return recognise_dialect(document)
-    dialect = stacks.load(job.dialect)
+    dialect = registry.load(job.dialect)
     if said := dialect.mistaken(document.data):
         raise SourceError(f"{document.name}: {said}")
     return dialect
@@ -492,14 +494,14 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
     """Return the config that `dialect` reads from the document for a release."""
-    # Noted now, for the error that may follow when sizes do not match (bridge.cli.lacking).
+    # Noted now, for the error that may follow when sizes do not match (bridge.cli.missing_sizes).
     if (
         dialect.coded
         and not job.code
         and job.file != STDIN
         and not isinstance(document.data, Script)
     ):
-        lacking.alone(Path(job.file))
+        missing_sizes.alone(Path(job.file))
     known = signature(dialect.read).parameters
     lent = {option.replace("_", "-") for option in job.lent}
     said = {
@@ -566,7 +568,7 @@ def recognise_dialect(document: Document) -> Dialect:
     """
     if said := foreign(document.data):
         raise UnrecognisedError(f"{document.name}: {said}")
-    scores, faults = stacks.recognising(document.data)
+    scores, faults = registry.recognising(document.data)
     for fault in faults:
         note(f"note: {fault}")
     best = max(scores.values(), default=0)
@@ -582,7 +584,7 @@ def recognise_dialect(document: Document) -> Dialect:
         lost = script.messages_on_missed if script else ()
         if doubts:
             raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
-        named = " or ".join(stacks.names())
+        named = " or ".join(registry.names())
         raise UnrecognisedError(
             f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
         )
@@ -593,8 +595,8 @@ def recognise_dialect(document: Document) -> Dialect:
             " name that stack with --from"
         )
     for said in doubts.values():
-        note(f"note: {document.name}: read as {stacks.load(found[0]).title}; it may be {said}")
-    return stacks.load(found[0])
+        note(f"note: {document.name}: read as {registry.load(found[0]).title}; it may be {said}")
+    return registry.load(found[0])
 
 
 def _lookalike_kind(document: Document) -> dict[str, str]:
@@ -603,7 +605,7 @@ def _lookalike_kind(document: Document) -> dict[str, str]:
     The result is a mapping from names of dialects to sentences. Dialects that do not know the kind
     are left out.
     """
-    said = {name: stacks.load(name).mistaken(document.data) for name in stacks.OWN}
+    said = {name: registry.load(name).mistaken(document.data) for name in registry.OWN}
     return {name: text for name, text in said.items() if text}
 
 
@@ -756,7 +758,7 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
 
 def _refuse_loss(result: Result, job: Job, beside: Sidecar, view: View) -> None:
     if not job.json:
-        printed.text(result, console(sys.stderr), view)
+        as_text.text(result, console(sys.stderr), view)
     lost = [finding for finding in result.findings if finding.matters]
     odd = [finding for finding in beside.findings if beside.edited and finding not in lost]
     problems = (
@@ -775,12 +777,12 @@ def _print_outcome(
         print_json(_outcome_object(job, asked, result, texts, told))
     elif asked.output:
         shown = () if asked.dry_run else tuple(texts)
-        printed.text(result, console(sys.stdout), asked.view, shown, told)
+        as_text.text(result, console(sys.stdout), asked.view, shown, told)
         for line in _dry_run_lines(asked, texts):
             say(line)
     else:
         content(result.written.text)
-        printed.text(result, console(sys.stderr), asked.view, findings=told)
+        as_text.text(result, console(sys.stderr), asked.view, findings=told)
 
 
 def _outcome_object(
@@ -790,7 +792,7 @@ def _outcome_object(
     written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
     if asked.dry_run:
         written |= {"dry_run": True, "changes": _dry_run_lines(asked, texts)}
-    return {**report.as_json(result, job.threshold, told), **written}
+    return {**as_json.as_json(result, job.threshold, told), **written}
 
 
 def _dry_run_lines(asked: Asked, texts: Mapping[Path, str]) -> list[str]:

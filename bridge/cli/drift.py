@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bridge import drifted, report
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import (
     answer_job,
@@ -20,12 +19,13 @@ from bridge.cli.convert import (
     read_as,
     release_of,
 )
-from bridge.cli.gathering import STDIN
+from bridge.cli.file_search import STDIN
 from bridge.cli.job import Job
 from bridge.cli.terminal import console, content, print_json
-from bridge.drift import Drift
-from bridge.drift import drift as compare
 from bridge.errors import TranslationError
+from bridge.report import as_json, drift_as_text
+from bridge.translation.drift import Drift
+from bridge.translation.drift import drift as compare
 
 
 def drift(job: Job, to_version: str | None, output: Path | None, force: bool = False) -> int:
@@ -47,7 +47,7 @@ def drift(job: Job, to_version: str | None, output: Path | None, force: bool = F
         if output:
             _write_drift(job, found, output, force)
         _print_drift(job, found, output)
-        return report.exit_of((*found.changes, *found.remarks), job.threshold)
+        return as_json.exit_of((*found.changes, *found.remarks), job.threshold)
 
     return answer_job(job, work)
 
@@ -66,10 +66,10 @@ def _write_drift(job: Job, found: Drift, output: Path, force: bool) -> None:
 def _print_drift(job: Job, found: Drift, output: Path | None) -> None:
     format = found.before.dialect.format_of(output or (None if job.file == STDIN else job.file))
     if job.json:
-        print_json(report.drift_json(found, format, job.threshold))
+        print_json(as_json.drift_json(found, format, job.threshold))
     elif output or found.migrated is None:
-        drifted.drift_text(found, console(sys.stdout))
+        drift_as_text.drift_text(found, console(sys.stdout))
     else:
         # Without -o the file has stdout to itself, so that it can be piped.
         content(found.migrated.text(format))
-        drifted.drift_text(found, console(sys.stderr))
+        drift_as_text.drift_text(found, console(sys.stderr))

@@ -7,8 +7,8 @@ from pathlib import Path
 from bridge.cli.convert import read_job
 from bridge.cli.job import Job
 from bridge.errors import BridgeError, nearest
-from bridge.model import Model
-from bridge.translation import lift
+from bridge.plan.model import Model
+from bridge.translation.translate import lift
 
 CONFIG = "config.json"
 

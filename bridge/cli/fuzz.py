@@ -8,11 +8,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from bridge import outputs, stacks
 from bridge.cli.progress import Pace
 from bridge.cli.terminal import print_json
 from bridge.errors import BridgeError
-from bridge.exits import Exit
+from bridge.report import json_types
+from bridge.report.exit_codes import Exit
+from bridge.stack import registry
 
 if TYPE_CHECKING:
     from bridge.testing.fuzz import Covered, Failure, Task
@@ -36,7 +37,7 @@ def fuzz(
         )
     from bridge.testing import fuzz as fuzzing
 
-    source, target = stacks.load(dialect), stacks.load(to) if to else None
+    source, target = registry.load(dialect), registry.load(to) if to else None
     version = source.release(versions[0]) if versions[0] else None
     task = fuzzing.Task(
         source, target, version, target.release(versions[1]) if target else None, examples, seed
@@ -74,7 +75,7 @@ def _progress_printer(task: Task) -> Callable[[Covered], None]:
 
 
 def _report_lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> list[str]:
-    from bridge.config import fields
+    from bridge.plan.section import fields
     from bridge.testing.fuzz import command
 
     releases = len(covered.releases)
@@ -109,7 +110,7 @@ def _report_lines(task: Task, covered: Covered, failure: Failure | None, file: s
 def _path_beside(file: str) -> str:
     from pathlib import Path
 
-    from bridge.dialect import code_beside
+    from bridge.stack.dialect import code_beside
 
     return str(code_beside(Path(file)))
 
@@ -133,10 +134,10 @@ def _repeat_command(task: Task) -> str:
 
 def _report_object(
     task: Task, covered: Covered, failure: Failure | None, file: str
-) -> outputs.Fuzzed:
+) -> json_types.Fuzzed:
     from bridge.testing.fuzz import command
 
-    found: outputs.Failed | None = (
+    found: json_types.Failed | None = (
         None
         if failure is None
         else {

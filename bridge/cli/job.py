@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.effects import Effect
 from bridge.errors import BridgeError, nearest
+from bridge.stack.effects import Effect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,7 +164,7 @@ def _parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 def _nest_settings(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with dotted names as nested dictionaries."""
-    from bridge.config import nest
+    from bridge.plan.section import nest
 
     BridgeError.raise_if(
         f"--code {name}: found a value and also keys below this name ({part}); keep either the value or the keys"

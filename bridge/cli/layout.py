@@ -13,7 +13,6 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bridge import outputs, report
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.folder import model_in
@@ -22,16 +21,18 @@ from bridge.cli.pictures import refuse_other_file
 from bridge.cli.terminal import console, print_json, say
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
-from bridge.grid import Grid
 from bridge.layout.architecture import PRESETS, Architecture
 from bridge.layout.mesh import AXES, Mesh
 from bridge.layout.outline import Outline
 from bridge.layout.shard import BYTES, Flat, Layout
-from bridge.meaning import head_size
-from bridge.plan import Model, Plan
-from bridge.rules import Effect
-from bridge.translation import lift
+from bridge.plan.equality import head_size
+from bridge.plan.plan import Model, Plan
+from bridge.report import as_json as report
+from bridge.report import json_types
+from bridge.report.tables import Grid
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from bridge.translation.translate import lift
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -218,7 +219,7 @@ def _find_omissions(plan: Plan, outline: Outline, world: int | None) -> Iterator
 
 def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
     """Yield a finding on the ranks that keep more bytes than a device has memory."""
-    from bridge.cli.ranks_drawn import ranks_text
+    from bridge.cli.rank_bars import ranks_text
 
     if memory is None:
         return
@@ -234,7 +235,7 @@ def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
 
 
 def _draw_layout(outline: Outline, path: Path, memory: int | None) -> None:
-    from bridge.cli.ranks_drawn import Bar, draw, figure
+    from bridge.cli.rank_bars import Bar, draw, figure
 
     bars = [Bar(tuple(ranks), content["bytes"]) for ranks, content in _group_alike(outline)]
     sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
@@ -250,7 +251,7 @@ def _draw_layout(outline: Outline, path: Path, memory: int | None) -> None:
 
 def as_json(
     outline: Outline, findings: Sequence[Finding], threshold: Effect = Effect.NUMBERS
-) -> outputs.Laid:
+) -> json_types.Laid:
     """Return a layout as one JSON object. Its form is stable and described in docs/json.md."""
     mesh, shape = outline.mesh, outline.shape
     named = (
@@ -278,7 +279,7 @@ def as_json(
         "parameters": shape.size(),
     }
     return {
-        "model": cast("outputs.Shape", sizes),
+        "model": cast("json_types.Shape", sizes),
         "batch": {
             "micro": outline.micro,
             "accumulation": outline.accumulation,
@@ -300,7 +301,7 @@ def as_json(
             for stage, layers in enumerate(outline.stages)
         ],
         "ranks": [
-            cast("outputs.Ranks", {"ranks": ranks, **content})
+            cast("json_types.Ranks", {"ranks": ranks, **content})
             for ranks, content in _group_alike(outline)
         ],
         "findings": list(map(report.finding_json, findings)),

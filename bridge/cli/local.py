@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import bridge
-from bridge.cli.forked import Ends, Order
+from bridge.cli.forked_job import Ends, Order
 from bridge.errors import BridgeError
 
 PATIENCE = 300.0
@@ -126,7 +126,7 @@ def _start_ranks(
     imported = home in map(os.path.abspath, sys.path)
     path = [*named, home] if home == os.getcwd() and imported and home not in named else named
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "bridge.cli.forked", order.text()],
+        [sys.executable, "-P", "-m", "bridge.cli.forked_job", order.text()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=own,

@@ -15,34 +15,35 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, cast
 
-from bridge import launching, outputs, printed, report, stacks
-from bridge.clean import clean
 from bridge.cli import convert
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.checkpoint import Progress
-from bridge.cli.gathering import STDIN, limit_access
+from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
 from bridge.cli.terminal import console, content, note, print_json
 from bridge.cli.verify import MARK, ProgressPrinter, end_orderly
-from bridge.config import show_value
-from bridge.dialect import Config, Saves, Written
-from bridge.edits import without
 from bridge.errors import BridgeError, SourceError
-from bridge.exits import Exit
-from bridge.extras import need_engine
 from bridge.files import Script, as_private_as, read_text
-from bridge.findings import Finding
-from bridge.rules import Effect, How
-from bridge.translation import Result
-from bridge.underway import listening
+from bridge.files.printable import clean
+from bridge.files.progress import listening
+from bridge.files.shown import show_value
+from bridge.report import as_json, as_text, json_types
+from bridge.report.exit_codes import Exit
+from bridge.stack import launch_command, registry
+from bridge.stack.dialect import Config, Saves, Written
+from bridge.stack.extras import need_engine
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect, How
+from bridge.translation.edit import without
+from bridge.translation.translate import Result
 
 if TYPE_CHECKING:
-    from bridge.backend import Backend
-    from bridge.state.formats import Format
-    from bridge.state.formats import PlannedFiles as Files
-    from bridge.state.groups import Row
-    from bridge.state.hub import Hub
+    from bridge.checkpoint.formats import Format
+    from bridge.checkpoint.formats import PlannedFiles as Files
+    from bridge.checkpoint.groups import Row
+    from bridge.checkpoint.hub import Hub
+    from bridge.engine.interface import Backend
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
@@ -114,7 +115,7 @@ class MoveTarget:
     def findings(self) -> tuple[Finding, ...]:
         """The findings of the translation, or the findings on the config if there is no translation."""
         return (
-            *(report.remarks_of(self.result) if self.result else report.all_of(self.config)),
+            *(as_json.remarks_of(self.result) if self.result else as_json.all_of(self.config)),
             *self.saves.findings,
         )
 
@@ -131,7 +132,7 @@ def move(job: Job, options: MoveOptions) -> int:
 
 
 def _move_run(job: Job, options: MoveOptions) -> int:
-    from bridge.state import formats
+    from bridge.checkpoint import formats
 
     source, job = _read_source(job, options)
     target = _make_target(job, options, source)
@@ -156,7 +157,7 @@ def _move_run(job: Job, options: MoveOptions) -> int:
     if not options.dry_run:
         _write_move(whole, job, options, source)
     found = _prove_move(job, options, source, parties) if parties and not options.dry_run else None
-    code = report.exit_of(findings, job.threshold)
+    code = as_json.exit_of(findings, job.threshold)
     if found and code is not Exit.ERROR and found["verdict"] != "same":
         code = Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
     if job.json:
@@ -175,7 +176,7 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
 
     If nothing else sets the number of ranks, the job uses the number that saved the checkpoint.
     """
-    from bridge.state import formats
+    from bridge.checkpoint import formats
 
     format, place = formats.find_checkpoint(options.checkpoint, options.from_)
     verified = options.verify and not options.dry_run
@@ -202,8 +203,8 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
 
 def _spares_norms(config: Config, hub: Hub) -> bool:
     """Return whether the checkpoint's groups exclude biases and norms from weight decay while the config does not."""
-    from bridge.state.groups import SPARED, fits_config
-    from bridge.translation import lift
+    from bridge.checkpoint.groups import SPARED, fits_config
+    from bridge.translation.translate import lift
 
     scope = lift(config).optimizer.decay_scope
     return (
@@ -215,7 +216,7 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     """Return the config for the target's stack, with all files that accompany it."""
     if options.to == NATIVE:
         return _keep_config(job, source, options)
-    dialect = stacks.load(options.to)
+    dialect = registry.load(options.to)
     result = _translate_config(job, options)
     brought = RUNNING if options.model else "huggingface"
     hub = _fit_names(source, result.config, dialect.parameters(result.config) or brought)
@@ -259,9 +260,9 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
 
 def _fit_names(source: MoveSource, target: Config, usual: str | None) -> Hub:
     """Return the checkpoint with the parameter names that the target uses."""
-    from bridge.state import names
+    from bridge.checkpoint import parameter_names
 
-    return names.rename_under(
+    return parameter_names.rename_under(
         source.hub, None, usual, lambda: target if target.dialect.model else source.config
     )
 
@@ -271,8 +272,8 @@ def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row
 
     `scoped`: the run itself excludes from weight decay the parameters that the config names.
     """
-    from bridge.state import groups
-    from bridge.translation import lift
+    from bridge.checkpoint import groups
+    from bridge.translation.translate import lift
 
     optimizer = lift(config).optimizer
     needed = groups.needs_group_file(
@@ -282,7 +283,7 @@ def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row
 
 
 def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
-    from bridge.state.groups import text_of
+    from bridge.checkpoint.groups import text_of
 
     return {FILE: text_of(groups)} if groups else {}
 
@@ -308,9 +309,9 @@ def _place_groups(hub: Hub, source: MoveSource, by_place: bool, told: bool) -> H
 
 def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
     """Return the checkpoint with the state of the scheduler, and with the next step's learning rate in the groups."""
+    from bridge.checkpoint.groups import rate_ratios
     from bridge.engine.learning_rate import learning_rate
-    from bridge.state.groups import rate_ratios
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
 
     optimizer = lift(config).optimizer
     if schedule is None or optimizer.lr is None:
@@ -328,7 +329,7 @@ def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None
 
 def _count_samples(hub: Hub, source: MoveSource, target: MoveTarget) -> Hub:
     """Return the checkpoint with the number of samples seen, computed from the steps, if the target's schedule counts samples."""
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
 
     where, each = hub.where, lift(source.config).batch.global_
     if not target.saves.samples or where.samples is not None or where.steps is None or each is None:
@@ -350,7 +351,7 @@ def _translate_config(job: Job, options: MoveOptions) -> Result:
 
 @stay_within_limits()
 def _translate_source(job: Job, options: MoveOptions) -> Result:
-    target = stacks.load(options.to)
+    target = registry.load(options.to)
     with convert.lock_job(job):
         beside = convert.sidecar_of(job)
         if said := beside.note(job.file, target):
@@ -366,8 +367,8 @@ def _model_config(folder: Path) -> Config:
 
 def _apply_model(config: Config, folder: Path) -> Config:
     """Return the config with the model of a folder."""
-    from bridge.edits import edit_config
-    from bridge.translation import lift
+    from bridge.translation.edit import edit_config
+    from bridge.translation.translate import lift
 
     model = {
         path: value
@@ -381,7 +382,7 @@ def _write_program(written: Written, result: Result, folder: Path) -> tuple[Writ
     """Return the target with a complete training script for the model of a folder, and the
     translation with the settings that the script still lacks.
     """
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
 
     model = _model_config(folder)
     plan = {**result.plan.values(), **lift(model).values()}
@@ -436,7 +437,7 @@ def _find_other_settings(source: MoveSource) -> Iterator[Finding]:
 
     A resumed run uses the value of the checkpoint.
     """
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
 
     optimizer = lift(source.config).optimizer
     # Under a schedule the checkpoint has the rate of its step, and the config that of the peak: both may be right.
@@ -469,7 +470,7 @@ def _gather_files(target: MoveTarget, files: Files, said: str) -> Files:
     """Return all files of the move: the checkpoint in a folder of its own, and next to that folder
     the config, the launch script and the report.
     """
-    from bridge.state.files import File
+    from bridge.checkpoint.files import File
 
     texts = {**target.texts, LAUNCH: _launch_text(target), REPORT: said}
     small = tuple(File(name, (text.encode(),)) for name, text in texts.items())
@@ -492,12 +493,16 @@ def _launch_text(target: MoveTarget) -> str:
     lines += ["set -e", 'cd "$(dirname "$0")"']
     lines += [f"export {name}={quote(value)}" for name, value in written.environment.items()]
     return "\n".join(
-        (*lines, launching.line(written.command) or "# No command can start the run as it is.", "")
+        (
+            *lines,
+            launch_command.line(written.command) or "# No command can start the run as it is.",
+            "",
+        )
     )
 
 
 def _write_move(whole: Files, job: Job, options: MoveOptions, source: MoveSource) -> None:
-    from bridge.state.writing import write_checkpoint
+    from bridge.checkpoint.writing import write_checkpoint
 
     progress = Progress(sum(file.size for file in whole.files))
     private: list[str | Path] = [options.checkpoint, *([] if job.file == STDIN else [job.file])]
@@ -546,10 +551,10 @@ def _report_text(
             f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True
         )
     if target.result:
-        printed.text(target.result, screen)
+        as_text.text(target.result, screen)
     else:
         screen.print(f"Config: {target.written.file}, unchanged", markup=False)
-        for finding in report.all_of(target.config):
+        for finding in as_json.all_of(target.config):
             screen.print(
                 f"  {finding.effect}: {finding.path}: {finding.message}",
                 markup=False,
@@ -594,10 +599,10 @@ def _report_object(
     target: MoveTarget,
     files: Files,
     findings: tuple[Finding, ...],
-    found: outputs.Proved | None,
+    found: json_types.Proved | None,
     options: MoveOptions,
     code: Exit,
-) -> outputs.Moved:
+) -> json_types.Moved:
     return {
         "output": str(options.output),
         "written": not options.dry_run,
@@ -616,7 +621,7 @@ def _report_object(
         "files": [
             {"name": f"{CHECKPOINT}/{file.name}", "bytes": file.size} for file in files.files
         ],
-        "findings": [report.finding_json(finding) for finding in findings],
+        "findings": [as_json.finding_json(finding) for finding in findings],
         "proof": found,
         "exit_code": code,
     }
@@ -675,7 +680,7 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
 
     Raises `BridgeError`, before anything is written, if the proof cannot run.
     """
-    from bridge.state import cutting, names
+    from bridge.checkpoint import parameter_names, smaller_model
     from bridge.verify.proof import WEIGHTLESS
 
     if source.format.name in WEIGHTLESS:
@@ -693,14 +698,14 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
         )
     given = json.loads(read_text(options.model / "config.json"))
     layers = _layers_for_proof(source.hub, options.most)
-    model, dropped = cutting.without_dropout(
-        cutting.config_with_layers(given, layers) if layers else given
+    model, dropped = smaller_model.without_dropout(
+        smaller_model.config_with_layers(given, layers) if layers else given
     )
     # Under the names that transformers gives the parameters of the model, which `_check_alike` compares by.
-    hub = names.rename_under(
+    hub = parameter_names.rename_under(
         source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None
     )
-    running = cutting.cut_layers(hub, layers) if layers else hub
+    running = smaller_model.cut_layers(hub, layers) if layers else hub
     _check_alike(running, model)
     # No more ranks than the run had, unless an engine needs them.
     saved = max(source.hub.origin.world or 1, source.config.world_size or 1)
@@ -724,10 +729,10 @@ def _groups_within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
 
 def _engine_for_format(config: Config, format: str) -> Backend:
     """Return the engine that can resume from a checkpoint of `format` with `config`."""
-    from bridge.engine.backend import BACKEND
+    from bridge.engine.native import BACKEND
 
     name = config.dialect.name
-    backend = stacks.backends(name).get(name)
+    backend = registry.backends(name).get(name)
     if format == NATIVE:
         return (backend.inside if backend else None) or BACKEND
     if format not in config.dialect.loads or backend is None:
@@ -745,13 +750,13 @@ def _engine_for_format(config: Config, format: str) -> Backend:
 
 def _layers_for_proof(hub: Hub, most: int) -> int | None:
     """Return the number of layers to run of a model that is too large for this machine; None: all layers."""
-    from bridge.state import cutting
+    from bridge.checkpoint import smaller_model
 
-    count = max(cutting.layers_of(hub).values(), default=0)
-    if cutting.count_elements(hub) <= most or count < 2:
+    count = max(smaller_model.layers_of(hub).values(), default=0)
+    if smaller_model.count_elements(hub) <= most or count < 2:
         return None
     return max(
-        (number for number in range(1, count) if cutting.count_elements(hub, number) <= most),
+        (number for number in range(1, count) if smaller_model.count_elements(hub, number) <= most),
         default=1,
     )
 
@@ -781,7 +786,9 @@ def _check_alike(hub: Hub, model: Mapping[str, Any]) -> None:
     )
 
 
-def _prove_move(job: Job, options: MoveOptions, source: MoveSource, proof: Proof) -> outputs.Proved:
+def _prove_move(
+    job: Job, options: MoveOptions, source: MoveSource, proof: Proof
+) -> json_types.Proved:
     """Run both sides on ranks of this machine.
 
     Returns the proof and writes it into the output folder.
@@ -818,7 +825,7 @@ def _prove_move(job: Job, options: MoveOptions, source: MoveSource, proof: Proof
     # The same run of a model that was cut proves nothing about the layers that were left out.
     verdict = "in part" if found["verdict"] == "same" and proof.lacking else found["verdict"]
     told = cast(
-        outputs.Proved, {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world}
+        json_types.Proved, {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world}
     )
     with as_private_as(options.checkpoint):
         (options.output / PROOF).write_text(json.dumps(told, indent=1) + "\n")
@@ -832,7 +839,7 @@ def _proof_starts(
 
     The checkpoint on disk is used if the ranks of the proof can read it; else a new one is written.
     """
-    from bridge.state import cutting, formats
+    from bridge.checkpoint import formats, smaller_model
 
     format, place = formats.find_checkpoint(options.output / CHECKPOINT)
     target = formats.read_at(format, place)
@@ -842,7 +849,9 @@ def _proof_starts(
     }
     found: dict[str, Any] = {"format": format.name}
     for side, (hub, form, where, backend) in sides.items():
-        held = backend.as_loaded(cutting.cut_layers(hub, proof.layers) if proof.layers else hub)
+        held = backend.as_loaded(
+            smaller_model.cut_layers(hub, proof.layers) if proof.layers else hub
+        )
         layout = hub.origin.layout
         # Some formats can be read only by as many ranks as wrote them.
         fits = not form.fixed or layout.get("ranks") == hub.origin.world == proof.world
@@ -854,7 +863,7 @@ def _proof_starts(
     # A third run in fp32, from the same masters, tells how far rounding alone takes the losses.
     if source.hub.weight_dtype in ("BF16", "F16"):
         held = proof.source.as_loaded(
-            cutting.cut_layers(source.hub, proof.layers) if proof.layers else source.hub
+            smaller_model.cut_layers(source.hub, proof.layers) if proof.layers else source.hub
         )
         found["wider"] = _write_checkpoint(
             top / "wider", replace(held, scale=None), source.format, proof.world, "F32"
@@ -866,8 +875,8 @@ def _write_checkpoint(
     folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None
 ) -> Path:
     """Write a checkpoint for the proof. Returns the tag folder inside `folder`."""
-    from bridge.state import formats
-    from bridge.state.writing import write_checkpoint
+    from bridge.checkpoint import formats
+    from bridge.checkpoint.writing import write_checkpoint
 
     files = formats.plan_files(
         format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero"))
@@ -912,12 +921,12 @@ def warm(text: str) -> None:
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
-    from bridge.backend import Workload
+    from bridge.checkpoint import parameter_names
     from bridge.engine.device import join
     from bridge.engine.environment import detect
+    from bridge.engine.interface import Workload
     from bridge.layout.architecture import Architecture
-    from bridge.state import names
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
     from bridge.verify.proof import Party, prove, small
     from bridge.verify.size import NO_NUMBERS
 
@@ -961,7 +970,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
             model=model,
             folder=folder,
         )
-        facts = names.describe_config(described)
+        facts = parameter_names.describe_config(described)
         proved = prove(
             found["source"], found["target"], wider, workload, facts, options.prove or 1, note
         )

@@ -13,7 +13,7 @@ import typer
 
 from bridge.cli.job import Job, effect_named
 from bridge.limits import COUNT, RANKS
-from bridge.view import View
+from bridge.report.row_choice import View
 
 STDOUT = "-"
 
@@ -358,7 +358,7 @@ def reads_file(
         def run(file: str | list[str], **given: Any) -> int:
             said = {field: given.pop(name) for name, (field, _, _) in options.items()}
             if gating:
-                from bridge.cli.gated import gate_of
+                from bridge.cli.many_files import gate_of
 
                 given["gate"] = gate_of(
                     **{field: given.pop(name) for name, (field, _, _) in gating.items()},
@@ -373,7 +373,7 @@ def reads_file(
                     effect_named(SHORT.get(words, words), "--only") for words in asked["only"] or ()
                 )
                 given["view"] = View(**{**asked, "only": only})
-            from bridge.cli.settled import apply_project_settings
+            from bridge.cli.project_settings import apply_project_settings
 
             # An empty text was typed, too; an empty list or a switch that is off was not.
             typed = {name: value for name, value in said.items() if value or value == ""}

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
-from bridge import plan, stacks
-from bridge.config import fields
-from bridge.difference import RULE
 from bridge.errors import BridgeError, nearest
-from bridge.findings import UNKNOWN
-from bridge.gate import fits
-from bridge.rules import How
+from bridge.plan import plan
+from bridge.plan.section import fields
+from bridge.report.sarif import fits
+from bridge.stack import registry
+from bridge.stack.findings import UNKNOWN
+from bridge.stack.rules import How
+from bridge.translation.diff import RULE
 
 ENDS = (*map(str, How), "remark", "unknown")
 """Endings of a finding's id if no check made the finding, such as `remark` in `gradient_clipping/remark`."""
@@ -63,14 +64,14 @@ def _instead(pattern: str) -> str:
 @cache
 def _paths() -> frozenset[str]:
     """Return all paths that a finding can be about: the settings of all stacks, and the fields of a plan."""
-    own = (path for name in stacks.names() for path in fields(stacks.load(name).schema))
+    own = (path for name in registry.names() for path in fields(registry.load(name).schema))
     return frozenset((*own, *plan.paths()))
 
 
 @cache
 def _ids() -> tuple[str, ...]:
     """Return the ids of the checks of all stacks, and the id of the finding on an unknown release."""
-    own = (check.rule for name in stacks.names() for check in stacks.load(name).checks)
+    own = (check.rule for name in registry.names() for check in registry.load(name).checks)
     return tuple(dict.fromkeys((*own, UNKNOWN)))
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.placing import refuse_other
+from bridge.cli.write_outputs import refuse_other
 from bridge.errors import BridgeError
 from bridge.files import write_all
 

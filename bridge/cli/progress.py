@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from bridge.underway import listening
+from bridge.files.progress import listening
 
 FIRST = 2.0
 """Seconds before progress is first printed: most commands are done by then."""
@@ -19,7 +19,7 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def show_progress(what: str, quiet: bool = False) -> Iterator[None]:
-    """Return a context that prints the progress reported by `bridge.underway`, as a percentage of `what`.
+    """Return a context that prints the progress reported by `bridge.files.progress`, as a percentage of `what`.
 
     With `quiet`, nothing is printed.
     """

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge import outputs
-from bridge.batch import solve
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.job import Job
 from bridge.cli.pictures import refuse_other_file
-from bridge.cli.placing import refuse_other
 from bridge.cli.terminal import console, print_json, say
+from bridge.cli.write_outputs import refuse_other
 from bridge.errors import ConfigError
-from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.layout.partition import Layers, partition_layers
 from bridge.layout.pipeline import describe_pipeline, name_of, ranks_of, schedule_of, text_of
 from bridge.layout.schedule import ActionKind, Costs, Timeline, make_timeline, prove_schedule
 from bridge.layout.schedule.table import is_table, schedule_to_csv
 from bridge.layout.schedule.timeline import in_flight
-from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.plan.batch import solve
+from bridge.plan.plan import Plan
+from bridge.report import json_types
+from bridge.report.exit_codes import Exit
+from bridge.translation.translate import lift
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ def schedule(job: Job, options: ScheduleOptions) -> int:
         if options.csv:
             write_all({options.csv: schedule_to_csv(found.schedule)})
         if options.png:
-            from bridge.cli.drawing import draw_picture
+            from bridge.cli.schedule_picture import draw_picture
 
             draw_picture(found, options.png)
         print_json({**as_json(found), "notes": list(notes)}) if job.json else _print_schedule(
@@ -151,7 +151,7 @@ def _stage_count(plan: Plan) -> int | None:
     return len(partition_layers(plan.stages, Layers(plan.model.layers + 2, 1, 1)))
 
 
-def as_json(found: Timeline) -> outputs.Scheduled:
+def as_json(found: Timeline) -> json_types.Scheduled:
     """Return the schedule as the JSON object that docs/json.md describes."""
     it = found.schedule
     return {

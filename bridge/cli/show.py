@@ -7,15 +7,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from bridge import outputs, reference, stacks
 from bridge.cli.terminal import console
-from bridge.config import fields, show_value
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError, nearest
-from bridge.exits import Exit
-from bridge.grid import Grid
-from bridge.reference import Arrival, Entry, Span
-from bridge.rules import Effect
+from bridge.files.shown import show_value
+from bridge.plan.section import fields
+from bridge.report import json_types
+from bridge.report.exit_codes import Exit
+from bridge.report.tables import Grid
+from bridge.stack import registry
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import Effect
+from bridge.translation import reference
+from bridge.translation.reference import Arrival, Entry, Span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,19 +30,19 @@ SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 def show(name: str, field: str | None, as_json: bool, schema: bool = False) -> int:
     """Show one field, a section, all fields of a dialect, or the JSON Schema of its files. Returns the exit code."""
     if schema:
-        _print_object({"$schema": SCHEMA, **stacks.load(name).editor_schema()})
+        _print_object({"$schema": SCHEMA, **registry.load(name).editor_schema()})
         return Exit.CLEAN
-    content = _shown_content(stacks.load(name), field)
+    content = _shown_content(registry.load(name), field)
     if as_json:
         _print_object(
             _entry_object(content)
             if isinstance(content, Entry)
-            else _listing_object(stacks.load(name), content)
+            else _listing_object(registry.load(name), content)
         )
     elif isinstance(content, Entry):
         _print_field(content, console(sys.stdout))
     else:
-        _print_list(stacks.load(name), content, console(sys.stdout))
+        _print_list(registry.load(name), content, console(sys.stdout))
     return Exit.CLEAN
 
 
@@ -55,7 +58,7 @@ def _shown_content(dialect: Dialect, field: str | None) -> Entry | Sections:
         return reference.entry(
             dialect,
             path,
-            [stacks.load(other) for other in dict.fromkeys((*stacks.OWN, dialect.name))],
+            [registry.load(other) for other in dict.fromkeys((*registry.OWN, dialect.name))],
         )
     inside = {
         section: group
@@ -181,18 +184,18 @@ def _print_list(dialect: Dialect, sections: Sections, console: Console) -> None:
 def schema_of(name: str | None) -> int:
     """Print the JSON Schema of an output; without a name, print the names of all outputs."""
     if name is None:
-        print("\n".join(outputs.OUTPUTS))
+        print("\n".join(json_types.OUTPUTS))
         return Exit.CLEAN
-    if name not in outputs.OUTPUTS:
+    if name not in json_types.OUTPUTS:
         raise BridgeError(
             f"{name}: no such output; expected one of "
-            f"{', '.join(outputs.OUTPUTS)}{nearest(name, outputs.OUTPUTS)}"
+            f"{', '.join(json_types.OUTPUTS)}{nearest(name, json_types.OUTPUTS)}"
         )
-    _print_object(outputs.schema(name))
+    _print_object(json_types.schema(name))
     return Exit.CLEAN
 
 
-def _entry_object(entry: Entry) -> outputs.Shown:
+def _entry_object(entry: Entry) -> json_types.Shown:
     return {
         "dialect": entry.dialect,
         "path": entry.path,
@@ -235,7 +238,7 @@ def _entry_object(entry: Entry) -> outputs.Shown:
     }
 
 
-def _arrival_object(arrival: Arrival) -> outputs.Elsewhere:
+def _arrival_object(arrival: Arrival) -> json_types.Elsewhere:
     return {
         "dialect": arrival.dialect,
         "fields": list(arrival.paths),
@@ -246,7 +249,7 @@ def _arrival_object(arrival: Arrival) -> outputs.Elsewhere:
     }
 
 
-def _listing_object(dialect: Dialect, sections: Sections) -> outputs.Listing:
+def _listing_object(dialect: Dialect, sections: Sections) -> json_types.Listing:
     return {
         "dialect": dialect.name,
         "versions": list(dialect.versions),

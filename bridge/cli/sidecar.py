@@ -7,16 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge import carry as carry_over
 from bridge import limits
-from bridge.carry import Carry
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, VersionError
 from bridge.files import Original, OutsideError, find, read_text
-from bridge.findings import Finding
-from bridge.lifting import claims, meaning_of
-from bridge.rules import Effect
-from bridge.secrets import Secrets, keep_hidden
+from bridge.files.secrets import Secrets, keep_hidden
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from bridge.translation import sidecar as carry_over
+from bridge.translation.lift import claims, meaning_of
+from bridge.translation.sidecar import Carry
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from bridge.clean import brief, clean, clean_block, escape_character
-from bridge.secrets import HIDDEN, hide
+from bridge.files.printable import brief, clean, clean_block, escape_character
+from bridge.files.secrets import HIDDEN, hide
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,7 @@ def console(stream: Any) -> Console:
     class Clean(Console):
         """A console that prints texts without secrets and control characters.
 
-        Cells of tables are cleaned by `bridge.grid`.
+        Cells of tables are cleaned by `bridge.report.tables`.
         """
 
         def print(self, *objects: Any, **options: Any) -> None:

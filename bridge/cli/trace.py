@@ -13,22 +13,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge import outputs
-from bridge.clean import clean
 from bridge.cli.progress import show_progress
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, nearest
-from bridge.exits import Exit
-from bridge.extras import need_engine
 from bridge.files import write_all, write_text
-from bridge.grid import Grid
+from bridge.files.printable import clean
+from bridge.report import json_types
+from bridge.report.exit_codes import Exit
+from bridge.report.tables import Grid
+from bridge.stack.extras import need_engine
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from bridge.trace.causes import Diagnosis
-    from bridge.trace.comparison import Comparison
     from bridge.trace.run import LoggedTensor, TracedRun
+    from bridge.trace.run_comparison import Comparison
     from bridge.trace.settings import SettingDifference
     from bridge.trace.summary import Summary
     from bridge.trace.verdicts import TensorVerdict
@@ -57,7 +57,7 @@ def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: boo
     """Compare two runs. Returns the exit code."""
 
     def work() -> int:
-        from bridge.trace.comparison import compare_runs
+        from bridge.trace.run_comparison import compare_runs
 
         with show_progress("the steps"):
             # A page shows all steps; a report may end at the first that differs.
@@ -91,9 +91,9 @@ def html(first: Path, second: Path | None, out: Path) -> int:
     """
 
     def work() -> int:
-        from bridge.trace.comparison import compare_runs
         from bridge.trace.pages.page import run_page
         from bridge.trace.pages.series import read_series
+        from bridge.trace.run_comparison import compare_runs
 
         if second is None:
             shown = read_series(first)
@@ -125,7 +125,7 @@ class Kept:
     budget: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the limits as arguments of `bridge.trace.keeping.Keep`.
+        """Return the limits as arguments of `bridge.trace.retention.Keep`.
 
         Raises `BridgeError` for a malformed limit.
         """
@@ -183,7 +183,7 @@ def start_traced(
     import subprocess
 
     from bridge.trace.findings import FILE
-    from bridge.trace.injected import APART, ATTACHED, SETTINGS
+    from bridge.trace.injected_watch import APART, ATTACHED, SETTINGS
     from bridge.trace.schema import RUN
 
     need_engine("trace")
@@ -213,7 +213,7 @@ def start_traced(
         SETTINGS: json.dumps(settings),
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    from bridge.trace.running import mark_process
+    from bridge.trace.run_liveness import mark_process
 
     ended = mark_process(folder)
     try:
@@ -338,7 +338,7 @@ def _line_object(line: TensorVerdict) -> dict[str, Any]:
     return {"name": str(line.name), **line.name._asdict(), **told}
 
 
-def _setting_object(setting: SettingDifference) -> outputs.Setting:
+def _setting_object(setting: SettingDifference) -> json_types.Setting:
     return {
         "path": setting.path,
         "first": setting.first,
@@ -347,7 +347,7 @@ def _setting_object(setting: SettingDifference) -> outputs.Setting:
     }
 
 
-def _diagnosis_object(found: Diagnosis) -> outputs.Diagnosed:
+def _diagnosis_object(found: Diagnosis) -> json_types.Diagnosed:
     return {
         "where": str(found.where),
         "claim": found.claim,

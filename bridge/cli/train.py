@@ -15,27 +15,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge import stacks
-from bridge.backend import MICRO, Workload
-from bridge.choice import choose
 from bridge.cli.convert import read_job
+from bridge.cli.file_search import limit_access
 from bridge.cli.folder import is_folder, model_in
-from bridge.cli.gathering import limit_access
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, print_json, say
-from bridge.dialect import Config
+from bridge.engine.choose import choose
+from bridge.engine.interface import MICRO, Workload
 from bridge.errors import BridgeError, ConfigError, nearest
-from bridge.exits import Exit
-from bridge.extras import need_engine
-from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
-from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import lift, unheld
+from bridge.plan.plan import Plan
+from bridge.report.exit_codes import Exit
+from bridge.stack import registry
+from bridge.stack.dialect import Config
+from bridge.stack.extras import need_engine
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from bridge.translation.translate import lift, unheld
 
 if TYPE_CHECKING:
-    from bridge.backend import Backend, Trainer
     from bridge.engine.environment import Environment
+    from bridge.engine.interface import Backend, Trainer
     from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import Report, Training
     from bridge.trace.desync import Policy
@@ -157,7 +157,7 @@ def train(job: Job, options: TrainOptions) -> int:
     here = detect()
     with limit_access(job):
         config = _read_for_ranks(job, here.world, options.fit)
-        from bridge import comm  # what a file is refused for is said before torch is loaded
+        from bridge.engine import comm  # what a file is refused for is said before torch is loaded
 
         comm.patient(options.silence, options.timeout)
         if options.model is None and config.dialect.names_run(config):
@@ -203,7 +203,7 @@ def _train_named_model(config: Config, options: TrainOptions, here: Environment,
         if value
     )
     watch = options.watch
-    training = stacks.opener(config.dialect.name)(
+    training = registry.opener(config.dialect.name)(
         config,
         here.world,
         planned=watch.add_to_plan,
@@ -233,14 +233,16 @@ def _choose_backend(
     A note names the engine and the reason.
     """
     if (
-        check_choice("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine)))
+        check_choice(
+            "--engine", options.engine, (NATIVE, "auto", *registry.backends(options.engine))
+        )
         == NATIVE
     ):
         return None
     # The choice is made for the sizes that will run; what was shrunk is said once, when the engine opens.
     plan, _ = _fit_plan(plan, here, architecture, options.fit, file, _mesh_of_plan)
     wanted = None if options.engine == "auto" else options.engine
-    choice = choose(plan, stacks.backends(options.engine), here.world, wanted)
+    choice = choose(plan, registry.backends(options.engine), here.world, wanted)
     if here.rank == 0:
         note(str(choice))
     if choice.backend.name == NATIVE:
@@ -265,7 +267,7 @@ def _train_elsewhere(
     plan, changes = _fit_plan(plan, here, architecture, options.fit, job.file, _mesh_of_plan)
     if here.rank == 0:
         _print_findings((*_find_unheard(config), *changes))
-    from bridge.comm import leave
+    from bridge.engine.comm import leave
 
     with redirect_stdout(sys.stderr):  # stacks print what they like
         trainer = backend.open(plan, Workload(architecture, micro=plan.batch.micro or MICRO))

@@ -14,25 +14,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge import stacks
 from bridge.cli.convert import answer_job, read_job, standard_input
-from bridge.cli.gathering import STDIN, limit_access
+from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
 from bridge.cli.progress import Meter
-from bridge.cli.settled import apply_project_settings
+from bridge.cli.project_settings import apply_project_settings
 from bridge.cli.terminal import console, note, print_json
-from bridge.dialect import Config
 from bridge.errors import BridgeError
-from bridge.exits import Exit
-from bridge.extras import need_engine
 from bridge.files import as_private_as, write_text
-from bridge.grid import Grid
-from bridge.translation import Result, translate
-from bridge.underway import listening
+from bridge.files.progress import listening
+from bridge.report.exit_codes import Exit
+from bridge.report.tables import Grid
+from bridge.stack import registry
+from bridge.stack.dialect import Config
+from bridge.stack.extras import need_engine
+from bridge.translation.translate import Result, translate
 
 if TYPE_CHECKING:
-    from bridge.backend import Backend
+    from bridge.engine.interface import Backend
     from bridge.verify.pair import Side, TranslationPair
 
 RANK = "bridge.cli.verify"
@@ -234,7 +234,7 @@ def _make_pair(job: Job, options: VerifyOptions) -> TranslationPair:
     return fit_pair(
         source,
         _translate_target(source, options),
-        stacks.backends(options.to, job.dialect),
+        registry.backends(options.to, job.dialect),
         options.ranks,
     )
 
@@ -243,13 +243,13 @@ def _make_own_pair(
     job: Job, own: Own, limit: int
 ) -> tuple[TranslationPair, Mapping[Side, Backend]]:
     """Return both configs at small sizes, and the engine of each config."""
-    from bridge.engine.backend import BACKEND
+    from bridge.engine.native import BACKEND
     from bridge.engine.plain import BACKENDS
     from bridge.verify.own import engines_of, pair_configs
 
     configs = read_job(job), _read_config(apply_project_settings(job, own.other))
     known = {
-        **stacks.backends(*(config.dialect.name for config in configs)),
+        **registry.backends(*(config.dialect.name for config in configs)),
         **BACKENDS,
         BACKEND.name: BACKEND,
     }
@@ -265,7 +265,7 @@ def _read_config(job: Job) -> Config:
 def _translate_target(source: Config, options: VerifyOptions) -> Result:
     """Translate for the release of --to-version, else for the release that is installed here."""
     assert options.to is not None, "--to is required if there is no second config"
-    dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
+    dialect, backend = registry.load(options.to), registry.backends(options.to).get(options.to)
     # A run on the stack that is here proves nothing about a file for another release.
     installed = backend.release if backend and backend.release in dialect.versions else None
     return translate(source, dialect, options.to_version or installed)
@@ -355,11 +355,11 @@ def warm(text: str) -> None:
 
 def load_engines(named: Iterable[str | None]) -> None:
     """Load the native engine and the installed engines of the `named` stacks."""
-    from bridge.engine.backend import BACKEND
+    from bridge.engine.native import BACKEND
 
     with redirect_stdout(sys.stderr):
-        wanted = sorted(name for name in named if name in stacks.names())
-        for backend in (BACKEND, *stacks.backends(*wanted).values()):
+        wanted = sorted(name for name in named if name in registry.names())
+        for backend in (BACKEND, *registry.backends(*wanted).values()):
             if backend.release is not None:
                 backend.load()
 
@@ -427,7 +427,11 @@ def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
                 return _judge_own(job, options, options.own, note)
             pair = _make_pair(job, options)
             found = verify(
-                pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note
+                pair,
+                registry.backends(options.to, job.dialect),
+                options.steps,
+                options.padded,
+                note,
             ).fields()
             return {**found, "judged_release": _release_line(pair.target)}
     except BridgeError as error:

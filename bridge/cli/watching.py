@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bridge.cli.terminal import say
 from bridge.errors import BridgeError, nearest
-from bridge.exits import Exit
-from bridge.extras import need_engine
+from bridge.report.exit_codes import Exit
+from bridge.stack.extras import need_engine
 
 
 def watch(folder: Path, interval: float) -> int:
@@ -19,9 +19,9 @@ def watch(folder: Path, interval: float) -> int:
     """
     need_engine("trace")
     from bridge.trace.findings import FILE
-    from bridge.trace.following import Follower, step_text
+    from bridge.trace.follow import Follower, step_text
     from bridge.trace.pages.series import FindingOfFile
-    from bridge.trace.running import is_alive
+    from bridge.trace.run_liveness import is_alive
     from bridge.trace.schema import RUN
 
     if not is_alive(folder) and not any((folder / name).exists() for name in (RUN, FILE)):

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from bridge.comm import Comm
+    from bridge.engine.comm import Comm
     from bridge.engine.environment import Environment
     from bridge.engine.optimizer import ParameterGroupSettings
     from bridge.engine.runner import Engine, Loss
     from bridge.layout.mesh import Mesh
     from bridge.layout.tensor import TensorPlan
-    from bridge.plan import Plan
+    from bridge.plan.plan import Plan
     from bridge.trace.desync import Policy
 
 
@@ -58,7 +58,7 @@ def initialize(
     Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
     ranks if they were started with different settings.
     """
-    from bridge import comm
+    from bridge.engine import comm
     from bridge.engine import device as devices
     from bridge.engine.agreement import facts_of
     from bridge.engine.environment import Environment, detect, local_rank
@@ -111,7 +111,7 @@ def _join_ranks(
     """Connect all ranks and return the communicator of this rank. Raises `ConfigError` on every
     rank if ranks were started with different `facts`.
     """
-    from bridge import comm
+    from bridge.engine import comm
     from bridge.engine.agreement import agree
     from bridge.engine.randomness import determine
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from bridge import __version__, comm
+from bridge import __version__
+from bridge.engine import comm
 from bridge.engine.optimizer import ParameterGroupSettings
 from bridge.errors import ConfigError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 Facts = Mapping[str, str]
 """Facts with which a rank was started. Names and values are text."""

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bridge.comm import LostRank, arrive
-from bridge.config import show_value
+from bridge.checkpoint import digests, stored_parts, tagged_json
+from bridge.checkpoint.folder_lock import LATEST as LATEST
+from bridge.checkpoint.folder_lock import Saving, find_folder, hold_lock
+from bridge.checkpoint.native_format import Checkpoint, file_of
+from bridge.checkpoint.schema import FORMAT, STATE, State, parse_state
+from bridge.checkpoint.stored_parts import LocalBox, Stored
+from bridge.checkpoint.unpickle import FLAWS
 from bridge.engine import buffers
+from bridge.engine.comm import LostRank, arrive
 from bridge.engine.device import generator
 from bridge.engine.optimizer import setting
 from bridge.errors import BridgeError
+from bridge.files.shown import show_value
 from bridge.layout.shard import FlatPiece, Parameter, boxes_of_range
-from bridge.state import digests, parts, tagged
-from bridge.state.folder import LATEST as LATEST
-from bridge.state.folder import Saving, find_folder, hold_lock
-from bridge.state.native import Checkpoint, file_of
-from bridge.state.parts import LocalBox, Stored
-from bridge.state.pickled import FLAWS
-from bridge.state.schema import FORMAT, STATE, State, parse_state
 
 if TYPE_CHECKING:
     from bridge.engine.runner import Engine
@@ -72,7 +72,7 @@ def save(
         copies = _copies(engine)
         with together(engine):
             path = temporary / file_of(engine.comm.rank)
-            parts.write_parts(path, _unique(engine, copies))
+            stored_parts.write_parts(path, _unique(engine, copies))
             digest = digests.digest_of(path)
         # A SHA-256 has 64 hexadecimal digits: eight numbers of 32 bits, each of which fits into an
         # int64.
@@ -124,14 +124,14 @@ def load(
         raise BridgeError(f"{path / STATE}: {problem}") from None
     if odd and engine.comm.rank == 0:
         engine.say(odd)
-    return path, dict(tagged.decode_value(checkpoint.state.client))
+    return path, dict(tagged_json.decode_value(checkpoint.state.client))
 
 
 def _otherwise(engine: Engine, state: State) -> str:
     """Return a warning if the checkpoint was moved from another stack, and that stack's run had
     other hyperparameters for some parameters than this run. Otherwise return an empty text.
     """
-    rows: Any = tagged.decode_value(state.carried.get("groups")) or []
+    rows: Any = tagged_json.decode_value(state.carried.get("groups")) or []
     was = {str(name): dict(row["settings"]) for row in rows for name in row["names"]}
     own = {name: group.settings for group in engine.optimizer.groups for name in group.names}
     usual = {key: setting(engine.plan.optimizer, key) for key in ("weight_decay", "betas", "eps")}
@@ -158,7 +158,7 @@ def _otherwise(engine: Engine, state: State) -> str:
 
 def _json(client: Mapping[str, Any]) -> Any:
     try:
-        return json.loads(json.dumps(tagged.encode_value(dict(client))))
+        return json.loads(json.dumps(tagged_json.encode_value(dict(client))))
     except (TypeError, ValueError, RecursionError) as error:
         raise BridgeError(
             f"client_state: {error}; use only numbers, strings, lists, tuples, sets and "
@@ -412,19 +412,19 @@ def _fill(
     engine: Engine, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
     wanted = {name for name, _ in _shapes_in_checkpoint(engine) if optimizer or _is_weight(name)}
-    parts.fill_parts((part for part in _parts(engine) if part.name in wanted), saved)
+    stored_parts.fill_parts((part for part in _parts(engine) if part.name in wanted), saved)
     held = (
         (_name_of_copy(engine, state, name), tensor)
         for name, tensor in buffers.buffers(engine.model).items()
     )
-    parts.fill_parts((_complete(name, tensor) for name, tensor in held), saved)
+    stored_parts.fill_parts((_complete(name, tensor) for name, tensor in held), saved)
     # A rank that the saved run did not have keeps its own generators.
     found = [torch.default_generator, generator(engine.device)]
     for own, (name, values) in zip(
         found, _generators(engine, engine.comm.rank).items(), strict=False
     ):
         if own is not None and name in state.tensors:
-            parts.fill_parts([_complete(name, values)], saved)
+            stored_parts.fill_parts([_complete(name, values)], saved)
             own.set_state(values)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from bridge.comm import connect
+from bridge.engine.comm import connect
 from bridge.engine.environment import Environment
 from bridge.errors import ConfigError
 

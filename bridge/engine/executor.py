@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
-from bridge.comm import HERE
+from bridge.engine.comm import HERE
 from bridge.engine.gradients import Gradients
 from bridge.engine.halves import Halves
 from bridge.engine.messages import Form, Forms, Messages

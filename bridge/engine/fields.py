@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.batch import solve
 from bridge.engine.learning_rate import learning_rate
 from bridge.errors import ConfigError
-from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
-from bridge.plan import Plan, paths
-from bridge.rules import Effect
+from bridge.plan.batch import solve
+from bridge.plan.plan import Plan, paths
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from bridge.engine.fields import accumulation_of
 from bridge.errors import ConfigError
-from bridge.findings import Finding
 from bridge.layout.architecture import Architecture
 from bridge.layout.pipeline import Pipeline, text_of
-from bridge.plan import Plan
-from bridge.rules import Effect
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 
 ONE = ("parallel.context", "parallel.expert", "parallel.expert_tensor", "model.experts")
 """Plan fields for which the engine supports only the value 1."""

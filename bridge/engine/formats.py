@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from bridge.errors import ConfigError
-from bridge.plan import Dtype
+from bridge.plan.plan import Dtype
 
 TORCH: Mapping[Dtype, torch.dtype] = {
     "fp64": torch.float64,

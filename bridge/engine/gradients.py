@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridge.comm import Comm, Group, Wait
 from bridge.engine.absence import LINKED, drop_gradient, gradient_of, hide_gradient
+from bridge.engine.comm import Comm, Group, Wait
 from bridge.engine.formats import TORCH
 from bridge.errors import BridgeError
 from bridge.layout.shard import Flat, Home, Layout

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import cos, pi, sqrt
 
 from bridge.errors import ConfigError
-from bridge.plan import DecayRamp, LearningRate
+from bridge.plan.plan import DecayRamp, LearningRate
 
 DECAY_SHARE = 10
 """If the plan does not set the length of the decay of `wsd`, the decay is the last 1 /

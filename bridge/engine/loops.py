@@ -16,19 +16,19 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bridge.backend import Step, Workload
-from bridge.comm import everyones, rank_and_world
+from bridge.engine.comm import everyones, rank_and_world
+from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models.dense import model_to_train
 from bridge.engine.models.gpt import IGNORED, mean_cross_entropy
 from bridge.engine.optimizer import groups_without_decay, setting
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 from bridge.trace import naming
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch
+    from bridge.engine.interface import Batch
 
 
 class PlainTrainer:

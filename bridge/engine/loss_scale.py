@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 LIMIT = 10
 """Number of steps in a row that may be skipped if no smaller loss scale can help. The next skipped

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from bridge.comm import Comm, Group, Wait, arrive
+from bridge.engine.comm import Comm, Group, Wait, arrive
 from bridge.errors import BridgeError
 from bridge.layout.schedule import Action, ActionKind
 from bridge.layout.schedule.action import Row

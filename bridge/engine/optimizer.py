@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bridge.errors import ConfigError
 from bridge.layout.shard import FlatPiece
-from bridge.plan import Optimizer as Settings
+from bridge.plan.plan import Optimizer as Settings
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "adamw",
@@ -78,7 +78,7 @@ def groups_without_decay(
 def groups_of_file(
     rows: Sequence[Mapping[str, Any]], settings: Settings
 ) -> tuple[ParameterGroupSettings, ...]:
-    """Return the parameter groups that a file describes (`bridge.state.groups`). A group's learning
+    """Return the parameter groups that a file describes (`bridge.checkpoint.groups`). A group's learning
     rate becomes a factor of the plan's rate, so that it follows the plan's schedule.
     """
     usual = setting(settings, "lr")

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.backend import Backend, Workload
-from bridge.dialect import Config
+from bridge.engine.interface import Backend, Workload
 from bridge.errors import BridgeError
-from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.translation.translate import lift
 
 if TYPE_CHECKING:
     from bridge.engine.loops import PlainTrainer

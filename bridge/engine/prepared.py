@@ -13,10 +13,10 @@ from bridge.engine.layers import Arguments, as_module
 from bridge.engine.models.blocks import Cut
 from bridge.engine.models.cutting import plan_cut
 from bridge.engine.runner import arguments_of, chain_of_model, pipeline_of
-from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
 from bridge.layout.pipeline import Pipeline
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from bridge.engine.models.gpt import IGNORED
 from bridge.errors import SourceError
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch
+    from bridge.engine.interface import Batch
 
 INPUTS = ("input_ids", "tokens", "inputs", "0")
 """Names that the tokens may have in a batch, the most likely first. "0" is the first element of a

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.comm import HERE, Comm, announce_operation, arrive, leave
-from bridge.comm import Group as Ranks
 from bridge.engine import expert_stacks
+from bridge.engine.comm import HERE, Comm, announce_operation, arrive, leave
+from bridge.engine.comm import Group as Ranks
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
@@ -43,7 +43,6 @@ from bridge.engine.tensor_parallel import Conversion, Mark, Split, join_split
 from bridge.engine.timers import UPDATE, Timers
 from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
 from bridge.layout.levels import find_dearer_level
 from bridge.layout.pipeline import Pipeline, by_names, text_of
 from bridge.layout.recompute import chunks_by_stage
@@ -52,7 +51,8 @@ from bridge.layout.shard import Flat, Layout, Parameter, holders_of, on_rank
 from bridge.layout.step import Step
 from bridge.layout.tensor import Site, TensorPlan
 from bridge.layout.traffic import AGREE, Traffic, sites_within
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
 from bridge.trace.source import Moment
 from bridge.trace.tracer import Tracer
 

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from bridge.engine.layers import Layer
 from bridge.engine.randomness import Keyed, scope, seed_generators, seed_of
-from bridge.findings import Finding
 from bridge.layout.recompute import Chunk
-from bridge.plan import Recompute
-from bridge.rules import Effect
+from bridge.plan.plan import Recompute
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import register_pytree_node
 
-from bridge.comm import Comm, Group, Wait
+from bridge.engine.comm import Comm, Group, Wait
 from bridge.engine.randomness import draw_apart, draw_together
 from bridge.errors import ConfigError
 from bridge.layout.tensor import Site, SiteKind, TensorPlan, cut_range, name_matches

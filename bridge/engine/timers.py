@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from bridge.layout.schedule import Action, ActionKind
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 PARTS = {
     ActionKind.FORWARD: "forward",

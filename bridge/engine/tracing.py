@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bridge.comm import Comm
+from bridge.engine.comm import Comm
 from bridge.engine.device import generator
 from bridge.engine.formats import TORCH
 from bridge.engine.optimizer import clip_factor, setting

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from bridge.backend import MICRO
+from bridge.checkpoint.groups import check_groups
+from bridge.checkpoint.groups import read_groups as read_groups
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
+from bridge.engine.interface import MICRO
 from bridge.engine.layers import logits_in
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
 from bridge.engine.models.pretrained import open_model
 from bridge.engine.optimizer import groups_of_file, trainable_names
 from bridge.engine.runner import Engine
-from bridge.plan import Plan
-from bridge.state.groups import check_groups
-from bridge.state.groups import read_groups as read_groups
+from bridge.plan.plan import Plan
 from bridge.trace.desync import Policy
 
 TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)

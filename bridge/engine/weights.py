@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from bridge.comm import Comm, Wait
 from bridge.engine.absence import NAME, change, state_of
+from bridge.engine.comm import Comm, Wait
 from bridge.engine.formats import TORCH
 from bridge.layout.residency import Residency
 from bridge.layout.shard import Flat, FlatPiece, Layout

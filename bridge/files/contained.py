@@ -8,8 +8,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from bridge.config import show_value
 from bridge.errors import SourceError
+from bridge.files.shown import show_value
 
 LONGEST = 200
 """Largest length of a file name in bytes.

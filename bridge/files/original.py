@@ -8,8 +8,8 @@ from functools import cached_property
 
 from bridge.files.document import Document
 from bridge.files.read import parse
-from bridge.files.shell import Script
-from bridge.secrets import Secrets
+from bridge.files.secrets import Secrets
+from bridge.shell import Script
 
 
 @dataclass(frozen=True)

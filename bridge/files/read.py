@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bridge import limits
-from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
 from bridge.files.json import MalformedError, load_hjson, load_json, load_json_or_hjson
 from bridge.files.python import ASSIGNED, NotPythonError, load_python
-from bridge.files.shell import Script, load_script
+from bridge.files.shown import show_value
 from bridge.files.toml import load_toml
 from bridge.files.words import BLANK, load_words
 from bridge.files.yaml import load_yaml
+from bridge.shell import Script, load_script
 
 TEMPLATE = re.compile(
     r"\{\{[^{}]*\}\}|\{%.*?%\}|\$\{[^{}]*\}|<[A-Za-z][\w .-]*>|@\w+@|(?<![\w./-])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w./-])"

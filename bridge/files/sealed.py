@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.config import show_value
 from bridge.errors import SourceError
+from bridge.files.shown import show_value
 
 SEAL = re.compile(r'(\{.*), "digest": "([0-9a-f]{64})"\}', re.DOTALL)
 

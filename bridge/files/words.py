@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document, Key, check_limits
-from bridge.files.shell.pieces import Pieces, Text
+from bridge.shell.word_pieces import Pieces, Text
 
 # Possessive repetitions (`++`) do not go back, so that no text takes exponential time.
 BLANK = re.compile(r"(?:\s|\\\n|#[^\n]*)+")

@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.lock import exclusive
+from bridge.files.shown import show_value
 
 PLAIN = 0o666
 """Widest mode of a new file, before the umask of the process applies."""

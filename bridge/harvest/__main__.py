@@ -17,17 +17,17 @@ from typing import Any
 
 from packaging.version import Version
 
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError, VersionError
-from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.harvest import decide
 from bridge.harvest.process import Process
 from bridge.harvest.rows import FactChange, Facts, at, changes, text, unite_names, update_rows
 from bridge.harvest.source import locate
 from bridge.harvest.worker import PLACES
-from bridge.releases import Releases
-from bridge.stacks import load
+from bridge.report.exit_codes import Exit
+from bridge.stack.dialect import Dialect
+from bridge.stack.registry import load
+from bridge.stack.releases import Releases
 
 HELP = """\
 Facts about a release are read from the release itself. Install it without its dependencies, in an

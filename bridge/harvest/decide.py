@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bridge.config import fields, show_value
-from bridge.dialect import Dialect
+from bridge.files.shown import show_value
 from bridge.harvest.rows import FactChange, Row
-from bridge.rules import Effect
-from bridge.translation import claims
+from bridge.plan.section import fields
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import Effect
+from bridge.translation.translate import claims
 
 WIDTH = 400
 """Number of characters that are printed of a changed fact, which may be a whole class."""

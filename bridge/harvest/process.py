@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import bridge
-from bridge.dialect import Config
 from bridge.errors import BridgeError
+from bridge.stack.dialect import Config
 
 HERE = str(Path(bridge.__file__).parents[1])
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.releases import Releases
+from bridge.stack.releases import Releases
 
 Row = dict[str, Any]
 WINDOW = ("since", "until")

@@ -13,7 +13,7 @@ from bridge.errors import ConfigError
 from bridge.layout.partition import Layers
 from bridge.layout.shard import Parameter
 from bridge.layout.tensor import Site, TensorPlan, cut_range, name_matches
-from bridge.plan import Model
+from bridge.plan.plan import Model
 
 
 @dataclass(frozen=True, slots=True)

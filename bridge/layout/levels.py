@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bridge.findings import Finding
 from bridge.layout.shard import Layout, Parameter
-from bridge.plan import Plan
-from bridge.rules import Effect
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 
 MEBIBYTE = 2**20
 

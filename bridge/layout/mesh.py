@@ -12,7 +12,7 @@ from math import prod
 
 from bridge import limits
 from bridge.errors import ConfigError, nearest
-from bridge.plan import Parallel
+from bridge.plan.plan import Parallel
 
 AXES = ("tensor", "context", "data", "pipeline")
 """The axes in the default order. Ranks with consecutive numbers are neighbours along the first

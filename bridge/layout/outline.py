@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from bridge.batch import solve
 from bridge.errors import ConfigError
-from bridge.findings import Finding
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.levels import find_dearer_level
 from bridge.layout.mesh import Mesh
@@ -28,7 +26,9 @@ from bridge.layout.shard import BYTES, Layout, on_rank
 from bridge.layout.step import Sizes, Step
 from bridge.layout.tensor import Site
 from bridge.layout.traffic import REPLICAS, Traffic, add_traffic, replica_traffic
-from bridge.plan import Plan
+from bridge.plan.batch import solve
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
 
 
 @dataclass(frozen=True)

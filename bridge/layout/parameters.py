@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 
 class Parameters(NamedTuple):

@@ -12,7 +12,7 @@ from math import ceil, floor
 
 from bridge import limits
 from bridge.errors import ConfigError
-from bridge.plan import Stages
+from bridge.plan.plan import Stages
 
 ALONE = 1000
 """Cost of a leading layer, such as an embedding, in the `ceil` rule. All other layers cost 1, so a

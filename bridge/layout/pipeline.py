@@ -19,7 +19,7 @@ from bridge.layout.schedule import (
     schedule_problems,
 )
 from bridge.layout.schedule.table import read_schedule
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 Ranges = tuple[range, ...]
 

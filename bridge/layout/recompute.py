@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from bridge.layout.schedule.action import WRITES, ActionKind, Row
-from bridge.plan import Recompute
+from bridge.plan.plan import Recompute
 
 
 @dataclass(frozen=True, slots=True)

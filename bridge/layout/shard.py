@@ -12,7 +12,7 @@ from itertools import groupby
 from math import prod
 from typing import Literal, NamedTuple
 
-from bridge.plan import Dtype, Plan
+from bridge.plan.plan import Dtype, Plan
 
 BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 """Number of bytes of one element, by number format."""

@@ -12,7 +12,7 @@ from bridge.layout.residency import Residency, reductions_by_stage, stage_visits
 from bridge.layout.schedule.action import COMPUTE, WRITES, ActionKind, Row
 from bridge.layout.shard import BYTES, Layout
 from bridge.layout.tensor import Site
-from bridge.plan import Dtype
+from bridge.plan.plan import Dtype
 
 GATHER = "gather weights"
 REDUCE = "reduce gradients"

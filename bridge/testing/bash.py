@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files.shell.pieces import Piece, Unknown, spell_pieces, text_if_known
-from bridge.files.shell.programs import PROGRAMS
-from bridge.files.shell.read import ShellReader
-from bridge.files.shell.scope import Scope
+from bridge.shell.interpreter import ShellReader
+from bridge.shell.programs import PROGRAMS
+from bridge.shell.scope import Scope
+from bridge.shell.word_pieces import Piece, Unknown, spell_pieces, text_if_known
 from bridge.testing import processes
 
 BASH = shutil.which("bash")

@@ -19,13 +19,14 @@ from warnings import catch_warnings, simplefilter
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky, HypothesisWarning
 
-from bridge.config import Values, show_value
-from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError
-from bridge.rules import Effect
-from bridge.sections import otherwise
+from bridge.files.shown import show_value
+from bridge.plan.free_sections import otherwise
+from bridge.plan.section import Values
+from bridge.stack.dialect import Config, Dialect, Written
+from bridge.stack.rules import Effect
 from bridge.testing.strategies import configs, entries
-from bridge.translation import Result, claims, lift, lower, translate
+from bridge.translation.translate import Result, claims, lift, lower, translate
 
 SUFFIXES = ("json", "yaml", "txt", "sh")
 """Suffixes of config files, one for each format."""

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import fields
-from bridge.families import FAMILIES, NULL
-from bridge.families.codecs import NAMED
-from bridge.families.schema import ModelKeys
+from bridge.plan.families import FAMILIES, NULL
+from bridge.plan.families.codecs import NAMED
+from bridge.plan.families.schema import ModelKeys
+from bridge.plan.section import fields
 from bridge.testing.strategies import Group
 from bridge.testing.strategies import values as typed_values
 

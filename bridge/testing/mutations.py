@@ -17,9 +17,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import fields
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, ConfigError
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing.strategies import StrategyCase, configs, entries, part_of, paths_of
 
 Path = tuple[str, ...]
@@ -294,7 +294,7 @@ def _relations(config: Config) -> Iterator[Edit]:
     """Yield edits that make sizes inconsistent: an axis with more ranks than there are, or a global
     batch that is no multiple of the microbatch times the data ranks.
     """
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
 
     if config.world_size is None:
         return

@@ -11,9 +11,9 @@ from typing import Any
 
 from hypothesis import given
 
-from bridge.config import Values
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
+from bridge.plan.section import Values
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing.strategies import StrategyCase, configs, part_of, paths_of
 
 ROUND = 50

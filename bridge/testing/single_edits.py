@@ -10,10 +10,10 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import BridgeError
-from bridge.findings import Finding
-from bridge.translation import lift
+from bridge.stack.dialect import Config
+from bridge.stack.findings import Finding
+from bridge.translation.translate import lift
 
 Source = Mapping[str, Any] | Sequence[str]
 Path = tuple[str, ...]

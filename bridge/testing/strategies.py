@@ -16,10 +16,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import fields, nest
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.plan import Plan, paths
+from bridge.plan.plan import Plan, paths
+from bridge.plan.section import fields, nest
+from bridge.stack.dialect import Config, Dialect
 
 Group = Mapping[str, Any]
 """Values by path that belong together: they are tried together, and a stack accepts all of them or none."""

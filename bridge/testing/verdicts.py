@@ -21,16 +21,16 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from bridge.config import Values
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.harvest import decide
 from bridge.harvest.__main__ import Job, main, print_list, say
 from bridge.harvest.process import Process
 from bridge.harvest.rows import Row
 from bridge.harvest.source import locate
+from bridge.plan.section import Values
+from bridge.report.exit_codes import Exit
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing.mutations import mutations
 from bridge.testing.strategies import configs, entries, part_of
 

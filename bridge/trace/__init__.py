@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.plan import Debug
+from bridge.plan.plan import Debug
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bridge.trace.desync import Policy
     from bridge.trace.filter import Filter
     from bridge.trace.findings import Findings
-    from bridge.trace.keeping import Keep
+    from bridge.trace.retention import Keep
     from bridge.trace.source import TraceSource
     from bridge.trace.tracer import Observer, Tracer
 
@@ -64,7 +64,7 @@ def attach(
     passes in each step; without it, the passes of each step are counted. Without `debug`, nothing
     is logged; ranks are compared, a difference is reported, and the training continues.
 
-    `filter` selects tensors for the logs, `keep` limits the logs (`bridge.trace.keeping.Keep`),
+    `filter` selects tensors for the logs, `keep` limits the logs (`bridge.trace.retention.Keep`),
     `full` logs whole tensors instead of samples, and with `strict` an error of writing stops the
     training. `policy` sets how often ranks are compared, and the reaction to a mismatch. Invariants
     (`bridge.trace.invariants`) are checked in every step unless `invariants` is false. Their
@@ -76,7 +76,7 @@ def attach(
     from bridge.trace.desync import Desync, DesyncCheck, Policy
     from bridge.trace.findings import Findings
     from bridge.trace.module import ModuleSource
-    from bridge.trace.running import mark_process
+    from bridge.trace.run_liveness import mark_process
     from bridge.trace.tracer import Tracer
 
     source = source_of(target, optimizer, accumulation)
@@ -132,9 +132,9 @@ def _layer_log(
     limits of `keep`.
     """
     from bridge.trace.filter import Filter
-    from bridge.trace.keeping import Keep
     from bridge.trace.layer_log import LayerLog
     from bridge.trace.log import Log
+    from bridge.trace.retention import Keep
 
     keep, world = keep or Keep(), source.comm.mesh.world
     chosen = filter or Filter()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bridge.comm import rank_and_world
+from bridge.engine.comm import rank_and_world
 from bridge.errors import BridgeError, SourceError
 from bridge.files import write_all
 

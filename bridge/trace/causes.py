@@ -21,8 +21,8 @@ from bridge.trace.record import PHASES, Name
 from bridge.trace.settings import values_of
 
 if TYPE_CHECKING:
-    from bridge.trace.comparison import Comparison
     from bridge.trace.run import TracedRun
+    from bridge.trace.run_comparison import Comparison
     from bridge.trace.verdicts import TensorVerdict
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bridge.checkpoint.lazy import WIDTH, Span, torch_type
+from bridge.checkpoint.safetensors_format import read_header
 from bridge.errors import SourceError
 from bridge.files.contained import regular
-from bridge.state.lazy import WIDTH, Span, torch_type
-from bridge.state.safe import read_header
 from bridge.trace.run import LoggedPart, LoggedTensor, TracedRun
 from bridge.trace.schema import STEPS, Content
 from bridge.trace.segments import Floats, Places

@@ -23,11 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bridge.comm import Comm, Group
+from bridge.engine.comm import Comm, Group
 from bridge.errors import BridgeError
 from bridge.trace.digest import digest_tensor, hash_bits, hash_hastily
 from bridge.trace.findings import Findings, TraceFinding
-from bridge.trace.gathering import gather_tensor
+from bridge.trace.gather import gather_tensor
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name
 from bridge.trace.source import Kind, Moment, TraceSource

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from bridge.clean import clean
 from bridge.errors import BridgeError
+from bridge.files.printable import clean
 from bridge.trace.pages.series import Series
 
 Step = tuple[int, dict[str, float]]

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bridge.plan import Debug
+from bridge.plan.plan import Debug
 from bridge.trace.clipping import Clipping
 from bridge.trace.filter import Filter
-from bridge.trace.gathering import gather_tensor
-from bridge.trace.keeping import Keep, indices_to_skip
+from bridge.trace.gather import gather_tensor
 from bridge.trace.log import Log
 from bridge.trace.memory import memory_bytes
 from bridge.trace.placement import Placement
 from bridge.trace.record import MEMORY, SHARD, Name, Unit
+from bridge.trace.retention import Keep, indices_to_skip
 from bridge.trace.roots import Roots
 from bridge.trace.source import Kind, Moment, TraceSource
 from bridge.trace.summary import SAMPLES

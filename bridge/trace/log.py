@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bridge.checkpoint.digests import digest_of
 from bridge.errors import BridgeError, SourceError
 from bridge.files.sealed import seal
-from bridge.state.digests import digest_of
 from bridge.trace.invariants.sketch import on_host
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name, Record, Unit

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from bridge.comm import Comm, Group, rank_and_world
+from bridge.engine.comm import Comm, Group, rank_and_world
 from bridge.errors import BridgeError
 from bridge.trace import naming
-from bridge.trace.meeting import Meeting
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.sharding import (
@@ -31,6 +30,7 @@ from bridge.trace.sharding import (
     part_and_placement,
 )
 from bridge.trace.source import Held, Kind, Moment, Now
+from bridge.trace.step_meeting import Meeting
 from bridge.trace.tracer import is_recomputing
 
 logger = logging.getLogger("bridge.trace")

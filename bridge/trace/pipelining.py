@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from bridge.comm import Comm, everyones, rank_and_world
+from bridge.engine.comm import Comm, everyones, rank_and_world
 from bridge.errors import BridgeError
 from bridge.layout.mesh import Mesh
 from bridge.trace import naming

@@ -28,8 +28,8 @@ def same_run(first: Folder, second: Folder) -> None:
     """Raise `AssertionError` if the runs differ by more than rounding or if nothing can be
     compared, and `BridgeError` if a folder holds no run.
     """
-    from bridge.trace.comparison import compare_runs
     from bridge.trace.run import TracedRun
+    from bridge.trace.run_comparison import compare_runs
 
     found = compare_runs(TracedRun.read(first), TracedRun.read(second), every=False)
     parted, why = found.divergence, found.diagnosis

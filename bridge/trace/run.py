@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bridge.config import show_value
+from bridge.checkpoint.digests import digest_of
 from bridge.errors import SourceError
 from bridge.files.contained import regular
-from bridge.state.digests import digest_of
+from bridge.files.shown import show_value
 from bridge.trace.filter import Filter
-from bridge.trace.keeping import limit_notes
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name, Record
+from bridge.trace.retention import limit_notes
 from bridge.trace.schema import (
     RUN,
     STEPS,
@@ -300,7 +300,7 @@ class TracedRun:
 
     @cached_property
     def keep(self) -> Mapping[str, Any]:
-        """The settings that limited the log (see `bridge.trace.keeping.Keep`); empty if there were
+        """The settings that limited the log (see `bridge.trace.retention.Keep`); empty if there were
         none.
         """
         found = self.about.get("keep", {})

@@ -17,10 +17,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import inside, read_text, regular
 from bridge.files.sealed import parse_object, unseal
+from bridge.files.shown import show_value
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Record
 

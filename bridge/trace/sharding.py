@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Shard
 
-from bridge.comm import Comm
+from bridge.engine.comm import Comm
 from bridge.layout.mesh import Mesh
 from bridge.trace.naming import parameters_by_name
 from bridge.trace.placement import Placement

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
-from bridge.comm import Comm
+from bridge.engine.comm import Comm
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 

@@ -9,15 +9,15 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from bridge.backend import Backend, Workload
-from bridge.dialect import Config
-from bridge.edits import edit_config, without
+from bridge.engine.interface import Backend, Workload
 from bridge.errors import BridgeError
+from bridge.files.progress import Course
 from bridge.layout.architecture import Architecture
-from bridge.plan import LearningRate, Plan
-from bridge.rules import Effect
-from bridge.translation import claims, lower
-from bridge.underway import Course
+from bridge.plan.plan import LearningRate, Plan
+from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect
+from bridge.translation.edit import edit_config, without
+from bridge.translation.translate import claims, lower
 from bridge.verify.measure import (
     LOSS,
     UPDATE,

@@ -10,11 +10,11 @@ from functools import cached_property, partial
 from math import inf, isfinite
 from typing import Any, Literal
 
-from bridge.backend import Backend, Step
-from bridge.dialect import Written
-from bridge.engine.backend import BACKEND as NATIVE
+from bridge.engine.interface import Backend, Step
+from bridge.engine.native import BACKEND as NATIVE
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Written
 from bridge.verify.cause import (
     TRIALS,
     Bench,

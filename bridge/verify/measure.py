@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bridge.backend import Backend, Step, Trainer, Workload
-from bridge.comm import everyones, rank_and_world, together
-from bridge.dialect import Config, Written
+from bridge.engine.comm import everyones, rank_and_world, together
 from bridge.engine.data import Drawn, Text
+from bridge.engine.interface import Backend, Step, Trainer, Workload
 from bridge.engine.models.gpt import IGNORED
 from bridge.engine.rows import Rows
 from bridge.errors import BridgeError
-from bridge.plan import Plan
-from bridge.underway import count_items
+from bridge.files.progress import count_items
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config, Written
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch
+    from bridge.engine.interface import Batch
 
 STEPS = 3
 PATIENCE = 20.0

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bridge.backend import Backend, Workload
-from bridge.dialect import Config
-from bridge.engine.backend import BACKEND as NATIVE
+from bridge.checkpoint import parameter_names
+from bridge.checkpoint.hub import Model
+from bridge.engine.interface import Backend, Workload
 from bridge.engine.models.gpt import IGNORED
 from bridge.engine.models.pretrained import dropping, open_model, settings
+from bridge.engine.native import BACKEND as NATIVE
 from bridge.engine.rows import Rows
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
-from bridge.lifting import lift
-from bridge.plan import Plan
-from bridge.state import names
-from bridge.state.hub import Model
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.translation.lift import lift
 from bridge.verify.cause import Bench
 from bridge.verify.judge import Report, VerdictRow, verify
 from bridge.verify.measure import EngineRun, Measured, measure
@@ -162,7 +162,7 @@ def judge_on_batch(
     """
     BridgeError.raise_if(given.refusals(engines))
     own = {engine.name in OWN_MODEL for engine in engines.values()}
-    facts = names.describe_config(given.model) if any(own) else None
+    facts = parameter_names.describe_config(given.model) if any(own) else None
     trained = {wanted: given.workload(wanted, facts) for wanted in {*own, False}}
     steps = steps or max(map(steps_for, pair.plans.values()))
     bench = OnBatch(

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.backend import Backend, Trainer, Workload
-from bridge.batch import solve
-from bridge.dialect import Config
+from bridge.engine.interface import Backend, Trainer, Workload
 from bridge.errors import BridgeError, nearest
-from bridge.lifting import lift
-from bridge.plan import Plan
+from bridge.plan.batch import solve
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.translation.lift import lift
 from bridge.verify.pair import Side, TranslationPair, in_small, meaning_of, unread
 from bridge.verify.size import Size, change_plan, changes, changes_like
 
@@ -47,7 +47,7 @@ class AsMeant(Backend):
         return self.inner.refusals(plan, world)
 
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        from bridge.comm import rank_and_world
+        from bridge.engine.comm import rank_and_world
 
         plan = lift(run) if isinstance(run, Config) else run
         plan = Plan.of(

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from bridge.backend import Backend
-from bridge.dialect import Config, Written
-from bridge.edits import edit_config
+from bridge.engine.interface import Backend
 from bridge.errors import BridgeError
-from bridge.plan import Plan
-from bridge.programs import about_models, describe_model
-from bridge.rules import Effect
-from bridge.translation import Result, lift, lower
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config, Written
+from bridge.stack.rules import Effect
+from bridge.translation.edit import edit_config
+from bridge.translation.launch_script import about_models, describe_model
+from bridge.translation.translate import Result, lift, lower
 from bridge.verify.size import Size, change_plan, changes, changes_like, small_model
 
 Side = Literal["source", "target"]

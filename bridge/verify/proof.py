@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bridge.backend import Backend, Workload
-from bridge.batch import solve
-from bridge.dialect import Config
+from bridge.checkpoint import parameter_names
+from bridge.checkpoint.groups import Row
+from bridge.checkpoint.hub import Hub, Model, Origin, Parameter
+from bridge.checkpoint.lazy import Held
+from bridge.engine.interface import Backend, Workload
 from bridge.errors import BridgeError
-from bridge.plan import Plan
-from bridge.state import names
-from bridge.state.groups import Row
-from bridge.state.hub import Hub, Model, Origin, Parameter
-from bridge.state.lazy import Held
-from bridge.underway import Course
+from bridge.files.progress import Course
+from bridge.plan.batch import solve
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
 from bridge.verify.judge import DIGITS, finite, in_numbers
 from bridge.verify.measure import (
     Distance,
@@ -184,7 +184,9 @@ def neutral(weights: Weights, facts: Model) -> Weights:
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
     return {
         name: held.weight.whole()
-        for name, held in names.rename_parameters(hub, names.Neutral(), facts).parameters.items()
+        for name, held in parameter_names.rename_parameters(
+            hub, parameter_names.Neutral(), facts
+        ).parameters.items()
     }
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from bridge.batch import solve
-from bridge.model import Model
-from bridge.plan import Plan, paths
+from bridge.plan.batch import solve
+from bridge.plan.model import Model
+from bridge.plan.plan import Plan, paths
 
 TWO = 2
 """The value that replaces larger sizes, such as a number of ranks or of microbatches. It is the

@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.config import Values, fields
-from bridge.dialect import Config, PackagedDialect, Reading, Saves, Written
-from bridge.entries import Entries
-from bridge.findings import Finding
-from bridge.launching import torchrun
+from bridge.plan.section import Values, fields
+from bridge.stack.dialect import Config, PackagedDialect, Reading, Saves, Written
+from bridge.stack.drop_in import Entries
+from bridge.stack.findings import Finding
+from bridge.stack.launch_command import torchrun
 
 if TYPE_CHECKING:
-    from bridge.state.hub import Hub
+    from bridge.checkpoint.hub import Hub
     from compat.automodel.pipeline import PipelineConfig
     from compat.automodel.virtual_stages import Stages
 
@@ -114,7 +114,7 @@ class AutoModelDialect(PackagedDialect):
         """Yield findings about a recipe that cannot start because settings are missing that
         AutoModel needs: the model, the optimizer, the data set or the loss.
         """
-        from bridge.requirements import missing
+        from bridge.stack.requirements import missing
         from compat.automodel.formats import RECIPE
         from compat.automodel.requirements import NEEDS
 

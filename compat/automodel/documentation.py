@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.findings import Disagreement
+from bridge.stack.findings import Disagreement
 
 DOCSTRING = "docstring of PipelineConfig"
 FUNCTIONAL = "nemo_automodel/components/distributed/pipelining/functional.py"

@@ -10,11 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bridge.config import Values, fields, nest, show_value
-from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.families import NULL
-from bridge.families.schema import spell_value
 from bridge.files import (
     Document,
     OutsideError,
@@ -26,16 +22,21 @@ from bridge.files import (
     read_text,
     scalar,
 )
-from bridge.findings import Origin, twice
-from bridge.reader import Reader, flaw, mapping
-from bridge.refusing import MEANT, SELECTORS
-from bridge.rules import Effect
-from bridge.sections import leaves, path_at
+from bridge.files.shown import show_value
+from bridge.plan.families import NULL
+from bridge.plan.families.schema import spell_value
+from bridge.plan.free_sections import leaves, path_at
+from bridge.plan.section import Values, fields, nest
+from bridge.stack.dialect import Reading, Written, flags_of
+from bridge.stack.findings import Origin, twice
+from bridge.stack.reader import Reader, flaw, mapping
+from bridge.stack.refusals import MEANT, SELECTORS
+from bridge.stack.rules import Effect
 from compat.automodel import signatures
-from compat.automodel.leaves import expected, takes_text, typed
 from compat.automodel.releases import NEW_LAYOUT, RELEASES, Release, instead, since, until
 from compat.automodel.schedules import Table, table
 from compat.automodel.schema import REST, SPELLED, TAKEN, AutoModel
+from compat.automodel.value_types import expected, takes_text, typed
 
 RECIPE, OBJECT = "recipe", "object"
 """Entry points: a recipe file, and a live PipelineConfig or the result of its `to_dict`."""

@@ -4,7 +4,7 @@ steps.
 
 from __future__ import annotations
 
-from bridge.rules import Context, Group, convert
+from bridge.stack.rules import Context, Group, convert
 
 STYLES = {
     "constant": "constant",

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.families import (
+from bridge.plan.families import (
     FAMILIES,
     GENERIC,
     Family,
@@ -23,9 +23,9 @@ from bridge.families import (
     spelling,
     stands_for,
 )
-from bridge.families.codecs import undone
-from bridge.plan import Plan, paths
-from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
+from bridge.plan.families.codecs import undone
+from bridge.plan.plan import Plan, paths
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
 
 C = "model.config."
 CLASS, TYPE = C + "_target_", C + "model_type"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.rules import ADAM, Context, Group, Rule, convert
+from bridge.stack.rules import ADAM, Context, Group, Rule, convert
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
+from bridge.stack.dialect import Config
 from compat.automodel.formats import pipeline_fields
 from compat.automodel.releases import KNOWN, release
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from bridge.rules import Context, Effect, Group, convert
+from bridge.stack.rules import Context, Effect, Group, convert
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.virtual_stages import boundaries, number, request, stage_modules
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.requirements import Need, is_given
+from bridge.stack.requirements import Need, is_given
 
 STOPS = "the recipe stops without this setting"
 TRAIN = "recipes/llm/train_ft.py: setup"

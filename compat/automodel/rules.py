@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from math import isqrt
 
-from bridge.config import fields
-from bridge.families.keys import USES
-from bridge.rules import (
+from bridge.plan.families.keys import USES
+from bridge.plan.section import fields
+from bridge.stack.rules import (
     Context,
     Effect,
     Group,
@@ -27,7 +27,7 @@ from bridge.rules import (
     only_ours,
     rename,
 )
-from compat.automodel import course, habits, model, switches, weight_decay
+from compat.automodel import habits, model, run_length, switches, weight_decay
 from compat.automodel.formats import NAMED
 from compat.automodel.learning_rate import RULE as LEARNING_RATE
 from compat.automodel.optimizers import RULE as OPTIMIZER
@@ -263,7 +263,7 @@ def _write_zero(values: Group, context: Context) -> Group:
     if kind == "ddp":
         return named
     stage, piped = values.get("zero.stage"), (values.get("parallel.pipeline") or 1) > 1
-    # Schedules with a split backward lose gradients if weights are resharded after forward (see `traps`).
+    # Schedules with a split backward lose gradients if weights are resharded after forward (see `checks`).
     breaks = piped and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
     resharded = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
     replicas, data = values.get("zero.replicas"), values.get("parallel.data")
@@ -851,7 +851,7 @@ def table() -> tuple[Rule, ...]:
         *switches.RULES,
         *weight_decay.RULES,
         LEARNING_RATE,
-        *course.RULES,
+        *run_length.RULES,
         CLASS,
         ENTROPY,
         CLIP,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.config import show_value
 from bridge.errors import ConfigError, few, nearest
+from bridge.files.shown import show_value
 from bridge.layout.schedule import check_size
 from bridge.layout.schedule.table import csv_cells
 

@@ -8,8 +8,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, UpToThree, Whole, tuples
-from bridge.families.schema import ModelKeys
+from bridge.plan.families.schema import ModelKeys
+from bridge.plan.section import Count, Real, Section, Size, UpToThree, Whole, tuples
 
 DTYPES = {
     name: short

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.releases import Release
-from bridge.rules import Context, Group
+from bridge.stack.releases import Release
+from bridge.stack.rules import Context, Group
 from compat.automodel.pipeline_rules import D
 
 BUFFERED = (

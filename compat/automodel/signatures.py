@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 from bridge.errors import nearest
-from bridge.families import FAMILIES, ROTARY, of_class, read_by
-from bridge.families.rope import GROUPED, SCALING
-from bridge.releases import table
+from bridge.plan.families import FAMILIES, ROTARY, of_class, read_by
+from bridge.plan.families.rope import GROUPED, SCALING
+from bridge.stack.releases import table
 
 TARGET = "_target_"
 KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")

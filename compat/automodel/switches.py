@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
 from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
 from compat.automodel.learning_rate import writes_section
 from compat.automodel.optimizers import CLASSES, HALVES, MOMENTS, TAKING, is_fused, needs_fused

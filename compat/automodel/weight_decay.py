@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.rules import EFFECTS, Context, Effect, Group, convert
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, convert
 from compat.automodel.optimizers import CLASSES
 
 L, RAMP = "lr_scheduler.", "optimizer.decay_ramp."

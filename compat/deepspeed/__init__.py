@@ -9,17 +9,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.config import Values, fields
-from bridge.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
 from bridge.errors import BridgeError
 from bridge.files import Original, Script
-from bridge.findings import Finding
-from bridge.launching import torchrun
-from bridge.rules import Effect, How
+from bridge.plan.section import Values, fields
+from bridge.stack.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
+from bridge.stack.findings import Finding
+from bridge.stack.launch_command import torchrun
+from bridge.stack.rules import Effect, How
 from compat.deepspeed.names import install, listen, resolve_name
 
 if TYPE_CHECKING:
-    from bridge.state.hub import Hub
+    from bridge.checkpoint.hub import Hub
     from compat.deepspeed.releases import Release
 
 
@@ -199,7 +199,7 @@ class DeepSpeedDialect(PackagedDialect):
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """Return findings about settings that DeepSpeed accepts and then ignores or gets wrong."""
-        from compat.deepspeed.traps import inspect
+        from compat.deepspeed.checks import inspect
 
         # What the reader found out about a missing schedule says more than the check of the file.
         told = {one.path for one in config.remarks if one.path == "scheduler.type"}
@@ -295,7 +295,7 @@ class DeepSpeedDialect(PackagedDialect):
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
         """Return the config with a complete training script and with the config file of the model."""
-        from compat.deepspeed.program import beside
+        from compat.deepspeed.script_writer import beside
 
         return beside(written, config, plan, model)
 
@@ -305,7 +305,7 @@ class DeepSpeedDialect(PackagedDialect):
         """Return the plan fields of the model that the script sets in code, because the model's
         config has no keys for them.
         """
-        from compat.deepspeed.program import model_fields_in_script
+        from compat.deepspeed.script_writer import model_fields_in_script
 
         return model_fields_in_script(plan, model)
 
@@ -341,9 +341,11 @@ class DeepSpeedDialect(PackagedDialect):
         """Return a message if the file is a config of accelerate or of Hugging Face's Trainer, else
         an empty string.
         """
-        from compat.deepspeed import mistaken, scripts
+        from compat.deepspeed import lookalike_files, scripts
 
-        return scripts.mistaken(data) if isinstance(data, Script) else mistaken.mistaken(data)
+        return (
+            scripts.mistaken(data) if isinstance(data, Script) else lookalike_files.mistaken(data)
+        )
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Return whether DeepSpeed `version` reads the key `path`. True for the code part in every

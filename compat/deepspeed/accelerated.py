@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.config import nest
 from bridge.errors import SourceError
 from bridge.files import Document, Launch, Script, scalar
 from bridge.files.document import Key
-from bridge.files.shell import Pieces, cut, spell_pieces, text_if_known, unknowns
-from bridge.files.shell.pieces import NOWHERE, Text
-from bridge.findings import Finding, Origin
-from bridge.rules import Effect
+from bridge.plan.section import nest
+from bridge.shell import Pieces, cut, spell_pieces, text_if_known, unknowns
+from bridge.shell.word_pieces import NOWHERE, Text
+from bridge.stack.findings import Finding, Origin
+from bridge.stack.rules import Effect
 
 PROGRAMS = frozenset(
     {

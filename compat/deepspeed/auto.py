@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.config import fields, show_value
 from bridge.errors import ConfigError, nearest
-from compat.deepspeed.leaves import typed
+from bridge.files.shown import show_value
+from bridge.plan.section import fields
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.trainer import DEFAULTS, NAMES, misfit
+from compat.deepspeed.value_types import typed
 
 OVERWRITTEN: Mapping[str, str] = {
     "steps_per_print": "accelerate sets it to infinity, whatever the file says (utils/dataclasses.py: __post_init__)"

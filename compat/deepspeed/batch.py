@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import ConfigError
+from compat.deepspeed.checks_view import MICRO, STEPS, TOTAL, Flat
 from compat.deepspeed.releases import Release, release
-from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.config import nest
-from bridge.launching import nodes
+from bridge.plan.section import nest
+from bridge.stack.launch_command import nodes
 from compat.deepspeed import schedule
 
 FILE = "ds_config.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.findings import Disagreement
+from bridge.stack.findings import Disagreement
 
 PAGE = "docs/_pages/config-json.md"
 ZERO = "deepspeed/runtime/zero/config.py"

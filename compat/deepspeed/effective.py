@@ -8,12 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.rules import Context
+from bridge.stack.rules import Context
 from compat.deepspeed.batch import check_mesh, solve
-from compat.deepspeed.leaves import typed
-from compat.deepspeed.refusals import MODEL_INFO, refuse_combinations
-from compat.deepspeed.releases import Release, optional_section, release
-from compat.deepspeed.seen import (
+from compat.deepspeed.checks_view import (
     GATHER,
     LEAVES,
     MICRO,
@@ -27,6 +24,9 @@ from compat.deepspeed.seen import (
     Seen,
     form_of,
 )
+from compat.deepspeed.refusals import MODEL_INFO, refuse_combinations
+from compat.deepspeed.releases import Release, optional_section, release
+from compat.deepspeed.value_types import typed
 
 
 def effective(

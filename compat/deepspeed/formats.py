@@ -15,17 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bridge.config import Values, fields, nest, show_value
-from bridge.dialect import Reading, Written, code_beside
 from bridge.errors import SourceError, nearest
 from bridge.files import Document, Script, check_nested, is_text, load, parse
-from bridge.findings import UNTOLD, Finding, Origin
-from bridge.reader import Reader, flaw, mapping
-from bridge.rules import Effect
-from compat.deepspeed import auto, inside, scripts, trainer
-from compat.deepspeed.leaves import expected, typed
+from bridge.files.shown import show_value
+from bridge.plan.section import Values, fields, nest
+from bridge.stack.dialect import Reading, Written, code_beside
+from bridge.stack.findings import UNTOLD, Finding, Origin
+from bridge.stack.reader import Reader, flaw, mapping
+from bridge.stack.rules import Effect
+from compat.deepspeed import auto, free_section_keys, scripts, trainer
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
+from compat.deepspeed.value_types import expected, typed
 
 NULLABLE = frozenset(
     {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}
@@ -340,7 +341,7 @@ class _KeyReader(Reader):
         hidden = not path and data.get("bf16") is not None and "bfloat16" in data
         # The type comes first: it decides which arguments are known.
         for name, value in sorted(data.items(), key=lambda item: item[0] != "type"):
-            if isinstance(name, str) and inside.is_remark(name) and self._ignores(path):
+            if isinstance(name, str) and free_section_keys.is_remark(name) and self._ignores(path):
                 self._remark(path, name)
             elif not isinstance(name, str) or "." in name:
                 self.problem(
@@ -371,7 +372,9 @@ class _KeyReader(Reader):
         """Report a remark of the author, whose name may have dots."""
         line = self.document.line(*filter(None, path.split(".")), name) if self.document else None
         written, origin = f"{path}.{name}" if path else name, Origin(line, "", self.file)
-        self.findings.append(Finding(written, inside.IGNORED, Effect.NONE, origin=origin))
+        self.findings.append(
+            Finding(written, free_section_keys.IGNORED, Effect.NONE, origin=origin)
+        )
 
     def _entry(self, written: str, target: str, value: Any, entry: Any) -> None:
         if target in self.release.keys_to_refuse:
@@ -505,7 +508,7 @@ class _KeyReader(Reader):
             wrong = flaw(value, "JSON cannot hold")
             if wrong:
                 self.problem(written, wrong)
-        for name, message, effect in inside.unread(path, value):
+        for name, message, effect in free_section_keys.unread(path, value):
             self.finding(name, message, effect)
         if path == "tensor_parallel.partition_config" and isinstance(value, Mapping):
             self._partition(value, written, PARTITION)
@@ -599,7 +602,7 @@ class _KeyReader(Reader):
         """
         for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
-            if remark := inside.strange(
+            if remark := free_section_keys.strange(
                 PARAMS[target],
                 forms,
                 str(self.given[target.replace(".params", ".type")]),
@@ -630,7 +633,7 @@ class _KeyReader(Reader):
         if not self._ignores(parent) and (parent not in PARAMS or not self.lenient):
             self.problem(written, meant or f"unknown key{self._nearest(written)}")
         elif not meant:
-            self.finding(written, inside.IGNORED, Effect.NONE)
+            self.finding(written, free_section_keys.IGNORED, Effect.NONE)
         elif self.lenient:
             self.record_omission(
                 written, meant, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it"
@@ -651,7 +654,9 @@ class _KeyReader(Reader):
         parent, _, name = written.rpartition(".")
         if parent in PARAMS:
             return f"unknown key{self._nearest(written)}"
-        if meant := inside.suggest_spelling(name, value, self._level(parent), self._before()):
+        if meant := free_section_keys.suggest_spelling(
+            name, value, self._level(parent), self._before()
+        ):
             return f"unknown key{meant}"
         places = [path for path in self.release.keys if path.rpartition(".")[2] == name]
         return (

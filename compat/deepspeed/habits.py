@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.rules import Habit, habits
+from bridge.stack.rules import Habit, habits
 
 RULES = habits(
     {

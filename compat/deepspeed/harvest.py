@@ -16,11 +16,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from bridge.config import fields
 from bridge.errors import ConfigError
 from bridge.harvest.code import arguments, first, plain
 from bridge.harvest.rows import Facts, Row
 from bridge.harvest.source import Package, Tree
+from bridge.plan.section import fields
 from compat.deepspeed.formats import OBJECTS as OPAQUE
 from compat.deepspeed.live import real
 from compat.deepspeed.releases import DECIDED, KEYS

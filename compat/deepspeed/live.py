@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
+from bridge.stack.dialect import Config
 from compat.deepspeed.batch import ranks
 from compat.deepspeed.formats import plain
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.extras import need_engine
+from bridge.stack.extras import need_engine
 
 OURS, THEIRS = "compat.deepspeed", "deepspeed"
 RUNTIME = f"{OURS}.runtime"

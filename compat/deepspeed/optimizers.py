@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.rules import ADAM, Context, Effect, Group, convert, lacks, only_theirs
+from bridge.stack.rules import ADAM, Context, Effect, Group, convert, lacks, only_theirs
 from compat.deepspeed.schedule import OTHER
 
 PARAMS = "optimizer.params"

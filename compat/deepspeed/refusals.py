@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bridge.checks import Check, Checks
 from bridge.errors import nearest
-from bridge.rules import Effect
+from bridge.stack.checks import Check, Checks
+from bridge.stack.rules import Effect
+from compat.deepspeed.checks_view import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Seen, form_of
 from compat.deepspeed.releases import RELEASES, Release
-from compat.deepspeed.seen import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Seen, form_of
 
 CONFIG = "runtime/config.py, _do_error_check"
 FP16_MASTER, BF16_MASTER = (f"{name}.{name}_master_weights_and_grads" for name in ("fp16", "bf16"))

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.dialect import Reading
 from bridge.errors import BridgeError, TranslationError
 from bridge.files import Document, Original, Script
+from bridge.stack.dialect import Reading
 from compat.deepspeed import scripts
 from compat.deepspeed.formats import read
 from compat.deepspeed.releases import Release

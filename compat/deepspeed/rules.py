@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from math import log2, prod
 
-from bridge.config import fields
 from bridge.errors import ConfigError
-from bridge.rules import (
+from bridge.plan.section import fields
+from bridge.stack.rules import (
     EFFECTS,
     Context,
     Effect,
@@ -20,11 +20,11 @@ from bridge.rules import (
     only_ours,
     rename,
 )
-from compat.deepspeed import course, habits, leftovers, switches
+from compat.deepspeed import habits, run_length, switches, unmapped_settings
+from compat.deepspeed.checks_view import HALF, keeps_wide_masters, offloads_optimizer
 from compat.deepspeed.optimizers import ADAM_LIKE
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
-from compat.deepspeed.seen import HALF, keeps_wide_masters, offloads_optimizer
 
 BUCKET = 500_000_000
 """Number of elements in a bucket if the plan does not set it. The number is DeepSpeed's own default
@@ -319,7 +319,7 @@ ZERO = convert(
         " makes an extra optimizer step, and in a pipeline stage 0 clips by a wrong norm; stage 1"
         " gives the right numbers"
     ),
-    source="traps.py: stage 0; runtime/pipe/engine.py refuses stage 2 and 3",
+    source="checks.py: stage 0; runtime/pipe/engine.py refuses stage 2 and 3",
 )
 
 
@@ -328,7 +328,7 @@ def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
     # Stage 0 makes a step too many in half precision, and in a
-    # pipeline it clips by the first stage's norm (`traps`).
+    # pipeline it clips by the first stage's norm (`checks`).
     least = 1 if half or (pipeline > 1 and clip > 0) else 0
     return max(least, min(stage, highest))
 
@@ -511,7 +511,7 @@ OFFLOAD = convert(
         "DeepSpeed offloads the optimizer state only at ZeRO stages 1 to 3, and parameters or a"
         " part of the optimizer state only at stage 3"
     ),
-    source="traps.py: DeepSpeed accepts offload at lower stages and ignores it",
+    source="checks.py: DeepSpeed accepts offload at lower stages and ignores it",
 )
 
 
@@ -994,9 +994,9 @@ def table() -> tuple[Rule, ...]:
         *layout_rules(),
         *pipeline_rules(),
         RECOMPUTE,
-        *course.RULES,
+        *run_length.RULES,
         *switches.RULES,
         *missing_rules(),
         *habits.RULES,
     )
-    return complete_rules(mapped, LACKS, fields(DeepSpeed), leftovers.why)
+    return complete_rules(mapped, LACKS, fields(DeepSpeed), unmapped_settings.why)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.config import below
+from bridge.plan.section import below
 
 PREFIX = "code.scheduler."
 OTHER = "other"

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, UpToThree, Whole
+from bridge.plan.section import Count, Real, Section, Size, UpToThree, Whole
 
 DTYPES = {
     name: short

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bridge.config import brief
 from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
-from bridge.files.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
-from bridge.findings import Finding, Origin, find_unread_sources
-from bridge.rules import Effect
-from compat.deepspeed import accelerated, programs
+from bridge.files.shown import brief
+from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
+from bridge.stack.findings import Finding, Origin, find_unread_sources
+from bridge.stack.rules import Effect
+from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
@@ -157,8 +157,8 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
     said = dict(_arguments(launch))
     usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
-    trained, _ = programs.evidence(
-        programs.read(launch.program, folder_of(script.name)), _flags(launch)
+    trained, _ = trainer_detection.evidence(
+        trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
     asked = next((name for name in ("fp16", "bf16") if trained and usual.get(name) is True), "")
     started = accelerated.read(launch, script, _opens(script, launch), asked)
@@ -208,8 +208,8 @@ def _starts_trainer(launch: Launch, script: Script) -> tuple[bool, tuple[Finding
     line = next((line for option, _, line in _configs(launch) if option == TRAINER), None)
     if line is None:
         return False, ()
-    program = programs.read(launch.program, folder_of(script.name))
-    trained, why = programs.evidence(program, _flags(launch))
+    program = trainer_detection.read(launch.program, folder_of(script.name))
+    trained, why = trainer_detection.evidence(program, _flags(launch))
     if trained:
         return True, ()
     # A program with this option in its own parser reads the file itself.

@@ -13,13 +13,13 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import fields
-from bridge.dialect import Config
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config
 from bridge.testing.strategies import Group, StrategyCase, StrategyPart
 from bridge.testing.strategies import values as typed_values
+from compat.deepspeed.checks_view import MICRO, OFFLOAD, PARAM, STEPS, TOTAL, ZERO
 from compat.deepspeed.releases import Type, release
 from compat.deepspeed.schema import DeepSpeed
-from compat.deepspeed.seen import MICRO, OFFLOAD, PARAM, STEPS, TOTAL, ZERO
 
 Groups = SearchStrategy[Group]
 Drawn = Mapping[str, SearchStrategy[Any]]

@@ -4,7 +4,7 @@ parallelism.
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Effect, Group, Rule, convert
+from bridge.stack.rules import EFFECTS, Effect, Group, Rule, convert
 
 WANDB, AUTOCAST = "wandb", "torch_autocast"
 OFF: Group = {}

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.config import show_value
 from bridge.errors import ConfigError, nearest
+from bridge.files.shown import show_value
 
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,

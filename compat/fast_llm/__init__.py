@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from bridge.config import Values, fields
-from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.findings import Finding
-from bridge.launching import torchrun
-from bridge.rules import Effect
+from bridge.plan.section import Values, fields
+from bridge.stack.dialect import Config, PackagedDialect, Reading, Written
+from bridge.stack.findings import Finding
+from bridge.stack.launch_command import torchrun
+from bridge.stack.rules import Effect
 
 SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
 
@@ -106,7 +106,7 @@ class FastLLMDialect(PackagedDialect):
         """Yield a finding if the config does not set the length of the run, or of documents for a
         model with learned positions.
         """
-        from bridge.requirements import missing
+        from bridge.stack.requirements import missing
         from compat.fast_llm.model import facts
         from compat.fast_llm.requirements import LEARNED, NEEDS
 

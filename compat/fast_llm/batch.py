@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from math import prod
 
-from bridge.rules import Context, Effect, Group, convert
+from bridge.stack.rules import Context, Effect, Group, convert
 from compat.fast_llm.effective import (
     BREADTH,
     DEPTH,

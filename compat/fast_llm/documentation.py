@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.findings import Disagreement
+from bridge.stack.findings import Disagreement
 
 GUIDE = "docs/user_guide/multi-stage.md"
 PARALLEL = "docs/user_guide/parallelism.md"

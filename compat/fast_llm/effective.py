@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.errors import ConfigError
-from compat.fast_llm.leaves import as_typed, nullable
 from compat.fast_llm.releases import Release, release
 from compat.fast_llm.schema import DTYPES
+from compat.fast_llm.value_types import as_typed, nullable
 
 Flat = Mapping[str, Any]
 

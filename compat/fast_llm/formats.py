@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from bridge import limits
-from bridge.config import Values, fields, nest, show_value
-from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import Document, check_nested, find, folder_of, load, load_words, load_yaml
-from bridge.findings import Finding, Origin, twice, unknown
-from bridge.rules import Effect
+from bridge.files.shown import show_value
+from bridge.plan.section import Values, fields, nest
+from bridge.stack.dialect import Reading, Written, flags_of
+from bridge.stack.findings import Finding, Origin, twice, unknown
+from bridge.stack.rules import Effect
 from compat.fast_llm import signatures
 from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, buffers_of_level
-from compat.fast_llm.leaves import as_typed, nullable
 from compat.fast_llm.releases import KEYS, RELEASES, Release
 from compat.fast_llm.schema import FastLLM
+from compat.fast_llm.value_types import as_typed, nullable
 
 ENTRY = "file"
 INSIDE = ("multi_stage", "distributed", "base_model")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.rules import HABITS, Context, Effect, Group, Habit, Since, convert, habits
+from bridge.stack.rules import HABITS, Context, Effect, Group, Habit, Since, convert, habits
 
 CROSSES, APART = "batch.cross_document_attention", "0.4.0"
 

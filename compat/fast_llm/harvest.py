@@ -15,11 +15,11 @@ from platform import python_version
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from bridge.config import fields
 from bridge.errors import SourceError
 from bridge.harvest.code import first, plain
 from bridge.harvest.rows import Facts, Row
 from bridge.harvest.source import Package, Tree
+from bridge.plan.section import fields
 from compat.fast_llm.schema import FastLLM
 
 PACKAGE = Package("fast-llm", "fast_llm", "__init__.py")

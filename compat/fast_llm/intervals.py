@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.rules import EFFECTS, Context, Group, convert
+from bridge.stack.rules import EFFECTS, Context, Group, convert
 
 LOGS, CHECKPOINT, SHUTDOWN, WANDB = (
     f"training.{name}" for name in ("logs", "checkpoint", "shutdown", "wandb")

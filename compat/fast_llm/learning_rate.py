@@ -4,7 +4,7 @@ optimizer steps.
 
 from __future__ import annotations
 
-from bridge.rules import Context, Group, convert
+from bridge.stack.rules import Context, Group, convert
 from compat.fast_llm import text_schedule
 
 RATE = "optimizer.learning_rate."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.requirements import Need
+from bridge.stack.requirements import Need
 
 NEEDS = (
     Need(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from math import nextafter
 
-from bridge.config import fields
-from bridge.rules import (
+from bridge.plan.section import fields
+from bridge.stack.rules import (
     Context,
     Effect,
     Group,
@@ -24,7 +24,7 @@ from bridge.rules import (
     rename,
     spare_parameters,
 )
-from compat.fast_llm import batch, course, habits, learning_rate, model
+from compat.fast_llm import batch, habits, learning_rate, model, run_length
 from compat.fast_llm.effective import (
     GRADS,
     LEVEL,
@@ -664,7 +664,7 @@ def table() -> tuple[Rule, ...]:
         FLOOR,
         *optimizer_rules(),
         learning_rate.RULE,
-        *course.RULES,
+        *run_length.RULES,
         *debug_rules(),
         *missing_rules(),
         *habits.RULES,

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Real, Section
+from bridge.plan.section import Real, Section
 
 IMPORTANCE = {
     "core": 0,

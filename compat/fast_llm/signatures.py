@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from bridge.config import show_value
 from bridge.errors import nearest
-from bridge.releases import table
+from bridge.files.shown import show_value
+from bridge.stack.releases import table
 from compat.fast_llm.releases import KNOWN, RELEASES
 
 MODEL = "model.base_model"

@@ -10,10 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.rules import Context
+from bridge.stack.rules import Context
 from bridge.testing.strategies import Group, StrategyCase, StrategyPart
 from compat.fast_llm.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
-from compat.fast_llm.course import TIMEOUTS
 from compat.fast_llm.effective import (
     BREADTH,
     DEPTH,
@@ -36,6 +35,7 @@ from compat.fast_llm.learning_rate import STEPS as RUN
 from compat.fast_llm.model import BASE, layout_of
 from compat.fast_llm.model.writing import write
 from compat.fast_llm.releases import release
+from compat.fast_llm.run_length import TIMEOUTS
 from compat.fast_llm.signatures import SIMPLE, WITHIN, bags, fields_at
 
 SMALL = st.integers(1, 8)

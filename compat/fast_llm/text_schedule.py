@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from bridge.rules import Group
+from bridge.stack.rules import Group
 
 KINDS = {
     ("linear", 1.0): "linear",

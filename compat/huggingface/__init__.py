@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from bridge.config import Values
-from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.findings import Finding
+from bridge.plan.section import Values
+from bridge.stack.dialect import Config, PackagedDialect, Reading, Written
+from bridge.stack.findings import Finding
 
 
 class HuggingFaceDialect(PackagedDialect):

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.errors import BridgeError, ConfigError, nearest
-from bridge.families import FAMILIES, Family, family_of, meaning
-from bridge.findings import Finding, Origin
-from bridge.plan import Plan
-from bridge.rules import Effect, How
+from bridge.plan.families import FAMILIES, Family, family_of, meaning
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding, Origin
+from bridge.stack.rules import Effect, How
 from compat.huggingface.schema import REST
 
 Given = Mapping[str, Any]

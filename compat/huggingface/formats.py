@@ -10,14 +10,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bridge.config import Values, fields, show_value
-from bridge.dialect import Reading, Written
 from bridge.errors import SourceError, nearest
-from bridge.families import FAMILIES, NULL, ROTARY, read_by
-from bridge.families.schema import spell_value
 from bridge.files import Document, check_nested, load
-from bridge.findings import Finding, Origin, unknown
-from bridge.rules import Effect
+from bridge.files.shown import show_value
+from bridge.plan.families import FAMILIES, NULL, ROTARY, read_by
+from bridge.plan.families.schema import spell_value
+from bridge.plan.section import Values, fields
+from bridge.stack.dialect import Reading, Written
+from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.rules import Effect
 from compat.huggingface.schema import REST, HuggingFace
 
 NAME = "config.json"

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from bridge.config import fields
-from bridge.families import (
+from bridge.plan.families import (
     FAMILIES,
     GENERIC,
     apart,
@@ -21,10 +20,11 @@ from bridge.families import (
     spelling,
     stands_for,
 )
-from bridge.families.keys import USES
-from bridge.families.table import Family
-from bridge.plan import paths
-from bridge.rules import (
+from bridge.plan.families.keys import USES
+from bridge.plan.families.table import Family
+from bridge.plan.plan import paths
+from bridge.plan.section import fields
+from bridge.stack.rules import (
     EFFECTS,
     Context,
     Effect,

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real
-from bridge.families.schema import Free, ModelKeys, Share
+from bridge.plan.families.schema import Free, ModelKeys, Share
+from bridge.plan.section import Count, Real
 
 REST = "*"
 

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import fields
-from bridge.dialect import Config
-from bridge.families import FAMILIES
+from bridge.plan.families import FAMILIES
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config
 from bridge.testing.models import KEYS, of_family
 from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from compat.huggingface.schema import REST, HuggingFace

@@ -8,17 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.checks import Check, Seen
-from bridge.config import Section, Values, show_value
-from bridge.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
 from bridge.files import Original, Script
-from bridge.findings import Finding
-from bridge.launching import torchrun
-from bridge.moves import Move
-from bridge.rules import Effect, How
+from bridge.files.shown import show_value
+from bridge.plan.section import Section, Values
+from bridge.stack.checks import Check, Seen
+from bridge.stack.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
+from bridge.stack.findings import Finding
+from bridge.stack.launch_command import torchrun
+from bridge.stack.rules import Effect, How
+from bridge.stack.setting_renames import Move
 
 if TYPE_CHECKING:
-    from bridge.state.hub import Hub
+    from bridge.checkpoint.hub import Hub
 
 SECTIONED = ("yaml_cfg", "container")
 """Names of the entry points for YAML files with sections."""
@@ -266,8 +267,8 @@ class MegatronDialect(PackagedDialect):
         but that a run then ignores or stops at.
         """
         from compat.megatron import arguments, objects, sections
+        from compat.megatron.checks import TRAPS
         from compat.megatron.learning_rate import SCHEDULER_STEPS
-        from compat.megatron.traps import TRAPS
 
         steps = (
             *arguments.TABLE,
@@ -282,7 +283,7 @@ class MegatronDialect(PackagedDialect):
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """Return findings on given values that Megatron changes or ignores."""
         assert isinstance(config, MegatronConfig)
-        from compat.megatron.traps import TRAPS
+        from compat.megatron.checks import TRAPS
 
         seen = Seen(config.effective, config.given, config.context)
         assumed = []
@@ -297,7 +298,7 @@ class MegatronDialect(PackagedDialect):
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """Yield findings on missing arguments without which the parser or the training loop stops."""
-        from bridge.requirements import missing
+        from bridge.stack.requirements import missing
         from compat.megatron.requirements import NEEDS
 
         if config.entry == "flags":
@@ -361,7 +362,7 @@ class MegatronDialect(PackagedDialect):
         given = config.given
         # A config object or a file in sections becomes flags by way of its plan.
         if config.entry != "flags":
-            from bridge.translation import lift, lower
+            from bridge.translation.translate import lift, lower
 
             given = lower(lift(config), self, config.version, config.world_size).given
         environment = {name: value for name, (value, _) in config.environment.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.meaning import shared_width
-from bridge.rules import Context, Group, convert
+from bridge.plan.equality import shared_width
+from bridge.stack.rules import Context, Group, convert
 from compat.megatron.patterns import all_but_last_of, blocks, fits, spell_pattern
 
 SCRIPT = "the model is defined by the training script"

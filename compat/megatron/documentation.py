@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.findings import Disagreement
+from bridge.stack.findings import Disagreement
 
 PAGE = "API page of ModelParallelConfig"
 CONFIG = "megatron/core/model_parallel_config.py"

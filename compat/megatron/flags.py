@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge import limits
-from bridge.config import brief, show_value
 from bridge.errors import nearest
+from bridge.files.shown import brief, show_value
 from compat.megatron import releases
 from compat.megatron.releases import MAIN, RELEASES, Flag
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.rules import Effect
+from bridge.stack.rules import Effect
 
 Values = Mapping[str, Any]
 

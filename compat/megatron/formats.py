@@ -13,15 +13,16 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bridge import launching
-from bridge.config import Values, brief, show_value
-from bridge.dialect import Reading, flags_of
 from bridge.errors import TranslationError, nearest
 from bridge.files import Document, Launch, Script, check_nested, load
+from bridge.files.shown import brief, show_value
 from bridge.files.yaml import plain_scalar
-from bridge.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
-from bridge.rules import EFFECTS, Effect, effects
-from compat.megatron import flags, forks, leftovers, live, options, releases, sections
+from bridge.plan.section import Values
+from bridge.stack import launch_command
+from bridge.stack.dialect import Reading, flags_of
+from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
+from bridge.stack.rules import EFFECTS, Effect, effects
+from compat.megatron import flags, forks, live, options, releases, sections, unmapped_flags
 
 RECIPE = "MODEL_ARGS"
 BESIDE = (
@@ -311,7 +312,11 @@ def _arguments_to_fix() -> frozenset[str]:
     """Return the arguments whose value a script must not leave open: those that affect the numbers
     or the layout of a run, and the formats below 16 bits.
     """
-    low = (dest for dest in options.groups() if leftovers.why(dest).note == leftovers.LOW.note)
+    low = (
+        dest
+        for dest in options.groups()
+        if unmapped_flags.why(dest).note == unmapped_flags.LOW.note
+    )
     return _arguments_that_matter().union(low)
 
 
@@ -587,7 +592,9 @@ def script_text(
             [
                 *lines,
                 ")",
-                launching.line([*launch, launching.Shell('"${ARGS[@]}"'), launching.Shell('"$@"')]),
+                launch_command.line(
+                    [*launch, launch_command.Shell('"${ARGS[@]}"'), launch_command.Shell('"$@"')]
+                ),
             ]
         )
         + "\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.meaning import DROPOUTS
-from bridge.rules import HABITS, Context, Effect, Group, Habit, Rule, convert, habits
+from bridge.plan.equality import DROPOUTS
+from bridge.stack.rules import HABITS, Context, Effect, Group, Habit, Rule, convert, habits
 
 PACKS = ("sft", "dataloader_inter_document_masking")
 """Flags of data sets that keep documents apart by themselves; only the first masks the loss."""

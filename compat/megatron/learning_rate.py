@@ -4,8 +4,8 @@ optimizer steps.
 
 from __future__ import annotations
 
-from bridge.checks import Check
-from bridge.rules import Context, Group, convert
+from bridge.stack.checks import Check
+from bridge.stack.rules import Context, Group, convert
 from compat.megatron.arguments.steps import check
 
 STYLES = {

@@ -11,10 +11,11 @@ from enum import Enum
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from bridge.config import Values, show_value, tuples
-from bridge.dialect import Reading
 from bridge.errors import VersionError
-from bridge.findings import unknown
+from bridge.files.shown import show_value
+from bridge.plan.section import Values, tuples
+from bridge.stack.dialect import Reading
+from bridge.stack.findings import unknown
 from compat.megatron import objects, options, releases
 from compat.megatron.arguments.steps import OPEN, member_name
 from compat.megatron.objects import fields

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, rename
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert, rename
 from compat.megatron import attention_rules, expert_rules, rotary_rules
 
 SCRIPT = "the model is defined by the training script"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from bridge.moves import Move, Words, rename_setting, switch_to_value
+from bridge.stack.setting_renames import Move, Words, rename_setting, switch_to_value
 from compat.megatron.releases import MAIN
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))

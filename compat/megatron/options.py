@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from bridge.releases import table
+from bridge.stack.releases import table
 from compat.megatron import flags, releases
 from compat.megatron.releases import Flag
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.requirements import Need
+from bridge.stack.requirements import Need
 
 REFUSED = "Megatron refuses to start without this setting"
 CHECKPOINT = "arguments.py: load_args_from_checkpoint"

@@ -9,8 +9,8 @@ from typing import Any
 
 from bridge.errors import BridgeError, TranslationError
 from bridge.files import Document, Script, edit_entries, parse
-from bridge.files.shell import Pieces, edit
 from bridge.files.words import load_words, pieces
+from bridge.shell import Pieces, edit
 from compat.megatron import flags, options, releases, sections
 from compat.megatron.formats import Words, launch_of, reading_of, unwrap_lists, words_of, yaml_line
 

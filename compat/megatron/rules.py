@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from math import nextafter
 
-from bridge.rules import (
+from bridge.stack.rules import (
     Context,
     Effect,
     Group,
@@ -21,13 +21,13 @@ from bridge.rules import (
     rename,
 )
 from compat.megatron import (
-    course,
     habits,
-    leftovers,
     model_rules,
     options,
+    run_length,
     stages,
     switches,
+    unmapped_flags,
     weight_decay,
 )
 from compat.megatron.learning_rate import RULE as LEARNING_RATE
@@ -234,7 +234,7 @@ def _write_zero(values: Group, context: Context) -> Group:
         return {}
     # The mesh of Megatron-FSDP has no pipeline ranks. In fp16, the loss scaler looks for gradients
     # of parameters of which a rank holds no part; a single data-parallel rank holds them all.
-    # Either stops the run (traps.py).
+    # Either stops the run (checks.py).
     piped = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
     fp16 = context.since("0.13.0") and values.get("precision.compute") == "fp16"
     scaled = fp16 and values.get("parallel.data") != 1
@@ -894,14 +894,14 @@ def _without_ramp(values: Group) -> str:
         if steps and size
         else ""
     )
-    return f"{leftovers.BATCHES.note}{end}"
+    return f"{unmapped_flags.BATCHES.note}{end}"
 
 
 RAMP = replace(
     only_theirs(
         "rampup_batch_size",
-        note=leftovers.BATCHES.note,
-        effect=leftovers.BATCHES.effect,
+        note=unmapped_flags.BATCHES.note,
+        effect=unmapped_flags.BATCHES.effect,
         source="training/training.py: update_train_iters",
     ),
     sees=("train_samples", "train_iters", "global_batch_size"),
@@ -927,7 +927,7 @@ def table() -> tuple[Rule, ...]:
         FLOOR,
         *optimizer_rules(),
         RAMP,
-        *course.RULES,
+        *run_length.RULES,
         *switches.RULES,
         *weight_decay.RULES,
         *habits.RULES,
@@ -935,4 +935,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
     )
     # Last, because they take what no row above has named.
-    return complete_rules(mapped, LACKS, options.groups(), leftovers.why)
+    return complete_rules(mapped, LACKS, options.groups(), unmapped_flags.why)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field as field
 from pydantic import create_model
 
-from bridge.config import Count, Real, Section, Whole
+from bridge.plan.section import Count, Real, Section, Whole
 from compat.megatron import options
 from compat.megatron.arguments.sizes import DIVISORS
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from bridge.checks import excludes, positive
-from bridge.config import Values, show_value
-from bridge.dialect import Reading
 from bridge.errors import nearest
 from bridge.files import Document
-from bridge.findings import Finding, Origin, unknown
-from bridge.rules import Effect
+from bridge.files.shown import show_value
+from bridge.plan.section import Values
+from bridge.stack.checks import excludes, positive
+from bridge.stack.dialect import Reading
+from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.rules import Effect
 from compat.megatron import options, releases
 from compat.megatron.arguments.steps import (
     Namespace,

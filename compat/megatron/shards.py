@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.rules import Group
+from bridge.stack.rules import Group
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")

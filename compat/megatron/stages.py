@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from bridge.errors import TranslationError
-from bridge.rules import Context, Effect, Group, convert, rename
+from bridge.stack.rules import Context, Effect, Group, convert, rename
 
 VIRTUAL = "virtual_pipeline_model_parallel_size"
 VIRTUAL_FLAGS = (

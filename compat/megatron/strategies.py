@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.dialect import Config
+from bridge.stack.dialect import Config
 from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from compat.megatron import options, releases, stages
 from compat.megatron.arguments.sizes import DIVISORS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Context, Effect, Group, always, convert
-from compat.megatron.exactly import undone
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, always, convert
+from compat.megatron.exact_floats import undone
 from compat.megatron.patterns import values_as_list
 from compat.megatron.shards import SHARDED, aware, zero_stage
 

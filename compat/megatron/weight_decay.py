@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Effect, convert
+from bridge.stack.rules import EFFECTS, Effect, convert
 from compat.megatron.learning_rate import steps
 
 RAMP = "optimizer.decay_ramp."

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from bridge.config import Values
-from bridge.dialect import Config, PackagedDialect, Reading, Written
+from bridge.plan.section import Values
+from bridge.stack.dialect import Config, PackagedDialect, Reading, Written
 from compat.merak.entries import entry, listen
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.config import below
-from bridge.launching import torchrun
+from bridge.plan.section import below
+from bridge.stack.launch_command import torchrun
 from compat.merak.releases import REWRITTEN, release
 
 SCRIPT = "train.py"

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.config import show_value
-from bridge.findings import Disagreement
+from bridge.files.shown import show_value
+from bridge.stack.findings import Disagreement
 from compat.merak.releases import DOCUMENTED, KNOWN, REWRITTEN, ULYSSES, release
 
 PAGE = "docs/api_doc.md"

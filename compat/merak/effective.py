@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
-from bridge.config import show_value
 from bridge.errors import ConfigError, nearest
+from bridge.files.shown import show_value
 from compat.merak.releases import REWRITTEN, Release, lifetime, release
 
 AXES = ("init.pp", "init.tp", "init.dp", "init.sp")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from bridge.entries import Entries
+from bridge.stack.drop_in import Entries
 
 entry = Entries("Merak", "compat.merak.runtime", "Merak.").load
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from bridge.config import Values, brief, fields, flatten, nest, show_value, validate
-from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import (
     Document,
@@ -29,8 +27,11 @@ from bridge.files import (
     load_words,
     read_text,
 )
-from bridge.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
-from bridge.rules import Effect, effects
+from bridge.files.shown import brief, show_value
+from bridge.plan.section import Values, fields, flatten, nest, validate
+from bridge.stack.dialect import Reading, Written, code_beside, flags_of
+from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
+from bridge.stack.rules import Effect, effects
 from compat.merak.recognition import is_launch
 from compat.merak.releases import lifetime, release
 from compat.merak.schema import Merak

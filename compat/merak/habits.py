@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.rules import Group, Habit, habits
+from bridge.stack.rules import Group, Habit, habits
 
 AUTOCAST = ("cuda_amp", "amp", "apex")
 

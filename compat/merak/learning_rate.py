@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import ceil, inf, nextafter
 from typing import Any
 
-from bridge.rules import Context, Group, convert
+from bridge.stack.rules import Context, Group, convert
 from compat.merak.effective import POLYNOMIAL_END
 from compat.merak.releases import REWRITTEN
 

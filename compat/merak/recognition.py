@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from bridge.config import fields
 from bridge.files import Launch, Script
+from bridge.plan.section import fields
 from compat.merak.schema import Merak
 
 ALONE = frozenset(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from math import log2
 
-from bridge.config import fields
-from bridge.rules import (
+from bridge.plan.section import fields
+from bridge.stack.rules import (
     Context,
     Effect,
     Group,
@@ -24,7 +24,7 @@ from bridge.rules import (
     rename,
     spare_parameters,
 )
-from compat.merak import course, habits
+from compat.merak import habits, run_length
 from compat.merak.habits import automatic
 from compat.merak.learning_rate import RULE as LEARNING_RATE
 from compat.merak.releases import REWRITTEN, ULYSSES
@@ -65,7 +65,7 @@ def model_rules() -> tuple[Rule, ...]:
             ),
             source="core/merak_engine.py: tie_modules",
         ),
-        course.split(
+        run_length.split(
             "args.init_method_std", "model.init.std", "core/pipeline/module.py: init_method_std"
         ),
         only_ours(*OWN_FACTS, note="the model's own config sets this field", effect=Effect.NONE),
@@ -895,7 +895,7 @@ def table() -> tuple[Rule, ...]:
         OPTIMIZER,
         CLIP,
         LEARNING_RATE,
-        *course.RULES,
+        *run_length.RULES,
         RECOMPUTE,
         *other_rules(),
         *habits.RULES,

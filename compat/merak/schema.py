@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, UpToThree, Whole, tuples
+from bridge.plan.section import Count, Real, Section, Size, UpToThree, Whole, tuples
 
 
 def _word(value: Any) -> Any:

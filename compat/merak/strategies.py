@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import fields
+from bridge.plan.section import fields
 from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from bridge.testing.strategies import values as typed_values
 from compat.merak.effective import OLD_SCHEDULES, SPLITS

@@ -16,6 +16,7 @@ import always_page
 import dialect_pages
 import fidelity_pages
 import guide_tables
+import house_map
 import measuring
 import rule_examples
 
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w ]+) -->\n.*?<!-- end -->", re.DOTALL)
 TABLES: Mapping[str, Callable[[], str]] = {
     "dialects": dialect_pages.dialects_table,
+    "doors": house_map.door_table,
     **guide_tables.TABLES,
 }
 
@@ -91,7 +93,8 @@ def _current(path: Path) -> str | None:
 
 
 def _filled() -> dict[str, str]:
-    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*.md"))}
+    paths = [*(path.name for path in sorted(HERE.glob("*.md"))), "../CONTRIBUTING.md"]
+    texts = {path: text for path in paths if (text := _current(HERE / path)) is not None}
     return {name: BLOCK.sub(_block, text) for name, text in texts.items() if BLOCK.search(text)}
 
 

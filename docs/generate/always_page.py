@@ -11,12 +11,13 @@ from markdown_text import value as shown
 
 import bridge
 import compat
-from bridge import reference, stacks
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError
-from bridge.lifting import plan_claims
-from bridge.plan import Plan, paths
-from bridge.rules import EFFECTS, HABITS, Context
+from bridge.plan.plan import Plan, paths
+from bridge.stack import registry
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import EFFECTS, HABITS, Context
+from bridge.translation import reference
+from bridge.translation.lift import plan_claims
 
 PAGE = "always.md"
 INTRODUCTION = (
@@ -28,7 +29,7 @@ INTRODUCTION = (
 )
 OWN = (
     "The plan fields below `habits.` stand for behaviours that hardly any setting names. Where a behaviour has no effect in"
-    " a run, such as the layers with an adapter in a run without adapters, it is not compared (`bridge/meaning.py`)."
+    " a run, such as the layers with an adapter in a run without adapters, it is not compared (`bridge/plan/equality.py`)."
 )
 DEFAULTS = (
     "These plan fields have settings in some of the stacks. Where none is given, stacks or releases differ, or some of them"
@@ -39,7 +40,7 @@ DEFAULTS = (
 @cache
 def dialects() -> tuple[Dialect, ...]:
     """The stacks that train, in the order of their titles."""
-    found = (compat.load(name) for name in stacks.names())
+    found = (compat.load(name) for name in registry.names())
     return tuple(sorted((one for one in found if not one.about), key=lambda one: one.title))
 
 

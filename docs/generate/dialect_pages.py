@@ -21,13 +21,13 @@ from markdown_text import (
 )
 
 import compat
-from bridge import reference
-from bridge.config import Field
-from bridge.dialect import Dialect
-from bridge.kinds import kind
-from bridge.plan import paths
-from bridge.reference import Arrival, Entry, Span
-from bridge.rules import How
+from bridge.plan.kinds import kind
+from bridge.plan.plan import paths
+from bridge.plan.section import Field
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import How
+from bridge.translation import reference
+from bridge.translation.reference import Arrival, Entry, Span
 
 
 @cache

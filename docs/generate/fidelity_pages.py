@@ -8,10 +8,10 @@ import measuring
 from dialect_pages import dialects
 from markdown_text import Row, code, named, page, prose, sentence, slug, table, value
 
-from bridge import reference
-from bridge.dialect import Dialect
-from bridge.reference import DialectPair, Opening, Passage
-from bridge.rules import Effect, How
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import Effect, How
+from bridge.translation import reference
+from bridge.translation.reference import DialectPair, Opening, Passage
 
 EFFECTS: tuple[Effect | None, ...] = (
     Effect.NUMBERS,

@@ -10,11 +10,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import BridgeError
-from bridge.reference import DialectPair
-from bridge.rules import How
-from bridge.translation import translate
+from bridge.stack.dialect import Config
+from bridge.stack.rules import How
+from bridge.translation.reference import DialectPair
+from bridge.translation.translate import translate
 
 FILE = Path(__file__).with_name("measured.json")
 

@@ -23,10 +23,10 @@ from example_reasons import REASONS
 from example_starts import BASES, STARTS
 
 import compat
-from bridge.checks import Check, Term
-from bridge.config import fields, nest
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError
+from bridge.plan.section import fields, nest
+from bridge.stack.checks import Check, Term
+from bridge.stack.dialect import Dialect
 
 FILE = Path(__file__).with_name("examples.json")
 WORDS, CONTAINER = "words", "container"
@@ -268,7 +268,7 @@ class _Search:
 
     def _versions(self, row: Check) -> list[str | None]:
         """Releases that have the rule: the last one (None: the newest of all), the first, and what comes after the newest."""
-        from bridge.releases import Releases
+        from bridge.stack.releases import Releases
 
         at = Releases(self.dialect.name, self.dialect.versions)
         having = [

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bridge.backend import Trainer
 from bridge.engine.data import Text
+from bridge.engine.interface import Trainer
 from compat.megatron import DIALECT
 from compat.megatron.runtime.backend import BACKEND, workload
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import bridge
 import compat
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, plans
-from bridge.translation import Result, translate
+from bridge.translation.translate import Result, translate
 
 pytestmark = pytest.mark.once
 

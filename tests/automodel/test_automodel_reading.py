@@ -9,10 +9,10 @@ import pytest
 
 import bridge
 import compat
-from bridge.config import fields
-from bridge.dialect import Config
 from bridge.errors import BridgeError, VersionError
-from bridge.rules import Effect
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect
 from compat.automodel.pipeline import PipelineConfig
 from compat.automodel.releases import DATES, KNOWN
 from compat.automodel.schema import AutoModel

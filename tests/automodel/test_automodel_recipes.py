@@ -11,12 +11,12 @@ import pytest
 
 import bridge
 import compat
-from bridge.dialect import Config, Dialect
 from bridge.files import load
-from bridge.plan import Plan
-from bridge.rules import HABITS, Effect
-from bridge.sections import otherwise
-from bridge.translation import Result, translate
+from bridge.plan.free_sections import otherwise
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.rules import HABITS, Effect
+from bridge.translation.translate import Result, translate
 
 AUTOMODEL = compat.load("automodel")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "automodel"

@@ -11,7 +11,7 @@ import pytest
 
 import bridge
 from bridge.errors import BridgeError
-from bridge.stacks import load
+from bridge.stack.registry import load
 from compat.automodel.runtime.real import LATER, OVERWRITTEN
 
 AUTOMODEL = load("automodel")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge import outputs
+from bridge.report import json_types
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -27,7 +27,7 @@ def closed(schema: Any) -> Any:
 
 def judge(name: str, part: str | None = None) -> Any:
     """A validator of what a command prints, or of a part of that by its type."""
-    schema = outputs.schema(name)
+    schema = json_types.schema(name)
     jsonschema.Draft202012Validator.check_schema(schema)
     if part:
         schema = {"$ref": f"#/$defs/{part}", "$defs": schema["$defs"]}

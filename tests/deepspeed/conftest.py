@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.dialect import Dialect
 from bridge.errors import ConfigError
+from bridge.stack.dialect import Dialect
 
 
 @pytest.fixture(scope="session")

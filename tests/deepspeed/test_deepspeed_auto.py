@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bridge.dialect import Dialect
 from bridge.errors import ConfigError
+from bridge.stack.dialect import Dialect
 from compat.deepspeed.auto import FACTS, REAL, RULES, resolve
-from compat.deepspeed.leaves import typed
+from compat.deepspeed.value_types import typed
 
 HF = {
     "fp16": {"enabled": "auto", "loss_scale": 0},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridge.dialect import Dialect, Written
+from bridge.stack.dialect import Dialect, Written
 
 BASE = {"train_micro_batch_size_per_gpu": 2}
 SCRIPTS: list[tuple[dict[str, Any], int | None, tuple[str, ...], tuple[str, ...]]] = [

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.files import load
-from bridge.rules import Effect
-from bridge.translation import lift, translate
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.rules import Effect
+from bridge.translation.translate import lift, translate
 
 RELEASE = "0.19.8"
 IGNORED = {

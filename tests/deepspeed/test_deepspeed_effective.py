@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bridge.dialect import Dialect
 from bridge.errors import ConfigError
+from bridge.stack.dialect import Dialect
 from compat.deepspeed.effective import effective, keys_with_new_names
 from compat.deepspeed.refusals import REFUSALS
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 
-from bridge.config import fields, nest
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError, SourceError, VersionError
-from bridge.rules import Effect
+from bridge.plan.section import fields, nest
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import Effect
 from compat.deepspeed.releases import KEYS, KNOWN, RELEASES
 from compat.deepspeed.schema import DeepSpeed
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bridge.config import nest
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError, VersionError
+from bridge.plan.section import nest
+from bridge.stack.dialect import Dialect
 
 pytest.importorskip("deepspeed")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bridge.config import fields
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError, VersionError
+from bridge.plan.section import fields
+from bridge.stack.dialect import Dialect
 from compat.deepspeed import releases
 from compat.deepspeed.releases import ALIASES, KEYS, KNOWN, PARTS, RELEASES, release
 from compat.deepspeed.schema import DeepSpeed

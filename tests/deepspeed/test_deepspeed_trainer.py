@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import compat
 from bridge.cli import run
-from bridge.dialect import Config, Dialect
 from bridge.errors import ConfigError
-from bridge.rules import Effect
-from bridge.translation import lift
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.rules import Effect
+from bridge.translation.translate import lift
 from compat.deepspeed import trainer
 from tests.deepspeed.test_deepspeed_auto import HF
 

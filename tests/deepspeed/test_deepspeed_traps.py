@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bridge.dialect import Dialect
-from bridge.findings import Finding
-from bridge.rules import Effect
-from compat.deepspeed.traps import TRAPS
+from bridge.stack.dialect import Dialect
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from compat.deepspeed.checks import TRAPS
 
 QUIET: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}
 Z = "zero_optimization."

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.dialect import Dialect
-from bridge.rules import Effect
-from bridge.translation import Result, lift, translate
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import Effect
+from bridge.translation.translate import Result, lift, translate
 
 FILE = {
     "train_micro_batch_size_per_gpu": 2,

@@ -11,7 +11,7 @@ import torch
 from blocks import VOCAB, small
 from torch import Tensor, nn
 
-from bridge import comm
+from bridge.engine import comm
 
 ROWS, STEPS, RATE = 4, 2, 0.01
 Found = dict[str, Any]

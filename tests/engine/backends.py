@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import compat
-from bridge.backend import Backend, Workload
-from bridge.edits import without
-from bridge.engine.backend import BACKEND as NATIVE
 from bridge.engine.data import Text
+from bridge.engine.interface import Backend, Workload
+from bridge.engine.native import BACKEND as NATIVE
 from bridge.layout.architecture import Architecture
-from bridge.plan import Plan
-from bridge.translation import lower, translate
+from bridge.plan.plan import Plan
+from bridge.translation.edit import without
+from bridge.translation.translate import lower, translate
 from bridge.verify.judge import Report, verify
 from bridge.verify.measure import Distance, EngineRun, batches, distance, measure
 from bridge.verify.pair import fit_pair

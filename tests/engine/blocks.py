@@ -26,7 +26,7 @@ from bridge.engine.layers import Arguments
 from bridge.engine.models.blocks import Blocks
 from bridge.engine.models.cutting import cut_of
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 RATE = 0.1
 VOCAB, TOKENS, MICROBATCHES, STEPS = 64, 12, 4, 3

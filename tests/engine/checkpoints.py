@@ -309,9 +309,9 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 def in_parts(rank: int, world: int, name: str, save: Path) -> Mapping[str, Tensor]:
     """Two steps of DeepSpeed's pipeline engine or AutoTP with the native GPT, saved; all masters by the GPT's own names."""
     real_deepspeed()
-    from bridge.backend import Workload
+    from bridge.engine.interface import Workload
     from bridge.layout.architecture import Architecture
-    from bridge.plan import Plan
+    from bridge.plan.plan import Plan
     from compat.deepspeed.runtime.backend import BACKEND
 
     rows = {

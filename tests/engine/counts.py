@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from bridge.comm import Comm
+from bridge.engine.comm import Comm
 from bridge.engine.models.gpt import Architecture
 from bridge.engine.training import Training
 from bridge.layout.mesh import Mesh
 from bridge.layout.shard import Layout
 from bridge.layout.tensor import Site
 from bridge.layout.traffic import Traffic
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 ACTION = re.compile(r"\d+[A-Z_]+\d*( awaited)?")
 

@@ -17,7 +17,7 @@ from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.optimizer import sum_of_squares
 from bridge.engine.runner import Engine
 from bridge.errors import ConfigError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 from bridge.trace.desync import DesyncError, Policy
 
 Batches = list[tuple[Tensor, Tensor]]

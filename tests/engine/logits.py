@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 import bridge
 import compat
-from bridge.config import Values
 from bridge.engine.compiling import disable_compile
 from bridge.engine.models.dense import Dense
 from bridge.errors import BridgeError
-from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import settings_for
+from bridge.plan.plan import Plan
+from bridge.plan.section import Values
+from bridge.stack.rules import Effect
+from bridge.translation.translate import settings_for
 from compat.megatron import MegatronConfig, objects
 from compat.megatron.rotary_rules import PREFIXED
 from compat.megatron.runtime.cpu import quiet, redirect_cuda

@@ -18,14 +18,14 @@ from checkpoints import ADAM, LENGTH, VOCABULARY, Figures, config_for, tokens_of
 from torch import Tensor
 
 import compat
-from bridge.backend import Workload
+from bridge.engine.interface import Workload
 from bridge.engine.models.gpt import IGNORED
 from bridge.layout.architecture import Architecture
-from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.plan.plan import Plan
+from bridge.translation.translate import lift
+from compat.megatron.checkpoint.dist import iteration
 from compat.megatron.runtime import backend
 from compat.megatron.runtime.backend import BACKEND
-from compat.megatron.state.dist import iteration
 
 RISING = {"lr_warmup_init": 1e-3, "lr_warmup_steps": 9}
 """Learning rates of DeepSpeed's WarmupLR from 0.2 to 1 over 8 steps, which begins a step later."""

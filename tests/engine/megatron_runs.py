@@ -11,10 +11,10 @@ from runs import SHAPE, Case, microbatches, model_of
 from torch import Tensor
 from traces import fed
 
-from bridge.backend import Workload
 from bridge.engine import initialize
+from bridge.engine.interface import Workload
 from bridge.engine.models.gpt import mean_cross_entropy, sum_cross_entropy
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 from compat.megatron.runtime.backend import BACKEND
 
 TOKENS = 8

@@ -25,9 +25,9 @@ import torch
 from checkpoints import Task
 
 import compat
+from bridge.checkpoint import formats
+from bridge.checkpoint.hub import Hub
 from bridge.cli import run as command
-from bridge.state import formats
-from bridge.state.hub import Hub
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "native": ("native",),
@@ -204,13 +204,15 @@ def _back(known: Hub, source: str, target: str, there: Path, back: Path, config:
         found = formats.read_checkpoint(
             there
         )  # these cannot be made of weights alone: the way there is held, under the source's names
-        from bridge.state import names
+        from bridge.checkpoint import parameter_names
 
-        known = names.naming_that_fits(
+        known = parameter_names.naming_that_fits(
             known,
             "huggingface",
             None,
-            names.describe_config(compat.load("huggingface").read(json.loads(config.read_text()))),
+            parameter_names.describe_config(
+                compat.load("huggingface").read(json.loads(config.read_text()))
+            ),
         )
         return "; ".join(lacking(known, found, True))
     problem = converted(there, source, back, config)

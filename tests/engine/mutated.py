@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 
+from bridge.checkpoint import formats
+from bridge.checkpoint.hub import Hub
 from bridge.errors import BridgeError
-from bridge.state import formats
-from bridge.state.hub import Hub
 
 JUNK: tuple[Any, ...] = (
     None,

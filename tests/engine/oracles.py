@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bridge.engine import initialize
 from bridge.engine.data import Text
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 SMALL = Architecture(layers=3, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, tied=False)
 

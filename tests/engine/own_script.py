@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import bridge.engine
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 WORKER = "runloop"
 """Part of the name of threads that let go of Python's objects, and so must end before the interpreter does."""

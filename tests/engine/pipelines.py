@@ -36,8 +36,8 @@ from bridge.engine import initialize
 from bridge.engine.models.gpt import Architecture, mean_cross_entropy, sum_cross_entropy
 from bridge.engine.training import Training
 from bridge.layout.schedule.timeline import in_flight
-from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.plan.plan import Plan
+from bridge.translation.translate import lift
 
 RATE = 0.3
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE}

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bridge.plan import Debug
+from bridge.plan.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare_runs
 from bridge.trace.desync import Policy
-from bridge.trace.keeping import Keep
-from bridge.trace.meeting import VARIABLE
+from bridge.trace.retention import Keep
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
+from bridge.trace.step_meeting import VARIABLE
 
 VOCAB, WIDTH, TOKENS, BATCH, STEPS, AT = 29, 16, 8, 8, 3, 2
 """The last is the step in which a fault strikes that is not there from the start."""
@@ -469,7 +469,7 @@ def native(layout: Mapping[str, Any], **shape: int) -> Stack:
 
         from bridge.engine import initialize
         from bridge.engine.models.gpt import mean_cross_entropy
-        from bridge.plan import Plan
+        from bridge.plan.plan import Plan
 
         torch.manual_seed(5)
         logs = {
@@ -510,8 +510,8 @@ def megatron(layout: Mapping[str, Any], **shape: int) -> Stack:
         from runs import SHAPE, Case
         from traces import fed
 
-        from bridge.backend import Workload
-        from bridge.plan import Plan
+        from bridge.engine.interface import Workload
+        from bridge.plan.plan import Plan
         from compat.megatron.runtime.backend import BACKEND
 
         usual = {

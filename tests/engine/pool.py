@@ -116,7 +116,7 @@ def free_port() -> int:
 def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     import torch
 
-    from bridge.comm import connect
+    from bridge.engine.comm import connect
 
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)

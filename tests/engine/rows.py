@@ -21,7 +21,7 @@ from bridge.engine import initialize
 from bridge.engine.layers import Arguments
 from bridge.engine.models.blocks import Blocks
 from bridge.engine.models.cutting import cut_of
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 WORDS, SIZE = 64, 32
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}

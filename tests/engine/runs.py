@@ -27,7 +27,7 @@ from bridge.engine.models.gpt import (
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 SEQUENCE = 6
 SHAPE = Architecture(layers=3, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=29, sequence=SEQUENCE)

@@ -14,7 +14,7 @@ import compat.deepspeed
 from bridge.engine import initialize
 from bridge.engine.training import Training
 from bridge.errors import ConfigError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 BASE = {"optimizer.lr": 1e-3, "batch.micro": 2, "zero.stage": 1}
 

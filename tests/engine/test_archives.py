@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bridge.checkpoint import archive
+from bridge.checkpoint.lazy import SAFE, Lazy
+from bridge.checkpoint.unpickle import Record, recorders
 from bridge.errors import SourceError
-from bridge.state import archive
-from bridge.state.lazy import SAFE, Lazy
-from bridge.state.pickled import Record, recorders
 
 NAMED = "deepspeed.runtime.fp16.loss_scaler LossScaler"
 

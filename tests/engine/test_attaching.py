@@ -15,9 +15,9 @@ import pytest
 from attaching import WAYS, attached
 from planting import FAULTS, tried
 
-from bridge.trace.comparison import compare_runs
 from bridge.trace.naming import layers_by_name, parameters_by_name, unwrap_module
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 pytestmark = pytest.mark.usefixtures("foreign")
 Ranks = Callable[..., list[Any]]

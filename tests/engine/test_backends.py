@@ -12,7 +12,7 @@ import bridge
 import compat
 from bridge.engine.models.gpt import GPT
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("foreign")
 REAL = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

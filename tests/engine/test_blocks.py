@@ -27,7 +27,7 @@ from bridge.engine.models.cutting import Uncut, cut_of
 from bridge.engine.models.slicing import slice_model
 from bridge.engine.models.splitting import prove_split, tensor_plan
 from bridge.errors import BridgeError, ConfigError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 from bridge.trace.desync import Policy
 from bridge.trace.plugin import same_run
 

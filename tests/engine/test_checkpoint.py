@@ -153,7 +153,7 @@ def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
     _, found = case("one")
     expected = run(1, save, found, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(f"bridge.state.{part}", _full)
+        patch.setattr(f"bridge.checkpoint.{part}", _full)
         with pytest.raises(BridgeError, match=r"No space left on device.*make room"):
             run(1, save, found, tmp_path)
     assert run(1, resume, found, tmp_path)[0][0] == pytest.approx(expected[0], rel=1e-12)

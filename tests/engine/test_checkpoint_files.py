@@ -20,14 +20,14 @@ from runs import Case, batch_normed, evaluated, left_alone, save
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from bridge.checkpoint import digests
+from bridge.checkpoint.folder_lock import Saving
+from bridge.checkpoint.native_format import Checkpoint, file_of
 from bridge.engine import initialize
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError
-from bridge.plan import Plan
-from bridge.state import digests
-from bridge.state.folder import Saving
-from bridge.state.native import Checkpoint, file_of
+from bridge.plan.plan import Plan
 
 TINY = Architecture(layers=1, hidden=4, heads=1, kv_heads=1, ffn=4, vocab=5, sequence=3)
 ONE = Case(

@@ -16,11 +16,11 @@ from dropin_scripts import module
 from test_fp16 import allowed, weights
 from torch import Tensor, nn
 
-from bridge import stacks
 from bridge.engine import initialize
 from bridge.engine.formats import TORCH
 from bridge.layout.shard import BYTES
-from bridge.translation import lift
+from bridge.stack import registry
+from bridge.translation.translate import lift
 
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
@@ -224,7 +224,7 @@ def piped(rank: int, world: int, name: str, compute: str, config: dict[str, Any]
             )
         data = engine.grid.get_data_parallel_rank()
     else:
-        read = stacks.load("deepspeed").read(given, world_size=world, code={"pipeline_stages": 2})
+        read = registry.load("deepspeed").read(given, world_size=world, code={"pipeline_stages": 2})
         engine = initialize(parts, lift(read), squared)
         data = engine.comm.mesh.coordinate(rank, "data")
     losses, sent, generator = list[float](), dict[str, int](), torch.Generator().manual_seed(data)

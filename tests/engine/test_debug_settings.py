@@ -17,7 +17,7 @@ import bridge
 import compat
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
-from bridge.plan import Debug, Plan
+from bridge.plan.plan import Debug, Plan
 from bridge.trace.run import LoggedTensor, TracedRun
 from bridge.trace.summary import sample_indices
 

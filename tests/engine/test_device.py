@@ -15,12 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bridge import comm
-from bridge.engine import device, initialize
+from bridge.engine import comm, device, initialize
 from bridge.engine.environment import Environment, local_rank
 from bridge.engine.randomness import seed_generators
 from bridge.errors import ConfigError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 from bridge.trace import attach
 from bridge.trace.digest import digest_tensor, hash_bits
 

@@ -388,7 +388,7 @@ def test_a_scripts_own_changes_of_the_learning_rate_count() -> None:
 def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, compat.deepspeed as d; assert 'torch' not in sys.modules; d.initialize; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    monkeypatch.setattr("bridge.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("bridge.stack.extras.find_spec", lambda name: None)
     with pytest.raises(
         BridgeError, match=r"deepspeed.initialize: torch is not installed; pip install"
     ):

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bridge.config import fields
 from bridge.engine.fields import check
 from bridge.errors import BridgeError
+from bridge.plan.section import fields
 from bridge.testing.strategies import values as typed_values
-from bridge.translation import lift, plan_claims
+from bridge.translation.translate import lift, plan_claims
 from compat.deepspeed import DIALECT
 from compat.deepspeed.runtime import dropin
 from compat.deepspeed.schema import DeepSpeed

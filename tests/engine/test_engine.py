@@ -29,7 +29,7 @@ from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout import partition
 from bridge.layout.pipeline import Pipeline
-from bridge.plan import Model, Plan
+from bridge.plan.plan import Model, Plan
 
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3}
 ADAMW = {

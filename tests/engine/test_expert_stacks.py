@@ -12,7 +12,7 @@ from torch import nn
 from bridge.engine import initialize
 from bridge.engine.models.splitting import tensor_plan
 from bridge.engine.models.stacks import stacks_of
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 pytest.importorskip("transformers")
 

@@ -15,8 +15,8 @@ from runs import Case
 from traces import traced
 
 import bridge
-from bridge.trace.comparison import compare_runs
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 Ranks = Callable[..., list[Any]]
 DOCS = Path(bridge.__file__).parents[1] / "docs"

@@ -14,12 +14,12 @@ from runs import Case, plain, trained
 from torch import nn
 
 import bridge.engine
-import bridge.plan
+import bridge.plan.plan
 from bridge.engine.fields import _SILENT, COURSE, DEFINED, LIMITS, check, remarks
 from bridge.errors import ConfigError
 from bridge.layout.traffic import AGREED
-from bridge.plan import Plan
-from bridge.rules import Effect
+from bridge.plan.plan import Plan
+from bridge.stack.rules import Effect
 
 BASE = {
     "model.layers": 2,

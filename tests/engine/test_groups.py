@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from bridge.checkpoint import groups
+from bridge.checkpoint.hub import Hub, Origin, Parameter, ParameterGroup, Where
+from bridge.checkpoint.lazy import Held
 from bridge.cli import run as command
 from bridge.engine import initialize
 from bridge.engine.optimizer import groups_of_file
 from bridge.errors import SourceError
-from bridge.plan import Plan
-from bridge.state import groups
-from bridge.state.hub import Hub, Origin, Parameter, ParameterGroup, Where
-from bridge.state.lazy import Held
+from bridge.plan.plan import Plan
 
 ADAM = {"optimizer.name": "adamw", "optimizer.lr": 0.1, "optimizer.weight_decay": 0.5}
 

@@ -25,11 +25,11 @@ from checkpoints import Task
 from conftest import Run
 from test_archives import Call
 
+from bridge.checkpoint import formats, writing
+from bridge.checkpoint import lazy as lazy_tensors
+from bridge.checkpoint.hub import BESIDE, Hub
 from bridge.cli import run as command
 from bridge.errors import BridgeError, SourceError
-from bridge.state import formats, writing
-from bridge.state import lazy as lazy_tensors
-from bridge.state.hub import BESIDE, Hub
 
 pytestmark = pytest.mark.usefixtures("foreign")
 STARTED = {

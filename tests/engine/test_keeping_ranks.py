@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from planting import LOGS, STACKS, Loop, nudges, plants
 
-from bridge.trace.comparison import compare_runs
-from bridge.trace.keeping import Keep
+from bridge.trace.retention import Keep
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 pytestmark = pytest.mark.usefixtures("foreign")
 SHARDED = ("FSDP1", "FSDP2", "DeepSpeed ZeRO 1", "DeepSpeed ZeRO 2", "DeepSpeed ZeRO 3")

@@ -14,7 +14,7 @@ from runs import SHAPE
 from bridge.cli import run as cli
 from bridge.layout.architecture import Architecture
 from bridge.layout.outline import Outline
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 PLAIN = {"batch.micro": 2, "optimizer.lr": 0.01}
 SHAPES = {
@@ -178,7 +178,7 @@ def test_the_command_prints_what_a_live_engine_counts(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     import compat
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
 
     world, flags = LAUNCHES[name]
     path = tmp_path / "launch.args"

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as torch_schedules
 
 from bridge.engine.learning_rate import learning_rate
 from bridge.errors import ConfigError
-from bridge.plan import LearningRate
+from bridge.plan.plan import LearningRate
 
 PEAK, LOW = 0.3, 0.03
 WARMUP, TOTAL = 5, 25

@@ -14,13 +14,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from bridge.checkpoint import formats
+from bridge.checkpoint.hub import as_plain
+from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import run as command
 from bridge.engine import initialize
 from bridge.engine.optimizer import ParameterGroupSettings
-from bridge.plan import Plan
-from bridge.state import formats
-from bridge.state.hub import as_plain
-from bridge.state.writing import write_checkpoint
+from bridge.plan.plan import Plan
 
 
 def small() -> nn.Sequential:

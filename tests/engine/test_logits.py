@@ -22,8 +22,8 @@ from bridge.engine.compiling import disable_compile
 from bridge.engine.models.dense import Dense
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.errors import ConfigError
-from bridge.model import Model
-from bridge.plan import Plan
+from bridge.plan.model import Model
+from bridge.plan.plan import Plan
 from compat.megatron.runtime.cpu import quiet
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

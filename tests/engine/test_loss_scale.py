@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.engine.loss_scale import LossScaler
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 
 def scaler(**values: float) -> LossScaler:

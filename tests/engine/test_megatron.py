@@ -23,14 +23,14 @@ if find_spec("megatron") is None:
 from megatron_runs import GATED, LEARNED, Found, case_of, on_engine, on_megatron
 from runs import Case
 
-from bridge.backend import Workload
 from bridge.engine import initialize
 from bridge.engine.data import Text
+from bridge.engine.interface import Workload
 from bridge.engine.models.gpt import GPT, mean_cross_entropy
 from bridge.errors import BridgeError
 from bridge.layout.outline import Outline
-from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.plan.plan import Plan
+from bridge.translation.translate import lift
 from compat.megatron import DIALECT
 from compat.megatron.runtime import cpu
 from compat.megatron.runtime.backend import BACKEND, architecture

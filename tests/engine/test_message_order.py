@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bridge.comm import Group, Ledger
+from bridge.engine.comm import Group, Ledger
 from bridge.engine.messages import Form, Forms, Messages
 from bridge.errors import ConfigError
 from bridge.layout.schedule import (

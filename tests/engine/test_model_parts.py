@@ -16,9 +16,9 @@ import pytest
 import torch
 from conftest import Run
 
+from bridge.checkpoint import formats
 from bridge.cli import run as command
 from bridge.errors import SourceError
-from bridge.state import formats
 
 pytestmark = pytest.mark.usefixtures("foreign")
 TRIED = ("stages that share words", "tensor ranks")

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.checkpoint import formats, moments, writing
+from bridge.checkpoint.hub import Hub, Origin, Parameter, ParameterGroup
+from bridge.checkpoint.lazy import Held
 from bridge.cli import run as command
-from bridge.state import formats, moments, writing
-from bridge.state.hub import Hub, Origin, Parameter, ParameterGroup
-from bridge.state.lazy import Held
-from compat.deepspeed.state.universal import Universal
+from compat.deepspeed.checkpoint.universal import Universal
 
 BETAS = st.sampled_from([(0.9, 0.999), (0.9, 0.95), (0.0, 0.5), (0.99, 0.999), (0.5, 0.9)])
 

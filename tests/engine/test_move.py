@@ -20,9 +20,9 @@ from checkpoints import Task
 from conftest import Run
 from schemas import problems
 
+from bridge.checkpoint import formats, groups, smaller_model
 from bridge.cli import move as moving
 from bridge.cli import run as command
-from bridge.state import cutting, formats, groups
 
 pytestmark = pytest.mark.usefixtures("foreign")
 TASK = Task(precision="fp32", level=2)
@@ -385,21 +385,21 @@ def test_a_cut_keeps_the_first_layers_of_all_that_there_is(
     begun: Path, run: Run, tmp_path: Path
 ) -> None:
     hub = formats.read_checkpoint(begun / "run")
-    assert cutting.layers_of(hub) == {"model.layers": 2}
-    found = cutting.cut_layers(hub, 1)
+    assert smaller_model.layers_of(hub) == {"model.layers": 2}
+    found = smaller_model.cut_layers(hub, 1)
     assert {name for name in hub.parameters if ".layers.1." in name} == set(hub.parameters) - set(
         found.parameters
     )
-    assert found.groups[0].names == tuple(found.parameters) and cutting.count_elements(
+    assert found.groups[0].names == tuple(found.parameters) and smaller_model.count_elements(
         found
-    ) == cutting.count_elements(hub, 1)
+    ) == smaller_model.count_elements(hub, 1)
     given = json.loads((begun / "model" / "config.json").read_text())
-    assert cutting.config_with_layers({**given, "layer_types": ["a", "b"]}, 1) == {
+    assert smaller_model.config_with_layers({**given, "layer_types": ["a", "b"]}, 1) == {
         **given,
         "num_hidden_layers": 1,
         "layer_types": ["a"],
     }
-    assert cutting.without_dropout(
+    assert smaller_model.without_dropout(
         {"attn_pdrop": 0.1, "attention_dropout": 0.0, "vocab_size": 3}
     ) == ({"attn_pdrop": 0.0, "attention_dropout": 0.0, "vocab_size": 3}, ("attn_pdrop",))
 

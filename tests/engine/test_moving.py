@@ -17,9 +17,9 @@ import pytest
 from checkpoints import Task
 from conftest import Run
 
+from bridge.checkpoint import formats
 from bridge.cli import run as command
 from bridge.errors import SourceError
-from bridge.state import formats
 
 if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is not installed", allow_module_level=True)

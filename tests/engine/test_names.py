@@ -12,10 +12,10 @@ import checkpoints
 import pytest
 import torch
 
+from bridge.checkpoint import parameter_names
+from bridge.checkpoint.hub import Hub, Model, Origin, Parameter, ParameterGroup
+from bridge.checkpoint.lazy import Held
 from bridge.errors import SourceError
-from bridge.state import names
-from bridge.state.hub import Hub, Model, Origin, Parameter, ParameterGroup
-from bridge.state.lazy import Held
 
 SHARED = os.environ.get("STAGEBRIDGE_SHARED")
 
@@ -55,10 +55,12 @@ def _words(found: Mapping[str, Parameter]) -> str:
 @pytest.mark.parametrize("kind", ["llama", "tied", "gpt2", "qwen2", "mixtral"])
 def test_weights_masters_moments_and_groups_come_back(kind: str, through: str) -> None:
     hub, model = hub_of(kind)
-    there = names.rename_parameters(hub, names.naming_of_name(through), model)
+    there = parameter_names.rename_parameters(hub, parameter_names.naming_of_name(through), model)
     assert set(there.parameters) != set(hub.parameters)
-    back = names.rename_parameters(
-        there, names.naming_of_name("transformers" if kind == "mixtral" else "huggingface"), model
+    back = parameter_names.rename_parameters(
+        there,
+        parameter_names.naming_of_name("transformers" if kind == "mixtral" else "huggingface"),
+        model,
     )
     assert (list(back.parameters), back.ties, back.groups) == (
         list(hub.parameters),
@@ -79,7 +81,9 @@ def test_weights_masters_moments_and_groups_come_back(kind: str, through: str) -
 def test_experts_of_a_running_model_are_those_of_its_files() -> None:
     """Stacked in one tensor in memory, each with names of its own in files, as transformers itself saves them."""
     hub, model = hub_of("mixtral")
-    apart = names.rename_parameters(hub, names.naming_of_name("huggingface"), model)
+    apart = parameter_names.rename_parameters(
+        hub, parameter_names.naming_of_name("huggingface"), model
+    )
     both = hub.parameters["model.layers.1.mlp.experts.gate_up_proj"].best.whole()
     down = hub.parameters["model.layers.1.mlp.experts.down_proj"].best.whole()
     top = "model.layers.1.block_sparse_moe.experts"
@@ -94,7 +98,9 @@ def test_experts_of_a_running_model_are_those_of_its_files() -> None:
 def test_an_attention_that_is_read_group_by_group() -> None:
     """Four heads in two groups: two queries, their key, their value; then the next ones."""
     hub, model = hub_of("llama")
-    there = names.rename_parameters(hub, names.naming_of_name("megatron"), model)
+    there = parameter_names.rename_parameters(
+        hub, parameter_names.naming_of_name("megatron"), model
+    )
     q, k, v = (
         hub.parameters[f"model.layers.0.self_attn.{part}_proj.weight"].best.whole()
         for part in "qkv"
@@ -107,9 +113,11 @@ def test_an_attention_that_is_read_group_by_group() -> None:
 
 def test_rows_of_no_word_are_left_and_told() -> None:
     hub, model = hub_of("tied")
-    there = names.rename_parameters(hub, names.naming_of_name("megatron"), Model(model.kv_heads))
-    back = names.rename_parameters(
-        there, names.naming_of_name("huggingface"), Model(model.kv_heads, 30)
+    there = parameter_names.rename_parameters(
+        hub, parameter_names.naming_of_name("megatron"), Model(model.kv_heads)
+    )
+    back = parameter_names.rename_parameters(
+        there, parameter_names.naming_of_name("huggingface"), Model(model.kv_heads, 30)
     )
     assert back.parameters["model.embed_tokens.weight"].weight.shape == (30, 16)
     assert "1 rows of embedding.word_embeddings.weight" in back.findings[-1].message
@@ -160,7 +168,9 @@ REFUSED = {
 def test_what_no_map_holds_for_is_refused_by_name(case: str) -> None:
     change, model, said = REFUSED[case]
     with pytest.raises(SourceError, match=said):
-        names.rename_parameters(change(hub_of("llama")[0]), names.naming_of_name("megatron"), model)
+        parameter_names.rename_parameters(
+            change(hub_of("llama")[0]), parameter_names.naming_of_name("megatron"), model
+        )
 
 
 @pytest.mark.shared
@@ -190,14 +200,16 @@ def test_names_are_those_of_every_small_model() -> None:
             name: Parameter(Held(torch.rand(shape))) for name, shape in row["parameters"].items()
         }
         hub = Hub(Origin("made"), held)
-        there = names.rename_parameters(hub, names.naming_of_name("megatron"), Model(groups))
+        there = parameter_names.rename_parameters(
+            hub, parameter_names.naming_of_name("megatron"), Model(groups)
+        )
         style = (
             "transformers"
             if any(name.endswith("experts.down_proj") for name in held)
             else "huggingface"
         )
-        back = names.rename_parameters(
-            there, names.naming_of_name(style), Model(groups, family=row["arch"])
+        back = parameter_names.rename_parameters(
+            there, parameter_names.naming_of_name(style), Model(groups, family=row["arch"])
         )
         assert set(back.parameters) == set(held), row["name"]
         assert all(
@@ -253,7 +265,7 @@ def test_the_tables_are_those_of_other_bridges() -> None:
 def _lying(naming: str) -> dict[str, set[str]]:
     """Which neutral parameters lie in each of theirs, with a star for a number."""
     found: dict[str, set[str]] = {}
-    for table in names.naming_of_name(naming).tables():
+    for table in parameter_names.naming_of_name(naming).tables():
         for row in table.all:
             for kind in ("weight", "bias"):
                 name = row.theirs.format(layer="*", expert="*", kind=kind)

@@ -11,7 +11,7 @@ import torch
 from planting import FAULTS, LOGS, STACKS, Loop, late, tried
 from torch import nn
 
-from bridge.trace import attach, meeting
+from bridge.trace import attach, step_meeting
 
 
 @pytest.mark.parametrize("name", ["S1", "R1", "R2"])
@@ -125,11 +125,11 @@ def test_a_rank_that_does_not_come_is_not_waited_for_without_end(run: Any, tmp_p
 
 def patient(rank: int, world: int, folder: Path) -> list[tuple[str, tuple[int, ...]]]:
     """`alone`, with ranks that wait for a short time."""
-    meeting.PATIENCE = 0.05
+    step_meeting.PATIENCE = 0.05
     try:
         return alone(rank, world, folder)
     finally:
-        meeting.PATIENCE = 10.0
+        step_meeting.PATIENCE = 10.0
 
 
 def with_moments(steps: int, filled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -45,7 +45,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.layout.pipeline import by_names
 from bridge.layout.schedule import Schedule, ScheduleShape, generate_schedule, prove_schedule
 from bridge.layout.schedule.table import schedule_to_csv
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 CASES = dict(combinations())
 SAMPLE = (

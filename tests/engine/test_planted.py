@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.edits import edit_config
-from bridge.translation import translate
+from bridge.translation.edit import edit_config
+from bridge.translation.translate import translate
 from bridge.verify.judge import Report, verify
 from bridge.verify.pair import fit_pair
 

@@ -17,7 +17,7 @@ from bridge.engine.models.blocks import Blocks, Segment
 from bridge.engine.models.cutting import Uncut, cut_of
 from bridge.engine.models.slicing import slice_model
 from bridge.errors import BridgeError, ConfigError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 pytest.importorskip("transformers")
 

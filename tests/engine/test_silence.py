@@ -24,7 +24,7 @@ from bridge.engine.loss_scale import LIMIT
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.runner import DataEnded, Engine
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 PLAN = {
     "precision.compute": "fp64",

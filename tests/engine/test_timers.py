@@ -13,7 +13,7 @@ from conftest import Run
 from torch import Tensor, nn
 
 from bridge.engine import initialize
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 LINE = re.compile(r"rank (\d): step (\d): ([\d.]+) ms(?: \(mean of (\d) steps\))?: (.*)")
 NAP = 0.03

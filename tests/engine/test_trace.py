@@ -19,9 +19,9 @@ from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.errors import SourceError
-from bridge.plan import Plan
-from bridge.trace.comparison import compare_runs
+from bridge.plan.plan import Plan
 from bridge.trace.run import LoggedPart, TracedRun, entries_by_name
+from bridge.trace.run_comparison import compare_runs
 
 Ranks = Callable[..., list[Any]]
 Alone = Callable[..., TracedRun]

@@ -14,7 +14,7 @@ from traces import traced
 from bridge.cli import run
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 from bridge.trace.plugin import same_run
 
 LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
@@ -260,7 +260,7 @@ def test_what_a_training_keeps_holds_no_secret_of_its_config(
 def test_limits_are_options(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bridge import comm
+    from bridge.engine import comm
 
     config = tmp_path / "ds.json"
     config.write_text(

@@ -15,11 +15,11 @@ from torch import nn
 from traces import traced, traced_deepspeed, traced_megatron, traced_module
 
 from bridge.errors import BridgeError
-from bridge.plan import Debug
+from bridge.plan.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare_runs
-from bridge.trace.keeping import Keep
+from bridge.trace.retention import Keep
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 pytestmark = pytest.mark.usefixtures("foreign")
 Ranks = Callable[..., list[Any]]

@@ -10,8 +10,8 @@ import pytest
 from traces import traced_blocks, traced_replicas
 
 from bridge.cli import run as cli
-from bridge.trace.comparison import compare_runs
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 pytest.importorskip("transformers")
 Ranks = Callable[..., list[Any]]

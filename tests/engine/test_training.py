@@ -21,7 +21,7 @@ from bridge.engine.models.gpt import Architecture
 from bridge.engine.training import Training
 from bridge.errors import SourceError
 from bridge.layout.pipeline import Pipeline
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 4,

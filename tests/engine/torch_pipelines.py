@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.layout.schedule.table import schedule_to_csv
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 CASE = Case(SGD, replace(DEEP, tied=False), batch=8)
 

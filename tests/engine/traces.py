@@ -16,14 +16,14 @@ from runs import Case, global_batch, microbatches, model_of
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bridge.backend import Workload
 from bridge.engine import initialize
+from bridge.engine.interface import Workload
 from bridge.engine.models.gpt import mean_cross_entropy, sum_cross_entropy
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 from bridge.trace import attach
 from bridge.trace.desync import DesyncError, Policy
-from bridge.trace.keeping import Keep
+from bridge.trace.retention import Keep
 from compat.deepspeed.runtime.tracing import DeepSpeedSource
 
 

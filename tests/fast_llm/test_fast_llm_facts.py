@@ -10,8 +10,8 @@ import pytest
 
 import bridge
 import compat
-from bridge.dialect import Dialect
 from bridge.errors import ConfigError
+from bridge.stack.dialect import Dialect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "fast_llm"
 EXPECTED: dict[str, Any] = json.loads((EXAMPLES / "expected.json").read_text("utf-8"))

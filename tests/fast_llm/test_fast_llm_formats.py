@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import bridge
 import compat
 from bridge import limits
-from bridge.config import fields
-from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError
 from bridge.files import load_yaml
-from bridge.rules import Effect
+from bridge.plan.section import fields
+from bridge.stack.dialect import Dialect
+from bridge.stack.rules import Effect
 from compat.fast_llm.formats import flow, text
 from compat.fast_llm.releases import KEYS, KNOWN
 from compat.fast_llm.schema import IMPORTANCE
@@ -329,7 +329,7 @@ def test_the_lost_microbatch_was_mended() -> None:
 )
 def test_stages_of_eight_blocks_with_embedding_and_head(size: float, stages: int) -> None:
     """Counts of the table in the reference."""
-    from compat.fast_llm.traps import stages_of
+    from compat.fast_llm.checks import stages_of
 
     assert stages_of(8, size) == stages
 

@@ -11,7 +11,7 @@ import pytest
 
 import bridge
 import compat
-from bridge.rules import Context, Effect
+from bridge.stack.rules import Context, Effect
 from compat.fast_llm.model import BASE
 from compat.fast_llm.model.places import flat
 from compat.fast_llm.model.reading import read, unsaid

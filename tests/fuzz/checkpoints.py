@@ -12,10 +12,10 @@ import torch
 from exercise import Tally
 from folders import Folder
 
-from bridge.state import digests, parts
-from bridge.state.folder import Saving, find_folder
-from bridge.state.native import Checkpoint, file_of
-from bridge.state.parts import LocalBox
+from bridge.checkpoint import digests, stored_parts
+from bridge.checkpoint.folder_lock import Saving, find_folder
+from bridge.checkpoint.native_format import Checkpoint, file_of
+from bridge.checkpoint.stored_parts import LocalBox
 
 RANKS = 2
 STATE = {
@@ -68,7 +68,7 @@ def written(root: Path) -> None:
     """A checkpoint of two ranks."""
     saving = Saving.begin(root, "step3")
     for rank in range(RANKS):
-        parts.write_parts(saving.temporary / file_of(rank), held(rank))
+        stored_parts.write_parts(saving.temporary / file_of(rank), held(rank))
     text = json.dumps(STATE, indent=1)
     sums = {
         file_of(rank): digests.digest_of(saving.temporary / file_of(rank)) for rank in range(RANKS)
@@ -90,7 +90,7 @@ def read(root: Path) -> dict[str, Any]:
         shape = checkpoint.state.tensors[name]
         if stored:
             room = torch.empty(shape, dtype=whole.dtype)
-            parts.fill_parts([LocalBox(name, shape, (0,) * len(shape), room)], saved)
+            stored_parts.fill_parts([LocalBox(name, shape, (0,) * len(shape), room)], saved)
             found[name] = room.tolist()
     return found
 

@@ -18,12 +18,12 @@ from readers import READERS, ROOT, plans
 
 import bridge
 import compat
-from bridge import carry
-from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.files import parse
 from bridge.layout.schedule import SCHEDULES, ScheduleShape, generate_schedule, make_timeline
 from bridge.layout.schedule.table import read_schedule, schedule_to_csv
+from bridge.stack.dialect import Config
+from bridge.translation import sidecar
 from compat.automodel.schedules import table
 
 One = Callable[[Random, Tally], None]
@@ -59,7 +59,7 @@ def sidecars(scratch: Path) -> One:
 
 
 def _restored(target: Config, text: str, further: bool) -> None:
-    kept = carry.parse(text, "x.carry.json")
+    kept = sidecar.parse(text, "x.carry.json")
     if not further:
         return
     back = bridge.translate(target, compat.load("megatron"), carry=kept)

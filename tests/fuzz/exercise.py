@@ -15,14 +15,15 @@ import mutants
 
 import bridge
 import compat
-from bridge import carry, limits, secrets
+from bridge import limits
 from bridge.cli import run
 from bridge.cli.show import show as shown
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.files import parse
-from bridge.plan import Plan
-from bridge.translation import Result, lower
+from bridge.files import parse, secrets
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config, Dialect
+from bridge.translation import sidecar
+from bridge.translation.translate import Result, lower
 
 MOST = 3 * limits.SECONDS
 """Processor seconds that no input may take; a machine of the slowest kind has room enough in it."""
@@ -124,7 +125,7 @@ def _back(config: Config, result: Result) -> None:
     written = result.written
     document = parse(written.text, "there", SUFFIXES[written.format])
     target = result.config.dialect.read(document, world_size=result.config.world_size)
-    kept = carry.parse(result.carry.text(written.text), "the sidecar")
+    kept = sidecar.parse(result.carry.text(written.text), "the sidecar")
     with contextlib.suppress(BridgeError):
         bridge.translate(target, config.dialect, config.version, config.world_size, kept)
 

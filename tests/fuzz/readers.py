@@ -14,9 +14,9 @@ import mutants
 from gentle import Flags, Pool, groups
 
 import compat
-from bridge.config import fields
 from bridge.errors import BridgeError
 from bridge.files import load, parse
+from bridge.plan.section import fields
 from bridge.testing.scripts import write_script
 from compat.megatron import releases
 

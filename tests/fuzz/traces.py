@@ -12,13 +12,13 @@ import torch
 from exercise import Tally
 from folders import Folder
 
+from bridge.checkpoint.digests import digest_of
 from bridge.files.sealed import seal as sealed
-from bridge.state.digests import digest_of
-from bridge.trace.comparison import compare_runs
 from bridge.trace.log import Log
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 ABOUT = {
     "ranks": 2,

@@ -57,7 +57,7 @@ def _rotary(rope: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
 
 def main(place: Path) -> None:
     """Write the defaults of every family with a class."""
-    from bridge.families.table import FAMILIES
+    from bridge.plan.families.table import FAMILIES
 
     harvested = {
         name: defaults(family.config, family.keys_it_reads)

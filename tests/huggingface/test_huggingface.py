@@ -15,16 +15,16 @@ from harvest import defaults
 
 import bridge
 import compat
-from bridge import meaning
-from bridge.config import fields
-from bridge.dialect import Config
 from bridge.errors import BridgeError
-from bridge.families import FAMILIES, GENERIC, choose, groups, stands_for
-from bridge.families.schema import ModelKeys
-from bridge.families.table import ORDERED
-from bridge.plan import paths
-from bridge.rules import Effect
-from bridge.translation import translate
+from bridge.plan import equality
+from bridge.plan.families import FAMILIES, GENERIC, choose, groups, stands_for
+from bridge.plan.families.schema import ModelKeys
+from bridge.plan.families.table import ORDERED
+from bridge.plan.plan import paths
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect
+from bridge.translation.translate import translate
 
 HF = compat.load("huggingface")
 SAMPLE = Path(__file__).parent / "configs.jsonl"
@@ -128,7 +128,7 @@ def fate(hf: Mapping[str, Any], stack: str) -> str:
     there = translate(source, compat.load(stack))
     back = translate(there.config, HF)
     before, after = (
-        meaning.plain(bridge.lift(config).values()) for config in (source, back.config)
+        equality.plain(bridge.lift(config).values()) for config in (source, back.config)
     )
     differ = {
         path

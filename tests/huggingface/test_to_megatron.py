@@ -8,8 +8,8 @@ import pytest
 
 import bridge
 import compat
-from bridge.rules import Effect, How
-from bridge.translation import Result
+from bridge.stack.rules import Effect, How
+from bridge.translation.translate import Result
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.layout.mesh import AXES, Mesh
-from bridge.plan import Parallel
+from bridge.plan.plan import Parallel
 
 sizes = st.integers(1, 4)
 orders = st.none() | st.permutations(AXES).map("-".join)

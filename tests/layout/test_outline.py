@@ -18,7 +18,7 @@ from bridge.layout import outline
 from bridge.layout.architecture import PRESETS, Architecture, Share
 from bridge.layout.outline import Outline
 from bridge.layout.shard import BYTES
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 SHAPE = Architecture(layers=3, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=29, sequence=8)
 

@@ -13,7 +13,7 @@ import compat
 from bridge import BridgeError, count_parameters
 from bridge.layout.architecture import PRESETS, Architecture
 from bridge.layout.parameters import missing_fields_of
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 SAMPLE: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("parameters.json").read_text("utf-8")

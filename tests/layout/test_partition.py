@@ -25,7 +25,7 @@ from bridge.layout.partition import (
     floor_last,
     partition_layers,
 )
-from bridge.plan import Stages
+from bridge.plan.plan import Stages
 
 SAMPLE = Path(__file__).parents[1] / "automodel" / "stages.jsonl"
 

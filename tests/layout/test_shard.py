@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.layout.shard import Flat, Layout, Parameter, boxes_of_range
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 DTYPES = st.sampled_from(["fp64", "fp32", "bf16", "fp16"])
 COUNTS = st.none() | st.integers(1, 6)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bridge.layout.residency import Residency, stage_visits
 from bridge.layout.shard import Home, Layout, Parameter
 from bridge.layout.traffic import AGREE, GATHER, REDUCE, Traffic, step_traffic
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 SIZE = 12
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_flags import parse
 
-from bridge.checks import Check
 from bridge.errors import ConfigError
+from bridge.stack.checks import Check
 from compat.megatron import objects, releases
 from compat.megatron.arguments import OPEN, TABLE, effective, smallest_world_size
 from compat.megatron.arguments.steps import Namespace, select

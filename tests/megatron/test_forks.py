@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.files import Document, Script
-from bridge.findings import Origin
-from bridge.rules import Effect
+from bridge.stack.dialect import Config
+from bridge.stack.findings import Origin
+from bridge.stack.rules import Effect
 from compat.megatron import forks
 
 BASE = "torchrun a.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 --lr 1e-4"

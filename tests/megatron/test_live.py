@@ -9,7 +9,7 @@ import pytest
 
 import bridge
 import compat
-from bridge.rules import Effect
+from bridge.stack.rules import Effect
 
 core = pytest.importorskip("megatron.core")
 torch = pytest.importorskip("torch")

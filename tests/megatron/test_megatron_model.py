@@ -13,8 +13,8 @@ import pytest
 
 import bridge
 import compat
-from bridge.config import Values
-from bridge.meaning import plain
+from bridge.plan.equality import plain
+from bridge.plan.section import Values
 from compat.megatron import options
 
 Row = dict[str, Any]

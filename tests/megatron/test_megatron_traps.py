@@ -6,8 +6,8 @@ import pytest
 
 import bridge
 import compat
-from bridge import carry
-from bridge.rules import Effect
+from bridge.stack.rules import Effect
+from bridge.translation import sidecar as carry
 
 MEGATRON = compat.load("megatron")
 BARE = (

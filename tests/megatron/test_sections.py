@@ -11,7 +11,7 @@ import pytest
 import bridge
 import compat
 from bridge.errors import ConfigError
-from bridge.rules import Effect
+from bridge.stack.rules import Effect
 from compat.megatron import releases
 
 DIALECT = compat.load("megatron")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.config import fields
 from bridge.errors import ConfigError
-from bridge.findings import Finding
-from bridge.rules import Effect
+from bridge.plan.section import fields
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from compat.merak.checks import TRAPS
 from compat.merak.releases import KNOWN, release
 from compat.merak.schema import Merak
-from compat.merak.traps import TRAPS
 
 MERAK = compat.load("merak")
 MAIN = KNOWN[-1]

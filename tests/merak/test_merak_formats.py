@@ -11,7 +11,7 @@ import pytest
 
 import compat
 from bridge.errors import BridgeError, ConfigError, SourceError
-from bridge.rules import Effect
+from bridge.stack.rules import Effect
 
 MERAK = compat.load("merak")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "merak"
@@ -30,7 +30,7 @@ def problems(source: Any, **more: Any) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["file"])
 def test_examples(case: dict[str, Any]) -> None:
-    from bridge.translation import lift
+    from bridge.translation.translate import lift
 
     config = MERAK.read(EXAMPLES / case["file"], case["version"], case["world_size"])
     for path, value in case["effective"].items():

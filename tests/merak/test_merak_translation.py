@@ -10,8 +10,8 @@ import pytest
 
 import bridge
 import compat
-from bridge.rules import Effect, How
-from bridge.translation import Result, translate
+from bridge.stack.rules import Effect, How
+from bridge.translation.translate import Result, translate
 from compat.merak.releases import KNOWN
 
 MERAK, MEGATRON, DEEPSPEED = (compat.load(name) for name in ("merak", "megatron", "deepspeed"))

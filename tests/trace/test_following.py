@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from bridge.cli import run as command
-from bridge.plan import Debug
-from bridge.trace import attach, running
+from bridge.plan.plan import Debug
+from bridge.trace import attach, run_liveness
 from bridge.trace.findings import Findings, TraceFinding
-from bridge.trace.following import Follower, Step, step_text
+from bridge.trace.follow import Follower, Step, step_text
 from bridge.trace.log import Log
 from bridge.trace.pages import series
 from bridge.trace.pages.series import FindingOfFile
@@ -216,16 +216,16 @@ def test_nothing_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_note_says_whether_a_run_goes_on(tmp_path: Path) -> None:
-    assert not running.is_alive(tmp_path)
-    ended = running.mark_process(tmp_path)
-    assert running.is_alive(tmp_path)
+    assert not run_liveness.is_alive(tmp_path)
+    ended = run_liveness.mark_process(tmp_path)
+    assert run_liveness.is_alive(tmp_path)
     ended()
-    assert not running.is_alive(tmp_path)
+    assert not run_liveness.is_alive(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for host, expected in ((socket.gethostname(), False), ("elsewhere", True)):
-        (tmp_path / running.FILE).write_text(json.dumps({"pid": gone.pid, "host": host}))
-        assert running.is_alive(tmp_path) is expected, "of another host nobody can tell"
+        (tmp_path / run_liveness.FILE).write_text(json.dumps({"pid": gone.pid, "host": host}))
+        assert run_liveness.is_alive(tmp_path) is expected, "of another host nobody can tell"
 
 
 def test_findings_are_a_sequence() -> None:
@@ -372,7 +372,7 @@ def test_a_folder_that_is_there_is_left_alone(
 
 
 def test_a_loss_is_what_backward_was_called_with(tmp_path: Path) -> None:
-    from bridge.plan import Debug
+    from bridge.plan.plan import Debug
     from bridge.trace.run import TracedRun
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
@@ -389,4 +389,4 @@ def test_a_loss_is_what_backward_was_called_with(tmp_path: Path) -> None:
     tracer.remove()
     (lines,) = TracedRun.read(tmp_path).lines.values()
     assert [lines[number].read().loss for number in range(4)] == [None, *map(pytest.approx, losses)]
-    assert not running.is_alive(tmp_path) and not (tmp_path / running.FILE).exists()
+    assert not run_liveness.is_alive(tmp_path) and not (tmp_path / run_liveness.FILE).exists()

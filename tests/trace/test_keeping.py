@@ -12,14 +12,14 @@ import torch
 
 from bridge.cli import run as command
 from bridge.errors import BridgeError
-from bridge.plan import Debug
+from bridge.plan.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare_runs
-from bridge.trace.keeping import Keep
 from bridge.trace.log import Log
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
+from bridge.trace.retention import Keep
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 DEBUG = Debug(
     layer_outputs=6, layer_gradients=6, param_init=6, all_param_gradients=6, param_update=6

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from bridge.plan import Debug
+from bridge.plan.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare_runs
 from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.gradients import Reduced
 from bridge.trace.run import TracedRun
+from bridge.trace.run_comparison import compare_runs
 
 LOGS = Debug(
     layer_outputs=5,

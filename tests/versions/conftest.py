@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import compat
-from bridge.dialect import Config, Dialect
 from bridge.harvest.process import Process, Verdict
+from bridge.stack.dialect import Config, Dialect
 
 HERE = Path(__file__).parent
 TABLE = tomllib.loads((HERE / "releases.toml").read_text("utf-8"))

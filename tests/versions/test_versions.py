@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.config import fields
-from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
+from bridge.plan.section import fields
+from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, mutations
 from bridge.testing.verdicts import draw_examples
-from bridge.translation import translate
+from bridge.translation.translate import translate
 
 COUNT = int(os.environ.get("STAGEBRIDGE_EXAMPLES", "1000"))
 """Generated configs for each release."""

@@ -10,16 +10,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge import printed, report, stacks
 from bridge.cli import convert
 from bridge.cli.job import Job
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import console
-from bridge.dialect import Config
 from bridge.errors import SourceError, TranslationError
-from bridge.exits import Exit
 from bridge.files import write_all
-from bridge.translation import lift
+from bridge.report import as_json, as_text
+from bridge.report.exit_codes import Exit
+from bridge.stack import registry
+from bridge.stack.dialect import Config
+from bridge.translation.translate import lift
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,16 +57,16 @@ def demo(
         }
     )
     result = convert.translate_job(
-        _demo_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar()
+        _demo_job(folder / LAUNCH), registry.load("deepspeed"), None, Sidecar()
     )
     texts = {
         **convert.files_to_write(result, folder / TARGET, with_carry=True),
-        folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False)
+        folder / "report.json": json.dumps(as_json.as_json(result), indent=2, allow_nan=False)
         + "\n",
     }
     write_all(texts)
     out = console(sys.stdout)
-    printed.text(result, out, files=tuple(texts))
+    as_text.text(result, out, files=tuple(texts))
     # From the files, as a user would: what was not written cannot come back.
     there = _demo_job(folder / TARGET)
     back = convert.translate_job(

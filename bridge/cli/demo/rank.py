@@ -2,7 +2,7 @@
 
 It trains to STEPS and saves, or resumes if FOLDER holds a checkpoint; then it trains MORE steps.
 The first rank prints one JSON object for each step. LIMITS is a JSON list of the two limits of
-`bridge.comm.patient`.
+`bridge.engine.comm.patient`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bridge import comm
 from bridge.cli.train import end_process
-from bridge.engine.backend import BACKEND as NATIVE
+from bridge.engine import comm
 from bridge.engine.checkpoint import LATEST
+from bridge.engine.native import BACKEND as NATIVE
 from bridge.engine.training import Report, Training
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 
 def main(plan: str, path: str, steps: str, more: str, limits: str) -> None:

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from bridge.cli.local import run_ranks
 from bridge.engine.fit import fit
 from bridge.errors import BridgeError
-from bridge.extras import engine_lacks
 from bridge.layout.architecture import PRESETS
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
+from bridge.stack.extras import engine_lacks
 
 RANKS = 2
 STEPS, MORE = 20, 3
@@ -45,7 +45,7 @@ def train_demo(
     """Train `plan` at a size for two ranks and a small model. Raises `BridgeError` if a rank fails
     or if the losses are wrong.
 
-    `silence` and `timeout` are the limits of `bridge.comm.patient`, in seconds.
+    `silence` and `timeout` are the limits of `bridge.engine.comm.patient`, in seconds.
     """
     if engine_lacks():
         out.print(

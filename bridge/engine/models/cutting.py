@@ -30,10 +30,10 @@ from bridge.engine.models.trial import WHOLE, Uncut, cut
 from bridge.engine.randomness import Keyed, other_states, restore_others, scope
 from bridge.engine.stage import differentiable
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
 from bridge.layout.pipeline import ranks_of
-from bridge.plan import Plan
-from bridge.rules import Effect
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 
 SHAPE = (2, 8)
 """Number of samples and of tokens on which a model is tried."""

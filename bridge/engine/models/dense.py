@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bridge.backend import Workload
+from bridge.engine.interface import Workload
 from bridge.engine.models import gpt
 from bridge.engine.models.experts import SCORES, Routed
 from bridge.engine.models.pretrained import open_model
@@ -22,7 +22,7 @@ from bridge.engine.randomness import seed_of
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.layout.tensor import TensorPlan
-from bridge.model import Model, Rotary, RotaryScaling
+from bridge.plan.model import Model, Rotary, RotaryScaling
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge.layout.architecture import Experts
-from bridge.model import Moe
+from bridge.plan.model import Moe
 
 TINY = 1e-20
 """Term that is added to a sum of scores before division, because all scores of a token may be 0."""

@@ -30,7 +30,7 @@ from bridge.engine.models.slicing import slice_model
 from bridge.engine.models.stacks import stacks_of
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan
-from bridge.plan import Plan
+from bridge.plan.plan import Plan
 
 COLUMN, ROW, SHARE = "colwise", "rowwise", "replicated_with_grad_allreduce"
 GATHERED, DIVIDED = "colwise_gather_output", "rowwise_split_input"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 from bridge import limits
-from bridge.config import show_value
 from bridge.errors import ConfigError, few
+from bridge.files.shown import show_value
 from bridge.layout.schedule.action import COMPUTE, Action, ActionKind, Schedule
 from bridge.layout.schedule.check import prove_schedule
 from bridge.layout.schedule.generate import check_size

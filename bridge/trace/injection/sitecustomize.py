@@ -22,6 +22,6 @@ def others() -> None:
 
 others()
 if "STAGEBRIDGE_TRACE" in os.environ:
-    from bridge.trace.injected import install_watch
+    from bridge.trace.injected_watch import install_watch
 
     install_watch()

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.trace import naming
 from bridge.trace.findings import Findings, TraceFinding
-from bridge.trace.gathering import gather_tensor, gather_values
+from bridge.trace.gather import gather_tensor, gather_values
 from bridge.trace.invariants.causality import Causal
 from bridge.trace.invariants.check import NOTHING, Check
 from bridge.trace.invariants.copies import Buffers, Calls, Ties
@@ -24,10 +24,10 @@ from bridge.trace.invariants.inputs import Positions, Randomness, Samples
 from bridge.trace.invariants.optimizers import Clipped, Groups, Resumed, Updated
 from bridge.trace.invariants.pace import Late, Schedules
 from bridge.trace.invariants.recompute import Recomputed
-from bridge.trace.meeting import Meeting
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import flat_pieces
 from bridge.trace.source import Moment
+from bridge.trace.step_meeting import Meeting
 from bridge.trace.tracer import OUTPUT, Sight
 
 CHECKS: Sequence[type[Check]] = (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bridge.trace.findings import Findings, TraceFinding
-from bridge.trace.gathering import gather_tensor
+from bridge.trace.gather import gather_tensor
 from bridge.trace.invariants.sketch import sample_tensor
 from bridge.trace.source import Held, Moment, TraceSource
 from bridge.trace.tracer import Sight

@@ -16,10 +16,10 @@ from bridge.errors import SourceError
 from bridge.files.contained import inside, read_text
 from bridge.trace.columns import ColumnReader, Columns, Gathering, Pattern
 from bridge.trace.findings import FILE, MEANINGS
-from bridge.trace.pairing import phase_and_kind
 from bridge.trace.run import TracedRun
 from bridge.trace.schema import RUN
 from bridge.trace.segments import Floats, Places
+from bridge.trace.tensor_pairs import phase_and_kind
 
 SECTIONS = (("reduce", "gradient"), ("forward", "output"), ("update", "weight"))
 """The phases and kinds of the tensors whose norms a page shows. The map of layers shows the first

@@ -11,7 +11,7 @@ from html import escape as escaped
 
 import numpy as np
 
-from bridge.clean import clean
+from bridge.files.printable import clean
 from bridge.trace.segments import Floats
 
 POINTS = 300

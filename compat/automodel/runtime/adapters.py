@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
-from bridge.rules import Effect
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 from compat.automodel.runtime.sections import Section, only, target
 
 KNOWN = (

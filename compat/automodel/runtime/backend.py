@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from bridge.backend import MICRO, Backend, Trainer, Workload, unkept
-from bridge.dialect import Config
+from bridge.engine.interface import MICRO, Backend, Trainer, Workload, unkept
 from bridge.engine.plain import torch_release
 from bridge.errors import BridgeError
-from bridge.plan import Plan
-from bridge.translation import lower
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.translation.translate import lower
 from compat.automodel import DIALECT
 
 if TYPE_CHECKING:

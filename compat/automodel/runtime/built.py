@@ -16,8 +16,8 @@ from bridge.engine.formats import TORCH, name_of
 from bridge.engine.models.pretrained import WEIGHTS
 from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import existing_path
-from bridge.findings import Finding
-from bridge.rules import Effect
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 from compat.automodel.runtime.sections import TARGET, Section
 from compat.automodel.schema import DTYPES
 

@@ -17,23 +17,23 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from bridge.backend import Step, Workload
-from bridge.comm import everyones, rank_and_world
-from bridge.dialect import Config
+from bridge.checkpoint.groups import FILE, build_groups
+from bridge.engine.comm import everyones, rank_and_world
 from bridge.engine.device import join as join_group
 from bridge.engine.environment import detect
 from bridge.engine.formats import TORCH
+from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loops import memory_bytes, norm_of, wholes
 from bridge.engine.models.dense import model_to_train
 from bridge.engine.models.gpt import IGNORED, sum_cross_entropy
 from bridge.errors import BridgeError
-from bridge.state.groups import FILE, build_groups
-from bridge.translation import lift
+from bridge.stack.dialect import Config
+from bridge.translation.translate import lift
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch
+    from bridge.engine.interface import Batch
 
 POLICY = "distributed.mp_policy."
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad")
@@ -48,7 +48,7 @@ def join() -> int:
 class FullyShardedTrainer:
     """Trains the native model of the workload as `config` says.
 
-    `bridge.backend.Trainer` documents the methods.
+    `bridge.engine.interface.Trainer` documents the methods.
     """
 
     def __init__(self, config: Config, workload: Workload) -> None:

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 import bridge.engine
-from bridge import comm
+from bridge.engine import comm
 from bridge.engine.formats import name_of
 from bridge.engine.layers import Arguments, logits_in
 from bridge.engine.models.cutting import cut_of, is_hugging_face
 from bridge.engine.runner import Engine, chain_of_model
 from bridge.errors import BridgeError, ConfigError
 from bridge.files.write import write_text
-from bridge.findings import Finding
 from bridge.layout.schedule.table import schedule_to_csv
-from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import lift
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from bridge.translation.translate import lift
 from compat.automodel import DIALECT
 from compat.automodel.runtime.parts import StageModules, even, layers_by_stage
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
 from bridge.harvest.code import first, plain
+from bridge.stack.dialect import Config
 from compat.automodel.effective import PP, D, data_ranks
 from compat.automodel.formats import formats, nest_recipe
 from compat.automodel.releases import release

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import bridge.engine
-from bridge import comm
-from bridge.dialect import Config
+from bridge.engine import comm
 from bridge.engine.environment import detect
 from bridge.engine.fields import accumulation_of, check
 from bridge.engine.layers import logits_in
@@ -25,11 +24,12 @@ from bridge.engine.runner import Engine
 from bridge.engine.training import Report, report_of_step
 from bridge.errors import ConfigError
 from bridge.files import writable
-from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
-from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import lift, unheld
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from bridge.translation.translate import lift, unheld
 from compat.automodel import DIALECT
 from compat.automodel.rules import ENTROPIES
 from compat.automodel.runtime import built

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError, nearest
-from bridge.families import NULL
+from bridge.plan.families import NULL
+from bridge.stack.dialect import Config
 from compat.automodel.formats import nest_recipe
 from compat.automodel.releases import release
 

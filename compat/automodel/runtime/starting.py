@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.harvest.code import first
+from bridge.stack.dialect import Config
 from compat.automodel.formats import nest_recipe
 from compat.automodel.releases import release
 from compat.automodel.runtime import real

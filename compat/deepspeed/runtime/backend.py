@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from bridge import __version__
-from bridge.backend import Backend, Trainer, Workload, unkept
-from bridge.dialect import Config, Written
-from bridge.edits import edit_config, without
+from bridge.engine.interface import Backend, Trainer, Workload, unkept
 from bridge.errors import BridgeError, VersionError
-from bridge.plan import Plan
-from bridge.translation import lift, lower
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config, Written
+from bridge.translation.edit import edit_config, without
+from bridge.translation.translate import lift, lower
 from compat.deepspeed import DIALECT, live
 
 if TYPE_CHECKING:
-    from bridge.state.hub import Hub
+    from bridge.checkpoint.hub import Hub
     from compat.deepspeed import DeepSpeedFile
 
 PASSES = 2

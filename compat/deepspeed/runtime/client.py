@@ -12,9 +12,9 @@ from torch import nn
 
 from bridge.engine.optimizer import HYPER, ParameterGroupSettings
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
-from bridge.plan import Optimizer as Settings
-from bridge.rules import Effect
+from bridge.plan.plan import Optimizer as Settings
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 from compat.deepspeed.runtime.names.optimizers import FusedAdam
 
 Optimizer = torch.optim.Optimizer

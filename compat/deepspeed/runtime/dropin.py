@@ -17,20 +17,19 @@ import torch
 from torch import nn
 
 import bridge.engine
-from bridge import comm
-from bridge.dialect import Config
-from bridge.edits import without
-from bridge.engine import device
+from bridge.engine import comm, device
 from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import as_module
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
-from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import claims, lift, plan_claims, unheld
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from bridge.translation.edit import without
+from bridge.translation.translate import claims, lift, plan_claims, unheld
 from compat.deepspeed import DIALECT
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine

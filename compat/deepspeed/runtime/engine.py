@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from bridge.dialect import Config
+from bridge.checkpoint import tagged_json
+from bridge.checkpoint.schema import read_state as read_state
 from bridge.engine import buffers
 from bridge.engine.absence import drop_gradient
 from bridge.engine.checkpoint import LATEST, together
@@ -24,9 +25,8 @@ from bridge.engine.formats import TORCH
 from bridge.engine.layers import GUARDS, loss_in
 from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
-from bridge.state import tagged
-from bridge.state.schema import read_state as read_state
+from bridge.stack.dialect import Config
+from bridge.stack.findings import Finding
 from compat.deepspeed.runtime.names import parts
 from compat.deepspeed.runtime.names.zero import WITHIN, GatheredParameters, ZeroParamStatus, mark
 
@@ -44,7 +44,7 @@ def _convert_state(path: Path, scheduler: Any) -> dict[str, Any]:
     continue from the number of updates.
     """
     saved = read_state(path, path)
-    carried: Any = tagged.decode_value(saved.carried)
+    carried: Any = tagged_json.decode_value(saved.carried)
     steps = saved.progress.steps
     groups: Any = carried.get("groups") or []
     counted = {EPOCHS[0]: steps - 1} if steps and hasattr(scheduler, EPOCHS[0]) else None

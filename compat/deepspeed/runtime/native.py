@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from bridge.backend import Step, Workload
-from bridge.comm import everyones
+from bridge.engine.comm import everyones
 from bridge.engine.device import join
 from bridge.engine.environment import detect
+from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import mean_cross_entropy
@@ -30,12 +30,12 @@ from compat.deepspeed.runtime.trainers import (
 )
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch
+    from bridge.engine.interface import Batch
     from compat.deepspeed import DeepSpeedConfig
 
 
 class DropInTrainer:
-    """Trains a workload's model as a DeepSpeed config says. `bridge.backend.Trainer` documents the
+    """Trains a workload's model as a DeepSpeed config says. `bridge.engine.interface.Trainer` documents the
     methods.
     """
 

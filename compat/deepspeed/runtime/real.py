@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from bridge.config import nest
-from bridge.dialect import Config
+from bridge.plan.section import nest
+from bridge.stack.dialect import Config
 from compat.deepspeed import live
 from compat.deepspeed.batch import ranks
 from compat.deepspeed.formats import plain

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from bridge.checkpoint import parameter_names
+from bridge.checkpoint.hub import Model
 from bridge.engine.models.dense import native
 from bridge.errors import BridgeError
-from bridge.state import names
-from bridge.state.hub import Model
-from compat.deepspeed.program import MODEL, SCRIPT
 from compat.deepspeed.runtime.trainers import DeepSpeedTrainer
+from compat.deepspeed.script_writer import MODEL, SCRIPT
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch, Workload
-    from bridge.dialect import Written
-    from bridge.state.names import Theirs
+    from bridge.checkpoint.parameter_names import Theirs
+    from bridge.engine.interface import Batch, Workload
+    from bridge.stack.dialect import Written
     from compat.deepspeed import DeepSpeedFile
 
 
@@ -192,10 +192,10 @@ def _pieces_of_parameters(shapes: Mapping[str, tuple[int, ...]], facts: Model) -
     """Return, for each parameter of a transformers model, the native parameters from which it is
     made.
     """
-    for naming in names.all_namings().values():
+    for naming in parameter_names.all_namings().values():
         table = naming.family(shapes) if naming.stack == "huggingface" else None
         if table is not None:
-            return names.read_names(naming, table, shapes, facts)
+            return parameter_names.read_names(naming, table, shapes, facts)
     raise BridgeError(
         "deepspeed: the parameter names in the script's model follow no naming that stagebridge"
         " knows"

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from bridge import comm
-from bridge.backend import Step, Workload
-from bridge.engine import device
+from bridge.checkpoint.groups import FILE, build_groups
+from bridge.engine import comm, device
 from bridge.engine.compiling import disable_compile
 from bridge.engine.environment import detect
+from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models import dense
@@ -31,13 +31,12 @@ from bridge.engine.models.gpt import GPT, Attention, Embedding, mean_cross_entro
 from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
-from bridge.plan import LearningRate
-from bridge.state.groups import FILE, build_groups
+from bridge.plan.plan import LearningRate
 from compat.deepspeed.runtime.backend import PASSES
 from compat.deepspeed.schedule import settings_of_code, steers
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch
+    from bridge.engine.interface import Batch
     from compat.deepspeed import DeepSpeedFile
 
 QUIET = (
@@ -214,7 +213,7 @@ def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
 
 
 class DeepSpeedTrainer:
-    """Base of the trainers for DeepSpeed's two engines. `bridge.backend.Trainer` documents the
+    """Base of the trainers for DeepSpeed's two engines. `bridge.engine.interface.Trainer` documents the
     methods.
     """
 

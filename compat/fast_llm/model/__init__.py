@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.rules import Group, convert
+from bridge.stack.rules import Group, convert
 from compat.fast_llm.model.places import BASE as BASE
 from compat.fast_llm.model.places import layout_of as layout_of
 from compat.fast_llm.model.reading import MASTER, read, unread_settings_text, unsaid, weigh

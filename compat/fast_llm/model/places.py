@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
-from bridge.rules import Context
+from bridge.stack.rules import Context
 
 BASE = "model.base_model"
 BLOCK = "decoder.block."

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.rules import Context, Effect, Group
+from bridge.stack.rules import Context, Effect, Group
 from compat.fast_llm.model.places import BASE, Leaves, Sections, sections
 
 MASTER = "model.distributed.optimization_dtype"

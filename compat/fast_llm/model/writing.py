@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bridge.config import nest
-from bridge.meaning import head_size
-from bridge.plan import paths
-from bridge.rules import Context, Group
+from bridge.plan.equality import head_size
+from bridge.plan.plan import paths
+from bridge.plan.section import nest
+from bridge.stack.rules import Context, Group
 from compat.fast_llm.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, place_leaves
 from compat.fast_llm.model.reading import (
     ACTIVATIONS,

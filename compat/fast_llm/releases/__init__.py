@@ -10,10 +10,10 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from bridge.config import fields
-from bridge.moves import Move, rename_setting
-from bridge.releases import Release as AnyRelease
-from bridge.releases import Releases, table
+from bridge.plan.section import fields
+from bridge.stack.releases import Release as AnyRelease
+from bridge.stack.releases import Releases, table
+from bridge.stack.setting_renames import Move, rename_setting
 from compat.fast_llm.schema import FastLLM
 
 DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))

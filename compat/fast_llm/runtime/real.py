@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any
 
-from bridge.config import nest
-from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
 from bridge.harvest.code import first, plain
+from bridge.plan.section import nest
+from bridge.stack.dialect import Config
 from compat.fast_llm.batch import AXES
 
 Group = dict[str, Any]

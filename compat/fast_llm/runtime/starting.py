@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.files import parse
 from bridge.harvest.code import first
+from bridge.stack.dialect import Config
 from compat.fast_llm.batch import AXES
 from compat.fast_llm.harvest import REGISTERED, TRAINER
 from compat.fast_llm.runtime.real import release_of_package as release_of_package

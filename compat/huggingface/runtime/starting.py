@@ -8,9 +8,9 @@ import json
 from importlib.metadata import version
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.harvest.machine import MachineError, judge
+from bridge.stack.dialect import Config
 from compat.huggingface.formats import text
 
 

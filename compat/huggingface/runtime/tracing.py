@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from bridge.errors import BridgeError
-from bridge.plan import Debug
+from bridge.plan.plan import Debug
 from bridge.trace import attach
 from bridge.trace.findings import TraceFinding
 from bridge.trace.tracer import Tracer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.checks import excludes, set_
+from bridge.stack.checks import excludes, set_
 from compat.megatron.arguments.graph_modules import MODULE_STEPS
 from compat.megatron.arguments.steps import (
     Namespace,

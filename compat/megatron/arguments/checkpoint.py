@@ -4,7 +4,7 @@ of `validate_args`.
 
 from __future__ import annotations
 
-from bridge.checks import equals, excludes, needs, on, positive, set_
+from bridge.stack.checks import equals, excludes, needs, on, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,

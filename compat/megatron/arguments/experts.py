@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.checks import above, equals, excludes, needs, on
+from bridge.stack.checks import above, equals, excludes, needs, on
 from compat.megatron.arguments.batch import SPLIT_PATHS
 from compat.megatron.arguments.steps import (
     Change,

@@ -4,7 +4,7 @@ multi-token prediction.
 
 from __future__ import annotations
 
-from bridge.checks import above, excludes, set_
+from bridge.stack.checks import above, excludes, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Predicate,

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from bridge import limits
-from bridge.checks import Check
+from bridge.stack.checks import Check
 from compat.megatron.arguments.steps import Namespace, check
 
 KINDS = "EtmL|"

@@ -4,7 +4,7 @@ positions and attention.
 
 from __future__ import annotations
 
-from bridge.checks import equals, excludes, needs, set_
+from bridge.stack.checks import equals, excludes, needs, set_
 from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS, dense_shards, expert_shards
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
 

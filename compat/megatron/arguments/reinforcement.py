@@ -4,7 +4,7 @@ cache, sample counts.
 
 from __future__ import annotations
 
-from bridge.checks import on
+from bridge.stack.checks import on
 from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, under
 from compat.megatron.releases import MAIN
 

@@ -4,7 +4,7 @@ fp8 and fp4 parameters.
 
 from __future__ import annotations
 
-from bridge.checks import excludes, needs, on
+from bridge.stack.checks import excludes, needs, on
 from compat.megatron.arguments.steps import (
     Change,
     Namespace,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from math import lcm, prod
 
-from bridge.checks import Check, excludes, needs, one_of, positive, set_
+from bridge.stack.checks import Check, excludes, needs, one_of, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.checks import Check
 from bridge.errors import ConfigError
-from bridge.rules import Effect
+from bridge.stack.checks import Check
+from bridge.stack.rules import Effect
 from compat.megatron.releases import RELEASES
 
 OPEN = frozenset(

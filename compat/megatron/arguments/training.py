@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.checks import excludes, needs, one_of, positive, set_
+from bridge.stack.checks import excludes, needs, one_of, positive, set_
 from compat.megatron.arguments.steps import (
     Change,
     Namespace,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from bridge.checks import excludes, set_
+from bridge.stack.checks import excludes, set_
 from compat.megatron import releases
 from compat.megatron.arguments.steps import OPEN, Derivation, Namespace, Step, check, run, select
 from compat.megatron.objects.experts import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.checks import equals, excludes, needs, on, positive, set_
+from bridge.stack.checks import equals, excludes, needs, on, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.checks import excludes
+from bridge.stack.checks import excludes
 from compat.megatron.arguments.graph_modules import MODULE_STEPS
 from compat.megatron.arguments.steps import (
     Namespace,

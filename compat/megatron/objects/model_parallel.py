@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.checks import equals, excludes, needs
+from bridge.stack.checks import equals, excludes, needs
 from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS
 from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit
 

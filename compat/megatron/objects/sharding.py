@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.checks import excludes, needs, one_of, positive
+from bridge.stack.checks import excludes, needs, one_of, positive
 from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, when
 from compat.megatron.releases import MAIN
 

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from bridge.checks import above, equals, excludes, multiple_of, needs, on, one_of, positive, set_
+from bridge.stack.checks import (
+    above,
+    equals,
+    excludes,
+    multiple_of,
+    needs,
+    on,
+    one_of,
+    positive,
+    set_,
+)
 from compat.megatron.arguments.steps import (
     Namespace,
     Predicate,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.releases import Releases, table
+from bridge.stack.releases import Releases, table
 
 
 @cache

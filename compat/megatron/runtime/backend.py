@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from bridge.backend import MICRO, Backend, Workload, unkept
-from bridge.dialect import Config
+from bridge.engine.interface import MICRO, Backend, Workload, unkept
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
-from bridge.plan import Plan
-from bridge.translation import lift, lower, plan_claims
+from bridge.plan.plan import Plan
+from bridge.stack.dialect import Config
+from bridge.translation.translate import lift, lower, plan_claims
 from compat.megatron import DIALECT, MegatronConfig, live
 from compat.megatron.runtime.real import release_of_package
 
@@ -239,7 +239,7 @@ def _limits(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _world() -> int:
-    from bridge.comm import rank_and_world
+    from bridge.engine.comm import rank_and_world
     from bridge.engine.environment import detect
 
     here = rank_and_world()

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from bridge.layout.architecture import Architecture
 from compat.megatron import MegatronConfig, objects
+from compat.megatron.checkpoint.ranks import renumber_layer
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
 from compat.megatron.runtime.real import build_object
-from compat.megatron.state.ranks import renumber_layer
 
 RUN = (
     *(

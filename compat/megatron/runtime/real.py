@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from bridge.config import Values
-from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, VersionError
 from bridge.harvest.machine import judge
+from bridge.plan.section import Values
+from bridge.stack.dialect import Config
 from compat.megatron import arguments, live, objects
 from compat.megatron.arguments.steps import member_name
 from compat.megatron.formats import flag_lines

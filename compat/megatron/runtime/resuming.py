@@ -13,8 +13,8 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from bridge.errors import SourceError
+from compat.megatron.checkpoint import run
 from compat.megatron.runtime.model import bare
-from compat.megatron.state import run
 
 
 def load_checkpoint(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, Any]:

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
-from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.harvest.machine import MachineError, judge
+from bridge.stack.dialect import Config
 from compat.megatron.objects.fields import LATENT, TRANSFORMER
 from compat.megatron.runtime import real
 from compat.megatron.runtime.real import release_of_package as release_of_package

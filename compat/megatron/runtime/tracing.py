@@ -11,11 +11,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
-from bridge.comm import Comm
+from bridge.engine.comm import Comm
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
-from bridge.plan import Parallel
+from bridge.plan.plan import Parallel
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.source import Held, Kind, Moment, Now

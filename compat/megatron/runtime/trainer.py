@@ -20,17 +20,17 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor, nn
 
-from bridge.backend import Step, Workload
-from bridge.comm import Comm, connect, rank_and_world
 from bridge.engine import device
+from bridge.engine.comm import Comm, connect, rank_and_world
 from bridge.engine.environment import Environment, detect
+from bridge.engine.interface import Step, Workload
 from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import IGNORED
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
-from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.plan.plan import Plan
+from bridge.translation.translate import lift
 from compat.megatron import MegatronConfig
 from compat.megatron.runtime import fsdp, model
 from compat.megatron.runtime.cpu import redirect_cuda
@@ -39,7 +39,7 @@ from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Share, WeightPiece, pieces, wholes
 
 if TYPE_CHECKING:
-    from bridge.backend import Batch
+    from bridge.engine.interface import Batch
 
 LOSS = "mean loss"
 EXPORT = "whole weights"
@@ -53,7 +53,7 @@ class MegatronTrainer:
     The initial weights are those of the workload's native GPT. A model that is described by a
     folder gets its weights from the checkpoint that the run resumes. `samples` is the number of
     samples per step in the run that wrote this checkpoint; the default is the number in this run.
-    `bridge.backend.Trainer` documents the methods.
+    `bridge.engine.interface.Trainer` documents the methods.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from bridge.config import below
+from bridge.plan.section import below
 from compat.merak import DIALECT
 
 __all__ = ["MerakArguments"]

@@ -7,10 +7,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from bridge import comm
+from bridge.engine import comm
 from bridge.errors import BridgeError
 from bridge.layout.mesh import Mesh
-from bridge.translation import lift
+from bridge.translation.translate import lift
 from compat.merak import DIALECT
 from compat.merak.runtime.launch import sizes
 

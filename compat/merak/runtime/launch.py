@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bridge import comm
+from bridge.engine import comm
 from bridge.engine.environment import detect
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.tensor import TensorPlan

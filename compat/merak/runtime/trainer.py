@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 import bridge.engine
-from bridge import comm
+from bridge.checkpoint.folder_lock import remove_path
+from bridge.engine import comm
 from bridge.engine.layers import Arguments, logits_in
 from bridge.engine.optimizer import ParameterGroupSettings
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
-from bridge.findings import Finding
 from bridge.layout.tensor import TensorPlan
-from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.state.folder import remove_path
-from bridge.translation import lift, unheld
+from bridge.plan.plan import Plan
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+from bridge.translation.translate import lift, unheld
 from compat.merak import DIALECT
 from compat.merak.runtime.arguments import set_arguments
 from compat.merak.runtime.launch import RUN, sizes

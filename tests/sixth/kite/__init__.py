@@ -11,12 +11,12 @@ from compat.kite import releases
 from compat.kite.rules import TABLE
 from compat.kite.schema import Kite
 
-from bridge.config import Values, fields, flatten, validate
-from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import ConfigError
 from bridge.files import load
-from bridge.findings import Finding, Origin
-from bridge.rules import Effect
+from bridge.plan.section import Values, fields, flatten, validate
+from bridge.stack.dialect import Config, Dialect, Reading, Written
+from bridge.stack.findings import Finding, Origin
+from bridge.stack.rules import Effect
 
 SIGNATURE = ("ranks", "feed", "update", "spread", "tail", "wind")
 """Settings by which a file is known before any of this is imported."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.dialect import Config
-from bridge.moves import rename_setting
+from bridge.stack.dialect import Config
+from bridge.stack.setting_renames import rename_setting
 
 KNOWN = ("1.0", "2.0")
 ONLY = {"update.lr": "1.0", "update.rate": "2.0", "wind": "2.0"}

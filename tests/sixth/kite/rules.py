@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.plan import paths
-from bridge.rules import Context, Effect, Group, convert, only_ours, only_theirs, rename
+from bridge.plan.plan import paths
+from bridge.stack.rules import Context, Effect, Group, convert, only_ours, only_theirs, rename
 
 DTYPES = {"full": "fp32", "half": "fp16", "brain": "bf16"}
 SIDES = ("batch.micro", "batch.accumulation", "batch.global_")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section
+from bridge.plan.section import Count, Real, Section
 
 Positive = Annotated[Real, Ge(0)]
 

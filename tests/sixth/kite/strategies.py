@@ -9,7 +9,7 @@ from compat.kite.schema import Kite
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from bridge.config import fields
+from bridge.plan.section import fields
 from bridge.testing import StrategyCase, StrategyPart
 from bridge.testing.strategies import Group
 

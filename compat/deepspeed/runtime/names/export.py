@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bridge.checkpoint.folder_lock import find_folder
+from bridge.checkpoint.formats import read_checkpoint
 from bridge.errors import BridgeError, SourceError
-from bridge.state.folder import find_folder
-from bridge.state.formats import read_checkpoint
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge import comm
+from bridge.engine import comm
 from bridge.errors import BridgeError
 from compat.deepspeed import DIALECT
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridge import comm
+from bridge.engine import comm
 from bridge.errors import BridgeError
 from compat.deepspeed.runtime.names.accelerator import get_accelerator
 

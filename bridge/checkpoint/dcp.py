@@ -1,0 +1,639 @@
+"""The format of torch.distributed.checkpoint: each rank saves boxes of tensors, and the file
+`.metadata` lists where each box is stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.checkpoint import archive, stored_parts, torch_save, unpickle
+from bridge.checkpoint.digests import SUMS
+from bridge.checkpoint.files import File, size_of
+from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted
+from bridge.checkpoint.hub import (
+    BESIDE,
+    Hub,
+    Origin,
+    Parameter,
+    ParameterGroup,
+    Where,
+    as_plain,
+    beside_of,
+    find_misshapen_states,
+    loss_finding,
+    settings_of,
+    weights_of,
+    with_beside,
+)
+from bridge.checkpoint.lazy import FLOATING, Boxed, Held, Lazy, Placed, read_strips
+from bridge.checkpoint.torch_save import Size
+from bridge.checkpoint.unpickle import Constant, Known, Record, recorders
+from bridge.errors import SourceError
+from bridge.files.contained import plain as plain_name
+from bridge.files.contained import read_bytes, regular
+from bridge.files.shown import show_value
+from bridge.layout.shard import Box
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+
+METADATA = ".metadata"
+DATA = "__0_0.distcp"
+COMMON = "common.pt"
+"""Name of a file that checkpoints of Megatron-Core have beside `.metadata`, and that this format
+does not have. The file holds all values that are no tensors.
+"""
+VERSION = "1.0.0"
+DAMAGED = "the checkpoint is damaged"
+OWN = "torch.distributed.checkpoint.metadata"
+PLACES = "torch.distributed.checkpoint.filesystem _StorageInfo"
+NAMES = (
+    *(
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+    ),
+    *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+)
+KNOWN = {
+    **archive.KNOWN,
+    **recorders(*(f"{OWN} {name}" for name in NAMES), PLACES, "torch.serialization _get_layout"),
+    **recorders("pathlib PosixPath", "pathlib._local PosixPath", "pathlib WindowsPath"),
+}
+"""Names that the pickle `.metadata` contains, from torch/distributed/checkpoint/metadata.py and
+filesystem.py. Their objects are read as records.
+"""
+OPTIMIZERS = re.compile(r"optim(?:izer)?s?")
+NEUTRAL: Mapping[str, Any] = {
+    **dict.fromkeys(("amsgrad", "maximize", "capturable", "differentiable"), False),
+    **dict.fromkeys(("foreach", "fused")),
+    "decoupled_weight_decay": True,
+}
+"""Settings that torch's AdamW expects in its state, with values that change no numbers. They are
+written if the source checkpoint does not have them.
+"""
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """An entry of a checkpoint: a tensor or another value, and the keys that lead to it in the
+    dictionary that was saved.
+    """
+
+    path: tuple[Any, ...]
+    value: Any
+
+
+class Dcp(Format):
+    """The format of torch.distributed.checkpoint, in which users of FSDP save."""
+
+    name = "dcp"
+    title = "torch.distributed.checkpoint"
+
+    def find(self, folder: Path) -> Path | None:
+        """Return the folder if it has `.metadata` but not `common.pt`, which would show
+        Megatron-Core's format; else None.
+        """
+        return folder if (folder / METADATA).is_file() and not (folder / COMMON).is_file() else None
+
+    def verify(self, place: Path, used: Used | None = None) -> None:
+        """Check the digests in SHA256SUMS or, without that file, the checksums within the archives."""
+        super().verify(place, used)
+        if not (place / SUMS).is_file():
+            verify_checksums(place, KNOWN, used)
+
+    def read(self, place: Path) -> Hub:
+        """Return the checkpoint. Weights are read from the key `model`, or from the top if there
+        is no such key, and optimizer states by parameter name. All other values become client
+        state.
+        """
+        return hub_of(
+            self.name,
+            place,
+            read_entries(place),
+            (place / METADATA, *sorted(place.glob("*.distcp"))),
+        )
+
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+        """Return the files that one rank would write. Their keys `model` and `optimizer` are as
+        torch's get_state_dict returns them. For a parameter with a master, the master is written.
+        """
+        values = dict(_values_to_save(hub, wanted.dtype))
+        files = files_of(
+            [Saved.of(_entry_key(path), value) for path, value in values.items()],
+            {_entry_key(path): path for path in values},
+        )
+        return PlannedFiles(files, SUMS, tuple(_find_losses(hub)))
+
+
+# Reading
+
+
+def hub_of(
+    format: str, place: Path, found: Mapping[str, StoredEntry], files: tuple[Path, ...]
+) -> Hub:
+    """Return the checkpoint that consists of these entries. Raises `SourceError` if no entry
+    belongs to a model.
+    """
+    model, optimizer, rest = _sort_entries(found, place)
+    if not model:
+        raise SourceError(f"{place / METADATA}: found no tensors of a model; {DAMAGED}")
+    (groups, odd), states = _optimizer_groups(optimizer), _optimizer_states(optimizer)
+    strange = sorted(name for name in states if name not in model)
+    if strange:
+        others = len(strange) - 1
+        more = f" and {others} more" if others else ""
+        raise SourceError(
+            f"{place}: the optimizer has states of {show_value(strange[0])}{more}, which the model does "
+            f"not have; {DAMAGED}"
+        )
+    # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
+    # the optimizer knows decides; without an optimizer everything that floats is a trained
+    # parameter.
+    known = {name for group in groups for name in group.names} | set(states)
+    ties = dict(_tie_pairs(model, known))
+    kinds = {name: _is_buffer(name, model, known) for name in model}
+    parameters = {
+        name: _build_parameter(held, states.get(name, {}), not known or name in known)
+        for name, held in model.items()
+        if name not in ties and not kinds[name]
+    }
+    steps = {held.step for held in parameters.values() if held.step is not None}
+    said, left = as_plain(rest, "client")
+    held = said.pop(BESIDE, None)
+    made = int(max(steps)) if steps else said.get("step")
+    made = made if isinstance(made, int) else None
+    if said.get("step") == made:
+        said.pop("step", None)  # a script's own counter that says something else stays the script's
+    # States that are no moments of their parameter, such as Adafactor's rows and columns.
+    unfit = (
+        (name, kind)
+        for name, state in states.items()
+        for kind, value in state.items()
+        if kind != "step" and not _is_moment(value, model[name])
+    )
+    hub = Hub(
+        Origin(format, layout={"ranks": len(list(files[-1].parent.glob("*.distcp")))}, files=files),
+        parameters,
+        {name: held for name, held in model.items() if kinds[name]},
+        ties,
+        ordered=False,
+        groups=groups,
+        where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
+        client={key: value for key, value in said.items() if value is not None},
+        findings=(
+            *left,
+            *odd,
+            *find_misshapen_states(unfit),
+            *_find_guesses(parameters, ties, known),
+        ),
+    )
+    return with_beside(hub, held)
+
+
+def verify_checksums(place: Path, known: Known, used: Used | None = None) -> None:
+    """Check the checksums within every file. Raises `SourceError` if one does not match. `used`
+    limits the check as in `archive.verify`.
+    """
+    found = unpickle.unpickle_value(
+        read_bytes(place / METADATA, place, unpickle.MOST), known, place / METADATA
+    )
+    for info in found.state["storage_data"].values():
+        archive.verify_archive(*_place_of_part(place, info.state), used)
+
+
+def read_entries(
+    place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True
+) -> dict[str, StoredEntry]:
+    """Return the entries whose keys `wanted` accepts, by key. `known` are the names that pickles
+    may contain. Raises `SourceError` if the checkpoint is damaged, for instance if an element of a
+    tensor is missing or stored twice.
+    """
+    path = place / METADATA
+    found = unpickle.unpickle_value(read_bytes(path, place, unpickle.MOST), known, path)
+    try:
+        paths, stored = found.state["planner_data"] or {}, found.state["storage_data"]
+        chunks: dict[str, list[tuple[Any, Any]]] = {}
+        for index, info in stored.items():
+            chunks.setdefault(index.state["fqn"], []).append(
+                (index.state.get("offset"), info.state)
+            )
+        rows = [
+            (key, held, chunks.get(key, []), tuple(paths.get(key, (key,))))
+            for key, held in found.state["state_dict_metadata"].items()
+            if wanted(key)
+        ]
+        return {
+            key: StoredEntry(where, _value_of_entry(place, key, held, places, known))
+            for key, held, places, where in rows
+        }
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{path}: expected a file as torch.distributed.checkpoint writes it ({show_value(str(error))}); {DAMAGED}"
+        ) from None
+
+
+def _value_of_entry(
+    place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known
+) -> Any:
+    """Return the tensor or the value that is stored under `key`. The boxes of a tensor are stored
+    at `places`; a value has one place.
+    """
+    if about.name == f"{OWN} BytesStorageMetadata":
+        ((_, info),) = places
+        return _read_value(place, info, known)
+    dtype, shape = str(about.state["properties"].state[""][0]), tuple(about.state["size"])
+    boxes = []
+    for offset, info in places:
+        held = _read_value(place, info, known)
+        if not isinstance(held, Lazy) or held.dtype != dtype:
+            raise SourceError(
+                f"{place / info['relative_path']}: expected a tensor of {dtype} for {show_value(key)}; {DAMAGED}"
+            )
+        boxes.append(Placed(Box(tuple(offset or ()), held.shape), held))
+    listed = [
+        (tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"]))
+        for chunk in about.state["chunks"]
+    ]
+    if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(listed):
+        raise SourceError(
+            f"{place}: {METADATA} lists other parts of {show_value(key)} than the files have; {DAMAGED}"
+        )
+    # The list and the files may agree and still leave a gap, or hold an element twice.
+    problem = stored_parts.check_cover(
+        key, shape, [stored_parts.Stored(key, box.place, dtype, None, key) for box in boxes]
+    )
+    SourceError.raise_if([f"{place}: {problem}; {DAMAGED}"] if problem else [])
+    return Boxed(tuple(boxes), shape, dtype)
+
+
+def _read_value(place: Path, info: Mapping[str, Any], known: Known) -> Any:
+    """Return the value that torch.save wrote into one part of a file; a tensor is lazy."""
+    path, root, begin, size = _place_of_part(place, info)
+    return archive.read_archive(path, root, known, begin, size)
+
+
+def _place_of_part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
+    """Return where a part is stored: the file, the checkpoint's folder, and the offset and size of
+    the part in bytes. Raises `SourceError` if the file is too short, or compressed.
+    """
+    path = place / plain_name(info["relative_path"], place / METADATA)
+    begin, size = int(info["offset"]), int(info["length"])
+    if info.get("transform_descriptors"):
+        raise SourceError(
+            f"{path}: found a compressed file; save the checkpoint without storage extensions"
+        )
+    if begin < 0 or size < 0 or begin + size > regular(path, place).stat().st_size:
+        raise SourceError(f"{path}: the file ends before byte {begin + size}; {DAMAGED}")
+    return path, place, begin, size
+
+
+Model = dict[str, Lazy]
+
+
+def _sort_entries(
+    found: Mapping[str, StoredEntry], place: Path
+) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
+    """Sort the entries into three dictionaries: the model's tensors by name, the optimizer's
+    values by their keys, and all other values by key.
+    """
+    # A script may save the model under `model`, or its parameters at the top beside everything
+    # else.
+    nested = any(entry.path[0] == "model" and len(entry.path) > 1 for entry in found.values())
+    model: Model = {}
+    optimizer: dict[tuple[Any, ...], Any] = {}
+    rest: dict[str, Any] = {}
+    for key, (path, value) in ((key, (entry.path, entry.value)) for key, entry in found.items()):
+        if OPTIMIZERS.fullmatch(str(path[0])) and len(path) > 1:
+            optimizer[path[1:]] = value
+        elif isinstance(value, Lazy) and (
+            (nested and path[0] == "model") or (not nested and len(path) == 1)
+        ):
+            model[".".join(map(str, path[1:] if nested else path))] = value
+        else:
+            rest[key] = value
+    return model, optimizer, rest
+
+
+def _flatten_path(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the keys of an optimizer's value as `(top, name, key)`, such as `("state",
+    "head.weight", "exp_avg")`, whether they were saved nested or joined by dots.
+    """
+    # torch nests state_dict(), and torchtitan flattens it into "state.head.weight.exp_avg". Joined,
+    # both are alike: names of parameters hold dots, the first and the last part do not.
+    whole = ".".join(map(str, path))
+    top, _, rest = whole.partition(".")
+    name, _, kind = rest.rpartition(".")
+    return top, name, kind
+
+
+def _optimizer_states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for path, value in optimizer.items():
+        top, name, kind = _flatten_path(path)
+        if top == "state":
+            found.setdefault(name, {})[kind] = value
+    return found
+
+
+def _optimizer_groups(
+    optimizer: Mapping[tuple[Any, ...], Any],
+) -> tuple[tuple[ParameterGroup, ...], list[Finding]]:
+    """Return the optimizer's parameter groups, and findings for settings that are not kept. torch
+    saves groups by number, or instead the settings of each parameter. In the second case,
+    parameters with equal settings become one group.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for path, value in optimizer.items():
+        top, name, key = _flatten_path(path)
+        if top == "param_groups":
+            rows.setdefault(name, {})[key] = value
+    together: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    odd: list[Finding] = []
+    for name, row in rows.items():
+        names = row.get("params")
+        settings, left = settings_of(row, f"param_groups.{name}")
+        odd += left
+        own = isinstance(names, list | tuple) and name.isdigit()
+        held = together.setdefault(name if own else repr(settings), ([], settings))
+        held[0].extend(map(str, names) if own and names is not None else [name])
+    return tuple(
+        ParameterGroup(tuple(names), settings) for names, settings in together.values()
+    ), odd
+
+
+def _is_moment(value: Any, held: Lazy) -> bool:
+    return isinstance(value, Lazy) and value.shape == held.shape
+
+
+def _build_parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
+    moments = {
+        kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, held)
+    }
+    step = state.get("step")
+    if isinstance(step, Lazy):
+        step = float(step.whole())
+    return Parameter(held, None, moments, None if step is None else float(step), trained)
+
+
+def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
+    """Return whether to take a tensor for a buffer, because the format does not tell. A tensor is
+    taken for a buffer if its elements are not floating-point numbers. It is also taken for one if
+    it is stored whole and unknown to the optimizer, while all parameters that the optimizer knows
+    are stored in several boxes.
+    """
+    held = model[name]
+    if held.dtype not in FLOATING:
+        return True
+    others = [model[key] for key in known if key in model]
+    sharded = [isinstance(other, Boxed) and len(other.parts) > 1 for other in others]
+    alone = not isinstance(held, Boxed) or len(held.parts) == 1
+    return name not in known and alone and bool(sharded) and all(sharded)
+
+
+def _tie_pairs(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of tied names: a tensor that the optimizer does not know, and a parameter of the
+    optimizer with the same elements.
+    """
+    import torch
+
+    for name, held in model.items() if known else ():
+        if name in known or held.count < 2:
+            continue
+        # Equal elements throughout tell nothing: norms begin as ones, and biases as zeros.
+        first = held.flat(0, 1)
+        if all(bool((strip == first).all()) for strip in read_strips(held)):
+            continue
+        for other in sorted(known):
+            if other not in model or (model[other].shape, model[other].dtype) != (
+                held.shape,
+                held.dtype,
+            ):
+                continue
+            if all(
+                torch.equal(left, right)
+                for left, right in zip(read_strips(held), read_strips(model[other]), strict=True)
+            ):
+                yield name, other
+                break
+
+
+def _find_guesses(
+    parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]
+) -> Iterator[Finding]:
+    for name, other in ties.items():
+        message = f"{name}: the optimizer does not know this tensor, which is equal to {other}; both are read as one parameter"
+        yield loss_finding("ties", message, Effect.NONE)
+    frozen = [name for name, held in parameters.items() if known and not held.trained]
+    if frozen:
+        message = (
+            f"{', '.join(frozen)}: the optimizer does not know these tensors; they are read as frozen "
+            "parameters, but may be buffers"
+        )
+        yield loss_finding("frozen", message, Effect.NONE)
+
+
+# Writing
+
+
+def _values_to_save(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the values to write with the keys that lead to them, in the order of a state dict."""
+    import torch
+
+    for name, held in hub.parameters.items():
+        yield ("model", name), weights_of(held.best, dtype)
+    yield from (
+        (("model", alias), weights_of(hub.parameters[name].best, dtype))
+        for alias, name in hub.ties.items()
+    )
+    yield from ((("model", name), held) for name, held in hub.buffers.items())
+    for name, held in hub.trainable_parameters.items():
+        if held.step is not None:
+            yield ("optimizer", "state", name, "step"), Held(torch.tensor(float(held.step)))
+        yield from (
+            (("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items()
+        )
+    groups = hub.groups or (
+        (ParameterGroup(tuple(hub.trainable_parameters), {}),) if hub.moments else ()
+    )
+    for number, group in enumerate(groups):
+        # torch loads each setting that its optimizer has by name, and stops at one that is missing.
+        for key, value in {**NEUTRAL, **group.settings}.items():
+            yield (
+                ("optimizer", "param_groups", number, key),
+                tuple(value) if key == "betas" else value,
+            )
+        yield ("optimizer", "param_groups", number, "params"), list(group.names)
+    step = hub.client.get("step", hub.where.steps)
+    if step is not None:
+        yield ("step",), step
+    yield (BESIDE,), beside_of(hub)
+    yield from (((key,), value) for key, value in hub.client.items() if key != "step")
+
+
+def _entry_key(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A value to save under `key`. It is a box of a tensor, or another value. For a box, `shape` is
+    the shape of the whole tensor, and `offsets` is where the box begins in it. For another value,
+    `shape` is None.
+    """
+
+    key: str
+    value: Any
+    shape: tuple[int, ...] | None = None
+    offsets: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, key: str, value: Any) -> Saved:
+        """Return what has to be saved for a whole tensor or for another value."""
+        return (
+            cls(key, value, value.shape, (0,) * len(value.shape))
+            if isinstance(value, Lazy)
+            else cls(key, value)
+        )
+
+
+def files_of(
+    saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None
+) -> tuple[File, ...]:
+    """Return the files that one rank would write: the data and `.metadata`. If the saved
+    dictionary is nested, `paths` has for each key the keys that lead to the value.
+    """
+    body, places = _data_file(saved)
+    return File(DATA, tuple(body)), File(METADATA, (_metadata_file(saved, places, paths),))
+
+
+def _data_file(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
+    """Return the parts of which the data file consists, and for each value its offset and size in
+    this file.
+    """
+    body: list[Any] = []
+    places = []
+    at = 0
+    for held in saved:
+        found = list(torch_save.parts_of("archive", held.value))
+        size = sum(map(size_of, found))
+        # Each value is an archive of its own within the file, as torch's FileSystemWriter has it.
+        places.append((at, size))
+        body += found
+        at += size
+    return body, places
+
+
+def _metadata_file(
+    saved: Sequence[Saved],
+    places: Sequence[tuple[int, int]],
+    paths: Mapping[str, tuple[Any, ...]] | None,
+) -> bytes:
+    """Return the content of the file `.metadata`, torch's `Metadata`: it lists the keys, and where
+    each box or value is stored.
+    """
+    # A tensor that several ranks hold has a box for each of them, all under its one key.
+    boxes: dict[str, list[Saved]] = {}
+    for held in saved:
+        boxes.setdefault(held.key, []).append(held)
+    stored = {}
+    for held, (begin, size) in zip(saved, places, strict=True):
+        # torch finds a box by its key and offsets, and a value by its key alone.
+        offset = None if held.shape is None else Size(held.offsets)
+        index = Record(
+            f"{OWN} MetadataIndex", (), {"fqn": held.key, "offset": offset, "index": None}
+        )
+        place = {
+            "relative_path": DATA,
+            "offset": begin,
+            "length": size,
+            "transform_descriptors": None,
+        }
+        stored[index] = Record(PLACES, (), place)
+    meta = Record(
+        f"{OWN} StorageMeta",
+        (),
+        dict.fromkeys(("checkpoint_id", "save_id", "load_id")) | {"modules": []},
+    )
+    state = {
+        "state_dict_metadata": {key: _about_boxes(parts) for key, parts in boxes.items()},
+        "planner_data": None if paths is None else dict(paths),
+        "storage_data": stored,
+        "storage_meta": meta,
+        "version": VERSION,
+    }
+    return torch_save.Pickle().of(Record(f"{OWN} Metadata", (), state))
+
+
+def _about_boxes(boxes: Sequence[Saved]) -> Record:
+    shape = boxes[0].shape
+    if shape is None:
+        return Record(f"{OWN} BytesStorageMetadata")
+    layout = Record("torch.serialization _get_layout", ("torch.strided",))
+    form = Record(f"{OWN} _MEM_FORMAT_ENCODING", (0,))
+    properties = Record(
+        f"{OWN} TensorProperties",
+        (),
+        {"": (Constant(boxes[0].value.dtype), layout, False, form, False)},
+    )
+    chunks = [
+        Record(
+            f"{OWN} ChunkStorageMetadata",
+            (),
+            {"offsets": Size(held.offsets), "sizes": Size(held.value.shape)},
+        )
+        for held in boxes
+    ]
+    return Record(
+        f"{OWN} TensorStorageMetadata",
+        (),
+        {"properties": properties, "size": Size(shape), "chunks": chunks},
+    )
+
+
+def _find_losses(hub: Hub) -> Iterator[Finding]:
+    """Yield a finding for each value that torch's checkpoint cannot hold, or that it should have
+    and that the source checkpoint lacks.
+    """
+    if hub.moments and not hub.groups:
+        yield loss_finding(
+            "groups",
+            "the source checkpoint has no settings of the optimizer; torch needs them to load moments",
+            Effect.NUMBERS,
+        )
+    if hub.trainable_parameters and not hub.moments:
+        yield loss_finding(
+            "moments",
+            "the source checkpoint has no moments; load only the model, and no optimizer",
+            Effect.NUMBERS,
+        )
+    if hub.scale is not None:
+        yield loss_finding(
+            "scale",
+            "torch's checkpoint cannot hold the loss scale; set the scale in the script's scaler",
+            Effect.NUMBERS,
+        )
+    if hub.schedule is not None:
+        yield loss_finding(
+            "schedule",
+            f"the schedule {show_value(hub.schedule)} of the source checkpoint is not the state of a scheduler of torch; set the"
+            " state of torch's scheduler by hand",
+            Effect.NUMBERS,
+        )
+    if hub.random:
+        yield loss_finding(
+            "random",
+            "torch's checkpoint cannot hold random states; a run that resumes from it draws other numbers",
+            Effect.NUMBERS,
+        )
+    skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
+    if skipped:
+        message = (
+            f"{', '.join(skipped)}: torch's checkpoint keeps only the step of the run's progress"
+        )
+        yield loss_finding("run", message, Effect.NONE)

@@ -1,0 +1,88 @@
+"""Digests: the file SHA256SUMS with the digest of each file of a checkpoint, in the format of
+`sha256sum -c`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bridge.errors import SourceError
+from bridge.files.contained import plain, read_text, regular
+from bridge.files.progress import count_items
+from bridge.files.shown import show_value
+
+SUMS = "SHA256SUMS"
+LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+MOST = 2**26
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_text(text: str) -> str:
+    """Return the SHA-256 of a file that contains `text`, in UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def text_of(digests: Mapping[str, str]) -> str:
+    """Return the content of a file SHA256SUMS; `digests` has the digest of each file by its name."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+
+
+def read_digests(folder: Path, root: Path) -> dict[str, str]:
+    """Return the digests in the folder's SHA256SUMS by file name; names may contain folders.
+    Raises `SourceError` if the file is not exactly as `text_of` writes it.
+    """
+    path = folder / SUMS
+    text = read_text(path, root, MOST)
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        match = LINE.fullmatch(line)
+        if match is None:
+            raise SourceError(
+                f"{path}:{number}: found {show_value(line)}, expected a digest, two spaces and a name; the file is damaged"
+            )
+        # A name must not lead out of the folder: "..", an absolute path and an empty part are
+        # refused.
+        for part in match[2].split("/"):
+            plain(part.removeprefix("."), f"{path}:{number}: in {show_value(match[2])}")
+        found[match[2]] = match[1]
+    # A name that stands there twice, lines in another order and a missing last newline all show in
+    # this one comparison.
+    if text_of(found) != text:
+        raise SourceError(
+            f"{path}: found repeated or unordered lines, expected one line for each file, sorted; the file is damaged"
+        )
+    return found
+
+
+def verify_digests(
+    folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]
+) -> None:
+    """Check that the files have these digests. Raises a `SourceError` with a line for each file
+    that has changed, is missing, or has no digest.
+    """
+    SourceError.raise_if(
+        problem
+        for name in count_items(list(names))
+        if (problem := _digest_problem(folder / name, root, digests.get(name)))
+    )
+
+
+def _digest_problem(path: Path, root: Path, expected: str | None) -> str:
+    if expected is None:
+        return f"{path}: {SUMS} has no line for this file; the checkpoint is damaged"
+    try:
+        found, size = digest_of(regular(path, root)), path.stat().st_size
+    except SourceError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path}: {error.strerror}; expected a file that can be read"
+    changed = f"{path}: the {size} bytes of this file have changed (SHA-256 {found[:12]}, {SUMS} has {expected[:12]})"
+    return "" if found == expected else f"{changed}; the file is damaged: load another checkpoint"

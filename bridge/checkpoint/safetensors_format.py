@@ -1,0 +1,269 @@
+"""Safetensors files as Hugging Face writes them: only whole weights, in one file, or in several
+files with an index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bridge.checkpoint.files import File, all_of
+from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, only_weights
+from bridge.checkpoint.hub import Hub, Origin, Parameter, weights_of
+from bridge.checkpoint.lazy import FLOATING, WIDTH, Lazy, Span
+from bridge.errors import SourceError
+from bridge.files.contained import plain, read_text, regular
+from bridge.files.sealed import parse_object
+from bridge.files.shown import show_value
+from bridge.stack.findings import Finding
+
+MOST = 2**28
+"""Maximum number of bytes of a header, or of an index."""
+DAMAGED = "the file is damaged"
+ALIGNED = 8
+
+
+def read_header(path: Path, root: Path) -> dict[str, Span]:
+    """Return the tensors of a file by name. Raises `SourceError` if tensors overlap, leave gaps,
+    or do not reach to the end of the file.
+    """
+    try:
+        with regular(path, root).open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MOST, size - 8):
+                raise SourceError(
+                    f"{path}: a header of {length} bytes does not fit into a file of {size} bytes; {DAMAGED}"
+                )
+            text = file.read(length).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: {error}; {DAMAGED}") from None
+    rows = parse_object(text, path)
+    found = {
+        name: _span_of_row(path, name, row, 8 + length)
+        for name, row in rows.items()
+        if name != "__metadata__"
+    }
+    # The format begins with the header's size in 8 bytes. Places are relative to the end of the
+    # header, and there are no gaps.
+    end = 8 + length
+    for name, span in sorted(found.items(), key=lambda item: item[1].begin):
+        if span.begin != end:
+            raise SourceError(
+                f"{path}: the tensor {show_value(name)} begins at byte {span.begin}, expected byte {end}; {DAMAGED}"
+            )
+        end += span.size
+    if end != size:
+        raise SourceError(
+            f"{path}: found {size} bytes, but the tensors end at byte {end}; {DAMAGED}"
+        )
+    return found
+
+
+def _span_of_row(path: Path, name: str, row: Any, base: int) -> Span:
+    try:
+        dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
+        whole = all(type(size) is int and 0 <= size < 2**63 for size in (*shape, begin, end))
+        right = whole and end - begin == prod(shape) * WIDTH[dtype]
+    except (KeyError, TypeError, ValueError):
+        right = False
+    if not right:
+        raise SourceError(
+            f"{path}: found {show_value(row)} for {show_value(name)}, expected the dtype, shape and offsets of a "
+            f"tensor; {DAMAGED}"
+        )
+    return Span(path, base + begin, shape, dtype)
+
+
+def file_of(
+    name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None
+) -> File:
+    """Return a safetensors file with these tensors. Those with wide elements come first, so that
+    each begins at a multiple of its element's width.
+    """
+    # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
+    # it is.
+    order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
+    rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for key in order:
+        held = tensors[key]
+        rows[key] = {
+            "dtype": held.dtype,
+            "shape": list(held.shape),
+            "data_offsets": [at, at + held.size],
+        }
+        at += held.size
+    text = json.dumps(rows, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return File(
+        name, (len(text).to_bytes(8, "little") + text, *(all_of(tensors[key]) for key in order))
+    )
+
+
+@dataclass(frozen=True)
+class FileNames:
+    """The names of the files of a format: of a single file, of one of several files (with its
+    number and their count), and of their index.
+    """
+
+    alone: str
+    several: str
+    index: str
+
+
+SAFE = FileNames(
+    "model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json"
+)
+
+
+def divide_into_shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
+    """Divide tensors into files, in order. Returns the tensors of each file. A file has at most
+    `most` bytes, unless a single tensor is larger.
+    """
+    found: list[dict[str, Lazy]] = []
+    size = 0
+    for name, held in tensors.items():
+        if not found or (size and size + held.size > most):
+            found.append({})
+            size = 0
+        found[-1][name] = held
+        size += held.size
+    return found or [{}]
+
+
+def index_files(
+    names: FileNames, parts: Sequence[Mapping[str, Lazy]]
+) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
+    """Yield the name of each file with the tensors in it."""
+    if len(parts) == 1:
+        yield names.alone, parts[0]
+        return
+    for number, part in enumerate(parts, 1):
+        yield names.several.format(number, len(parts)), part
+
+
+def index_file(names: FileNames, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
+    """Yield the file with the index, if there are several files."""
+    if len(parts) > 1:
+        total = sum(held.size for part in parts for held in part.values())
+        where = {name: file for file, part in index_files(names, parts) for name in part}
+        text = (
+            json.dumps(
+                {"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True
+            )
+            + "\n"
+        )
+        yield File(names.index, (text.encode(),))
+
+
+def list_files(folder: Path, names: FileNames) -> tuple[Path, ...] | None:
+    """Return the files that the index in a folder names, or the single file; None if there is
+    neither.
+    """
+    if (folder / names.index).is_file():
+        where = weight_map(folder, names)
+        return tuple(folder / name for name in dict.fromkeys(where.values()))
+    return (folder / names.alone,) if (folder / names.alone).is_file() else None
+
+
+def weight_map(folder: Path, names: FileNames) -> dict[str, str]:
+    """Return the name of the file that has each tensor, from the index in a folder."""
+    path = folder / names.index
+    rows = parse_object(read_text(path, folder, MOST), path).get("weight_map")
+    if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
+        raise SourceError(
+            f"{path}: found {show_value(rows)} as weight_map, expected the name of a file for each tensor; {DAMAGED}"
+        )
+    return {key: plain(name, path) for key, name in rows.items()}
+
+
+def check_tensors(
+    folder: Path, names: FileNames, found: Mapping[Path, Mapping[str, Lazy]]
+) -> dict[str, Lazy]:
+    """Return the tensors of all files together. `found` has the tensors of each file. Raises
+    `SourceError` if a tensor is in two files, or in another file than the index says, or missing.
+    """
+    where = weight_map(folder, names) if (folder / names.index).is_file() else None
+    tensors: dict[str, Lazy] = {}
+    for path, held in found.items():
+        for name, tensor in held.items():
+            if name in tensors or (where is not None and where.get(name) != path.name):
+                other = (
+                    f"{names.index} lists this tensor in {where.get(name)}"
+                    if where is not None
+                    else "another file has this tensor too"
+                )
+                raise SourceError(
+                    f"{path}: found the tensor {show_value(name)}, but {other}; the checkpoint is damaged"
+                )
+            tensors[name] = tensor
+    for name in sorted(set(where or ()) - set(tensors)):
+        raise SourceError(
+            f"{folder / (where or {})[name]}: found no tensor {show_value(name)}, which {names.index} lists for this file; {DAMAGED}"
+        )
+    return tensors
+
+
+def weights_to_write(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
+    """Return the weights to write: one copy of each parameter, and the buffers. Copies have the
+    number format `dtype`, or by default that of the weight. The master is written if it has
+    exactly the format `dtype`; otherwise the weight, with which the model computes, is converted.
+    """
+    found = {}
+    for name, held in hub.parameters.items():
+        exact = held.best if dtype == held.best.dtype else held.weight
+        found[name] = weights_of(exact, dtype)
+    return {**found, **hub.buffers}
+
+
+def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
+    """Return a checkpoint that consists of these tensors. Floating-point tensors are parameters,
+    all others are buffers. Two names of the same bytes are a tie.
+    """
+    # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
+    places: dict[Lazy, str] = {}
+    ties = {
+        name: first
+        for name, held in tensors.items()
+        if held.count and (first := places.setdefault(held, name)) != name
+    }
+    own = {name: held for name, held in tensors.items() if name not in ties}
+    parameters = {name: Parameter(held) for name, held in own.items() if held.dtype in FLOATING}
+    buffers = {name: held for name, held in own.items() if name not in parameters}
+    return Hub(Origin(format, files=files), parameters, buffers, ties, ordered)
+
+
+class Safe(Format):
+    """The format in which transformers saves weights."""
+
+    name = "safetensors"
+    title = "Hugging Face safetensors"
+    names = "huggingface"
+    weights_only = True
+    unseen = "a changed byte of a tensor is not detected"
+
+    def find(self, folder: Path) -> Path | None:
+        """Return the folder if it has files with this format's names; else None."""
+        return (
+            folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
+        )
+
+    def read(self, place: Path) -> Hub:
+        """Return a checkpoint with all weights, from the single file or from the files that the
+        index names.
+        """
+        paths = list_files(place, SAFE) or ()
+        tensors = check_tensors(place, SAFE, {path: read_header(path, place) for path in paths})
+        return hub_of(self.name, tensors, paths, ordered=False)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+        """Return the files that would hold the weights: one file, or several files with an index."""
+        parts = divide_into_shards(weights_to_write(hub, wanted.dtype), wanted.shard)
+        files = [file_of(name, part, {"format": "pt"}) for name, part in index_files(SAFE, parts)]
+        found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))
+        return PlannedFiles((*files, *index_file(SAFE, parts)), "SHA256SUMS", found)

@@ -1,0 +1,371 @@
+"""Writing of checkpoints with several processes. The files go into a temporary folder next to the
+target, which is renamed at the end. If the command is killed, finished files stay, and the same
+command continues after them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from bridge import __version__
+from bridge.checkpoint import digests, worker_pool
+from bridge.checkpoint.files import File, Late, size_of
+from bridge.checkpoint.folder_lock import remove_path, sync_folder, write_text
+from bridge.checkpoint.formats import PlannedFiles
+from bridge.checkpoint.lazy import STRIP, WIDTH, ElementRun, raw_bytes, read_strips
+from bridge.checkpoint.worker_pool import UnwrittenError
+from bridge.errors import SourceError
+
+MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
+"""Names in the temporary folder: a file with the digest of the task, a file that lists the
+finished files, the suffix of an unfinished file, and the suffix of a note that says how many bytes
+of an unfinished file are certainly on the disk.
+"""
+SPARE = 2**20
+"""Number of bytes that must stay free on the disk, for names and digests."""
+STAGE = 2**29
+"""Number of bytes after which a file is flushed to the disk, so that a killed command loses no
+more than these.
+"""
+PATIENCE = 10.0
+"""Number of seconds to wait until the processes of a killed command have ended."""
+Moved = Callable[[int, bool], None]
+"""Function that is told of progress: a number of bytes, and whether they were written now (true)
+or by an earlier run of the command.
+"""
+
+
+def write_checkpoint(
+    written: PlannedFiles, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1
+) -> None:
+    """Write the files into the new folder `target`. Raises `SourceError` if that fails.
+
+    If the disk is full or the command is killed, the files written so far stay in a folder next to
+    `target`, and the same call continues after them. If the source checkpoint turns out to be
+    damaged, no file stays.
+    """
+    if os.path.lexists(target):
+        raise SourceError(f"{target}: this path exists already; name a new folder, or remove it")
+    if not target.parent.is_dir():
+        raise SourceError(f"{target}: found no folder {target.parent}; create this folder first")
+    staging = target.parent / f".{target.name}.partial"
+    try:
+        with _lock_staging(staging):
+            _write_into(written, staging, _task_digest(written, sources), moved, processes)
+            staging.rename(target)
+            sync_folder(target.parent)
+    except OSError as error:
+        raise SourceError(
+            f"{error.filename or target}: {error.strerror}; {_advice_after_failure(staging)}"
+        ) from None
+    except UnwrittenError as error:
+        raise SourceError(
+            *(f"{problem}; {_advice_after_failure(staging)}" for problem in error.problems)
+        ) from None
+    except KeyboardInterrupt as error:
+        error.add_note(_advice_after_failure(staging))
+        raise
+
+
+def _write_into(
+    written: PlannedFiles, staging: Path, mark: str, moved: Moved, processes: int
+) -> None:
+    """Write all files into the folder `staging`. If the source checkpoint turns out to be damaged,
+    the folder is removed.
+    """
+    done = _read_finished_digests(staging, mark)
+    left = [file for file in written.files if file.name not in done]
+    resumed = bool(done) or any(_partial_file(staging, file).size for file in left)
+    try:
+        # Too little room must not remove what an earlier try has written; a source that is refused
+        # later does.
+        _check_room(staging, left)
+        resumed = False
+        moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
+        done |= _write_all(staging, left, moved, processes)
+        _close_staging(staging, written, done)
+    except UnwrittenError:
+        raise
+    except SourceError as error:
+        if resumed:
+            raise UnwrittenError(*error.problems) from None
+        remove_path(staging)
+        raise
+
+
+def _advice_after_failure(staging: Path) -> str:
+    """Return what the user can do after a failure, as the end of a message."""
+    kept = (
+        f"{staging} keeps the finished part: make room and repeat the command to continue, or "
+        "remove this folder"
+    )
+    return kept if staging.is_dir() else "make room on the disk, or name another folder"
+
+
+def _write_all(
+    staging: Path, files: Sequence[File], moved: Moved, processes: int
+) -> dict[str, str]:
+    """Write these files, in several processes if there are several files. Returns the digests of
+    all finished files by name.
+    """
+    if min(processes, len(files)) < 2:
+        return {file.name: _finish_file(staging, file, moved) for file in files}
+    # The largest first: one that began last would keep one process busy while all others have
+    # ended.
+    largest = sorted(files, key=lambda file: -file.size)
+    worker_pool.share_work(
+        min(processes, len(files)),
+        len(files),
+        lambda number, told: _finish_file(staging, largest[number], told),
+        moved,
+    )
+    found = _read_journal(staging)
+    SourceError.raise_if(
+        f"{staging / file.name}: the process that writes this file ended too early"
+        for file in files
+        if file.name not in found
+    )
+    return found
+
+
+@contextmanager
+def _lock_staging(staging: Path) -> Iterator[None]:
+    """Hold the lock of the folder `staging` during a `with` statement. Raises `SourceError` if
+    another process holds it.
+    """
+    staging.mkdir(exist_ok=True)
+    descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        until = time.monotonic() + PATIENCE
+        while not _try_lock(descriptor):
+            if time.monotonic() > until:
+                raise SourceError(
+                    f"{staging}: another process writes into this folder; wait until it ends, or name another folder"
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _task_digest(written: PlannedFiles, sources: Iterable[Path]) -> str:
+    """Return a digest of the task: the source files and the parts of each file to write. Finished
+    files are reused only if this digest is the same.
+    """
+    found = hashlib.sha256(__version__.encode())
+    for path in sources:
+        about = path.stat()
+        found.update(f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+    for file in written.files:
+        found.update(f"{file.name}\0{file.size}\n".encode())
+        for part in file.parts:
+            if isinstance(part, bytes):
+                found.update(part)
+            elif isinstance(part, ElementRun):
+                found.update(
+                    f"{part.start} {part.stop} {part.source.dtype} {part.source.shape}\n".encode()
+                )
+    return found.hexdigest()
+
+
+def _read_finished_digests(staging: Path, mark: str) -> dict[str, str]:
+    """Return the digests of the files that an earlier run of the command finished, by name. Files
+    of another task are removed.
+    """
+    path = staging / MARK
+    if path.is_file() and path.read_text() == mark:
+        return _read_journal(staging)
+    for entry in staging.iterdir():
+        remove_path(entry) if entry.is_dir() else entry.unlink()
+    write_text(path, mark)
+    return {}
+
+
+def _read_journal(staging: Path) -> dict[str, str]:
+    """Return the digests of the finished files by name, from the list in the temporary folder."""
+    # The last line may be half written. Lines that are not a digest and the name of a file are
+    # passed over, and the file is written again.
+    lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
+    rows = [line.split("  ", 1) for line in lines]
+    return {
+        row[1]: row[0]
+        for row in rows
+        if len(row) == 2 and len(row[0]) == 64 and (staging / row[1]).is_file()
+    }
+
+
+def _check_room(staging: Path, left: Iterable[File]) -> None:
+    """Raise `SourceError` unless the disk has space for all that is left to write."""
+    needed = sum(file.size - _partial_file(staging, file).size for file in left) + SPARE
+    free = shutil.disk_usage(staging).free
+    if free < needed:
+        raise SourceError(
+            f"{staging.parent}: {free:,} bytes are free, but {needed:,} are needed; make room on the disk, or name another folder"
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The bytes of an unfinished file that are certainly on the disk: their number, counted from
+    the beginning of the file, and their digest.
+    """
+
+    size: int = 0
+    digest: str = ""
+
+
+def _partial_file(staging: Path, file: File) -> Kept:
+    beside = staging / f"{file.name}{PART}"
+    note = staging / f"{file.name}{KEPT}"
+    if not beside.is_file() or not note.is_file():
+        return Kept()
+    digest, _, size = note.read_text().partition(" ")
+    found = Kept(int(size), digest) if size.isdigit() and len(digest) == 64 else Kept()
+    return found if beside.stat().st_size >= found.size <= file.size else Kept()
+
+
+def _finish_file(staging: Path, file: File, moved: Moved) -> str:
+    """Write one file, add it to the list of finished files, and return its digest."""
+    path = staging / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = _partial_file(staging, file)
+    # If the bytes that were kept are not those that were noted, the file is written again from its
+    # beginning.
+    digest = _fill_file(path, file, kept, moved) or _fill_file(path, file, Kept(), moved)
+    path.with_name(path.name + PART).rename(path)
+    path.with_name(path.name + KEPT).unlink(missing_ok=True)
+    sync_folder(path.parent)
+    line = f"{digest}  {file.name}\n".encode()
+    descriptor = os.open(staging / DONE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return digest
+
+
+def _fill_file(path: Path, file: File, kept: Kept, moved: Moved) -> str:
+    """Write the rest of a file. Its first bytes, which `kept` describes, are on the disk already.
+    Returns the digest of the file, or an empty text if these bytes have changed.
+    """
+    beside, digest = path.with_name(path.name + PART), hashlib.sha256()
+    with beside.open("r+b" if kept.size else "wb") as stream:
+        stream.truncate(kept.size)
+        at, noted = 0, kept.size
+        for piece in content_pieces(file, stream, kept.size):
+            digest.update(piece)
+            if at >= kept.size:
+                stream.write(piece)
+            at += len(piece)
+            if at == kept.size and digest.hexdigest() != kept.digest:
+                return ""
+            moved(len(piece), at > kept.size)
+            if at - noted >= STAGE:
+                noted = _write_note(stream, path, at, digest.hexdigest())
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digest.hexdigest()
+
+
+def _write_note(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
+    """Flush the bytes written so far to the disk, and then write the note with their number and
+    digest. Returns their number.
+    """
+    stream.flush()
+    os.fsync(stream.fileno())
+    note = path.with_name(path.name + KEPT)
+    write_text(note.with_name(f"{note.name}~"), f"{digest} {at}")
+    note.with_name(f"{note.name}~").rename(note)
+    return at
+
+
+def content_pieces(
+    file: File, before: IO[bytes] | None = None, kept: int = 0
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a file to write, in pieces of at most one strip. An earlier run of the
+    command has written the first `kept` bytes, which are read from the stream `before`.
+    """
+    sums: dict[int, int] = {}
+    at = 0
+    for part in file.parts:
+        for piece in _part_bytes(part, sums, file.sums, before if at < kept else None, kept - at):
+            at += len(piece)
+            yield piece
+
+
+def _part_bytes(
+    part: bytes | ElementRun | Late,
+    sums: dict[int, int],
+    counted: bool,
+    before: IO[bytes] | None,
+    kept: int,
+) -> Iterator[bytes | memoryview]:
+    if isinstance(part, ElementRun):
+        yield from _run_bytes(part, sums, counted, before, kept)
+        return
+    found = part if isinstance(part, bytes) else _late_bytes(part, sums)
+    if before is not None:
+        found = before.read(len(found))
+    yield found
+
+
+def _late_bytes(part: Late, sums: dict[int, int]) -> bytes:
+    found = part.make([sums[id(run)] for run in part.runs])
+    if len(found) != size_of(part):
+        raise SourceError(f"expected {size_of(part)} bytes of checksums, found {len(found)}")
+    return found
+
+
+def _run_bytes(
+    part: ElementRun, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int
+) -> Iterator[bytes | memoryview]:
+    sum_, width = 0, WIDTH[part.source.dtype]
+    start = part.start
+    while before is not None and kept > 0 and start < part.stop:
+        count = min(part.stop - start, max(1, STRIP // width))
+        content: bytes | memoryview = before.read(count * width)
+        sum_ = zlib.crc32(content, sum_) if counted else 0
+        start, kept = start + count, kept - len(content)
+        yield content
+    for strip in read_strips(part.source, start, part.stop):
+        content = raw_bytes(strip)
+        sum_ = zlib.crc32(content, sum_) if counted else 0
+        yield content
+    sums[id(part)] = sum_  # a `Late` behind it asks for it; without one it stays 0
+
+
+def _close_staging(staging: Path, written: PlannedFiles, done: dict[str, str]) -> None:
+    """Write SHA256SUMS with the digests of all files, remove the notes, and wait until every name
+    is on the disk.
+    """
+    top = written.sums.rpartition("/")[0]
+    prefix = f"{top}/" if top else ""
+    found = {
+        name.removeprefix(prefix): digest
+        for name, digest in done.items()
+        if name.startswith(prefix)
+    }
+    write_text(staging / written.sums, digests.text_of(found))
+    for name in (MARK, DONE):
+        (staging / name).unlink(missing_ok=True)
+    for folder in {staging, *((staging / file.name).parent for file in written.files)}:
+        sync_folder(folder)

@@ -1,0 +1,197 @@
+"""Values that a shell completes: stacks, releases, effects, ids of rules, formats, fields.
+
+File names are completed by the shell itself wherever no value is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import BridgeError
+from bridge.stack import registry
+
+EFFECTS = ("stops", "numbers", "rounding", "memory", "same-numbers")
+ANY = "*"
+
+
+def complete(app: Any) -> None:
+    """Print what the shell asks for, and end the process."""
+    from typer.main import get_command
+
+    command = get_command(app)
+    _attach_completion(command, ())
+    command.main(args=[], prog_name="stagebridge", standalone_mode=False)
+
+
+def _attach_completion(command: Any, path: tuple[str, ...]) -> None:
+    """Give each parameter of `command`, and of the commands below `command`, the function that completes its value."""
+    for name, inner in getattr(command, "commands", {}).items():
+        _attach_completion(inner, (*path, name))
+    for parameter in command.params:
+        label = (parameter.metavar or "").strip("[].")
+        source = next(
+            (
+                VALUES[where, label]
+                for where in (" ".join(path), path[0] if path else "", ANY)
+                if (where, label) in VALUES
+            ),
+            None,
+        )
+        if source is not None:
+            parameter._custom_shell_complete = _completer_of(source)
+
+
+def _completer_of(source: Source) -> Callable[[Any, Any, str], list[str]]:
+    def values(context: Any, parameter: Any, begun: str) -> list[str]:
+        # A completion that fails is none: an error message would land amid the line that is typed.
+        try:
+            given = {"file": _file(), **{k: v for k, v in context.params.items() if v}}
+            found = list(source(given, parameter.name, begun))
+        except (BridgeError, ImportError, OSError):
+            return []
+        # Values stay in the order of their source, in which releases are sorted.
+        return [one for one in dict.fromkeys(found) if one.startswith(begun)]
+
+    return values
+
+
+def _file() -> str | None:
+    """Return the first word of the typed line that is the path of a file; None if there is none.
+
+    The line itself is searched, because the parser passes on no arguments while an option lacks its value.
+    """
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # a quote that is still open
+        words = line.split()
+    return next((word for word in words[2:] if os.path.isfile(word)), None)
+
+
+Source = Callable[[Mapping[str, Any], str, str], Iterable[str]]
+"""Function that returns the possible values of a parameter.
+
+It gets the values of the other parameters, the parameter's name, and the text typed so far.
+"""
+
+
+def _stacks(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    return registry.names()
+
+
+def _targets(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    return (*registry.names(), "native")
+
+
+def _movable(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    """The stacks for which `move` writes a checkpoint, and the native engine."""
+    from bridge.stack.dialect import Dialect
+
+    # A stack for which none is written has the method of the base class.
+    for stack in registry.names():
+        if type(registry.load(stack)).saves is not Dialect.saves:
+            yield stack
+    yield "native"
+
+
+def _releases(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    """Return the releases of the stack that the options name, else of the stack that the file is for."""
+    stack = given.get("to") if name == "to_version" else None
+    stack = stack or given.get("from_") or given.get("dialect") or _stack_of(given.get("file"))
+    # The newest first: it is the one that is asked for most.
+    return reversed(registry.load(stack).versions) if stack else ()
+
+
+def _stack_of(file: Any) -> str | None:
+    """Return the stack that recognises the file; None if no stack does, or if several do equally well."""
+    from bridge.files import load
+
+    path = file[0] if isinstance(file, (list, tuple)) and file else file
+    if not isinstance(path, str) or not Path(path).is_file():
+        return None
+    scores, _ = registry.recognising(load(Path(path)).data)
+    best = [name for name, score in scores.items() if score and score == max(scores.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _effects(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    return EFFECTS
+
+
+def _rules(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    """Return possible values of --select and --ignore: the settings that findings can be about or,
+    once SETTING/ is typed, the ids of the rules about that setting.
+    """
+    from bridge.cli.patterns import by_setting
+
+    rules = by_setting()
+    if "/" not in begun:
+        return rules
+    return rules.get(begun.partition("/")[0], ())
+
+
+def _fields(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.plan.section import fields
+
+    stack = given.get("dialect")
+    return fields(registry.load(stack).schema) if stack else ()
+
+
+def _reports(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.report.sarif import FORMATS
+
+    return ("text", *FORMATS)
+
+
+def _checkpoints(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.checkpoint.formats import Format, all_formats
+
+    # A format that only its stack writes has the method of the base class.
+    written = [one for one, format in all_formats().items() if type(format).plan is not Format.plan]
+    return written if name == "to" else all_formats()
+
+
+def _outputs(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.report.json_types import OUTPUTS
+
+    return OUTPUTS
+
+
+def _shapes(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.cli.layout import MODELS
+
+    return MODELS
+
+
+def _commands(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from typer.main import get_command
+
+    from bridge.cli.app import app
+
+    return getattr(get_command(app), "commands", ())
+
+
+VALUES: Mapping[tuple[str, str], Source] = {
+    (ANY, "DIALECT"): _stacks,
+    (ANY, "STACK"): _targets,
+    (ANY, "V"): _releases,
+    (ANY, "EFFECT"): _effects,
+    (ANY, "RULE"): _rules,
+    (ANY, "FORMAT"): _reports,
+    (ANY, "TOOL"): lambda given, name, begun: ("tensorboard", "wandb"),
+    ("checkpoint", "FORMAT"): _checkpoints,
+    ("help", "COMMAND"): _commands,
+    ("layout", "NAME"): _shapes,
+    ("move", "FORMAT"): _checkpoints,
+    ("move", "STACK"): _movable,
+    ("schema", "COMMAND"): _outputs,
+    ("show", "FIELD"): _fields,
+}
+"""The function that returns the possible values, for each pair of a command and a placeholder.
+
+The placeholder, such as STACK, stands for the value in the help of the command.
+"""

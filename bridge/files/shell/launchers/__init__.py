@@ -1,9 +1,0 @@
-"""Finds the training run that a command starts: launchers, wrappers, inner shells and sizes, from one table."""
-
-from __future__ import annotations
-
-from bridge.files.shell.launchers.find import LaunchWord, Walk, walk
-from bridge.files.shell.launchers.sizes import ranks
-from bridge.files.shell.launchers.tables import BATCH_SYSTEM, DIRECTIVE, STARTERS
-
-__all__ = ["BATCH_SYSTEM", "DIRECTIVE", "STARTERS", "LaunchWord", "Walk", "ranks", "walk"]

@@ -1,0 +1,43 @@
+"""What a run means, in sections of settings that all stacks share: the hub of every translation."""
+
+from bridge.plan.plan import (
+    Adapters,
+    Batch,
+    Debug,
+    DecayRamp,
+    Habits,
+    LearningRate,
+    LossScale,
+    Offload,
+    Optimizer,
+    Parallel,
+    Plan,
+    Precision,
+    Recompute,
+    Run,
+    Schedule,
+    Stages,
+    Zero,
+    paths,
+)
+
+__all__ = [
+    "Adapters",
+    "Batch",
+    "Debug",
+    "DecayRamp",
+    "Habits",
+    "LearningRate",
+    "LossScale",
+    "Offload",
+    "Optimizer",
+    "Parallel",
+    "Plan",
+    "Precision",
+    "Recompute",
+    "Run",
+    "Schedule",
+    "Stages",
+    "Zero",
+    "paths",
+]

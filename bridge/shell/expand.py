@@ -1,0 +1,764 @@
+"""Expansion of shell words: variables, default values, operators on text, arithmetic, and the
+output of commands where it is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from bridge.errors import nearest
+from bridge.shell import arithmetic, braces, expansion_subjects, operators, parameters
+from bridge.shell.expansion_subjects import ALL, FORM, NAMED, Subject, put_element
+from bridge.shell.files import path_in_folder
+from bridge.shell.patterns import Char, Unread, active
+from bridge.shell.scope import LIVE, Scope, Value, several
+from bridge.shell.source import ShellSource
+from bridge.shell.tokens import Word, WordPart
+from bridge.shell.word_pieces import (
+    DEFAULT_IFS,
+    Break,
+    Piece,
+    Pieces,
+    Span,
+    Text,
+    Unknown,
+    emptied,
+    text_if_known,
+    unknowns,
+    words,
+)
+
+LENGTH = re.compile(r"#(?=[A-Za-z0-9_@*#?$!-])")
+_STAR = r"\$\{(?:!\w+\[\*\]|\w+\[\*\][^}])"
+_EACH = r"(?:\[@\]|\$@|\$\{@)"
+EACH = re.compile(_EACH)
+"""Matches expansions that yield one word for each element, even in double quotes, such as `"$@"`."""
+JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
+ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
+ODD = (
+    ("[*]", JOINED, "[*] and [@] in one pair of quotes are not supported"),
+    ("\\", ESCAPED, "a backslash before a blank and [@] in one pair of quotes are not supported"),
+)
+"""Texts in double quotes that shells read in unusual ways.
+
+Each has a character to search for first, a pattern, and a message.
+"""
+LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
+"""Matches a word without expansions and quotes."""
+OUTPUT = "the value is the output of a command, and commands are not run"
+FILES = "the value depends on the files that match the pattern"
+EXPANDED = re.compile(r"\$\{?([A-Za-z_]\w*|\d+)")
+"""Matches the names of variables in an expansion."""
+COUNTED = re.compile(r"(?<![\w#])[A-Za-z_]\w*|(?<=\$)\d+|(?<=\$\{)\d+")
+"""Matches the names of variables in an arithmetic expansion, where they need no dollar sign."""
+GLOBBING = re.compile(r"[*?\[(]")
+"""Matches a character such as `*`. Every glob pattern has at least one of these characters."""
+GROUPS = re.compile(r"[?*+@!]\(")
+
+Expanded = list[Piece | Break]
+
+
+class Runner(Protocol):
+    """Interface for running the commands within a word."""
+
+    def capture(self, source: ShellSource) -> Pieces:
+        """Return the output of the commands of `source`."""
+
+    def stop(self, line: int, problem: str, discards: bool) -> None:
+        """Record that a shell certainly stops at an expansion on `line`; if it `discards`, only the rest of the line is lost."""
+
+    def doubt(self, line: int) -> None:
+        """Record that a shell possibly stops at an expansion on `line`."""
+
+    def setter(self, name: str) -> int:
+        """Return the first line on which the script assigns a variable; 0 if it never does."""
+
+    def sets(self, name: str) -> bool:
+        """Return whether the script has set a variable so far, or is setting it at present."""
+
+    def lies(self, path: Pieces, filled: bool) -> bool | None:
+        """Whether a file exists and, with `filled`, is not empty; None if that is not known."""
+
+    def options_for_line(self, line: int) -> str:
+        """Return the command-line options that would decide the branches around a line."""
+
+
+class Expander:
+    """Expands the words of one source with the variables of a scope."""
+
+    def __init__(self, source: ShellSource, scope: Scope, runner: Runner) -> None:
+        """Set up an expander for the words of `source`.
+
+        `solid` is true once an expansion in the current double quotes makes a word, maybe an empty
+        one. `lacking` are the reasons why variables that the current expression takes as 0 have no
+        value.
+        """
+        self.source, self.scope, self.runner = source, scope, runner
+        self.solid = False
+        self.lacking: list[str] = []
+
+    # Words
+
+    def words(self, word: Word, alone: bool = False) -> list[Pieces]:
+        """Return the words that one word expands to.
+
+        With `alone`, variables that the script never sets are empty.
+        """
+        # Most words of a script are literal.
+        literal = self._literal(word)
+        if literal is not None:
+            return [literal]
+        separators = self.scope.separators
+        found: list[Pieces] = []
+        try:
+            choices = self.choices(word)
+        except OverflowError as error:
+            return [(replace(self.unknown(word, str(error), False), loose=True),)]
+        for parts in choices:
+            pieces = self.parts(self.tilde(parts, False), False)
+            if separators is None:
+                pieces = [
+                    replace(piece, loose=True) if isinstance(piece, Unknown) else piece
+                    for piece in pieces
+                ]
+                if any(isinstance(piece, Text) and piece.splits for piece in pieces):
+                    pieces = [self.unknown(word, "IFS is not known", False)]
+            # In the order of a shell: braces, tilde, variables and commands, then word splitting,
+            # then names of files.
+            split = words(emptied(pieces) if alone else pieces, separators or "")
+            found += [self._expand_glob(one, word) for one in split]
+        return found
+
+    def choices(self, word: Word) -> list[tuple[WordPart, ...]]:
+        """Return the words that brace expansion makes of one word."""
+        found = braces.expand_braces(self.source.text, word.parts)
+        return found if len(found) == 1 or self.scope.on("braceexpand") else [word.parts]
+
+    def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
+        """Return the text that a word expands to without word splitting, as in assignments, patterns and file names."""
+        literal = self._literal(word)
+        if literal is not None:
+            return literal
+        pieces = self.parts(self.tilde(word.parts, assigned), False)
+        if alone:
+            pieces = [
+                Break() if isinstance(piece, Break) and piece.made else piece
+                for piece in emptied(pieces)
+            ]
+        return tuple(self.without_splitting(pieces))
+
+    def _literal(self, word: Word) -> Pieces | None:
+        """Return the text of a literal word; None for a word with expansions or quotes."""
+        if len(word.parts) != 1 or word.parts[0].kind != "text" or self.source.segments is not None:
+            return None
+        said = self.source.text[word.start : word.end]
+        return (Text(said, (word.start, word.end)),) if LITERAL.fullmatch(said) else None
+
+    def without_splitting(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
+        """Yield the pieces without word splitting."""
+        for piece in pieces:
+            yield (
+                Text(piece.joiner, (0, 0), True, plain=False) if isinstance(piece, Break) else piece
+            )
+
+    def _expand_glob(self, word: Pieces, written: Word) -> Pieces:
+        """Return the word, or an unknown word if it may expand to names of files."""
+        fitting = any(
+            isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text)
+            for piece in word
+        )
+        if not fitting or self.scope.options >= {"noglob"}:
+            return word
+        # Quoted and unknown parts are no pattern: a NUL stands for them, which no name has.
+        text = "".join(
+            piece.text if isinstance(piece, Text) and not piece.quoted else "\0" for piece in word
+        )
+        opened = text.find("[")
+        groups = GROUPS.search(text) and self.scope.may("extglob")
+        if "*" in text or "?" in text or (opened >= 0 and "]" in text[opened:]) or groups:
+            spelling = "".join(
+                piece.text if isinstance(piece, Text) else piece.spelling for piece in word
+            )
+            place = self.source.place(written.start, written.end)
+            why = next((piece.why for piece in unknowns(word)), FILES)
+            return (Unknown(spelling, place, self.source.line(written.start), why, loose=True),)
+        return word
+
+    def tilde(self, parts: tuple[WordPart, ...], assigned: bool) -> tuple[WordPart, ...]:
+        """Return the parts of a word, with a `~` at the start as a separate part.
+
+        With `assigned`, this also applies to a `~` after a colon.
+        """
+        if "~" not in self.source.text:
+            return parts
+        found: list[WordPart] = []
+        for index, part in enumerate(parts):
+            said = self.source.text_of(part)
+            if part.kind != "text" or "~" not in said or (index and not assigned):
+                found.append(part)
+                continue
+            # The name behind a tilde has to be literal to its end: the text part must not end
+            # within it.
+            pattern = r"(?:(?<=:)|^)~[^/:\s]*" if assigned else r"^~[^/]*"
+            position, last = part.start, len(parts) == index + 1
+            for match in re.finditer(pattern, said) if not index or assigned else ():
+                whole = match.end() < len(said) or last
+                if whole and (match.start() or not index):
+                    found += (
+                        [WordPart("text", position, part.start + match.start())]
+                        if match.start()
+                        else []
+                    )
+                    found.append(
+                        WordPart("tilde", part.start + match.start(), part.start + match.end())
+                    )
+                    position = part.start + match.end()
+            found += [WordPart("text", position, part.end)] if position < part.end else []
+        return tuple(found)
+
+    # Parts
+
+    def parts(self, parts: Iterable[WordPart], quoted: bool) -> Expanded:
+        """Return the pieces that parts expand to, before word splitting."""
+        return [piece for part in parts for piece in self.part(part, quoted)]
+
+    def part(self, part: WordPart, quoted: bool) -> Iterable[Piece | Break]:
+        """Return the pieces that one part expands to."""
+        match part.kind:
+            case "text":
+                return self.source.pieces(part.start, part.end, quoted)
+            case "escape":
+                # A backslash before a line end joins the lines, and leaves nothing. At the end of
+                # the text it is itself.
+                said = self.source.text_of(part)
+                kept = "\\" if said == "\\" else said[1:].removeprefix("\n")
+                return [Text(kept, self.place(part), True, plain=False)] if kept else []
+            case "single":
+                empty = part.end - part.start == 2
+                return (
+                    [self._nothing(part)]
+                    if empty
+                    else self.source.pieces(part.start + 1, part.end - 1, True)
+                )
+            case "double":
+                return self._double(part)
+            case "ansi":
+                said = self.source.text[part.start + 2 : part.end - 1]
+                return self._whole(
+                    part,
+                    True,
+                    lambda: [self.make_text(part, parameters.decode_escapes(said), True)],
+                )
+            case "made":
+                return [Text(part.text, self.place(part), quoted, plain=False)]
+            case "arith":
+                return self._whole(
+                    part, quoted, lambda: [self.make_text(part, self._arithmetic(part), quoted)]
+                )
+            case "command" | "backtick":
+                return [*self.output(part, quoted)]
+            case "short" | "param":
+                return self._whole(part, quoted, lambda: self._parameter(part, quoted))
+            case "tilde":
+                return self._home(part)
+        return [self.unknown(part, OUTPUT, True)]
+
+    def _nothing(self, part: WordPart) -> Text:
+        """Return the empty text of a pair of quotes without content, which counts as a word."""
+        return Text("", self.place(part), True, plain=False)
+
+    def _double(self, part: WordPart) -> Expanded:
+        said = self.source.text_of(part)
+        odd = next(
+            (why for sign, form, why in ODD if sign in said and "@" in said and form.search(said)),
+            "",
+        )
+        if odd:
+            return [replace(self.unknown(part, odd, True), loose=True)]
+        # Quotes make a word even if nothing is in them, except around `"$@"` without arguments.
+        # `missing` tells that some expansion gave no piece at all, `solid` that another one makes a
+        # word in any case.
+        found: Expanded = []
+        missing = False
+        before, self.solid = self.solid, False
+        for inner in part.parts:
+            pieces = list(self.part(inner, True))
+            missing |= not pieces and inner.kind != "escape"
+            found += pieces
+        if (not missing or self.solid) and not any(
+            isinstance(piece, Break) or _shows(piece) for piece in found
+        ):
+            return [self._nothing(part)]
+        self.solid |= before
+        several = any(
+            isinstance(piece, Break) for piece in found
+        )  # an empty element between two words is a word
+        return [piece for piece in found if _shows(piece)] if missing and not several else found
+
+    def _home(self, part: WordPart) -> list[Piece]:
+        value = self.scope.get("HOME") if self.source.text_of(part) == "~" else None
+        text = text_if_known(value.pieces) if value else None
+        if text is None:
+            return [self.unknown(part, "the home folder is not known", True)]
+        return [Text(text, self.place(part), True, plain=False)]
+
+    def unknown(
+        self, part: WordPart | Word, why: str, quoted: bool, alone: str | None = None
+    ) -> Unknown:
+        """Return the piece for an expansion whose value is not known."""
+        return Unknown(
+            self.source.text_of(part),
+            self.place(part),
+            self.source.line(part.start),
+            why,
+            quoted,
+            alone=alone,
+        )
+
+    def place(self, part: WordPart | Word) -> Span:
+        return self.source.place(part.start, part.end)
+
+    def make_text(self, part: WordPart, text: str, quoted: bool) -> Text:
+        return Text(text, self.place(part), quoted, plain=False, splits=not quoted)
+
+    def _whole(self, part: WordPart, quoted: bool, make: Callable[[], Expanded]) -> Expanded:
+        """Return the pieces that `make` computes.
+
+        If `make` fails, or computes them from a variable that nothing sets, return an unknown piece
+        with the reason.
+        """
+        outer, self.lacking = self.lacking, []
+        # A number is one word, whichever number it is.
+        single = quoted or part.kind == "arith"
+        try:
+            found = make()
+            if self.lacking:
+                alone = (
+                    None
+                    if any(isinstance(piece, Break) for piece in found)
+                    else text_if_known(emptied(found))
+                )
+                found = [self._failed(part, self.lack(), single, alone)]
+        except Unread as error:
+            found = [self._failed(part, str(error), single)]
+        except arithmetic.Wrong as error:
+            found = [self.wrong(part, error, single)]
+        finally:
+            self.lacking = outer
+        return found
+
+    def _failed(self, part: WordPart, why: str, quoted: bool, alone: str | None = None) -> Unknown:
+        many = part.kind == "param" and bool(EACH.search(self.source.text_of(part)))
+        return replace(self.unknown(part, why, quoted, alone), loose=many)
+
+    def lack(self, error: str = "") -> str:
+        """Return why an expression has no known value, as far as that is due to variables that nothing sets."""
+        reasons = list(dict.fromkeys(self.lacking))
+        names = dict.fromkeys(re.findall(r"--env (\w+)=", " ".join(reasons)))
+        if (not error and len(reasons) == 1) or not names:
+            return reasons[0]
+        asked = " ".join(f"--env {name}=..." for name in names)
+        return f"{', '.join(names)} not set{error and ': '}{error}; set {asked}"
+
+    def wrong(self, part: WordPart, error: arithmetic.Wrong, quoted: bool) -> Unknown:
+        """Return the unknown piece for an expansion with an error."""
+        line, discards = self.source.line(part.start), isinstance(error, arithmetic.Discarded)
+        if self.lacking and discards:
+            # Whoever starts the script sets them, and then there is no error.
+            return self.unknown(part, self.lack(str(error)), quoted)
+        # The unset variables in it may be the reason. The message says how to set them.
+        names = (COUNTED if part.kind == "arith" else EXPANDED).findall(self.source.text_of(part))
+        absent = dict.fromkeys(
+            found for name in dict.fromkeys(names) for found in self._variables_to_set(name)
+        )
+        needed = " ".join(f"--env {name}=..." for name in absent)
+        if not discards:
+            self.runner.doubt(line)
+        hint = f"; set {needed}" if needed and "--env" not in str(error) else ""
+        why = f"a shell stops here: {error}{hint}"
+        self.runner.stop(line, f"{self.source.text_of(part)}: {why}", discards)
+        return self.unknown(part, why, quoted)
+
+    def settling(self, text: str) -> str:
+        """Return the command-line options that would set the unknown variables of a text, for messages."""
+        names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
+        asked = dict.fromkeys(found for name in names for found in self._variables_to_set(name))
+        if asked:
+            return f"; set {' '.join(f'--env {name}=...' for name in asked)}"
+        values = ((name, value) for name in names if (value := self.scope.get(name)))
+        unknown = (
+            (name, piece.why)
+            for name, value in values
+            for piece in value.pieces
+            if isinstance(piece, Unknown)
+        )
+        return next((f"; ${name} is not known: {why}" for name, why in unknown), "")
+
+    def _variables_to_set(self, name: str) -> list[str]:
+        """Return the variables that the user would have to set: the unknown variable, or the
+        variables from which its value is made.
+        """
+        value = self.scope.get(name)
+        if value is None:
+            return (
+                [self.scope.outer(name)]
+                if not name.isdigit() or self.scope.arguments is None
+                else []
+            )
+        return [
+            found
+            for piece in value.pieces
+            if isinstance(piece, Unknown)
+            for found in re.findall(r"--env (\w+)=", piece.why)
+        ]
+
+    # Parameters
+
+    def _parameter(self, part: WordPart, quoted: bool) -> Expanded:
+        """Return the value of `$NAME` or `${NAME...}`, with the operator applied if there is one."""
+        if part.kind == "short":
+            subject = expansion_subjects.subject_of_name(
+                self, part.text or self.source.text[part.start + 1 : part.end], None
+            )
+            return self.spread(subject, part, quoted)
+        return self._expand_braced(part, quoted)
+
+    def _expand_braced(self, part: WordPart, quoted: bool) -> Expanded:
+        # `${#NAME}` is a length, `${#}` the number of arguments, and `${#-text}` an operator behind
+        # that number.
+        text, start, end = self.source.text, part.start + 2, part.end - 1
+        if (
+            text[start:end] != "#"
+            and LENGTH.match(text, start)
+            and not text.startswith("#}", start)
+        ):
+            subject, position = expansion_subjects.at(self, start + 1, end)
+            if position == end and "[" not in text[start + 1 : end] and subject.indexed:
+                raise Unread("the length of a reference to an element is not supported")
+            if position == end and subject.before:
+                raise arithmetic.Wrong("the index lies before the start of the array")
+            if position == end:
+                return [
+                    self.make_text(
+                        part, str(expansion_subjects.count_elements(self, subject)), quoted
+                    )
+                ]
+            if subject.name not in expansion_subjects.SPECIAL:
+                raise expansion_subjects.malformed_expansion(self, start, end)
+        if text.startswith("!", start) and end > start + 1:
+            return self._indirect(part, start + 1, end, quoted)
+        subject, position = expansion_subjects.at(self, start, end)
+        return self._apply_operator(part, subject, position, quoted)
+
+    def is_unset(self, subject: Subject) -> bool:
+        """Return whether a variable is known to be unset."""
+        return (subject.element or self.scope.is_unset(subject.name)) and not self.scope.may(
+            "nounset"
+        )
+
+    def unset(self, name: str) -> str:
+        """Return the reason why a variable without a value counts as unknown."""
+        if name.isdigit() and self.scope.arguments is None:
+            return f"the value is an argument of the script; set --env {self.scope.outer(name)}=..."
+        if self.scope.may("nounset") and self.scope.is_unset(name):
+            return "the variable is not set, and set -u stops a shell here"
+        if by := self.scope.overtaker(name):
+            return f"{by} may set the variable; set --env {name}=..."
+        line = self.runner.setter(name)
+        if line and self.runner.sets(name):
+            return (
+                f"line {line} sets {name}, but this expansion does not see that value; "
+                f"set --env {name}=..."
+            )
+        if line:
+            hint = self.runner.options_for_line(line) or f"; set --env {name}=..."
+            return f"the script sets {name} only on line {line}, which is not reached before this line{hint}"
+        hint = nearest(name, self.scope.variables) or f"; set --env {name}=..."
+        return f"the script sets {name} nowhere{hint}"
+
+    # What is put in its place
+
+    def spread(self, subject: Subject, part: WordPart, quoted: bool) -> Expanded:
+        """Return the elements of a variable without an operator."""
+        if subject.elements is None and not subject.joined:
+            if self.is_unset(subject):
+                return [self.make_text(part, "", quoted)]
+            absent = not self.scope.overtaker(subject.name) and not self.scope.may("nounset")
+            if self.scope.may("nounset"):
+                self.runner.doubt(self.source.line(part.start))
+            return [self.unknown(part, self.unset(subject.name), quoted, "" if absent else None)]
+        if subject.elements is None and not self.is_unset(subject):
+            unknown = self.unknown(
+                part,
+                self.unset(subject.name),
+                quoted,
+                None if self.scope.overtaker(subject.name) else "",
+            )
+            return [
+                replace(
+                    unknown,
+                    loose=bool(self.scope.overtaker(subject.name)) and subject.joined == "@",
+                )
+            ]
+        self.solid |= bool(subject.joined and subject.words)
+        return self.list_pieces(subject.words, subject.joined, part, quoted, plain=True)
+
+    def list_pieces(
+        self,
+        listed: Sequence[Pieces],
+        joined: str,
+        part: WordPart,
+        quoted: bool,
+        plain: bool = False,
+    ) -> Expanded:
+        found: Expanded = []
+        for position, word in enumerate(listed):
+            if position:
+                found.append(self._between(joined, part, quoted, plain))
+            found += self._used(word, part, quoted) or [self.make_text(part, "", quoted)]
+        if not listed and joined == "*" and quoted:
+            return [self.make_text(part, "", quoted)]
+        return found
+
+    def check_joiner(self, joined: str, quoted: bool) -> None:
+        """Raise `Unread` for an unquoted `[*]` if IFS is empty: bash then joins elements in different ways."""
+        if joined == "*" and not quoted and self.scope.separators == "":
+            raise Unread("[*] is not supported here while IFS is empty")
+
+    def _between(self, joined: str, part: WordPart, quoted: bool, plain: bool) -> Piece | Break:
+        """Return the separator between two elements of a list.
+
+        It is a space for `[@]`. It is the first character of IFS for `[*]`, and for a quoted `[@]`
+        with an operator.
+        """
+        if joined != "*" and quoted and plain:
+            return Break()
+        separators = self.scope.separators
+        if separators is None:
+            raise Unread("IFS is not known")
+        first = separators[:1]
+        if joined != "*" and quoted:
+            if not first:
+                raise Unread("[@] without word splitting is not supported while IFS is empty")
+            return Break(first, made=True)
+        if quoted:
+            return Text(first, self.place(part), True, plain=False)
+        return Break(first if joined == "*" else " ", first.strip(DEFAULT_IFS))
+
+    def _used(self, pieces: Pieces, part: WordPart, quoted: bool) -> list[Piece]:
+        place, found = self.place(part), list[Piece]()
+        for piece in pieces:
+            if isinstance(piece, Text):
+                found.append(piece.used(place, quoted))
+            elif piece.line:
+                found.append(replace(piece, quoted=quoted, uses=(place, *piece.uses)))
+            else:
+                line, said = self.source.line(part.start), self.source.text_of(part)
+                found.append(replace(piece, quoted=quoted, span=place, line=line, spelling=said))
+        return found
+
+    def _indirect(self, part: WordPart, start: int, end: int, quoted: bool) -> Expanded:
+        """Return the value of `${!NAME}`, `${!NAME[@]}` or `${!PREFIX*}`."""
+        text = self.source.text
+        found = NAMED.match(text, start, end)
+        if found is None:
+            raise Unread(FORM)
+        rest = text[found.end() : end]
+        self.check_joiner(rest.strip("[]"), quoted)
+        if rest in ALL:
+            scope = self.scope
+            if any(name.startswith(found[0]) for name in LIVE):
+                raise Unread(f"a shell itself sets variables whose names begin with {found[0]}")
+            names = sorted(
+                name
+                for name in {*scope.variables, *scope.outside}
+                if name.startswith(found[0]) and scope.get(name)
+            )
+            listed = [(Text(name, (0, 0), plain=False),) for name in names]
+            return self.list_pieces(listed, rest, part, quoted)
+        if rest in ("[@]", "[*]"):
+            subject = expansion_subjects.subject_of_name(self, found[0], (found.end() + 1, end - 1))
+            if any(several(word) for word in subject.words):
+                raise Unread("the keys of the array are not known")
+            keys = [(Text(str(key), (0, 0), plain=False),) for key, _ in subject.elements or ()]
+            return self.list_pieces(keys, rest[1], part, quoted)
+        subject, position = expansion_subjects.at(self, start, end)
+        target = expansion_subjects.target(
+            self, expansion_subjects.text_of(self, subject), found[0]
+        )
+        return self._apply_operator(part, target, position, quoted)
+
+    def _apply_operator(
+        self, part: WordPart, subject: Subject, position: int, quoted: bool
+    ) -> Expanded:
+        """Return the value of a variable, with the operator at `position` applied if there is one."""
+        if position < part.end - 1:
+            return operators.apply_operator(self, part, subject, position, quoted)
+        return self.spread(subject, part, quoted)
+
+    # Operators
+
+    def chars(self, pieces: Iterable[Piece]) -> list[Char]:
+        """Return the characters of a pattern. Brackets form groups only under `extglob`."""
+        found = active(pieces)
+        if not any(special and char == "(" for char, special in found) or self.scope.on("extglob"):
+            return found
+        return [(char, special and char != "(") for char, special in found]
+
+    def operand(self, part: WordPart, start: int, single: bool, quoted: bool = False) -> Expanded:
+        """Return the expansion of the word after an operator, such as `text` in `${NAME:-text}`."""
+        return self.parts(
+            self.tilde(self.source.operand(start, part.end - 1, single), False), quoted
+        )
+
+    # Arithmetic and commands
+
+    def _arithmetic(self, part: WordPart) -> str:
+        """Return the value of `$((...))`."""
+        old = self.source.text.startswith("$[", part.start)
+        span = (part.start + 2, part.end - 1) if old else (part.start + 3, part.end - 2)
+        return str(self.evaluate_span(*span))
+
+    def evaluate_span(self, start: int, end: int) -> int:
+        """Return the value of the arithmetic expression from `start` to `end`.
+
+        Raises `Unread` if it is not known, and `Wrong` if a shell stops at it.
+        """
+        pieces = list(
+            self.without_splitting(self.plain(self.parts(self.source.double(start, end), True)))
+        )
+        text = "".join(piece.text if isinstance(piece, Text) else "" for piece in pieces).replace(
+            '"', ""
+        )
+        unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
+        if unknown is None:
+            return self.evaluate_text(text)
+        self.forget(text, unknown.why)
+        raise Unread(unknown.why)
+
+    def plain(self, pieces: Iterable[Piece | Break]) -> Expanded:
+        """Return the pieces of an expression.
+
+        Unset variables are empty, unless `set -u` may stop the shell.
+        """
+        found = list(pieces)
+        if self.scope.may("nounset"):
+            return found
+        self.lacking += [
+            piece.why for piece in found if isinstance(piece, Unknown) and piece.alone is not None
+        ]
+        return emptied(found)
+
+    def evaluate_text(self, text: str) -> int:
+        """Return the value of an expression.
+
+        If the value is not known, the variables that the expression assigns become unknown too.
+        """
+        try:
+            return arithmetic.value(text, self)
+        except Unread as error:
+            self.forget(text, str(error))
+            raise
+        except arithmetic.Wrong as error:
+            if self.lacking:
+                self.forget(text, self.lack(str(error)))
+            raise
+
+    def forget(self, text: str, why: str) -> None:
+        """Mark as unknown the variables that an expression may change."""
+        for said in arithmetic.assignable_names(text):
+            name = self.scope.resolve_reference(said).partition("[")[0]
+            unknown = Unknown(f"${name}", (0, 0), 0, why)
+            value = self.scope.get(name)
+            array, table = bool(value and value.array), bool(value and value.table)
+            self.scope.set(
+                name,
+                Value(((replace(unknown, loose=array),),), array, ("",) if table else None, table),
+            )
+
+    def text_of(self, name: str, index: str | None) -> str:
+        if index is None and "[" in (referred := self.scope.resolve_reference(name)):
+            return expansion_subjects.text_of(self, expansion_subjects.target(self, referred, name))
+        value = self.scope.get(name)
+        key: int | str | None = None
+        if index is not None and value is not None:
+            key = index if value.table else arithmetic.value(index, self)
+        subject = expansion_subjects.element(self, name, value, key, index is not None)
+        if subject.elements is None and not self.scope.overtaker(name):
+            if self.scope.on("nounset"):
+                raise arithmetic.Unset(f"{name} is not set, and set -u is on; set --env {name}=...")
+            if not self.scope.is_unset(name):
+                self.lacking.append(self.unset(name))
+            return ""
+        if subject.elements:
+            self.lacking += [
+                piece.why for piece in unknowns(subject.words[0]) if piece.alone is not None
+            ]
+            alone = text_if_known(emptied(subject.words[0]))
+            if alone is not None:
+                return alone
+        return expansion_subjects.text_of(self, subject)
+
+    def assign(self, name: str, index: str | None, number: int) -> None:
+        """Assign the value of an expression to a variable."""
+        word: Pieces = (Text(str(number), (0, 0), plain=False),)
+        if self.lacking:
+            word = (Unknown(f"${name}", (0, 0), 0, self.lack(), alone=str(number)),)
+        if index is None and "[" in (referred := self.scope.resolve_reference(name)):
+            name, _, inside = referred.partition("[")
+            index = inside[:-1]
+        value = self.scope.get(name)
+        if index is None and not (value and value.array):
+            self.scope.set(name, Value((word,)))
+            return
+        value = value or Value((), True)
+        # Without an index an array's element 0 is meant.
+        key: int | str = (index or "0") if value.table else arithmetic.value(index or "0", self)
+        self.scope.set(name, put_element(value, key, word))
+
+    def output(self, part: WordPart, quoted: bool) -> list[Piece]:
+        """Return the output of the commands in `$(...)`, as far as it is known."""
+        whole = part.kind == "command"
+        source = (
+            self.source.within(part.start + 2, part.end - 1)
+            if whole
+            else self._backtick(part, quoted)
+        )
+        # A shell drops all line ends at the end of an output.
+        pieces = _strip_blanks(self.runner.capture(source))
+        unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
+        named = path_in_folder(self.scope.folder, tuple(pieces))
+        if named:
+            return [replace(self.unknown(part, OUTPUT, quoted), at=named.at, firm=named.firm)]
+        if unknown is not None:
+            why = unknown.why if unknown.line and unknown.why != OUTPUT else OUTPUT
+            alone = text_if_known(emptied(pieces))
+            return [self.unknown(part, why, quoted, alone and alone.rstrip("\n"))]
+        return [self.make_text(part, text_if_known(pieces) or "", quoted)]
+
+    def _backtick(self, part: WordPart, quoted: bool) -> ShellSource:
+        said = self.source.text[part.start + 1 : part.end - 1]
+        if "\\" not in said:
+            return self.source.within(part.start + 1, part.end - 1)
+        # Within backticks a backslash before these is taken away first, and what is left is read as
+        # a script.
+        text = re.sub(r'\\([$`\\"])' if quoted else r"\\([$`\\])", r"\1", said)
+        return ShellSource.of((Text(text, self.place(part), plain=False),), self.source)
+
+
+def _shows(piece: Piece | Break) -> bool:
+    return not isinstance(piece, Text) or bool(piece.text)
+
+
+def _strip_blanks(pieces: Pieces) -> list[Piece]:
+    found = list(pieces)
+    while found and isinstance(found[-1], Text):
+        text = found[-1].text.rstrip("\n")
+        if text:
+            found[-1] = replace(found[-1], text=text, plain=False)
+            break
+        found.pop()
+    return found

@@ -1,0 +1,111 @@
+"""Content of files: text that the script has written, else a file in the script's folder or in an allowed folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.files.named import OutsideError, find
+from bridge.shell.files import AWAY, is_gone
+from bridge.shell.scope import MOST_CHARACTERS
+from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces
+
+if TYPE_CHECKING:
+    from bridge.shell.interpreter import ShellReader
+
+
+def content(reader: ShellReader, path: Pieces) -> Pieces | None:
+    """Return the content of a file: text that the script has written, else a file on disk; None if there is neither.
+
+    A file on disk must be in the script's folder or in an allowed folder.
+    """
+    # A key with a NUL has an unknown part, and could be the key of any file.
+    written = file(reader, path)
+    key = reader.key(path)
+    if written is not None or not key or "\0" in key or key.startswith(AWAY):
+        return written
+    lies = _lying(reader, key)
+    return _fresh(reader, path, lies) if lies is not None else None
+
+
+def _lying(reader: ShellReader, name: str) -> Pieces | None:
+    """Return the content of a file in the script's folder or in an allowed folder; None if there is none."""
+    try:
+        found = find(name, Path(reader.name).parent)
+        if found is None or found.stat().st_size > MOST_CHARACTERS:
+            return None
+        return (Text(found.read_bytes().decode(), NOWHERE, True, plain=False),)
+    except OutsideError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"the file cannot be read: {error}"
+        return (Unknown(name, NOWHERE, reader.source.line(reader.place), why),)
+
+
+def there(reader: ShellReader, path: Pieces) -> bool | None:
+    """Return whether a file exists, taking into account that the script may write or remove it; None if that is not known."""
+    key, files = reader.key(path), reader.scope.files
+    folder, slash, _ = key.rpartition("/")
+    if key.endswith("/") or f"{key}/" in files.folders or "\0" in key or key.startswith(AWAY):
+        return None
+    if key in files.held:
+        # A file that the script writes into a folder which may not be there may not be there
+        # either.
+        placed = not slash or f"{folder}/" in files.folders or is_folder(reader, folder)
+        return files.there(key) if placed or is_gone(files.held[key]) else None
+    return True if key and not files.stale(key) and _beside(reader, key) else None
+
+
+def has_content(reader: ShellReader, path: Pieces) -> bool | None:
+    """Return whether an existing file has content; None if that is not known."""
+    written, key = file(reader, path), reader.key(path)
+    if written is not None:
+        return any(isinstance(piece, Text) and piece.text for piece in written) or (
+            None if written else False
+        )
+    found = _beside(reader, key)
+    return found.stat().st_size > 0 if found is not None else None
+
+
+def _beside(reader: ShellReader, name: str) -> Path | None:
+    """Return the path of a file in the script's folder or in an allowed folder; None if there is none."""
+    try:
+        return find(name, Path(reader.name).parent)
+    except OutsideError:
+        return None
+
+
+def is_folder(reader: ShellReader, folder: str) -> bool:
+    """Return whether a folder exists inside the script's folder."""
+    return not folder.startswith((AWAY, "/", "~")) and (Path(reader.name).parent / folder).is_dir()
+
+
+def missing(reader: ShellReader, path: Pieces) -> str:
+    """Return the reason why the content of a file is unknown. The script has not written this file."""
+    try:
+        find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
+    except OutsideError as error:
+        return str(error)
+    return f"{spell_pieces(path)}: no such file in the script's folder; put it there"
+
+
+def file(reader: ShellReader, path: Pieces) -> Pieces | None:
+    """Return the text that the script has written to `path` so far; None if it has not written to `path`."""
+    held = reader.scope.files.held.get(reader.key(path))
+    return None if held is None else _fresh(reader, path, held)
+
+
+def _fresh(reader: ShellReader, path: Pieces, content: Pieces) -> Pieces:
+    """Return `content`, or an unknown content if a program may have changed the file since."""
+    why = reader.scope.files.stale(reader.key(path))
+    return (
+        (Unknown(spell_pieces(path), NOWHERE, reader.source.line(reader.place), why),)
+        if why
+        else content
+    )
+
+
+def text_before(reader: ShellReader, path: Pieces) -> Pieces:
+    """Return the content of a file before text is appended; empty if the file does not exist."""
+    found = content(reader, path)
+    return () if found is None or is_gone(found) else found

@@ -1,0 +1,1048 @@
+"""Evaluates the syntax tree of a script without running anything.
+
+The result is the commands that the script would start, with their words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import dropwhile, takewhile
+from typing import TYPE_CHECKING
+
+from bridge.errors import SourceError
+from bridge.shell import (
+    arithmetic,
+    branches,
+    effects,
+    file_contents,
+    loops,
+    nested_shells,
+    redirections,
+    signals,
+    variables,
+)
+from bridge.shell.decide import Bad, Condition
+from bridge.shell.expand import OUTPUT, Expander
+from bridge.shell.files import key_in
+from bridge.shell.launchers import Walk, walk
+from bridge.shell.loops import MOST_STEPS
+from bridge.shell.missed_runs import Asked
+from bridge.shell.nested_shells import list_words
+from bridge.shell.patterns import Unread
+from bridge.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value, several
+from bridge.shell.source import ShellSource, Sourced, check_ends, check_redirects, check_syntax
+from bridge.shell.tokens import Token, Word
+from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+DEEPEST = 30
+UNTOUCHED = -1
+"""Value of `Reader.substituted` for a statement that has run no command substitution."""
+NOT_FOUND = 127
+"""The status of a command that does not exist."""
+SEVERAL = re.compile(r"^[^/]*\s")
+"""Matches a program name with a space.
+
+No program has such a name, so quotes must have joined several words.
+"""
+CHECKED = ("command", "subshell")
+"""Kinds of statements that end a script under `set -e` if they fail. Blocks and branches do not."""
+LINE = "line"
+"""Value of `Scope.ended` for a line that ends early. The script continues with the next line."""
+LEAVING = ("break", "continue", "return")
+Program = Callable[["ShellReader", Sequence[str]], Pieces | None]
+DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
+"""Matches the definition of a function."""
+NAMED = re.compile(r"(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*([\w:.-]+)[ \t]*$")
+"""Matches the name before the brackets in a function definition."""
+HOPED = frozenset(
+    (
+        *(
+            "cd",
+            "mkdir",
+            "cp",
+            "mv",
+            "rm",
+            "ln",
+            "touch",
+            "chmod",
+            "sleep",
+            "module",
+            "ml",
+            "conda",
+            "mamba",
+            "source",
+            ".",
+        ),
+        *(
+            "pushd",
+            "popd",
+            "git",
+            "pip",
+            "pip3",
+            "tar",
+            "unzip",
+            "wget",
+            "export",
+            "sync",
+            "date",
+            "wait",
+        ),
+        *("torchrun", "python", "python3", "deepspeed", "srun", "accelerate", "mpirun"),
+    )
+)
+"""Commands that are assumed to succeed before `&&`, because they act and do not test anything."""
+
+Action = Callable[[], None]
+
+
+class Stopped(SourceError):
+    """Raised for an expansion at which a shell stops with an error."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that the script starts: its words, the variables set for it, and the line on which it begins.
+
+    `branch` is the line of an enclosing `if`, `case` or loop whose condition is not known, or 0.
+    `files` are the files that the script has written before, `folder` is the key of its working
+    directory.
+    """
+
+    words: tuple[Pieces, ...]
+    environment: Mapping[str, Pieces]
+    line: int
+    branch: int = 0
+    files: Mapping[str, Pieces] = field(default_factory=dict)
+    folder: str = ""
+
+
+@dataclass
+class ShellReader:
+    """Evaluates statements with a scope, and collects commands and written files."""
+
+    name: str
+    scope: Scope
+    commands: list[Command] = field(default_factory=list)
+    sourced: list[Sourced] = field(default_factory=list)
+    branch: int = 0
+    depth: int = 0
+    steps: int = 0
+    begun: set[str] = field(default_factory=set)
+    guarded: int = 0
+    loops: int = 0
+    grouping: int = 0
+    behind: int = 0
+    jobs: list[tuple[int, int]] = field(default_factory=list)
+    leaving: list[Scope] = field(default_factory=list)
+    exits: list[list[Scope]] = field(default_factory=list)
+    stops: list[tuple[int, str, bool]] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    inner: Scope | None = None
+    substituted: int | None = 0
+    hoped: bool = False
+    place: int = 0
+    lines: dict[str, int] | None = None
+    defined: frozenset[str] = frozenset()
+    asked: Asked | None = None
+    source: ShellSource = field(init=False)
+
+    def read(self, text: str) -> None:
+        """Read the whole script."""
+        self.source = ShellSource(text, self.name)
+        self.defined = frozenset(_function_names(text))
+        check_ends(text, self.name)
+        check_syntax(self.source)
+        self.run(self.source)
+        self.read_exit_trap()
+
+    def run(self, source: ShellSource) -> None:
+        """Read a source in the current scope."""
+        before, self.source = self.source, source
+        for line in source.lines():
+            self.statements(line)
+            # A failed assignment ends only its line.
+            if self.scope.ended == LINE:
+                self.scope.ended = ""
+        self.source = before
+
+    @property
+    def over(self) -> bool:
+        """Whether a statement ended the current path."""
+        return bool(self.scope.ended)
+
+    @property
+    def alone(self) -> bool:
+        """Whether an error in an expansion stops only an inner shell, and not the script."""
+        return self.scope is self.inner
+
+    @property
+    def line_of_split(self) -> int:
+        """The line of an undecided branch in which a path may have left a loop or a function; 0 if there is none."""
+        left = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
+        return next((line for line in left if line), 0)
+
+    @property
+    def expander(self) -> Expander:
+        """The expander for the source that is being read."""
+        return Expander(self.source, self.scope, self)
+
+    def refuse(self, place: int, problem: str) -> SourceError:
+        """Return an error at a character of the source that is being read, with its line."""
+        return SourceError(f"{self.name}: line {self.source.line(place)}: {problem}")
+
+    def stop(self, line: int, problem: str, discards: bool) -> None:
+        """Record that a shell certainly stops at an expansion on `line`; if it `discards`, only the rest of the line is lost."""
+        self.stops.append((line, problem, discards))
+
+    def overtake(self, place: int, name: Pieces) -> None:
+        """Record that the script sets a variable whose name is not known, or not known in full."""
+        parts = (re.escape(piece.text) if isinstance(piece, Text) else r"\w*" for piece in name)
+        pattern = "".join(parts).partition("=")[0].partition(r"\[")[0]
+        line = self.source.line(place)
+        by = f"line {line}, which sets a variable of unknown name ({spell_pieces(name)}),"
+        self.scope.overtaken(by, r"\w+" if several(name) else pattern)
+
+    def doubt(self, line: int) -> None:
+        """Record that a shell possibly stops at an expansion on `line`."""
+        self.scope.doubting = self.scope.doubting or line
+
+    def check_stops(self) -> None:
+        """Raise `SourceError` if an expansion was recorded at which a shell stops, or `Discarded` if only the line is lost."""
+        stops = [(line, problem) for line, problem, discards in self.stops if not discards]
+        Stopped.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in stops)
+        for _, problem, _ in self.stops:
+            self.stops.clear()
+            raise arithmetic.Discarded(problem)
+
+    def setter(self, name: str) -> int:
+        """Return the first line on which the script assigns a variable; 0 if it never does."""
+        if self.lines is None:
+            found = re.finditer(r"(?:^|[\s;&|({])([A-Za-z_]\w*)\+?=", self.source.text, re.ASCII)
+            self.lines = {}
+            for match in found:
+                self.lines.setdefault(match[1], self.source.line(match.start(1)))
+        return self.lines.get(name, 0)
+
+    def sets(self, name: str) -> bool:
+        """Return whether the script has set a variable so far, or is setting it at present."""
+        return name in self.begun
+
+    def lies(self, path: Pieces, filled: bool) -> bool | None:
+        """Return whether a file exists and, with `filled`, is not empty; None if that is not known."""
+        there = file_contents.there(self, path)
+        return there if not there or not filled else file_contents.has_content(self, path)
+
+    def options_for_line(self, line: int) -> str:
+        """Return the command-line options that would decide the branches around a line."""
+        if self.asked is None:
+            self.asked = Asked(self.source.script.text)
+        return self.asked.around(line, self.scope.outside)
+
+    def statements(self, nodes: Sequence[Node]) -> None:
+        """Read statements one after the other, until one ends the path."""
+        for index, node in enumerate(nodes):
+            if self.scope.ended:
+                return
+            after = nodes[index + 1] if index + 1 < len(nodes) else None
+            if not node.is_named:
+                continue
+            if after is not None and after.type == "&":
+                self.aside(node)
+            else:
+                self.statement(node)
+
+    def aside(self, node: Node) -> None:
+        """Read a statement in the background."""
+        first, jobs, self.jobs = len(self.commands), self.jobs, list(self.jobs)
+        files = self.scope.files.copy()
+        self.behind += 1
+        self.apart(lambda: self.statement(node))
+        self.behind -= 1
+        self.scope.files.behind(files, self.source.line(node.start_byte))
+        self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
+
+    def start_background(self) -> None:
+        """Record that all background commands have started, so that no command can be killed before its start."""
+        if not self.branch:
+            self.jobs.clear()
+
+    def kill_background(self, place: int) -> None:
+        """Record that background commands may be killed before they start."""
+        for first, last in self.jobs:
+            self._maybe(first, last, self.source.line(place))
+
+    def statement(self, node: Node) -> None:
+        """Read one statement of any kind, with `!`, `&&` and `||`."""
+        first, others = operands(node)
+        self.either(first, others)
+
+    def single(self, stages: Operand) -> None:
+        """Read one statement or one pipeline, with `!` but without `&&` and `||`."""
+        node = stages[0]
+        tokens = takewhile(
+            lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte)
+        )
+        denied = [token.text for token in tokens].count("!")  # the tree does not have them
+        # `! !` cancels out; a negated statement never ends a script under `set -e`.
+        self.guarded += denied % 2
+        self.stage(node, stages)
+        self.guarded -= denied % 2
+        if denied % 2 and not self.scope.ended and self.scope.status is not None:
+            self.scope.status = int(not self.scope.status)
+        if not denied % 2 and (len(stages) > 1 or node.type in CHECKED):
+            self.errexit()
+
+    def stage(self, node: Node, stages: Sequence[Node] = ()) -> None:
+        """Read one statement, or all stages of a pipeline, without the `!` before it."""
+        self.place = node.start_byte
+        self.scope.doubted = self.scope.doubted or self.scope.doubting
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            problem = (
+                f"found more than {MOST_STEPS:,} steps; a launch script has fewer, is this the "
+                "right file?"
+            )
+            raise self.refuse(node.start_byte, problem)
+        handler = STATEMENTS.get(node.type)
+        if handler is None:
+            raise self.refuse(
+                node.start_byte,
+                f"this kind of statement ({node.type.replace('_', ' ')}) is not supported",
+            )
+        try:
+            if len(stages) > 1:  # redirections behind it are those of its last command
+                self.pipeline(stages)
+            elif node.type in ("command", "subshell"):
+                handler(self, node)
+            else:
+                redirections.read_with_redirections(
+                    self, self._behind(node), node.start_byte, lambda: handler(self, node)
+                )
+        except (OverflowError, Unread, Unsettled) as error:
+            raise self.refuse(node.start_byte, str(error)) from None
+        except arithmetic.Wrong as error:
+            if isinstance(error, arithmetic.Discarded) and not isinstance(
+                error, arithmetic.Dropped
+            ):
+                self.discard(error)
+                return
+            raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
+        if len(stages) < 2:
+            self.scope.piped = None
+
+    def errexit(self) -> None:
+        """Run the ERR trap if the statement failed, and end the script under `set -e`."""
+        scope = self.scope
+        if self.guarded or scope.status == 0 or scope.ended:
+            return
+        # An unknown status is taken as success, unless the command is a test, which may well fail.
+        if scope.status is None:
+            if scope.asked and (scope.may("errexit") or scope.at_error is not None):
+                self.doubt(self.source.line(self.place))
+            return
+        if scope.at_error is not None and scope.frames and "errtrace" in scope.unsure:
+            why = scope.unsure["errtrace"].why
+            raise self.refuse(
+                self.place, f"it is not known whether functions run the ERR trap: {why}"
+            )
+        # Functions inherit the ERR trap only with `set -E`.
+        if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
+            self.read_trap(scope.at_error)
+        if "errexit" in self.scope.unsure:
+            self.doubt(self.source.line(self.place))
+        elif "errexit" in self.scope.options and not self.scope.ended:
+            self.scope.ended, self.scope.left_at = "exit", self.source.line(self.place)
+
+    def read_trap(self, text: Pieces) -> None:
+        """Read the text of an ERR or EXIT trap, in which errors run no trap."""
+        error, self.scope.at_error = self.scope.at_error, None
+        self.read_handler(text)
+        self.scope.at_error = error
+
+    def read_handler(self, text: Pieces) -> None:
+        """Read the text of a trap. Afterwards, the exit status is the same as before."""
+        status = self.scope.status
+        self.read_inner_text(self.place, text)
+        if not self.scope.ended:
+            self.scope.status = status
+
+    def read_exit_trap(self) -> None:
+        """Read the text of the EXIT trap when a shell ends."""
+        text, self.scope.at_exit = self.scope.at_exit, None
+        if text is not None:
+            # The trap itself must not count as code behind the `exit`, which would not be read.
+            ended, self.scope.ended = self.scope.ended, ""
+            self.read_trap(text)
+            self.scope.ended = ended
+
+    # Blocks, pipelines and paths
+
+    def block(self, node: Node) -> None:
+        """Read `{ ... }`, or the whole script."""
+        self.statements(node.children)
+
+    def subshell(self, node: Node) -> None:
+        """Read `( ... )`.
+
+        Its assignments, including those in its redirections, have no effect outside.
+        """
+        redirects = self._behind(node)
+        # `break` in a subshell cannot leave a loop outside of it.
+        loops, self.loops = self.loops, 0
+        if redirects:
+            self.apart(
+                lambda: redirections.read_with_redirections(
+                    self, redirects, node.start_byte, lambda: self._inside(node)
+                )
+            )
+        else:
+            self._inside(node)
+        self.loops = loops
+
+    def _inside(self, node: Node) -> None:
+        self.apart(lambda: self.statements(node.children))
+
+    def apart(self, action: Action) -> None:
+        """Read a subshell. Its files, output and status have an effect outside; nothing else does."""
+        outer, mark = self.scope, len(self.leaving)
+        self.scope = self.another()
+        action()
+        self.merge_exits(mark)
+        self.read_exit_trap()
+        inner, self.scope = self.scope, outer
+        outer.files, outer.output, outer.status = inner.files, inner.output, inner.status
+        self.failing(inner)
+
+    def another(self) -> Scope:
+        """Return the scope of a subshell: a copy of the current scope without traps."""
+        scope = self.scope.copy()
+        scope.around = scope.traps if scope.around is None else scope.around
+        scope.traps = {name: text for name, text in scope.traps.items() if not text}
+        scope.at_exit = None
+        if scope.at_error is not None and not scope.on("errtrace"):
+            scope.at_error = None
+        return scope
+
+    def failing(self, inner: Scope) -> None:
+        """Record that this shell may stop under `set -e`, because an inner shell may have stopped."""
+        doubt = inner.doubted or inner.doubting
+        if doubt and not self.scope.doubted:
+            self.scope.status = None
+            if self.scope.may("errexit"):
+                self.doubt(doubt)
+
+    def merge_exits(
+        self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")
+    ) -> None:
+        """End a loop, function or shell: merge the paths that left it early into the current path."""
+        # `mark` is where `leaving` ended when the construct began. Paths of other kinds leave
+        # further constructs around it.
+        left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
+        self.leaving[mark:] = [scope for scope in self.leaving[mark:] if scope.ended not in kinds]
+        for scope in left:
+            scope.ended = ""
+        if self.scope.ended in kinds:
+            self.scope.ended = ""
+        if left:
+            here = [] if self.scope.ended else [self.scope.copy()]
+            self.scope.take([*here, *left], self.branch or 0)
+
+    def pipeline(self, stages: Sequence[Node]) -> None:
+        """Read `a | b`: each command reads the output of the one before."""
+        outer = self.scope
+        output: Pieces = ()
+        statuses: list[int | None] = []
+        begun = len(self.commands)
+        for index, stage in enumerate(stages):
+            last = index == len(stages) - 1
+            if last and outer.on("lastpipe"):
+                self._last(stage, outer, output)
+                statuses.append(outer.status)
+                outer.status, outer.piped = self._status_of_pipeline(statuses), tuple(statuses)
+                return
+            # Each command runs in a shell of its own. Files and doubts go from one to the next,
+            # variables do not.
+            before, self.scope = self.scope, outer
+            inner = self.another()
+            inner.files, inner.doubting, inner.doubted = (
+                before.files,
+                before.doubting,
+                before.doubted,
+            )
+            inner.captured, inner.output = (outer.captured, outer.output) if last else (True, ())
+            inner.input = output if index else outer.input
+            self.scope = inner
+            mark, first = len(self.leaving), len(self.commands)
+            self.stage(stage)
+            self.merge_exits(mark)
+            self.read_exit_trap()
+            # A command that ends without reading its input breaks the pipe. A block before it may
+            # then end early, and its commands may not run.
+            reads = self.scope.input is not output or inner.input is not output
+            unread = not reads and len(self.commands) == first
+            if index and output and stages[index - 1].type != "command" and unread:
+                self._maybe(begun, first, self.source.line(stages[index - 1].start_byte))
+                statuses[-1] = None
+            begun, output = first, self.scope.output
+            statuses.append(self.scope.status)
+        inner, self.scope = self.scope, outer
+        outer.files, outer.output = inner.files, output
+        outer.status, outer.piped = self._status_of_pipeline(statuses), tuple(statuses)
+        self.failing(inner)
+
+    def _maybe(self, first: int, last: int, line: int) -> None:
+        """Mark the commands from index `first` to `last` as commands that may not run."""
+        self.commands[first:last] = [
+            replace(found, branch=found.branch or line) for found in self.commands[first:last]
+        ]
+
+    def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
+        """Read the last command of a pipeline under `lastpipe`: it runs in the current shell."""
+        files, self.scope = self.scope.files, outer
+        before, outer.files, outer.input = outer.input, files, output
+        self.stage(stage)
+        self.scope.input = before
+
+    def _status_of_pipeline(self, statuses: Sequence[int | None]) -> int | None:
+        """Return the status of a pipeline: the status of its last command or, under `pipefail`, of
+        the last command that failed.
+        """
+        if (
+            statuses[-1]
+            or not any(status != 0 for status in statuses)
+            or not self.scope.may("pipefail")
+        ):
+            return statuses[-1]
+        unsure = None in statuses or "pipefail" in self.scope.unsure
+        return None if unsure else next(status for status in reversed(statuses) if status)
+
+    def read_branches(self, line: int, *actions: Action, asking: str = "") -> None:
+        """Read several branches of which exactly one is taken.
+
+        `asking` is the text of the unknown condition.
+        """
+        outer, around = self.scope, self.branch
+        if line not in outer.hints:
+            outer.hints[line] = self.expander.settling(asking)
+        branches: list[Scope] = []
+        for action in actions:
+            self.scope, self.branch = outer.copy(), line
+            action()
+            branches.append(self.scope)
+        self.scope, self.branch = outer, around
+        # A branch that ended in `exit` is over. One that left a loop or a function waits in
+        # `leaving` for the end of that.
+        running = [branch for branch in branches if not branch.ended]
+        left = [replace(branch, parted=line) for branch in branches if branch.ended in LEAVING]
+        if not running and left:
+            running, left = left[:1], left[1:]
+            outer.become(running[0])
+        else:
+            outer.take(running or branches, line)
+        self.leaving += left
+
+    def truth(self, nodes: Sequence[Node]) -> bool | None:
+        """Return whether the statements of a condition succeed; None if that is not known."""
+        self.guarded += 1
+        self.statements(nodes)
+        self.guarded -= 1
+        return None if self.scope.status is None else not self.scope.status
+
+    # Lists
+
+    def either(self, first: Operand, others: Sequence[tuple[str, Operand]]) -> None:
+        """Read a list of operands with `&&` and `||`, from the left."""
+        if not others:
+            self.single(first)
+            return
+        *before, (sign, right) = others
+        start, end = first[0].start_byte, (before[-1][1] if before else first)[-1].end_byte
+        self.hoped = False
+        self.guarded += 1
+        self.either(first, before)
+        self.guarded -= 1
+        status = self.scope.status
+        if self.scope.ended:
+            return
+        # `cd folder && python train.py`: the author means both to run.
+        if status is None and sign == "&&" and self.hoped:
+            status = 0
+        if status is None:
+            asking = self.source.text[start:end]
+            self.read_branches(
+                self.source.line(start), lambda: self.single(right), lambda: None, asking=asking
+            )
+            if not self.scope.ended:
+                self.scope.status = None
+        elif (status == 0) is (sign == "&&"):
+            self.single(right)
+
+    # Functions
+
+    def function(self, node: Node) -> None:
+        """Record the definition of a function. Its body is read when the function is called."""
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            said = self.source.text[name.start_byte : name.end_byte]
+            self.scope.functions[said] = ((self.source, body),)
+        self.scope.status = 0
+
+    def call(self, place: int, name: str, arguments: Sequence[Pieces]) -> bool:
+        """Call a function with its arguments. Returns False if the name may be no function."""
+        choices = self.scope.functions[name]
+        if None in choices and len(choices) == 1:
+            return False
+        if self.depth >= DEEPEST:
+            raise self.refuse(place, f"{name} calls itself without end; is this the right file?")
+        if len(choices) == 1:
+            self._call_function(choices[0], arguments)
+            return True
+        if None in choices:
+            raise self.refuse(
+                place,
+                f"only one branch defines the function {name}, and it is not known whether a shell "
+                "takes that branch",
+            )
+        line = self.source.line(place)
+        self.read_branches(
+            line,
+            *((lambda chosen=chosen: self._call_function(chosen, arguments)) for chosen in choices),
+        )
+        return True
+
+    def _call_function(
+        self, function: tuple[ShellSource, Node] | None, arguments: Sequence[Pieces]
+    ) -> None:
+        if function is None:
+            return
+        source, body = function
+        before, around, mark = self.scope.arguments, self.source, len(self.leaving)
+        self.scope.arguments, self.source = tuple(arguments), source
+        self.scope.frames = (*self.scope.frames, {})
+        loops, self.loops = self.loops, 0
+        self.depth += 1
+        self.statement(body)
+        self.depth -= 1
+        self.loops = loops
+        self.merge_exits(mark, ("return",))
+        self.scope.restore()
+        self.scope.arguments, self.source, self.scope.placed = before, around, False
+
+    # Commands
+
+    def command(self, node: Node) -> None:
+        """Read a simple command, a condition or an assignment, with its redirections."""
+        # The tree has no redirections. They stand around the node of the command.
+        before = list(
+            takewhile(
+                lambda token: token.kind == "redirect", self.source.preceding(node.start_byte)
+            )
+        )
+        tokens = [
+            *before[::-1],
+            *self.source.tokens_of(node.start_byte, node.end_byte),
+            *self._behind(node),
+        ]
+        redirects = [token for token in tokens if token.kind == "redirect"]
+        rest = [token for token in tokens if token.kind != "redirect"]
+        if len(rest) == 1 and rest[0].kind in ("cond", "arith"):
+            action = self.condition if rest[0].kind == "cond" else self.counting
+            redirections.read_with_redirections(
+                self, redirects, node.start_byte, lambda: action(rest[0])
+            )
+            return
+        self.simple(
+            [token.word for token in rest if token.word is not None], redirects, node.start_byte
+        )
+
+    def _behind(self, node: Node) -> list[Token]:
+        return list(
+            takewhile(lambda token: token.kind == "redirect", self.source.following(node.end_byte))
+        )
+
+    def condition(self, token: Token) -> None:
+        """Read `[[ ... ]]`."""
+        try:
+            truth = Condition(token.items, self.expander).holds()
+        except Bad as error:
+            raise self.refuse(token.start, f"not a condition: {error}") from None
+        if self.stops:
+            self.stops.clear()
+            truth = None
+        self.answer(truth)
+
+    def answer(self, truth: bool | None) -> None:
+        """Set the exit status from the result of a test; None if that is not known."""
+        self.scope.status, self.scope.asked = (None if truth is None else int(not truth)), True
+
+    def counting(self, token: Token) -> None:
+        """`((...))`."""
+        try:
+            result = self.expander.evaluate_span(token.start + 2, token.end - 2)
+            self.answer(bool(result))
+        except Unread:
+            self.answer(None)
+        except arithmetic.Unset:
+            raise
+        except arithmetic.Wrong:
+            self.answer(False)
+        self.check_stops()
+
+    def simple(self, words: Sequence[Word], redirects: Sequence[Token], place: int) -> None:
+        """Read assignments, and the command with its words that follows them."""
+        count = next(
+            (
+                index
+                for index, word in enumerate(words)
+                if variables.assignment(self.source, word) is None
+            ),
+            len(words),
+        )
+        assignments, rest = words[:count], words[count:]
+        if redirects and not self.branch:
+            check_redirects(self.source, redirects)
+        self.substituted = UNTOUCHED
+        if rest and self.source.text_of(rest[0]) in variables.DECLARING:
+            redirections.read_with_redirections(
+                self, redirects, place, lambda: variables.declare(self, rest, place)
+            )
+            return
+        alone = bool(rest) and self.source.text_of(rest[0]) in ("[", "test")
+        called = [found for word in rest for found in self.expander.words(word, alone)]
+        if not called:
+            redirections.read_with_redirections(
+                self, redirects, place, lambda: self._assignments(assignments)
+            )
+            return
+        program = self._starts(called) if redirects else False
+        redirections.read_with_redirections(
+            self, redirects, place, lambda: self._with(assignments, called, place), program
+        )
+
+    def _starts(self, called: Sequence[Pieces]) -> bool | None:
+        """Whether a command starts a program in a new process; None if its name is not known."""
+        from bridge.shell.builtins import BUILTINS
+
+        rest = dropwhile(lambda word: text_if_known(word) in ("command", "-p", "--"), called)
+        name = text_if_known(next(rest, called[0]))
+        if name is None:
+            return None
+        own = name in BUILTINS and name != "nohup"
+        return not (
+            own
+            or name in self.scope.functions
+            or name in variables.DECLARING
+            or name.startswith("-")
+        )
+
+    def _assignments(self, words: Sequence[Word]) -> None:
+        self.check_stops()
+        for word in words:
+            try:
+                variables.perform(self, word)
+            except arithmetic.Dropped as error:
+                self.discard(error)
+                return
+            except Untargeted as error:
+                line = self.source.line(word.start)
+                self.scope.overtaken(
+                    f"line {line}, which sets a variable of unknown name ({error}),"
+                )
+        # An assignment has the status of its last command substitution.
+        self.scope.status = self.substituted if self.substituted != UNTOUCHED else 0
+        # `$(< file)` has no command, and yields the file.
+        if not words and self.scope.input is not None and self.scope.captured:
+            self.write(self.scope.input)
+
+    def discard(self, error: arithmetic.Discarded) -> None:
+        """End the current line after an error. In an inner shell, and for some errors under `set -e`, end the shell."""
+        if self.branch:
+            # Only one of the paths loses its line, and the paths are merged before the next line.
+            raise self.refuse(self.place, f"a shell stops here: {error}")
+        sets_e = isinstance(error, arithmetic.Dropped) and self.scope.on("errexit")
+        ends = self.scope.around is not None or sets_e
+        self.scope.ended, self.scope.status = "exit" if ends else LINE, 1
+        self.scope.left_at = self.source.line(self.place)
+
+    def _with(self, assignments: Sequence[Word], called: Sequence[Pieces], place: int) -> None:
+        """Run a command with variables that are set only for it."""
+        own: dict[str, Value | None] = {}
+        marks = dict(self.scope.marks)
+        doubting, self.scope.doubting = self.scope.doubting, 0
+        for word in assignments:
+            name = variables.assignment(self.source, word)
+            if name is not None:
+                held = self.scope.variables.get(name.name, variables.NOTHING)
+                self.scope.certain(name.name)
+                if "r" in self.scope.marks.get(name.name, ()):
+                    if len(assignments) > 1 or self.scope.on("errexit"):
+                        raise arithmetic.Dropped(f"{name.name} is read-only")
+                    continue
+                own.setdefault(name.name, held)
+                variables.perform_alone(self, word, name)
+        self.scope.doubted = self.scope.doubted or self.scope.doubting
+        self.scope.doubting = self.scope.doubting or doubting
+        exported = self.scope.exported
+        self.scope.exported = exported | own.keys()
+        try:
+            self.start(called, place)
+        finally:
+            self._without(own, exported, marks)
+
+    def _without(
+        self,
+        own: Mapping[str, Value | None],
+        exported: set[str],
+        marks: Mapping[str, frozenset[str]],
+    ) -> None:
+        """Restore everything about variables that were set only for one command."""
+        if not own:
+            return
+        self.scope.exported -= own.keys() - exported
+        self.scope.marks |= {name: marks[name] for name in own if "a" in marks.get(name, ())}
+        for said, value in own.items():
+            if value is variables.NOTHING:
+                self.scope.variables.pop(said, None)
+            else:
+                self.scope.variables[said] = value
+        if COUNTER in own:
+            self.scope.record_optind()
+
+    def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
+        """Run a function or a built-in command. Any other command is recorded as started."""
+        from bridge.shell.builtins import BUILTINS
+
+        name = text_if_known(called[0]) or ""
+        if functions and name in self.scope.functions:
+            self.check_stops()
+            if self.call(place, name, called[1:]):
+                return
+        if name in BUILTINS:
+            # A word at which a shell would stop is unknown in what these print or start, and no
+            # reason to refuse the script.
+            lost = all(discards for _, _, discards in self.stops)
+            if name not in ("echo", "printf", "exec", "command") or self.alone or lost:
+                self.check_stops()
+            self.stops.clear()
+            self.hoped = name in HOPED
+            BUILTINS[name](self, place, called)
+            return
+        found = walk(list_words(called))
+        if not nested_shells.start_shell(self, place, called, found):
+            self._external(place, called, found)
+
+    def _external(self, place: int, called: Sequence[Pieces], found: Walk) -> None:
+        from bridge.shell.programs import PROGRAMS, place_named
+
+        if self.alone:
+            self.check_stops()
+        line = self.source.line(place)
+        if self.stops:
+            self.doubt(line)
+        self.stops.clear()
+        branch, files = (
+            self.branch or self.scope.doubted or self.line_of_split,
+            dict(self.scope.files.held),
+        )
+        self.commands.append(
+            Command(tuple(called), self.scope.environment, line, branch, files, self.scope.folder)
+        )
+        said = text_if_known(called[0]) or ""
+        # Quotes around a whole command make a name of it, which no program has.
+        if SEVERAL.search(said):
+            self.scope.status, self.scope.asked = NOT_FOUND, False
+            return
+        name = said.rpartition("/")[2]
+        self.hoped = name in HOPED
+        if found.kind in ("program", "module") or name == "sleep":
+            self.start_background()
+        elif name in signals.KILLING:
+            self.kill_background(place)
+        self.scope.status, self.scope.asked = None, name in self.defined
+        why = OUTPUT
+        try:
+            written = place_named(self, name, called) or self._output_of_model(
+                PROGRAMS.get(name), called
+            )
+        except Unread as error:
+            written, why, self.scope.status = None, str(error), None
+        self.write(
+            written
+            if written is not None
+            else (Unknown(spell_pieces(called[0]), NOWHERE, line, why),)
+        )
+        effects.leave(self, called, found, written is not None)
+
+    def _output_of_model(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
+        """Return the output of a modelled program.
+
+        Raises `Unread`, with the reason, if it is not known.
+        """
+        if program is None:
+            return None
+        texts = [text_if_known(word) for word in called]
+        unknown = next(
+            (piece for word in called for piece in word if isinstance(piece, Unknown)), None
+        )
+        if unknown is not None:
+            raise Unread(unknown.why)
+        self.scope.status = 0
+        written = program(self, [str(text) for text in texts])
+        if written is None:
+            self.scope.status = None
+            raise Unread(OUTPUT)
+        return written
+
+    def write(self, pieces: Pieces) -> None:
+        """Store text that a command writes, if something reads the output."""
+        if self.scope.captured:
+            self.scope.output = (*self.scope.output, *pieces)
+            if len(self.scope.output) > MOST_STEPS:
+                raise OverflowError(
+                    f"a command writes more than {MOST_STEPS:,} parts; is this the right file?"
+                )
+
+    def read_inner_text(
+        self, place: int, text: Pieces, before: Sequence[Pieces] = (), scope: Scope | None = None
+    ) -> None:
+        """Read text as shell code, in `scope` if given.
+
+        The words `before` are put before the words of each command in the text.
+        """
+        if self.depth >= DEEPEST:
+            raise self.refuse(place, "a shell starts itself without end; is this the right file?")
+        source = ShellSource.of(text, self.source)
+        first = len(self.commands)
+        check_syntax(source)
+        self.depth += 1
+        if scope is None:
+            self.run(source)
+        else:
+            self._child(source, scope, not before)
+        self.depth -= 1
+        line = self.source.line(place)
+        self.commands[first:] = [
+            replace(found, words=(*before, *found.words), line=line)
+            for found in self.commands[first:]
+        ]
+
+    def _child(self, source: ShellSource, scope: Scope, alone: bool) -> None:
+        """Read an inner shell.
+
+        Its files and output have an effect outside. With `alone`, its status has one too.
+        """
+        outer, mark = self.scope, len(self.leaving)
+        scope.output, scope.captured = outer.output, outer.captured
+        scope.doubting, scope.doubted = (
+            outer.doubting,
+            outer.doubted,
+        )  # what may not be reached starts nothing for certain
+        self.scope, around = scope, (self.guarded, self.loops)
+        self.guarded, self.loops = 0, 0
+        self._read_inner_source(source)
+        self.guarded, self.loops = around
+        self.merge_exits(mark)
+        self.read_exit_trap()
+        self.scope = outer
+        outer.files, outer.output = scope.files, scope.output
+        outer.status, outer.asked = scope.status if alone else None, scope.asked
+
+    def _read_inner_source(self, source: ShellSource) -> None:
+        """Read a source in an inner shell.
+
+        If an expansion stops the inner shell, the outer shell continues.
+        """
+        scope, before = self.scope, (self.source, self.depth, self.behind)
+        around, self.inner = self.inner, scope
+        try:
+            self.run(source)
+        except Stopped as error:
+            if not self.alone:
+                raise
+            self.stops.clear()
+            self.ends += error.problems
+            self.source, self.depth, self.behind = before
+            scope.ended, scope.status, scope.asked = "exit", None, True
+        self.inner = around
+
+    def key(self, path: Pieces) -> str:
+        """Return a key for a file in the current working directory.
+
+        Two names of one file have equal keys.
+        """
+        return key_in(self.scope.folder, path)
+
+    def capture(self, source: ShellSource) -> Pieces:
+        """Return the output of the commands in `$(...)`."""
+        if self.depth >= DEEPEST:
+            raise SourceError(
+                f"{self.name}: found too many commands within commands; is this the right file?"
+            )
+        outer, mark, stops = self.scope, len(self.leaving), self.stops
+        self.scope, self.stops = self.another(), []
+        self.scope.output, self.scope.captured = (), True
+        # Bash turns `set -e` off within `$(...)` unless this option is on.
+        if outer.may("errexit") and not outer.on("inherit_errexit"):
+            self.scope.turn("errexit", False)
+        self.depth += 1
+        self.run(source)
+        self.depth -= 1
+        self.merge_exits(mark)
+        self.read_exit_trap()
+        inner, self.scope, self.stops = self.scope, outer, stops
+        outer.files, outer.status, outer.asked = inner.files, inner.status, inner.asked
+        self.failing(inner)
+        self.substituted = outer.status
+        doubt = inner.doubting if inner.doubting != outer.doubting else 0
+        return (*inner.output, *((Unknown("$(...)", NOWHERE, doubt, OUTPUT),) if doubt else ()))
+
+
+def _function_names(text: str) -> Iterator[str]:
+    """Return the names of all functions that a text defines."""
+    for found in DEFINED.finditer(text):
+        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if found["name"]:
+            yield found["name"]
+        elif named := NAMED.search(before):
+            yield named[1]
+
+
+Operand = Sequence["Node"]
+"""An operand of `&&` and `||`: one statement, or the stages of a pipeline."""
+
+
+def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
+    """Return the operands of `&&` and `||` from the left; each operand after the first has its operator.
+
+    `&&` and `||` bind looser than `|`, but the tree has `a | b | c && d` as `a | (b | c && d)`.
+    """
+    if node.type == "list":
+        first, others = operands(node.children[0])
+        right, more = operands(node.children[-1])
+        return first, [*others, (node.children[1].type, right), *more]
+    if node.type != "pipeline":
+        return [node], []
+    *stages, last = (child for child in node.children if child.is_named)
+    if last.type != "list":
+        return [*stages, last], []
+    first, others = operands(last)
+    return [*stages, *first], others
+
+
+STATEMENTS: Mapping[str, Callable[[ShellReader, Node], None]] = {
+    "program": ShellReader.block,
+    "compound_statement": ShellReader.block,
+    "do_group": ShellReader.block,
+    "subshell": ShellReader.subshell,
+    "if_statement": branches.if_,
+    "case_statement": branches.case,
+    "for_statement": loops.for_,
+    "while_statement": loops.while_,
+    "function_definition": ShellReader.function,
+    "command": ShellReader.command,
+}

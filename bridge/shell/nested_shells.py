@@ -1,0 +1,236 @@
+"""Shells that a script starts: the text, file or input that such a shell reads, and the variables that it gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, overload
+
+from bridge.shell import file_contents, options
+from bridge.shell.files import is_gone
+from bridge.shell.launchers import LaunchWord, Walk, walk
+from bridge.shell.scope import Scope, Value
+from bridge.shell.word_pieces import (
+    NOWHERE,
+    Piece,
+    Pieces,
+    Text,
+    Unknown,
+    cut,
+    spell_pieces,
+    text_if_known,
+)
+
+if TYPE_CHECKING:
+    from bridge.shell.interpreter import ShellReader
+
+SET = re.compile(r"([A-Za-z_]\w*)=")
+UNSET = re.compile(r"(?:-u|--unset=)(?=.)(.*)", re.DOTALL)
+SHARED = "BASH_FUNC_{}%%"
+"""Name of the environment variable that holds an exported function."""
+GIVEN = re.compile(SHARED.format(".*") + "=")
+OTHERS = frozenset(("sudo", "srun", "sbatch"))
+"""Programs that start a shell with a new environment."""
+UNSEEN = "the script does not export the variable, so an inner shell does not have it"
+
+
+class Listed(Sequence[LaunchWord]):
+    """The words of a command, among which a launcher is searched for.
+
+    A word is expanded only when it is needed.
+    """
+
+    def __init__(self, words: Sequence[Pieces]) -> None:
+        self.pieces, self.made = words, dict[int, LaunchWord]()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @overload
+    def __getitem__(self, at: int) -> LaunchWord: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[LaunchWord]: ...
+
+    def __getitem__(self, at: int | slice) -> LaunchWord | list[LaunchWord]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(*at.indices(len(self)))]
+        place = range(len(self))[at]
+        if place not in self.made:
+            word = self.pieces[place]
+            loose = len(word) == 1 and isinstance(word[0], Unknown) and word[0].loose
+            self.made[place] = LaunchWord(text_if_known(word), spell_pieces(word), loose)
+        return self.made[place]
+
+
+def list_words(words: Sequence[Pieces]) -> Listed:
+    """Return the words of a command, ready for the search for a launcher."""
+    return Listed(words)
+
+
+def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
+    """Return the command that follows a starter such as `exec` or `time` and the starter's options."""
+    found = walk(list_words(called))
+    end = found.links[0].end if found.links else len(called)
+    return called[end:]
+
+
+def start_shell(reader: ShellReader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
+    """Read the inner shell that a command starts.
+
+    The inner shell reads a text, its input, or a file that the script has written. Returns False if
+    the command starts no such shell.
+    """
+    if found.kind in ("text", "rest"):
+        text, arguments = _text(found, called)
+    elif (
+        found.kind == "file"
+        and (written := file_contents.file(reader, called[found.at])) is not None
+        and not is_gone(written)
+    ):
+        text, arguments = written, called[found.at :]
+    elif found.kind == "input" and reader.scope.input is not None:
+        text, arguments = (
+            reader.scope.input,
+            (*called[found.before : found.before + 1], *called[found.at :]),
+        )
+    else:
+        return False
+    scope = _scope(reader, place, found, called, arguments)
+    if scope.on("noexec"):  # `bash -n` reads a script and runs nothing of it
+        reader.scope.status = None
+    else:
+        reader.read_inner_text(place, text, called[: found.before], scope)
+    return True
+
+
+def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces]]:
+    """Return the text that an inner shell reads, and its arguments from `$0` on."""
+    if found.kind == "rest":
+        # As `ssh` does, all words are joined by blanks and read a second time.
+        joined: list[Piece] = []
+        for index, word in enumerate(called[found.at :]):
+            joined += [*([Text(" ", NOWHERE, True, plain=False)] if index else []), *word]
+        return tuple(joined), ()
+    # An option that names the text may have it behind `=`. Otherwise words behind the text are `$0`
+    # and the arguments.
+    option, tied, _ = spell_pieces(called[found.at]).partition("=")
+    named = bool(tied) and option.startswith("--") and option.removeprefix("--").isalpha()
+    text = cut(called[found.at], len(option) + 1) if named else called[found.at]
+    return text, tuple(called[found.at + 1 :]) or tuple(called[found.before : found.at])[:1]
+
+
+def _scope(
+    reader: ShellReader,
+    place: int,
+    found: Walk,
+    called: Sequence[Pieces],
+    arguments: Sequence[Pieces],
+) -> Scope:
+    """Return the scope of the inner shell.
+
+    It has the exported variables, or none if the shell runs on another machine.
+    """
+    # `apart`: nothing of this shell's environment reaches the new one. `cleared`: it is emptied on
+    # this machine, so that the variables are not set there; of another machine nothing is known.
+    outer, shell = reader.scope, spell_pieces(called[found.before]).rpartition("/")[2]
+    apart, dropped = _variables_to_clear(called[: found.before])
+    cleared = (
+        apart
+        and not found.apart
+        and not OTHERS & {spell_pieces(word) for word in called[: found.before]}
+    )
+    apart = apart or bool(found.apart)
+    kept = (
+        {}
+        if apart
+        else {name: pieces for name, pieces in outer.environment.items() if name not in dropped}
+    )
+    seen = {name: Value((pieces,)) for name, pieces in kept.items()}
+    for word in called[: found.before] if not found.apart else ():
+        if GIVEN.match(spell_pieces(word)):
+            raise reader.refuse(place, "a function in an environment variable is not supported")
+        if given := SET.match(spell_pieces(word)):
+            seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
+    lists = {
+        name
+        for name, value in outer.variables.items()
+        if not apart and not (value and value.open) and outer.lists(name)
+    }
+    line, gone = reader.source.line(place), dropped | lists
+    # A variable that is not exported is not passed on. It is unknown rather than unset: the
+    # environment may have one of that name.
+    hidden = {
+        name: None
+        if cleared or name in gone
+        else Value(((Unknown(f"${name}", NOWHERE, line, UNSEEN),),))
+        for name in (*outer.variables, *dropped)
+        if name not in seen and (apart or name in gone or name not in outer.outside)
+    }
+    told = {
+        name: value
+        for name in outer.outside.keys() - dropped
+        if name in outer.variables and (value := outer.get(name)) is not None
+    }
+    handed = (
+        {}
+        if apart
+        else {
+            name: sure and shell == "bash"
+            for name, sure in outer.shared.items()
+            if name in outer.functions
+        }
+    )
+    shared = {name: sure for name, sure in handed.items() if SHARED.format(name) not in dropped}
+    own_name = text_if_known(arguments[0]) if arguments else None
+    outside = {name: text for name, text in outer.outside.items() if not name.isdigit()}
+    return Scope(
+        outside if own_name is None else outside | {"0": own_name},
+        {**({} if apart else told), **hidden, **seen},
+        functions={
+            name: outer.functions[name] if sure else (*outer.functions[name], None)
+            for name, sure in shared.items()
+        },
+        exported=set(seen),
+        shared=shared,
+        files=outer.files.copy(),
+        folder=outer.folder,
+        here="",
+        arguments=tuple(arguments[1:]),
+        options=_options_of_bash(reader, place, called[found.before : found.at]),
+    )
+
+
+def _variables_to_clear(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
+    """Return whether a starter such as `env -i` clears the environment, and the variables that it removes."""
+    texts = [spell_pieces(word) for word in words]
+    if any(re.fullmatch(r"--export=(NONE|NIL)", text, re.IGNORECASE) for text in texts):
+        return True, set()
+    if "sudo" in texts and not {"-E", "--preserve-env"} & set(texts):
+        return True, set()
+    behind_env = texts[texts.index("env") :] if "env" in texts else []
+    names = {after for text, after in pairwise(behind_env) if text in ("-u", "--unset")}
+    names |= {found[1] for text in behind_env if (found := UNSET.match(text))}
+    return bool({"-i", "-", "--ignore-environment"} & set(behind_env)), names
+
+
+def _options_of_bash(reader: ShellReader, place: int, words: Sequence[Pieces]) -> frozenset[str]:
+    """Return the options that `bash -e`, `-u`, `-o pipefail`, `-O extglob` and `+B` set.
+
+    Raises `SourceError` for unsupported options.
+    """
+    found = options.ON
+    texts = [spell_pieces(word) for word in words]
+    for text, after in pairwise([*texts, ""]):
+        letters = re.fullmatch(r"([-+])([A-Za-z]+)", text)
+        for letter in letters[2] if letters else "":
+            kind = options.SHOPT if letter == "O" else options.SET
+            # `-o` and `-O` take the name of the option from the next word.
+            name = after if letter in "oO" else options.LETTERS.get(letter)
+            if name is None:
+                continue
+            if problem := kind.problem(name, text[0] == "-"):
+                raise reader.refuse(place, problem)
+            found = found | {name} if text[0] == "-" else found - {name}
+    return found

@@ -1,0 +1,276 @@
+"""Checks: rows of a table. Each row stands for a place in a stack's source where the stack refuses
+or ignores a setting, gets it wrong, or stops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from bridge.files.shown import brief
+from bridge.stack.findings import Finding, Origin
+from bridge.stack.releases import Releases
+from bridge.stack.rules import Context, Effect
+
+Condition = Callable[[Any], object]
+WORDS = 5
+"""Number of words that are taken from the beginning of a check's message to form the last part of
+the check's id.
+"""
+
+NAME = re.compile(r"\{([a-z0-9_.]+)\}")
+"""Matches the path of a value in braces."""
+
+LONG = 200
+"""Characters of a value beyond which a message does not show the value as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The input of a check: the effective values and the given values by path. `context` has the
+    release and the number of ranks.
+    """
+
+    values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    context: Context
+
+    def __getitem__(self, path: str) -> Any:
+        return self.values.get(path)
+
+    def wrote(self, *paths: str) -> bool:
+        """Whether one of `paths`, or a key below it, was given."""
+        return any(
+            key == path or key.startswith(path + ".") for path in paths for key in self.given
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """One case in which a stack refuses, ignores or misuses a setting, in the releases [since,
+    until).
+
+    `path` is the setting, and `when` decides from the values whether the check holds. `message`, a
+    format string over the values, says what is wrong and what to do; `effect` is the effect on the
+    run. `place` is the function in the stack's source that the check is taken from. A check is
+    skipped if a value in `needs` is None. If a check with `last` holds, the checks after it are
+    skipped, because the stack stops there. `surprising`: see `Finding`.
+    """
+
+    path: str
+    when: Condition
+    message: str
+    effect: Effect
+    place: str
+    since: str = ""
+    until: str = ""
+    needs: tuple[str, ...] = ()
+    last: bool = False
+    name: str = ""
+    surprising: bool = False
+
+    @property
+    def rule(self) -> str:
+        """The id of the check, which never changes. If the message of a check changes, `name` holds
+        the last part of the old id.
+        """
+        # Values in braces are no part of the id: they are names of fields, and releases rename
+        # those.
+        words = re.findall(r"[a-z0-9_]+", re.sub(r"\{.*?\}", "", self.message).lower())
+        return f"{self.path}/{self.name or '-'.join(words[:WORDS])}"
+
+    @property
+    def window(self) -> str:
+        """The releases in which the check applies, in words; empty for all releases."""
+        ends = (("since", self.since), ("before", self.until))
+        return ", ".join(f"{word} {end}" for word, end in ends if end)
+
+    def says(self, values: Mapping[str, Any]) -> str:
+        """The message, with `values` in place of the fields in braces. A missing value is shown as
+        None.
+        """
+        shown = _Shown(values)
+        # Not by `format`: a path has dots, which `format` takes for attributes.
+        return NAME.sub(lambda found: str(shown[found[1]]), self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A condition on one setting. `words` states the condition in a message."""
+
+    path: str
+    holds: Callable[[Any], object]
+    words: str
+
+    def __call__(self, seen: Any) -> bool:
+        return bool(self.holds(seen[self.path]))
+
+
+def on(path: str) -> Term:
+    """A term that holds if the setting is on, that is, if Python takes the setting's value for
+    true.
+    """
+    return Term(path, bool, path)
+
+
+def set_(path: str) -> Term:
+    """A term that holds if the setting is not None."""
+    return Term(path, lambda value: value is not None, f"{path} {{{path}}}")
+
+
+def equals(path: str, wanted: Any) -> Term:
+    """A term that holds if the setting has the value `wanted`."""
+    return Term(path, lambda value: value == wanted, f"{path} {wanted}")
+
+
+def above(path: str, bound: float) -> Term:
+    """A term that holds if the setting is above `bound`."""
+    return Term(path, lambda value: value > bound, f"{path} {{{path}}}")
+
+
+def _term(term: Term | str) -> Term:
+    return on(term) if isinstance(term, str) else term
+
+
+def excludes(
+    first: Term | str,
+    other: Term | str,
+    place: str,
+    advice: str = "keep one of them",
+    **window: Any,
+) -> Check:
+    """Return a check that holds if the terms `first` and `other` both hold."""
+    one, beside = _term(first), _term(other)
+    found = one.words.removeprefix(one.path)
+    message = f"found{found} with {beside.words}; {advice}"
+    return Check(
+        one.path, lambda seen: one(seen) and beside(seen), message, Effect.STOPS, place, **window
+    )
+
+
+def needs(first: Term | str, other: Term | str, place: str, advice: str, **window: Any) -> Check:
+    """Return a check that holds if the term `first` holds and the term `other` does not."""
+    one, beside = _term(first), _term(other)
+    found = one.words.removeprefix(one.path)
+    # A value of the missing setting says nothing here: either it has none, or the reader only needs
+    # the name of the switch.
+    without = beside.path if beside.holds is bool or "{" in beside.words else beside.words
+    message = f"found{found} without {without}; {advice}"
+    return Check(
+        one.path,
+        lambda seen: one(seen) and not beside(seen),
+        message,
+        Effect.STOPS,
+        place,
+        **window,
+    )
+
+
+def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
+    """Return a check that holds if the value at `path` is no multiple of the value at `divisor`.
+    The check is skipped if one of the two is None.
+    """
+    message = f"found {{{path}}}; expected a multiple of {divisor} ({{{divisor}}})"
+    return Check(
+        path,
+        lambda seen: seen[path] % seen[divisor] != 0,
+        message,
+        Effect.STOPS,
+        place,
+        needs=(path, divisor),
+        **window,
+    )
+
+
+def positive(path: str, place: str, **window: Any) -> Check:
+    """Return a check that holds if the value at `path` is 0 or less. The check is skipped if the
+    value is None.
+    """
+    message = f"found {{{path}}}; expected a positive number"
+    return Check(
+        path, lambda seen: seen[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window
+    )
+
+
+def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Check:
+    """Return a check that holds if the value at `path` is none of the allowed values."""
+    words = [str(value) for value in allowed if value is not None]
+    listed = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+    return Check(
+        path,
+        lambda seen: seen[path] not in allowed,
+        f"found {{{path}}}; expected {listed}",
+        Effect.STOPS,
+        place,
+        **window,
+    )
+
+
+class _Shown(dict[str, Any]):
+    """Values as a message shows them: a long text is cut, and a value that is missing is None."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        return brief(value, LONG) if isinstance(value, str) else value
+
+
+class Checks:
+    """The checks that one stack makes at one point of its start, in the order of its source."""
+
+    def __init__(self, releases: Releases, *rows: Check) -> None:
+        self.releases, self.rows = releases, rows
+
+    def __iter__(self) -> Iterator[Check]:
+        return iter(self.rows)
+
+    @cache  # noqa: B019 - tables live as long as the program
+    def at(self, version: str) -> tuple[Check, ...]:
+        """The checks that a release makes."""
+        return self.releases.having(version, self.rows)
+
+    def holding(self, seen: Seen) -> Iterator[Check]:
+        """The checks that hold for these values."""
+        for row in self.at(seen.context.version):
+            if any(seen[path] is None for path in row.needs):
+                continue
+            if row.when(seen):
+                yield row
+
+    def refusal_lines(self, seen: Seen) -> Iterator[str]:
+        """A line for each check that holds: the path of the setting and the message."""
+        return (f"{row.path}: {row.says(seen.values)}" for row in self.holding(seen))
+
+    def remarks(self, seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+        """A finding for each check that holds."""
+        for row in self.holding(seen):
+            found = remark(row.path, row.says(seen.values), row.effect, seen, origins, row.rule)
+            yield replace(found, surprising=row.surprising)
+
+
+Remark = tuple[str, str, Effect]
+"""A remark made by code: the path of a setting, a message about it, and the effect on the run."""
+
+
+def report_remarks(
+    found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]
+) -> Iterator[Finding]:
+    """Yield a finding for each remark. Remarks are made by code where a check would depend on any
+    number of settings, because a row of a table cannot express this.
+    """
+    for path, message, effect in found:
+        yield remark(path, message, effect, seen, origins)
+
+
+def remark(
+    path: str,
+    message: str,
+    effect: Effect,
+    seen: Seen,
+    origins: Mapping[str, Origin],
+    rule: str = "",
+) -> Finding:
+    """The finding with `message` on the setting at `path`."""
+    return Finding(path, message, effect, seen.wrote(path), origin=origins.get(path), rule=rule)

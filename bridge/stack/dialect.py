@@ -1,0 +1,833 @@
+"""Dialects: schema + table + formats of one stack, and the configs read with them."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from math import isfinite
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bridge import limits
+from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
+from bridge.plan.kinds import kind
+from bridge.plan.section import Section, Values, fields
+from bridge.stack.checks import Check
+from bridge.stack.findings import LEFT_OUT, UNKNOWN, Disagreement, Finding, Origin
+from bridge.stack.launch_command import fed, torchrun
+from bridge.stack.refusals import every
+from bridge.stack.releases import Releases
+from bridge.stack.rules import Context, Effect, Rule
+from bridge.stack.setting_renames import Move
+
+if TYPE_CHECKING:
+    from bridge.checkpoint.formats import Format
+    from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.parameter_names import Naming
+    from bridge.files import Original
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The result of reading a source, before its meaning is worked out.
+
+    `given` holds typed values by schema path, exactly those that the user wrote. `entry` names the
+    entry point of the stack that takes such a source, and decides which defaults and derivations
+    apply. `world_size` is None if the source does not set it. `gaps` are sentences about values
+    that the source leaves open. Errors include these sentences, because an open value may be the
+    cause of another problem. `program` is the program that the source starts, if it is known.
+    """
+
+    given: Values
+    entry: str
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    opaque: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int | None = None
+    gaps: tuple[str, ...] = ()
+    program: str = ""
+
+    def unless(self, problems: Iterable[str], words: tuple[str, ...] = ()) -> Reading:
+        """This reading if there are no `problems`; else raise one error with all of them."""
+        try:
+            ConfigError.raise_if(problems)
+        except ConfigError as error:
+            # The checks of the stack go on with this part, so that one error has their problems
+            # too.
+            error.part, error.words = self, words
+            raise
+        return self
+
+
+@dataclass(frozen=True)
+class Written:
+    """A config in its stack's own form: the text of the file, and the settings that belong outside
+    the file.
+
+    `code` has the settings that belong into the training script, as data; `snippet` has these
+    settings as Python code. `environment` holds the environment variables that the run needs, and
+    `launch` holds the command. `file` is the name of the file in snippet, environment and command.
+    If `arguments` is true, the file holds arguments, which follow the command. `beside` has the
+    texts of further files by their suffix.
+    """
+
+    dialect: str
+    text: str
+    format: str
+    code: Mapping[str, Any] = field(default_factory=dict)
+    snippet: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    launch: tuple[str, ...] = ()
+    file: str = ""
+    arguments: bool = False
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command with its arguments; empty if no command can start the file as it is."""
+        return fed(self.launch, self.file, self.text) if self.arguments else self.launch
+
+    def under_name(self, name: str) -> Written:
+        """The same config, with snippet and command for a file of that name."""
+        launch = tuple(name if word == self.file else word for word in self.launch)
+        snippet = (
+            self.snippet.replace(json.dumps(self.file), json.dumps(name))
+            if self.file
+            else self.snippet
+        )
+        return replace(self, launch=launch, snippet=snippet, file=name)
+
+    def below(self, folder: Path) -> Written:
+        """The same config, with a command that is run from another folder: the files that it names
+        lie in `folder`.
+        """
+        own = {self.file, *(Path(self.file).with_suffix(suffix).name for suffix in self.beside)}
+        launch = tuple(str(folder / word) if word in own else word for word in self.launch)
+        return replace(self, launch=launch, file=str(folder / self.file))
+
+
+@dataclass(frozen=True)
+class Saves:
+    """The way in which a run of a config saves checkpoints and resumes from them.
+
+    `format` is the format of the checkpoints. The sharding `level`, the number of data `ranks` and
+    the `dtype` of the weights are None if the format does not depend on them. `samples` is true if
+    the learning-rate schedule counts samples instead of steps. `schedule` is the state of the
+    scheduler that the run's script makes from a plan. `instead` are settings that the config needs
+    to resume (None: unset), and `findings` say what these settings change. `client` is the state
+    that the run's own script would have saved; it is used if the checkpoint has no such state.
+    `config` is the config that this script would have saved.
+    """
+
+    format: str
+    level: int | None = None
+    ranks: int | None = None
+    dtype: str | None = None
+    samples: bool = False
+    schedule: Mapping[str, Any] | None = None
+    client: Mapping[str, Any] = field(default_factory=dict)
+    instead: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    config: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A config together with the script that starts it, and a finding for each setting that only
+    the user can add.
+    """
+
+    written: Written
+    lacking: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config of one stack. `given` holds the values that the user wrote, and `effective` the
+    values that the stack would run with.
+    """
+
+    dialect: Dialect
+    given: Values
+    version: str
+    world_size: int | None = None
+    entry: str = ""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    remarks: tuple[Finding, ...] = ()
+    opaque: Mapping[str, Any] = field(default_factory=dict)
+    program: str = ""
+
+    @cached_property
+    def context(self) -> Context:
+        """The release and the world size, in the form that rules use."""
+        return Context(self.version, self.world_size)
+
+    @cached_property
+    def effective(self) -> Values:
+        """All values that the stack would run with: given values, defaults, and derived values.
+
+        These values are computed and never written to a file. Raises `BridgeError` if the stack
+        refuses the config.
+        """
+        return self.dialect.effective(self)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings on the config, in this order: remarks of the reader; settings that the stack
+        accepts, but ignores or gets wrong; numbers that no run can use; missing settings that stop
+        the run.
+        """
+        stopped = (finding for finding in self.missing if finding.effect is Effect.STOPS)
+        return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stopped)
+
+    @cached_property
+    def missing(self) -> tuple[Finding, ...]:
+        """One finding for each setting that the stack needs to start and that the config lacks.
+
+        If the config is only a part of a launch, other parts may set these settings. Then none of
+        these findings stops the run, and the property `findings` leaves them out.
+        """
+        return tuple(self.dialect.missing(self))
+
+    @property
+    def as_section(self) -> Section:
+        """`given` as an instance of the dialect's pydantic schema."""
+        return self.dialect.as_section(self.given)
+
+    def text(self, format: str | None = None) -> str:
+        """The text of the config in one of the dialect's formats."""
+        return self.dialect.render(self, format).text
+
+    def to_object(self) -> Any:
+        """The config object of the installed stack. Raises `VersionError` if another release is
+        installed.
+        """
+        return self.dialect.to_object(self)
+
+
+class Dialect(ABC):
+    """One stack: its schema, its table, and its formats. Subclasses live in `compat/<name>/`."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]]
+    alike: ClassVar[tuple[str, ...]] = ()
+    """Further formats in which every text of the usual format is valid too."""
+    rewrites: ClassVar[tuple[str, ...]] = ()
+    """Formats in which a file can be changed in place, so that comments stay."""
+    model: ClassVar[bool] = True
+    """Whether a config of this stack defines the model. If not, the training script defines the
+    model, and a translation to such a config loses no model fields.
+    """
+    coded: ClassVar[bool] = False
+    """Whether some settings belong into the training script. Such settings are written to a second
+    file, next to the config.
+    """
+    about: ClassVar[str] = ""
+    """The one section of a plan that configs of this stack are about; empty if they are about all
+    sections.
+    """
+    config_type: ClassVar[type[Config]] = Config
+    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Checkpoint formats from which the stack can resume, each with the settings that the config
+    then needs.
+    """
+    native_parameters: ClassVar[str | None] = None
+    """Name of the convention that names the parameters when the native engine trains the model in a
+    config. None if configs of the stack describe no model for the native engine.
+    """
+    scheduled: ClassVar[tuple[str, ...]] = ()
+    """Optimizer settings that the stack's scheduler sets in every step from the config. The values
+    in a checkpoint have no effect.
+    """
+    grouping: ClassVar[bool] = False
+    """Whether training scripts build the optimizer's parameter groups themselves, from any
+    parameters. If false, the stack builds the groups.
+    """
+    scoped: ClassVar[bool] = True
+    """Whether a run that resumes from a checkpoint still leaves biases and norms out of weight decay
+    if the config says so.
+    """
+    spared: ClassVar[tuple[str, ...]] = ()
+    """Arguments of `--code` that state a fact which only the training script shows: biases and
+    norms are in a parameter group without weight decay.
+    """
+    masking: ClassVar[tuple[str, ...]] = ()
+    """Settings that leave some tokens out of the loss, so that microbatches have unequal numbers of
+    them.
+    """
+    by_place: ClassVar[bool] = False
+    """Whether checkpoints of the stack identify parameters by index in the optimizer's groups. Each
+    stack forms different groups, so no other engine can load such a checkpoint.
+    """
+
+    @property
+    @abstractmethod
+    def schema(self) -> type[Section]:
+        """The pydantic schema of all settings that can be given."""
+
+    @property
+    @abstractmethod
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that convert between settings of the stack and plan fields."""
+
+    @property
+    @abstractmethod
+    def versions(self) -> tuple[str, ...]:
+        """Known releases, oldest first."""
+
+    @property
+    def newest(self) -> str:
+        """The release that is used if none is named: the newest one published."""
+        return Releases(self.name, self.versions).newest
+
+    @abstractmethod
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Read `source`: a path, a text, a mapping, a list of flags or a live object. The reading
+        has the values that the source sets, with the types of the schema.
+        """
+
+    @abstractmethod
+    def effective(self, config: Config) -> Values:
+        """All values that the stack's own entry point makes of `config.given`.
+
+        Raises `BridgeError` with every reason why the stack refuses the config.
+        """
+
+    @abstractmethod
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """Return the text of the file that the config's stack reads, and the settings that belong
+        into other files.
+        """
+
+    def program(
+        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+    ) -> Program:
+        """Add the script that starts the config to `written`, which must name the config's file.
+
+        `model` is the config of the model itself, or None if it is not known.
+        """
+        raise BridgeError(
+            f"--script: no script can be written for {self.title}; remove the option, and use the "
+            "launch command of the report"
+        )
+
+    def model_fields_in_script(
+        self, plan: Mapping[str, Any], model: Config | None
+    ) -> frozenset[str]:
+        """Return the model fields of the plan that are written into the script of `program`,
+        because the config of the model has no key for them.
+        """
+        return frozenset()
+
+    def saves(self, config: Config, hub: Hub) -> Saves:
+        """Return the way in which a run of `config` keeps checkpoints, for a checkpoint with the
+        content of `hub`. Raises `BridgeError` if no such checkpoint can be made.
+        """
+        raise BridgeError(
+            f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`"
+        )
+
+    def parameters(self, config: Config) -> str | None:
+        """Return the name of the convention by which a run of `config` names parameters. None
+        stands for the names in the model of the training script.
+        """
+        return None
+
+    def settings_for_groups(self, file: str) -> Mapping[str, Any]:
+        """Return the settings that make the training script build the optimizer's parameter groups
+        from `file`.
+        """
+        return {}
+
+    def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
+        """Add to `written` the settings that make the run resume from the checkpoint in `folder`,
+        with the optimizer's parameter groups from the file `groups`.
+        """
+        return written
+
+    def natively(
+        self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
+    ) -> Written:
+        """Add to `written` the command by which the native engine runs the config on `world` ranks.
+
+        The run resumes from the checkpoint in `folder`, with the optimizer's parameter groups from
+        the file `groups`. The run trains the model of the folder `model`; "file" stands for the
+        model that the config states.
+        """
+        told = [
+            word
+            for option, name in (("--model", model), ("--groups", groups))
+            if name
+            for word in (option, name)
+        ]
+        # The environment keeps Python from importing files of the current directory.
+        launch = torchrun(
+            world, "-m", "stagebridge", "train", written.file, "--resume", folder, *told
+        )
+        return replace(
+            written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"}
+        )
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """Settings that releases renamed or replaced, oldest first."""
+        return ()
+
+    def recognises(self, data: Any) -> int:
+        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of this
+        stack. 0 means that `data` is no such config.
+        """
+        return 0
+
+    def mistaken(self, data: Any) -> str:
+        """Return a sentence that says what kind of file `data` is and which file to name instead,
+        if users often mistake such files for a config of the stack. Otherwise return an empty
+        string.
+        """
+        return ""
+
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Return whether release `version` has the setting `path` and lets the entry point `entry`
+        set it to `value`.
+        """
+        return True
+
+    def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
+        """Return `given` without the settings that release `version` would refuse because of other
+        settings in `given`.
+        """
+        return dict(given)
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """Return the defaults of a release by path. The default is None if the setting has none, or
+        if the release derives the value.
+        """
+        known = fields(self.schema).items()
+        return {
+            path: leaf.default
+            for path, leaf in known
+            if self.knows(path, leaf.default, version, self.default_entry)
+        }
+
+    def accepts(self, path: str) -> str:
+        """The values that the field at `path` accepts, in words."""
+        return kind(fields(self.schema)[path].annotation)
+
+    def spellings(self, path: str) -> tuple[str, ...]:
+        """Return the names by which source files spell the field at `path`. The result is empty if
+        files use the path itself.
+        """
+        return ()
+
+    def section(self, path: str) -> str:
+        """The heading under which a list of all fields shows the field at `path`."""
+        return path.rpartition(".")[0] or "top level"
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Places at which the stack's documentation and its code disagree."""
+        return ()
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """All checks of the stack, for settings that it refuses, ignores or gets wrong. The order
+        is that of the stack's source, and the checks of all releases are included.
+        """
+        return ()
+
+    @property
+    def checkpoints(self) -> tuple[Format, ...]:
+        """The checkpoint formats that the stack writes."""
+        return ()
+
+    @property
+    def namings(self) -> tuple[Naming, ...]:
+        """The conventions by which the stack names the parameters of models."""
+        return ()
+
+    def editor_schema(self) -> dict[str, Any]:
+        """The JSON Schema of a file of the stack, for editors and other programs."""
+        return self.schema.model_json_schema()
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """A finding for each setting of `config` that the stack accepts and then ignores or gets
+        wrong.
+        """
+        return ()
+
+    def beyond(self, config: Config) -> Iterable[Finding]:
+        """A finding for each given number that no run can use."""
+        from bridge.stack.bounds import beyond
+
+        # Only our own folders bring a table of bounds. A module of elsewhere is not searched for
+        # one.
+        if not type(self).__module__.startswith("compat."):
+            return ()
+        return beyond(config.given, f"{type(self).__module__}.releases", config.origins)
+
+    def missing(self, config: Config) -> Iterable[Finding]:
+        """Yield a finding for each setting that the stack needs to start and that `config` lacks."""
+        return ()
+
+    def whole(self, config: Config) -> bool:
+        """Return whether `config` holds all settings of a launch, and not only a part of them."""
+        return False
+
+    def names_run(self, config: Config) -> bool:
+        """Return whether `config` names a model and a data set, so that `stacks.opener` can run it."""
+        return False
+
+    def to_object(self, config: Config) -> Any:
+        """The stack's own config object. Raises `VersionError` if the stack has no such object."""
+        raise VersionError(
+            f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
+        )
+
+    def as_section(self, given: Values) -> Section:
+        """`given` as an instance of the schema."""
+        return self.schema.model_validate(given.as_nested())
+
+    def release(self, version: str | None) -> str:
+        """Return `version` if this release is known, and the newest known release for None. Raises
+        `VersionError` for an unknown release.
+        """
+        if version is None:
+            return self.newest
+        Releases(self.name, self.versions).place(version)
+        return version
+
+    def nearest(self, version: str) -> tuple[str, Finding]:
+        """Return the known release that is used in place of the unknown `version`, and a finding
+        that says so.
+
+        Raises `VersionError` if `version` is not a version.
+        """
+        near = Releases(self.name, self.versions).near(version)
+        message = (
+            f"{self.title} {version} is not known; the config is read as one of {near},"
+            " so changes between these two releases are not noticed"
+        )
+        return near, Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
+
+    def read(
+        self,
+        source: Any,
+        version: str | None = None,
+        world_size: int | None = None,
+        lenient: bool = False,
+    ) -> Config:
+        """Read a source of this stack, and check it as the release `version` would.
+
+        Raises `BridgeError` with every problem.
+        """
+        release = self.release(version)
+        return self.check_reading(lambda: self.parse(source, release, lenient), release, world_size)
+
+    def check_reading(
+        self, parse: Callable[[], Reading], version: str, world_size: int | None
+    ) -> Config:
+        """The checked config from the reading that `parse` returns.
+
+        If reading or checking finds problems, raises one `ConfigError` with all of them.
+        """
+        reading = None
+        try:
+            reading = parse()
+            return self._check_config(reading, version, world_size)
+        except ConfigError as error:
+            # Reading failed with nothing to check, or with a part; or reading went well and
+            # checking failed.
+            part = reading or error.part
+            if part is None:
+                raise
+            raise self._refusal(error, part, version, world_size) from None
+
+    def _check_config(self, reading: Reading, version: str, world_size: int | None) -> Config:
+        config = self.build(reading, version, world_size)
+        _ = (
+            config.effective
+        )  # a lazy property: the stack's refusals are raised here and not at the first use
+        return config
+
+    def _refusal(
+        self, first: ConfigError, part: Reading, version: str, world_size: int | None
+    ) -> ConfigError:
+        """Return an error with the problems of `first` and all further problems of `part`, the
+        settings that could be read.
+        """
+
+        def judge(given: Values, world: int | None) -> None:
+            self._check_config(replace(part, given=given, world_size=world), version, world)
+
+        found = every(first.problems, part.given, world_size or part.world_size, judge)
+        told = dict.fromkeys(self._locate_problem(problem, part) for problem in found)
+        error = ConfigError(*told, *part.gaps)
+        error.words = first.words
+        return error
+
+    def _locate_problem(self, problem: str, part: Reading) -> str:
+        """Return `problem`, which begins with a setting, with the setting's line number in front.
+        If another file than the one that was read has this line, the name of that file is added. If
+        the line is not known, return `problem` unchanged.
+
+        If the setting's value is known only when the script runs, return a text that says so.
+        """
+        path = problem.partition(":")[0]
+        for finding in part.findings:
+            if finding.path == path and finding.origin and finding.message.endswith(LEFT_OUT):
+                reason = f"{finding.origin}: {finding.message.removesuffix(LEFT_OUT)}"
+                return f"{reason}; {self.title} needs this value, so write it out in the script"
+        origin = part.origins.get(path)
+        if not (origin and origin.line):
+            return problem
+        return f"{f'{origin.file}: ' if origin.file else ''}line {origin.line}: {problem}"
+
+    def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
+        """A config from a reading, without the checks of the stack.
+
+        Raises `ConfigError` for a number that is infinite, not a number, or beyond 64 bits.
+        """
+        ConfigError.raise_if(
+            f"{path}: {flaw}"
+            for path, value in reading.given.items()
+            for flaw in _out_of_range(value)
+        )
+        findings = reading.findings
+        if world_size:  # whoever gives it has answered what the source does not say
+            findings = tuple(one for one in findings if one.path != "world_size")
+        world_size = world_size or reading.world_size
+        return self.config_type(
+            self,
+            reading.given,
+            version,
+            world_size,
+            reading.entry,
+            reading.origins,
+            findings,
+            reading.opaque,
+            reading.program,
+        )
+
+    def write(
+        self, config: Config, path: str | Path | None = None, format: str | None = None
+    ) -> Written:
+        """Render `config`, and write it to `path` if one is given; the suffix picks the format.
+
+        Either all files are written or none.
+        """
+        from bridge.files import write_all
+
+        written = self.render(config, format or self.format_of(path))
+        if path is not None:
+            written = written.under_name(Path(path).name)
+            texts = self.files(written, Path(path))
+            # The user named `path` and may overwrite it; files beside it were not named, so they
+            # must be ours.
+            write_all(texts, texts.keys() - {Path(path)})
+        return written
+
+    def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
+        """Write `config` into the text `original`, which was read for release `was`. Lines that
+        need no change stay as they are.
+
+        Returns None if the suffix of `path` stands for another format, or if the dialect always
+        writes this format anew.
+        """
+        format = self.format_of(path)
+        if format is None or format not in self.rewrites or original.document.format != format:
+            return None
+        return replace(
+            self.render(config), text=self.reword_for_release(config, original, was), format=format
+        )
+
+    def reword_for_release(self, config: Config, original: Original, was: str) -> str:
+        """Return the text of `original`, which was read for release `was`, changed so that the text
+        means the same as `config`.
+
+        Only called for formats in `rewrites`.
+        """
+        raise TranslationError(
+            f"{self.name}: this dialect cannot change a file in place; write the config to a new file"
+        )
+
+    def files(self, written: Written, path: Path) -> dict[Path, str]:
+        """Return the texts of all files for `path`: the config, and the file with the settings for
+        the training script.
+        """
+        written = written.under_name(path.name)
+        texts = {path: written.text}
+        if written.code:
+            texts[code_beside(path)] = json.dumps(dict(written.code), indent=2) + "\n"
+        if written.snippet:
+            texts[path.with_suffix(".code.py")] = written.snippet
+        texts |= {path.with_suffix(suffix): text for suffix, text in written.beside.items()}
+        return texts
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """Return the format that the suffix of `path` stands for; None stands for the dialect's
+        usual format.
+        """
+        return None
+
+    def config(
+        self,
+        given: Mapping[str, Any],
+        version: str | None = None,
+        world_size: int | None = None,
+        entry: str = "",
+    ) -> Config:
+        """A config from values by schema path, checked as `read` checks. None stands for unset, except
+        for settings that are `nullable`.
+        """
+        release = self.release(version)
+        kept = {
+            path: value
+            for path, value in given.items()
+            if value is not None or self.nullable(path, release)
+        }
+        return self._check_config(
+            Reading(Values(kept), entry or self.default_entry), release, world_size
+        )
+
+    def nullable(self, path: str, version: str) -> bool:
+        """Whether None is a value of the setting at `path` for that release."""
+        return True
+
+    default_entry: ClassVar[str] = "file"
+
+
+def _out_of_range(value: Any) -> Iterator[str]:
+    if isinstance(value, float):
+        if not isfinite(value):
+            yield f"found {value}; write a finite number"
+    elif isinstance(value, int):
+        if abs(value) > limits.INTEGER:
+            yield "found a whole number beyond 64 bits; write a smaller one"
+    elif (
+        value is not None
+        and not isinstance(value, str)
+        and isinstance(value, (Mapping, list, tuple))
+    ):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _out_of_range(inner)
+
+
+class PackagedDialect(Dialect):
+    """A dialect in a package of its own, whose parts are imported when they are needed.
+
+    The package's module `schema` has the schema as `SCHEMA`, `rules` has the table as `table()`,
+    and `releases` has the known releases as `KNOWN`. `suffixes` gives the format of a file by its
+    suffix.
+    """
+
+    suffixes: ClassVar[Mapping[str, str]] = {}
+
+    @cached_property
+    def schema(self) -> type[Section]:
+        """The schema: the settings of all releases, with their types."""
+        found: type[Section] = self._part("schema").SCHEMA
+        return found
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that convert between settings of the stack and plan fields."""
+        rows: tuple[Rule, ...] = self._part("rules").table()
+        return rows
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Known releases, oldest first."""
+        known: tuple[str, ...] = self._part("releases").KNOWN
+        return known
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """The result of `moves()` in the dialect's module `releases`; empty if there is no such
+        function.
+        """
+        found: tuple[Move, ...] = self._has("releases", "moves", tuple)()
+        return found
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """The constant `DISAGREEMENTS` of the dialect's module `documentation`; empty if there is
+        none.
+        """
+        rows: tuple[Disagreement, ...] = self._has("documentation", "DISAGREEMENTS", ())
+        return rows
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """The constants `REFUSALS` of the dialect's module `refusals` and `TRAPS` of the module
+        `checks`.
+        """
+        return (*self._has("refusals", "REFUSALS", ()), *self._has("checks", "TRAPS", ()))
+
+    @property
+    def checkpoints(self) -> tuple[Format, ...]:
+        """The constant `FORMATS` of the dialect's module `state`; empty if there is none."""
+        found: tuple[Format, ...] = self._has("checkpoint", "FORMATS", ())
+        return found
+
+    @property
+    def namings(self) -> tuple[Naming, ...]:
+        """The constant `NAMINGS` of the dialect's module `state`; empty if there is none."""
+        found: tuple[Naming, ...] = self._has("checkpoint", "NAMINGS", ())
+        return found
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """The findings on `config` that the function `inspect` in the dialect's module `checks`
+        returns.
+        """
+        found: Iterable[Finding] = self._part("checks").inspect(config)
+        return tuple(found)
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """Return the format of the suffix of `path` in `suffixes`. Return None without a path, or
+        if the suffix is not in `suffixes`.
+        """
+        return self.suffixes.get(Path(path).suffix.lower()) if path is not None else None
+
+    def chosen(self, format: str | None) -> str:
+        """Return `format`, or the usual format for None. Raises `VersionError` if the dialect
+        cannot write `format`.
+        """
+        if format not in (None, *self.formats, *self.alike):
+            raise VersionError(
+                f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}"
+            )
+        return format or self.formats[0]
+
+    def _part(self, name: str) -> ModuleType:
+        return import_module(f"{type(self).__module__}.{name}")
+
+    def _has(self, part: str, name: str, default: Any) -> Any:
+        """Return the value `name` of the dialect's module `part`, or `default` if there is no such
+        module or name.
+        """
+        # `find_spec` tells a module that is missing from one whose own import fails: that error
+        # must be seen.
+        package = type(self).__module__
+        return (
+            getattr(self._part(part), name, default) if find_spec(f"{package}.{part}") else default
+        )
+
+
+def code_beside(path: Path) -> Path:
+    """Return the path of the file with the settings that belong into the training script, for the
+    config at `path`.
+    """
+    return path.with_suffix(".code.json")
+
+
+def flags_of(source: Any) -> Sequence[str] | None:
+    """`source` if it is a list of command-line flags, else None."""
+    listed = isinstance(source, Sequence) and not isinstance(source, str | bytes)
+    return source if listed and all(isinstance(item, str) for item in source) else None

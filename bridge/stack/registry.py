@@ -1,0 +1,159 @@
+"""Finds and loads the stacks: each is a folder in `compat` or in a folder that STAGEBRIDGE_PATH
+names.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BridgeError, nearest
+from bridge.files.shown import show_value
+from bridge.stack.dialect import Dialect
+from bridge.stack.plugins import Plugin, find_dialects
+
+if TYPE_CHECKING:
+    from bridge.engine.interface import Backend
+    from bridge.translation.translate import Result
+
+
+PATH = "STAGEBRIDGE_PATH"
+"""Environment variable with folders of further dialects, separated as in PATH."""
+
+PACKAGE = "compat"
+"""The package with a folder for each stack."""
+FOLDERS = tuple(folder for folder in os.environ.get(PATH, "").split(os.pathsep) if folder)
+"""Folders with dialects of users."""
+
+
+_SPEC = find_spec(PACKAGE)
+# Folders of other people are searched by `plugins`, which runs none of their code; here they would
+# pass for our own.
+_PLACES = [
+    place for place in (_SPEC and _SPEC.submodule_search_locations) or () if place not in FOLDERS
+]
+OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if module.ispkg))
+"""Names of the dialects that are part of this project."""
+
+
+@cache
+def plugins() -> Mapping[str, Plugin]:
+    """Return the dialects of users by name. To find a dialect, none of its code is run."""
+    return {plugin.name: plugin for plugin in find_dialects(FOLDERS, OWN)[0]}
+
+
+def faults() -> tuple[str, ...]:
+    """Return a message for each folder in STAGEBRIDGE_PATH that is missing or has a fault."""
+    return tuple(f"{PATH}: {fault}" for fault in find_dialects(FOLDERS, OWN)[1])
+
+
+def names() -> tuple[str, ...]:
+    """Names of all dialects, in alphabetical order."""
+    return tuple(sorted((*OWN, *plugins())))
+
+
+def candidates(data: Any) -> tuple[str, ...]:
+    """Return the dialects that parsed `data` may belong to: our own, and dialects of users whose
+    signature matches.
+    """
+    return tuple(name for name in names() if name in OWN or plugins()[name].matches(data))
+
+
+@cache
+def load(name: str) -> Dialect:
+    """Return the dialect in the folder `name`. Raises `BridgeError` if there is no such dialect,
+    with the nearest name, or if the dialect cannot be imported.
+    """
+    if name not in names():
+        unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
+        raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
+    dialect = _import_attribute(name, "", "DIALECT")
+    if not isinstance(dialect, Dialect):
+        raise BridgeError(
+            f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "
+            f"({show_value(dialect)}); correct the file, or remove the folder"
+        )
+    return dialect
+
+
+def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the score of each candidate for parsed `data`, and the problems of candidates that
+    cannot be imported.
+    """
+    sure: dict[str, int] = {}
+    faults: list[str] = []
+    for name in candidates(data):
+        try:
+            sure[name] = load(name).recognises(data)
+        except BridgeError as error:
+            if name in OWN:
+                raise
+            faults += error.problems
+    return sure, tuple(faults)
+
+
+def _import_attribute(name: str, module: str, attribute: str) -> Any:
+    """Return `attribute` of a dialect's module. Raises `BridgeError` with one line if the module of
+    a user's dialect fails.
+    """
+    try:
+        return getattr(import_module(f"{PACKAGE}.{name}{module}"), attribute)
+    except (Exception, SystemExit) as error:
+        if name in OWN:
+            raise
+        where = plugins()[name].place
+        raise BridgeError(
+            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); correct the module, or "
+            "remove the folder"
+        ) from error
+
+
+@cache
+def backends(*named: str | None) -> Mapping[str, Backend]:
+    """Return engines by dialect: the engine of each dialect of our own, and of each dialect in
+    `named`, that has a module `runtime.backend`.
+    """
+    found = {}
+    for name in names():
+        runtime = f"{PACKAGE}.{name}.runtime"
+        # Looking for a module imports its parents, so dialects that nobody named are not even
+        # looked into.
+        if (
+            (name in OWN or name in named)
+            and find_spec(runtime)
+            and find_spec(f"{runtime}.backend")
+        ):
+            found[name] = _import_attribute(name, ".runtime.backend", "BACKEND")
+    return found
+
+
+def opener(name: str) -> Callable[..., Any]:
+    """Return the function that builds model and data for a config of the dialect `name`:
+    `open_recipe(config, world, ...)`.
+    """
+    found: Callable[..., Any] = _import_attribute(name, ".runtime.recipe", "open_recipe")
+    return found
+
+
+def translate(
+    source: Any,
+    theirs: str,
+    to: str,
+    *,
+    from_version: str | None = None,
+    to_version: str | None = None,
+    world_size: int | None = None,
+    lenient: bool = False,
+) -> Result:
+    """Read `source` in dialect `theirs` and translate it to dialect `to`. Raises `BridgeError` with
+    every problem.
+    """
+    from bridge.translation.translate import translate
+
+    config = load(theirs).read(source, from_version, world_size, lenient)
+    return translate(config, load(to), to_version, world_size)

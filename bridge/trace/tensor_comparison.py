@@ -1,0 +1,484 @@
+"""Comparing: the comparison of two runs, step by step. Rounding in earlier steps moves the weights
+of the two runs apart; the bounds of later steps allow for this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bridge.trace.adaptive import Batch, Updates
+from bridge.trace.columns import ColumnReader, Columns, Gathering
+from bridge.trace.patterns import pattern_causes
+from bridge.trace.record import Name
+from bridge.trace.run import LoggedTensor, TracedRun
+from bridge.trace.segments import Floats, Places, Segments
+from bridge.trace.tensor_pairs import (
+    Copy,
+    Judged,
+    Pairing,
+    Pairs,
+    Section,
+    Table,
+    coarsest_epsilon,
+    copies_of_pairs,
+    phase_and_kind,
+)
+from bridge.trace.verdicts import FAULTS, TensorVerdict
+
+SLACK = 8.0
+"""Number of successive roundings that the bounds assume for one layer."""
+
+GAIN = 8.0
+"""Maximum factor by which values may be farther apart than the weights from which they are
+computed.
+"""
+
+UNKNOWN = 100.0
+"""Factor by which the bounds are widened after an adaptive update of which the logs have no
+samples.
+"""
+
+RUNNING = ("forward", "backward")
+"""Names of the phases in which layers run. A tensor of such a phase is seen only if hooks can see
+its layer.
+"""
+
+
+class Half:
+    """The pairs of tensors in one half of a step (before the update, or after it), with everything
+    about them that is equal in similar steps.
+    """
+
+    def __init__(self, pairs: Pairs, pairing: Pairing, run: TracedRun, late: bool) -> None:
+        self.pairs, self.late = pairs, late
+        self.names = [one.name for one, _ in pairs.tensors]
+        self.copies = tuple(copies_of_pairs(pairs.tensors, pairing.patterns[0]))
+        self._rows = (
+            np.array([copy.row for copy in self.copies], np.int64),
+            np.array([copy.first for copy in self.copies], np.int64),
+        )
+        # Reversed: of two places with one name, the first stays.
+        layers, about = (
+            {layer: at + 1 for at, layer in reversed(list(enumerate(run.layers)))},
+            run.about,
+        )
+        places = [layers.get(name.layer, len(run.layers)) for name in self.names]
+        # Backward comes after all of forward, and goes from the last layer to the first.
+        depths = [
+            at if name.phase == "forward" else 2 * len(run.layers) - at + 1
+            for at, name in zip(places, self.names, strict=True)
+        ]
+        self.depths = np.maximum(np.array(depths, np.float64), 1)
+        self.starts = np.array([name.phase == "init" for name in self.names], bool)
+        # `units`: every format of the run may have rounded on the way; `own_units`: only its own.
+        self.units = np.array(
+            [coarsest_epsilon(*pair, about.get("formats", ())) for pair in pairs.tensors]
+        )
+        self.own_units = np.array([coarsest_epsilon(*pair, ()) for pair in pairs.tensors])
+        self._apart = {
+            at: rows
+            for at, pair in enumerate(pairs.tensors)
+            if (rows := _common_parts(*pair, pairing))
+        }
+
+    def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
+        """Return the indices of the pairs that have samples and whose names `wanted` accepts, and
+        these pairs as a batch.
+        """
+        rows = np.array(
+            [
+                at
+                for at, name in enumerate(self.names)
+                if self.pairs.sample_mask[at] and wanted(name)
+            ],
+            np.int64,
+        )
+        keys = tuple((self.names[at].layer, self.names[at].tensor) for at in rows.tolist())
+        return rows, Batch(keys, Segments.of(self.pairs.segments.lengths[rows].tolist()))
+
+    @cached_property
+    def weights(self) -> tuple[Places, Batch]:
+        """The pairs of weights that have samples, in any phase."""
+        return self.batch(lambda name: name.kind == "weight")
+
+    @cached_property
+    def begins(self) -> tuple[Places, Batch]:
+        """The pairs that have samples and were logged before the first step."""
+        return self.batch(lambda name: name.phase == "init")
+
+    @cached_property
+    def gradients(self) -> tuple[Places, Batch]:
+        """The pairs of reduced gradients that have samples."""
+        return self.batch(lambda name: phase_and_kind(name) == ("reduce", "gradient"))
+
+    @cached_property
+    def all_of(self) -> tuple[Places, Batch]:
+        """All pairs with samples."""
+        return self.batch(lambda name: True)
+
+    def select_rows(self, values: tuple[Floats, Floats], rows: Places) -> Floats:
+        """Return the samples (2, samples) of the pairs `rows` in both runs."""
+        elements = self.pairs.segments.elements(rows)
+        return np.stack([values[0][elements], values[1][elements]])
+
+    def differing(self, columns: Columns) -> list[Copy]:
+        """Return the copies in a step whose statistics differ from those of the copy that the
+        first rank logged.
+        """
+        if not self.copies:
+            return []
+        numbers = np.concatenate([columns.raw, columns.factors[:, None]], axis=1)
+        apart = (numbers[self._rows[0]] != numbers[self._rows[1]]).any(axis=1)
+        return [self.copies[at] for at in apart.nonzero()[0].tolist()]
+
+    def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
+        """Return the ranks of A that logged a part of this tensor which differs from the same part
+        in B. The result is empty if all parts differ.
+        """
+        rows = self._apart.get(at, [])
+        odd = [
+            rank
+            for rank, ours, theirs in rows
+            if not _are_close(first.raw[ours].tolist(), second.raw[theirs].tolist())
+        ]
+        return tuple(sorted(set(odd))) if len(odd) < len(rows) else ()
+
+
+def _common_parts(
+    one: LoggedTensor, other: LoggedTensor, pairing: Pairing
+) -> list[tuple[int, int, int]]:
+    """Return three numbers for each part of a tensor that both runs logged in the same parts: the
+    rank that logged the part in A, and the indices of the part's records in A and in B. Return an
+    empty list if the tensor has one part, or other parts in B.
+    """
+    theirs = {part.record.placement: part for part in other.parts}
+    pairs = [(part, theirs.get(part.record.placement)) for part in one.parts]
+    if len(pairs) < 2 or any(match is None for _, match in pairs):
+        return []
+    rows = pairing.patterns[0].rows, pairing.patterns[1].rows
+    return [(part.rank, rows[0][id(part)], rows[1][id(match)]) for part, match in pairs]
+
+
+def _are_close(one: Sequence[float], other: Sequence[float]) -> bool:
+    # By squares, smallest and largest: plain sums cancel, and rounding moves them far.
+    return one == other or (
+        math.isclose(one[4], other[4], rel_tol=1e-6)
+        and math.isclose(one[5], other[5], rel_tol=1e-5, abs_tol=1e-12)
+        and math.isclose(one[6], other[6], rel_tol=1e-5, abs_tol=1e-12)
+    )
+
+
+class Comparer:
+    """Compares the steps of two runs. Steps have to be given in order, because bounds depend on
+    earlier steps.
+    """
+
+    def __init__(self, first: TracedRun, second: TracedRun) -> None:
+        self.runs = first, second
+        settings = {**second.about.get("settings", {}), **first.about.get("settings", {})}
+        self.updates = Updates.of(settings) if any(map(_is_adaptive, self.runs)) else None
+        self.ratios = _layout_ratios(first, second)
+        self._readers = ColumnReader(first), ColumnReader(second)
+        self._last: int | None = None
+        self._known: dict[tuple[int, int], tuple[Pairing, Half, Half]] = {}
+        self._seen: tuple[set[Section], set[Section]] = set(), set()
+        self._before: dict[tuple[str, str], Floats] = {}
+        self._hidden = {layer for run in self.runs for layer in run.about.get("hidden", ())}
+        self.formats: dict[str, tuple[Name, str, str]] = {}
+        """By kind of tensor: the first tensor whose number format differs between the runs, with
+        the format in A and in B.
+        """
+
+    def step(self, step: int) -> list[TensorVerdict]:
+        """Compare every tensor of a step. Returns one result for each tensor, in order of
+        execution.
+        """
+        both = self._readers[0].columns(step), self._readers[1].columns(step)
+        pairing, early, late = self._pair_columns(both)
+        if pairing.ours or pairing.theirs:
+            # Updates that were not logged cannot be followed.
+            if self.updates is not None and self._last is not None and step > self._last + 1:
+                self.updates.drift = None
+            self._last = step
+        for sections, own in zip(self._seen, pairing.sections, strict=True):
+            sections |= own
+        tables = Table.of(pairing.gatherings[0], both[0]), Table.of(pairing.gatherings[1], both[1])
+        scales = pairing.scales(tables[1])
+        found: list[TensorVerdict | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
+        for half in (early, late):
+            if half.names:
+                self._half(half, pairing, both, tables, scales, step, found)
+        if self.updates is not None:
+            self.updates.end()
+        for at in pairing.alone[0]:
+            found[at] = self._alone(pairing.ours[at], step, True)
+        for at, row in enumerate(pairing.alone[1], len(pairing.ours)):
+            found[at] = self._alone(pairing.theirs[row], step, False)
+        ordered = (found[at] for at in pairing.order)
+        return [line for line in ordered if line is not None]
+
+    def _pair_columns(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
+        patterns = both[0].pattern, both[1].pattern
+        key = id(patterns[0]), id(patterns[1])
+        if key not in self._known:
+            partial = any(run.keep.get("ranks") for run in self.runs)
+            pairing, run = Pairing(self.runs[0], patterns, partial), self.runs[0]
+            for one, other in (*pairing.early.tensors, *pairing.late.tensors):
+                if one.first.dtype != other.first.dtype:
+                    formats = one.name, one.first.dtype, other.first.dtype
+                    self.formats.setdefault(one.name.kind, formats)
+            if len(self._known) > MOST:
+                self._known.clear()
+            self._known[key] = (
+                pairing,
+                Half(pairing.early, pairing, run, False),
+                Half(pairing.late, pairing, run, True),
+            )
+        return self._known[key]
+
+    def _half(
+        self,
+        half: Half,
+        pairing: Pairing,
+        both: tuple[Columns, Columns],
+        tables: tuple[Table, Table],
+        usual: Mapping[Section, float],
+        step: int,
+        found: list[TensorVerdict | None],
+    ) -> None:
+        scales = np.array([usual[phase_and_kind(name)] for name in half.names])
+        values = half.pairs.values(tables)
+        if self.updates is not None and len(half.begins[0]):
+            self.updates.begin(half.begins[1], half.select_rows(values, half.begins[0]))
+        explained, bounds = self._bounds(half, values, scales, step)
+        judged = half.pairs.judge(tables, bounds, scales, self.ratios, explained)
+        ranks = {
+            at: half.ranks(at, *both)
+            for at, verdict in enumerate(judged.verdicts)
+            if verdict in FAULTS
+        }
+        changed = self._copies(half, pairing, both[0], tables, judged, scales, ranks)
+        if self.updates is not None and len(half.gradients[0]):
+            rows, batch = half.gradients
+            # At least one rounding apart, even if the samples happen to be equal.
+            noise = np.where(
+                half.units[rows] > judged.distances[rows], half.units[rows], judged.distances[rows]
+            )
+            self.updates.gradients(
+                batch, half.select_rows(values, rows), noise, usual["reduce", "gradient"]
+            )
+        self._changes(half, judged, values, changed)
+        rows_ = zip(
+            half.pairs.ours.tolist(),
+            half.names,
+            judged.verdicts,
+            judged.distances.tolist(),
+            judged.bounds.tolist(),
+            strict=True,
+        )
+        for at, (row, name, verdict, distance, bound) in enumerate(rows_):
+            found[row] = TensorVerdict(
+                Name(step, *name[1:]),
+                verdict,
+                distance,
+                bound,
+                judged.causes.get(at, ""),
+                ranks.get(at, ()),
+            )
+
+    def _bounds(
+        self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int
+    ) -> tuple[Floats | None, Floats]:
+        """Return two things: for each sample, the distance between the runs that rounding of
+        gradients explains (None without an adaptive optimizer), and for each pair the bound of its
+        distance.
+
+        The bound is proportional to the machine epsilon of the coarsest number format that was
+        used. It grows with the square root of the number of layers and steps before, and with the
+        drift that earlier adaptive updates caused.
+        """
+        # Rounding adds up as a random walk does: with the root of the number of roundings.
+        depths, updates = np.sqrt(half.depths * max(1, step)), self.updates
+        plain = SLACK * half.units * depths
+        if updates is None:
+            return None, np.where(half.starts, 0.0, plain)
+        drift = updates.drift
+        if not half.late:
+            wider = plain * UNKNOWN if drift is None else plain + GAIN * drift
+            return None, np.where(half.starts, 0.0, wider)
+        rows, batch = half.all_of
+        explained, _, lost = updates.weights(batch, half.select_rows(values, rows), scales[rows])
+        dropped = np.ones(len(half.names), bool)  # without samples, nothing can be followed
+        dropped[rows] = lost
+        # A weight that is lost leaves unknown what comes after it in order of execution.
+        unknown = np.concatenate([[drift is None], (np.cumsum(dropped) > 0)[:-1] | (drift is None)])
+        if dropped.any():
+            updates.drift = None
+        spread = np.zeros(half.pairs.segments.size)
+        spread[half.pairs.segments.elements(rows)] = explained
+        own = SLACK * half.own_units * depths
+        return spread, np.where(
+            half.pairs.sample_mask, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN
+        )
+
+    def _copies(
+        self,
+        half: Half,
+        pairing: Pairing,
+        columns: Columns,
+        tables: tuple[Table, Table],
+        judged: Judged,
+        scales: Floats,
+        ranks: dict[int, tuple[int, ...]],
+    ) -> dict[int, Floats]:
+        """Compare copies with B. Several ranks of A may have logged copies of one tensor; all but
+        the first of these copies are compared here. Stores in `ranks`, by pair, the ranks of A
+        whose copy differs from B. Returns, by pair, the values of a copy that differs although the
+        first rank's copy equals B.
+        """
+        odd = half.differing(columns)
+        if not odd:
+            return {}
+        gathering = Gathering([copy.tensor for copy in odd], columns.pattern)
+        table, each = Table.of(gathering, columns), np.array([copy.pair for copy in odd], np.int64)
+        answers = []
+        for side, which in ((1, half.pairs.theirs), (0, half.pairs.ours)):
+            tensors = tuple((copy.tensor, half.pairs.tensors[copy.pair][side]) for copy in odd)
+            pairs = Pairs(
+                (gathering, pairing.gatherings[side]), np.arange(len(odd)), which[each], tensors
+            )
+            answers.append(
+                (
+                    pairs,
+                    pairs.judge(
+                        (table, tables[side]), judged.bounds[each], scales[each], self.ratios
+                    ),
+                )
+            )
+        (pairs, against), (_, own) = answers
+        changed: dict[int, Floats] = {}
+        parted = {copy.pair for copy in odd if judged.verdicts[copy.pair] in FAULTS}
+        fine: dict[int, set[int]] = {}
+        for at, copy in enumerate(odd):
+            beyond = against.verdicts[at] in FAULTS
+            if copy.pair in parted and not beyond:
+                # This copy agrees with B's: its rank is not among those to report.
+                fine.setdefault(copy.pair, set()).add(copy.rank)
+            elif (
+                copy.pair not in parted
+                and copy.pair not in changed
+                and beyond
+                and own.verdicts[at] in FAULTS
+            ):
+                # The first rank's copy is right; this one differs from it and from B's.
+                judged.verdicts[copy.pair], judged.distances[copy.pair] = (
+                    against.verdicts[at],
+                    against.distances[at],
+                )
+                judged.bounds[copy.pair], judged.causes[copy.pair] = (
+                    against.bounds[at],
+                    against.causes.get(at, ""),
+                )
+                ranks[copy.pair] = (copy.rank,)
+                changed[copy.pair] = against.values[0][pairs.segments.elements(np.array([at]))]
+        for pair, others in fine.items():
+            one = half.pairs.tensors[pair][0]
+            ranks[pair] = tuple(
+                sorted({part.rank for part in (*one.parts, *one.replicas)} - others)
+            )
+        return changed
+
+    def _changes(
+        self,
+        half: Half,
+        judged: Judged,
+        values: tuple[Floats, Floats],
+        copied: Mapping[int, Floats],
+    ) -> None:
+        """Describe a difference of weights by the difference of their updates, because the weights
+        themselves hardly differ.
+        """
+        rows, batch = half.weights
+        if not len(rows):
+            return
+        taken = half.select_rows(values, rows)
+        pieces = np.split(taken, np.cumsum(batch.segments.lengths)[:-1], axis=1)
+        for at, key, pair in zip(rows.tolist(), batch.keys, pieces, strict=True):
+            if judged.verdicts[at] == "fault" and at not in half.pairs.verdicts_without_values:
+                before = self._before.get(key)
+                # The copy that differs takes the place of the first rank's.
+                now = (
+                    pair
+                    if at not in copied or copied[at].shape != pair[0].shape
+                    else np.stack([copied[at], pair[1]])
+                )
+                # Without weights before it, the change is not known: zeros, which say nothing.
+                change = (
+                    now - before if before is not None and before.shape == now.shape else now - now
+                )
+                if change.any():
+                    own = Segments.of([change.shape[1]])
+                    looks = pattern_causes(change[0], change[1], own, {}, ["update"])[0]
+                    judged.causes[at] = f"of the updates: {looks}"
+            self._before[key] = pair
+
+    def _alone(self, entry: LoggedTensor, step: int, ours: bool) -> TensorVerdict:
+        name = Name(step, *entry.name[1:])
+        if self._unseen(name):
+            return TensorVerdict(name, "unseen", ranks=self._some(entry) if ours else ())
+        return (
+            TensorVerdict(name, "only in A", ranks=self._some(entry))
+            if ours
+            else TensorVerdict(name, "only in B")
+        )
+
+    def _some(self, entry: LoggedTensor) -> tuple[int, ...]:
+        """Return the ranks of A that logged a tensor, if other ranks of A lack it; otherwise an
+        empty result. The result is also empty if A was set to log only some ranks or one copy.
+        """
+        # Who logged a tensor then does not tell who has it.
+        if self.runs[0].keep.get("ranks") or self.runs[0].keep.get("once"):
+            return ()
+        some = {part.rank for part in (*entry.parts, *entry.replicas)}
+        return tuple(sorted(some)) if len(some) < self.runs[0].about["ranks"] else ()
+
+    def _unseen(self, name: Name) -> bool:
+        """Return whether one run has a reason not to log this tensor: a compiler may hide the
+        layer, a filter may leave the tensor out, the tensor may be an input, or one run may have
+        logged no tensor of this kind so far.
+        """
+        both = self._seen[0] & self._seen[1]
+        chosen = all(run.filter.takes(name) for run in self.runs)
+        inside = name.phase in RUNNING and name.layer in self._hidden
+        return phase_and_kind(name) not in both or name.kind == "input" or inside or not chosen
+
+
+MOST = 64
+"""Number of pairs of patterns, one of each run, whose pairing is remembered."""
+
+
+def _is_adaptive(run: TracedRun) -> bool:
+    """Return whether the optimizer of a run divides gradients by their own size, as Adam does."""
+    settings: Mapping[str, Any] = run.about.get("settings", {})
+    # An optimizer that no setting names is taken for AdamW, as most are.
+    return (
+        "sgd" not in str(settings.get("optimizer.name", settings.get("optimizer", "adamw"))).lower()
+    )
+
+
+def _layout_ratios(first: TracedRun, second: TracedRun) -> dict[str, float]:
+    """Return, by name, the numbers of ranks along each axis and the numbers of microbatches in
+    both runs. If a gradient is wrong by such a factor, it was reduced too often or not at all.
+    """
+    found: dict[str, float] = {}
+    for label, run in (("A", first), ("B", second)):
+        sizes: Mapping[str, Any] = run.about.get("mesh", {})
+        counts = {f"{axis} ranks of {label}": size for axis, size in sizes.items()}
+        counts[f"microbatches of {label}"] = run.about.get("accumulation") or 1
+        found.update({what: float(count) for what, count in counts.items() if count > 1})
+    return found

@@ -1,0 +1,890 @@
+"""Translate: lift a config to a Plan, lower the Plan to a dialect, and measure and name every loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from bridge.errors import BridgeError, ConfigError
+from bridge.files.shown import show_value
+from bridge.plan.free_sections import SectionSetting, is_told, leaves, settings, worth
+from bridge.plan.plan import Plan, paths
+from bridge.plan.section import Values
+from bridge.stack import rules
+from bridge.stack.dialect import Config, Dialect, Written
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect, How, Rule
+from bridge.translation.lift import Meaning, differing, lower_values, meaning_of, unlike, world_of
+from bridge.translation.lift import claims as claims
+from bridge.translation.lift import lift as lift
+from bridge.translation.lift import lower as lower
+from bridge.translation.lift import plan_claims as plan_claims
+from bridge.translation.lift import rules_for as rules_for
+from bridge.translation.lift import settings_for as settings_for
+from bridge.translation.restore import Way, sound
+from bridge.translation.sidecar import Carry
+
+HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
+"""Plan fields that say how a stack applies a setting. Another stack may have this setting with the
+same value and apply it in another way, so that a comparison of the values does not show the loss.
+"""
+DECAYED = "optimizer.decay_scope"
+ALWAYS = (*HABITS, DECAYED, "loss", *(path for path in paths() if path.startswith(rules.HABITS)))
+"""`HABITS`, and further plan fields that some stacks always set to one value."""
+SEQUENCE = "model.sequence"
+CARRIED = "carry-over"
+"""Text in place of the source settings of a field that a sidecar restored. No setting of the source
+explains such a field.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldReport:
+    """One field of the target: its value, the source fields that the value came from, the way in
+    which it came about, and the effect of the field on the run.
+
+    If no source field was given, `default_of` names the dialect whose default the value is.
+    """
+
+    path: str
+    value: Any
+    sources: tuple[str, ...]
+    how: How
+    effect: Effect
+    note: str = ""
+    default_of: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A translation: the target config, the plan in between, and the findings on its fields."""
+
+    source: Config
+    config: Config
+    plan: Plan
+    findings: tuple[Finding, ...]
+    carry: Carry = field(repr=False)
+    trip: _Trip = field(repr=False)
+    put: Written | None = field(default=None, repr=False)
+    lacking: tuple[Finding, ...] = ()
+
+    @cached_property
+    def written(self) -> Written:
+        """The text of the target and everything that belongs to it. If the target was put into a
+        file, this is the text in the file.
+        """
+        return self.put or self.config.dialect.render(self.config)
+
+    @cached_property
+    def fields(self) -> tuple[FieldReport, ...]:
+        """A report on each field of the target: its value and the source of the value."""
+        return tuple(_reports(self.trip))
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        """The settings of the target that belong into the training script, as data."""
+        return self.written.code
+
+    @cached_property
+    def missing(self) -> tuple[Finding, ...]:
+        """A finding for each setting that the target's stack needs to start and that the source did
+        not have.
+
+        These findings stop the run only if the source was a whole launch. If the source was only a
+        part of a launch, or if its stack keeps other settings in code, the target is only a part of
+        a launch too.
+        """
+        source, whole = self.source, self.source.dialect.whole(self.source)
+        # Within one stack, settings that the source lacked already are no news.
+        same = source.dialect.name == self.config.dialect.name
+        known = {finding.path for finding in source.missing} if same else set()
+        found = []
+        for finding in self.config.missing:
+            if finding.path in known:
+                continue
+            if whole:
+                finding = replace(finding, effect=Effect.STOPS)
+            elif finding.effect is Effect.STOPS:
+                finding = replace(finding, effect=Effect.NUMBERS)
+            found.append(finding)
+        return (*found, *self.lacking)
+
+    def has_arrived(self, path: str) -> bool:
+        """Return whether the target has the whole meaning of a setting, if in other words or units."""
+        return self.trip.has_arrived(claims(self.source.dialect)[path], path)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every setting of the user, and every value that changes numbers, arrived in the
+        target unchanged.
+        """
+        return not any(finding.matters for finding in self.findings)
+
+
+def remarks(target: Config) -> Iterator[Finding]:
+    """Findings on the target, without findings on missing settings, which are in `Result.missing`."""
+    return (finding for finding in target.findings if finding.how is not How.MISSING)
+
+
+def unheld(config: Config) -> Iterator[Finding]:
+    """Yield a finding for each given setting that no plan field stands for and whose value is not
+    the default.
+    """
+    table, values = claims(config.dialect), config.effective.flat()
+    # A config of the meaning alone leaves these settings open, so its effective values are their
+    # defaults.
+    back = _back(meaning_of(config), config)
+    usual = back.effective if back else Values()
+    for path in config.given:
+        rule, value = table.get(path), values.get(path)
+        if rule is not None and not rule.ours and value != usual.get(path):
+            yield Finding(
+                path,
+                rule.note,
+                rule.effect_of(values),
+                True,
+                How.DROPPED,
+                value,
+                origin=config.origins.get(path),
+            )
+
+
+def translate(
+    config: Config,
+    dialect: Dialect,
+    version: str | None = None,
+    world_size: int | None = None,
+    carry: Carry | None = None,
+) -> Result:
+    """Translate `config` to another dialect, or to another release of its own dialect, and report
+    every loss with its reason.
+
+    `carry` has the settings that an earlier translation could not express. These settings are
+    restored, except those that an edit of the file concerns.
+    """
+    release, meant = dialect.release(version), meaning_of(config)
+    world = world_size or world_of(meant) or config.world_size
+    same, told = dialect.name == config.dialect.name, carry
+    if carry is None and same:
+        carry = Carry.of(config, config, meant)
+    if told is not None:
+        carry = replace(told, given=sound(told, dialect))
+    way = (
+        Way(meant, dialect, release, world, carry)
+        if carry and carry.dialect == dialect.name
+        else None
+    )
+    try:
+        target = way.best_config() if way else lower_values(meant, dialect, release, world)
+    except ConfigError as error:
+        if same:
+            raise
+        # The problems name settings that the user never wrote.
+        refused = ConfigError(
+            *(f"converted to {dialect.title}: {problem}" for problem in error.problems)
+        )
+        refused.words = error.words
+        raise refused from None
+    if same:
+        target = replace(target, opaque=config.opaque, program=config.program)
+    # Loss is measured and not declared: the target is lifted again, and written back in the
+    # source's own dialect.
+    kept = meaning_of(target)
+    back = target if same else _back(kept, config)
+    restored = set[str]()
+    if told is not None and told.dialect == dialect.name:
+        given = target.given
+        restored = {
+            path
+            for path, value in given.items()
+            if path in told.given and told.given[path] == value
+        }
+    as_it_was = way.as_it_was(kept) if way and told else set[str]()
+    lost = frozenset(unlike(meant, kept) - as_it_was)
+    trip = _Trip(config, meant, target, kept, back, lost, frozenset(restored))
+    losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
+    losses += tuple(_nameless(trip, losses))
+    left = way.findings_on_rest(told.given, config, target) if way and told else ()
+    without = f"no setting of {dialect.title} stands for this"
+    rows = [replace(row, message=row.message or without) for row in (*losses, *openings)]
+    told_rows = (plainly(row, meant.plain, kept.plain) for row in rows)
+    findings = (*told_rows, *left, *_find_live_objects(config, target), *remarks(target))
+    return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
+
+
+def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) -> Finding:
+    """Return a finding whose setting has the same value before and after, or none, with what differs in
+    its place: a plan field with its two values. Without one the value stands alone, which the target
+    applies differently.
+    """
+    section = isinstance(loss.before, Mapping)
+    same = loss.before is None or section or loss.before == loss.after
+    if loss.how in (None, How.DEFAULTED) or loss.change or not same:
+        return loss
+    fields = [
+        ours for ours in loss.about if ours != loss.path and meant.get(ours) != kept.get(ours)
+    ]
+    if section and not fields:
+        return loss
+    turns = [
+        f"{ours} {full_text(meant.get(ours))} -> {full_text(kept.get(ours))}" for ours in fields
+    ]
+    if loss.before is not None and not section:
+        turns.insert(0, show_value(loss.before))
+    ours = next(iter(fields), "")
+    return replace(loss, before=meant.get(ours), after=kept.get(ours), change="; ".join(turns))
+
+
+def full_text(value: Any) -> str:
+    """Return a value as text that is never cut: two long values may differ at their ends only."""
+    return "not set" if value is None else show_value(value, None)
+
+
+def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
+    """Return `config` after a translation to the target and back, where `kept` is the meaning of
+    the target. Return None if the source's stack refuses the result.
+    """
+    try:
+        return lower_values(
+            kept, config.dialect, config.version, config.world_size or world_of(kept)
+        )
+    except BridgeError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Trip:
+    """One translation: `config`, its meaning `meant`, the `target` with the meaning `kept`, and
+    `back`, the target translated back to the dialect of `config`.
+
+    `back` is None if the source's stack refuses that config. `lost` are the plan fields whose
+    meaning changed, except fields that a sidecar set back to an earlier state. `restored` are the
+    settings of the target that a sidecar restored as the user had written them.
+    """
+
+    config: Config
+    meant: Meaning
+    target: Config
+    kept: Meaning
+    back: Config | None
+    lost: frozenset[str]
+    restored: frozenset[str]
+
+    def value_after_return(self, path: str) -> Any:
+        """Return the effective value at `path` in `back`, or None if there is no `back`."""
+        return self.back.effective.get(path) if self.back else None
+
+    def has_arrived(self, rule: Rule, path: str) -> bool:
+        """Return whether the target has the whole meaning of a setting, if in other words or units. Such
+        a setting is not lost, so its fate is in `Result.fields` and no finding is about it.
+        """
+        if rule.blurs and rule.blurs(rule.values_in_view(rule.theirs, self.config.effective)):
+            return False
+        meant, kept = self.meant.plain, self.kept.plain
+        # A setting without fields of its own may tell those of another rule.
+        rules = (
+            [rule]
+            if rule.ours
+            else [one for one in self.config.dialect.rules if path in one.carries]
+        )
+        said = [ours for one in rules for ours in one.paths_of_plan(path) if ours in meant]
+        return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
+
+    def has_changed(self, ours: str) -> bool:
+        """Return whether the target has another value of a plan field."""
+        return self.meant.get(ours) != self.kept.get(ours)
+
+    def all_open(self, fields: tuple[str, ...]) -> bool:
+        """Return whether the target leaves all of these plan fields open."""
+        return all(self.kept.get(ours) is None for ours in fields)
+
+    def target_value(self, fields: tuple[str, ...], otherwise: Any) -> Any:
+        """Return the value that the target has for a setting with the plan fields `fields`. This is
+        the value of the one field that the target sets, or `otherwise` if the target sets none or
+        several of these fields.
+        """
+        found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
+        return found[0] if len(found) == 1 else otherwise
+
+
+def _losses(trip: _Trip) -> Iterator[Finding]:
+    config, back = trip.config, trip.back
+    before, after = config.effective.flat(), back.effective.flat() if back else {}
+    # Given, but without an effective value: the stack moved the value to another setting. Such a
+    # setting is lost if its group is.
+    elsewhere = {
+        path
+        for path, value in config.given.items()
+        if value is not None and before.get(path) is None
+    }
+    theirs = differing(before, after) - elsewhere
+    for rule, claimed in _at_stake(config, theirs | elsewhere):
+        # A field of one value on both sides means something else there because of another field,
+        # and the finding is about that one.
+        lost = tuple(ours for ours in rule.ours if ours in trip.lost and trip.has_changed(ours))
+        # Fields that the source set explain the loss better than those that only the target set.
+        lost = tuple(path for path in lost if path in trip.meant) or lost
+        gone = set[str]()
+        if lost:
+            gone = elsewhere
+        elif not rule.ours:
+            gone = elsewhere - trip.target.given.keys()
+        changed = [path for path in claimed if path in theirs or path in gone]
+        if not rule.ours:
+            changed = [path for path in changed if not trip.has_arrived(rule, path)]
+        if changed:
+            yield from _find_losses(trip, rule, changed, lost)
+
+
+def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
+    """Yield the rules that claim a path in `moved`, each with the paths to compare. A rule with
+    plan fields appears once, with all its paths. A rule without plan fields appears once for each
+    given path in `moved`.
+    """
+    table = claims(config.dialect)
+    touched = {id(table[path]) for path in moved if path in table}
+    yield from (
+        (rule, rule.theirs) for rule in config.dialect.rules if id(rule) in touched and rule.ours
+    )
+    yield from (
+        (table[path], [path])
+        for path in config.given
+        if path in moved and path in table and not table[path].ours
+    )
+
+
+def _find_losses(
+    trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Yield findings on the `changed` paths of one rule. `lost` are the rule's plan fields whose
+    meaning changed.
+    """
+    config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
+    if not lost and not any(path in config.given for path in changed):
+        return
+    seen = rule.values_in_view(rule.theirs, config.effective) if rule.blurs else {}
+    blurred = rule.blurs is not None and rule.blurs(seen)
+    unheld = blurred and _holds_nothing(rule, trip.meant)
+    effect = _weight(rule, lost, blurred, config, trip.target)
+    for path in sorted(changed, key=lambda path: path not in config.given):
+        before, after, given = (
+            config.effective.get(path, config.given.get(path)),
+            trip.value_after_return(path),
+            path in config.given,
+        )
+        mine = tuple(ours for ours in lost if ours in rule.paths_of_plan(path))
+        whole = (
+            rule.becomes is not None
+            and not mine
+            and not rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
+        )
+        if not given and (
+            not lost
+            or not effect.reaches(Effect.NUMBERS)
+            or _is_reported_elsewhere(trip, path, mine, told)
+        ):
+            continue
+        how = _fate(
+            rule,
+            path,
+            mine,
+            blurred and not whole,
+            unheld or (bool(mine) and trip.all_open(rule.paths_of_plan(path))),
+        )
+        if how is How.DERIVED and trip.has_arrived(rule, path):
+            continue
+        # The way back may use another setting; then the plan field has the value to show.
+        moved_away = after is None if mine else not (back and path in back.given)
+        if how is not How.DROPPED and moved_away:
+            after = trip.target_value(mine or rule.paths_of_plan(path), after)
+        named = path
+        if not given:
+            # The user knows the setting that was written and not the one that follows from it.
+            carriers = (carrier for ours in mine for carrier in rule.carriers(ours))
+            named = next((carrier for carrier in carriers if carrier in config.given), path)
+        if named in named_ or (named != path and named in changed):
+            continue  # the setting that the user wrote has a finding of its own
+        if named != path:
+            before, after = config.effective.get(named), trip.value_after_return(named)
+        weight = Effect.NONE if how is How.DERIVED else effect
+        reason = _reason_of(rule, how, mine, trip.target, seen, blurred, unheld)
+        told.update(mine)
+        named_.add(named)
+        change = ""
+        if rule.becomes and how is not How.DERIVED and not mine:
+            change = rule.becomes(named, rule.values_in_view(rule.theirs, config.effective))
+        finding = Finding(
+            named,
+            reason,
+            weight,
+            given,
+            how,
+            before,
+            after,
+            config.origins.get(named),
+            change=change,
+            about=mine,
+        )
+        yield from _in_parts(trip, rule, lost, finding)
+
+
+def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
+    """Return whether a plan leaves all fields of a rule open."""
+    return not any(ours in meant for ours in rule.ours)
+
+
+def _is_reported_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
+    """Return whether another finding reports the loss of the plan fields `mine`, which belong to a
+    setting that the user did not write.
+
+    If two settings stand for one field, the finding on the first setting reports it. `_openings`
+    reports fields that the source leaves open, with the target's defaults, and `_nameless` reports
+    facts of a model family.
+    """
+    if mine and told.issuperset(mine):
+        return True
+    if trip.config.effective.get(path) is not None:
+        return False
+    facts = (
+        trip.target.dialect.model and bool(mine) and all(ours.startswith("model.") for ours in mine)
+    )
+    return facts or not any(ours in trip.meant for ours in mine)
+
+
+def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
+    """Split a finding on a section. Yield one finding for each setting of the section that changed,
+    and one for the plan fields that these findings do not cover.
+
+    A finding that is not on a section is yielded as it is.
+    """
+    config, section = trip.config, trip.value_after_return(whole.path)
+    changed = settings(config, rule, whole.path, section)
+    if not changed:
+        yield whole
+        return
+    held = dict(leaves(section))
+    for part in changed:
+        mine = tuple(ours for ours in lost if ours in part.stands)
+        how = _fate_of(rule, part, mine, trip)
+        weight = Effect.NONE if how is How.DERIVED else _worth(trip, rule, whole, part, mine)
+        after = (
+            None
+            if how is How.DROPPED
+            else trip.target_value(mine or tuple(part.stands), held.get(part.keys))
+        )
+        told = rule.tells(part.alone) if part.behind and rule.tells else ""
+        reason = "; ".join(filter(None, (told, _reason(rule, how, mine, trip.target))))
+        yield Finding(
+            part.path,
+            reason,
+            weight,
+            True,
+            how,
+            part.value,
+            after,
+            config.origins.get(part.path, whole.origin),
+            about=mine,
+        )
+    left = tuple(
+        ours
+        for ours in lost
+        if not ours.startswith("model.") and not any(ours in part.stands for part in changed)
+    )
+    effect = rule.effect_of_losing(left, config.effective)
+    if left and rule.ours and effect.reaches(Effect.NUMBERS):
+        reason = _reason(rule, How.APPROXIMATE, left, trip.target)
+        yield Finding(
+            whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, about=left
+        )
+
+
+def _fate_of(rule: Rule, part: SectionSetting, mine: tuple[str, ...], trip: _Trip) -> How:
+    if mine:
+        return How.DROPPED if trip.all_open(mine) else How.APPROXIMATE
+    return How.DROPPED if part.behind or not rule.ours else How.DERIVED
+
+
+def _worth(
+    trip: _Trip, rule: Rule, whole: Finding, part: SectionSetting, mine: tuple[str, ...]
+) -> Effect:
+    """Return the effect of losing a setting of a section on the run: the effect of losing the
+    setting's plan fields or the effect of losing the setting's own value, whichever is worse.
+    """
+    effects = []
+    if mine:
+        effects.append(_weight(rule, mine, False, trip.config, trip.target))
+    if part.behind or not mine:
+        effects.append(worth(rule, whole.effect, part))
+    return min(effects, key=lambda effect: effect.rank)
+
+
+def _weight(
+    rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config
+) -> Effect:
+    """Return the effect of losing the plan fields `lost` on the run. If `blurred`, this includes
+    the loss of values of the group that no plan can hold.
+    """
+    # A target without a model in its config loses nothing about it: the script brings the model.
+    if rule.about_model and not target.dialect.model:
+        beside = tuple(path for path in lost if not path.startswith("model."))
+        return (
+            rule.effect_of_losing(beside, config.effective)
+            if rule.mixed and beside
+            else Effect.NONE
+        )
+    effect = rule.effect_of_losing(lost, config.effective)
+    return (
+        min(effect, rule.effect_of(config.effective), key=lambda one: one.rank)
+        if blurred
+        else effect
+    )
+
+
+def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield a finding for each fact about the model that is lost and that no setting's finding
+    reports, such as a property of a whole model family.
+
+    Facts that are lost for the same reason make one finding.
+    """
+    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
+    table, named = (
+        plan_claims(config.dialect),
+        {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)},
+    )
+    lost = trip.lost & meant.keys() if target.dialect.model else ()
+    yield from _otherwise(trip, named)
+    yield from _find_other_meanings(trip, {finding.path for finding in told})
+    open_: dict[str, list[str]] = {}
+    for ours in sorted(path for path in lost if path.startswith("model.")):
+        rule = table[ours]
+        effect = rule.effect_of_losing((ours,), config.effective)
+        if not trip.has_changed(ours):
+            continue  # another field changes what this one means, and has the finding
+        if effect.reaches(Effect.NUMBERS) and not is_told(config, rule, ours, named):
+            reason = _reason(rule, How.DROPPED, (ours,), target)
+            if kept.get(ours) is None:
+                open_.setdefault(reason, []).append(ours)
+            else:
+                yield Finding(
+                    ours,
+                    reason,
+                    effect,
+                    False,
+                    How.APPROXIMATE,
+                    meant[ours],
+                    kept[ours],
+                    about=(ours,),
+                )
+    for reason, fields in open_.items():
+        before = {path.removeprefix("model."): meant[path] for path in fields}
+        path = fields[0] if len(fields) == 1 else "model"
+        yield Finding(
+            path,
+            reason,
+            Effect.NUMBERS,
+            False,
+            How.DROPPED,
+            before if len(fields) > 1 else meant[path],
+            about=tuple(fields),
+        )
+
+
+def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
+    """Yield a finding for each plan field in `ALWAYS` that differs in the target although all
+    settings have equal values.
+    """
+    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
+    for ours in ALWAYS:
+        said = meant.plain.get(ours) is not None and ours in trip.lost
+        if not said or kept.plain.get(ours) in (None, meant[ours]):
+            continue
+        # "matrices" and "not_layernorm" spare the same parameters in a model all of whose norms are
+        # LayerNorm.
+        if (
+            ours == DECAYED
+            and meant.get("model.norm.kind") == "layer"
+            and "all" not in (meant[ours], kept[ours])
+        ):
+            continue
+        rule = plan_claims(config.dialect)[ours]
+        effect, carriers = rule.effect_of_losing((ours,), config.effective), rule.carriers(ours)
+        if ours.startswith(rules.HABITS) and (rule.ours != (ours,) or not rule.theirs):
+            # No setting says it, or a section that says much else.
+            if effect is Effect.NONE or _has_remark(target, ours, effect):
+                continue
+            carriers = ()
+        path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
+        before = config.effective.get(path) if carriers and rule.theirs else meant[ours]
+        if named.isdisjoint({path, *carriers}):
+            reason = _reason(rule, How.APPROXIMATE, (ours,), target)
+            yield Finding(
+                path,
+                reason,
+                effect,
+                False,
+                How.APPROXIMATE,
+                before,
+                kept.get(ours),
+                config.origins.get(path),
+                about=(ours,),
+            )
+
+
+def _find_other_meanings(trip: _Trip, named: set[str]) -> Iterator[Finding]:
+    """Yield a finding for each setting that has another meaning in the target, or none, although a
+    translation back restores the setting's value, because it is the default of the source's stack.
+    """
+    config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
+    for ours in sorted(trip.lost.difference(ALWAYS)):
+        if meant.get(ours) is None:
+            continue
+        rule = plan_claims(config.dialect).get(ours)
+        if rule is None or rule.about_model or is_told(config, rule, ours, named):
+            continue
+        path = next((path for path in rule.carriers(ours) if path in config.given), "")
+        effect = rule.effect_of_losing((ours,), config.effective)
+        gone = kept.get(ours) is None
+        least = Effect.NUMBERS if gone else Effect.COST
+        if path and effect.reaches(least) and not _has_remark(trip.target, ours, effect):
+            named.add(path)
+            reason = _reason(rule, How.APPROXIMATE, (ours,), trip.target)
+            yield Finding(
+                path,
+                reason,
+                effect,
+                False,
+                How.DROPPED if gone else How.APPROXIMATE,
+                config.effective.get(path, meant[ours]),
+                kept.get(ours),
+                config.origins.get(path),
+                about=(ours,),
+            )
+
+
+def _has_remark(target: Config, ours: str, effect: Effect) -> bool:
+    """Return whether the target has a finding, at least as bad as `effect`, on a setting that
+    stands for the plan field `ours`.
+    """
+    rule = plan_claims(target.dialect).get(ours)
+    paths = rule.carriers(ours) if rule else ()
+    return any(remark.path in paths and remark.effect.reaches(effect) for remark in remarks(target))
+
+
+def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
+    if not rule.paths_of_plan(path) or gone:
+        return How.DROPPED
+    if lost:
+        return How.APPROXIMATE
+    return How.APPROXIMATE if blurred else How.DERIVED
+
+
+def _reason_of(
+    rule: Rule,
+    how: How,
+    lost: tuple[str, ...],
+    target: Config,
+    seen: Mapping[str, Any],
+    blurred: bool,
+    unheld: bool,
+) -> str:
+    """Return a text that says why a setting is lost: first the reason why a plan cannot hold it. If
+    a plan can hold a part of the setting, the reason why the target cannot hold this part is added.
+    """
+    told = rule.tells(seen) if blurred and rule.tells else ""
+    if unheld:
+        return told or rule.lossy or rule.note
+    return "; ".join(filter(None, (told, _reason(rule, how, lost, target))))
+
+
+def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
+    if how is How.DERIVED:
+        return "both configs mean the same here, or the setting has no effect in this run"
+    if not lost and how is How.DROPPED:
+        return rule.note
+    others = plan_claims(target.dialect)
+    reasons = dict.fromkeys(others[path].why(path) for path in lost if path in others)
+    return (
+        "; ".join(reason for reason in reasons if reason)
+        or rule.lossy
+        or rule.note
+        or "both configs mean the same here"
+    )
+
+
+def _find_live_objects(config: Config, target: Config) -> Iterator[Finding]:
+    """Yield a finding for each live Python object in the config. Only the config class of the
+    source's stack can hold such objects.
+    """
+    for path in sorted(config.opaque.keys() - target.opaque.keys()):
+        message = (
+            f"the value is a live Python object, which a config of {target.dialect.title} cannot hold; create "
+            "the object in the training script"
+        )
+        yield Finding(
+            path,
+            message,
+            Effect.NUMBERS,
+            True,
+            How.DROPPED,
+            config.opaque[path],
+            origin=config.origins.get(path),
+        )
+
+
+def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
+    """Yield a finding for each field that the source leaves open and for which the target's stack
+    has its own default.
+    """
+    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
+    mine, theirs, said, left = (
+        plan_claims(config.dialect),
+        plan_claims(target.dialect),
+        meant.plain,
+        kept.plain,
+    )
+    opened: dict[tuple[str, str], list[str]] = {}
+    for ours, value in kept.items():
+        if (
+            ours in said
+            or ours in meant
+            or ours in as_it_was
+            or ours not in left
+            or ours not in mine
+            or not _is_set_by(ours, config.dialect, target.dialect)
+        ):
+            continue
+        rule = theirs[ours]
+        effect = rule.effect_of_losing((ours,), target.effective)
+        if not effect.reaches(Effect.NUMBERS):
+            continue
+        if not trip.restored.isdisjoint(rule.carriers(ours)):
+            continue  # nobody's default: it is as it was before the file was converted
+        path, value = _setting_for(target, ours, value)
+        opened.setdefault((path, repr(value)), []).append(ours)
+    for (path, taken), fields in opened.items():
+        effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
+        lost = next(
+            (mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None
+        )
+        why = f"{config.dialect.name} leaves {', '.join(fields)} open"
+        cause = f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
+        if lost is not None:
+            # The same words as in the finding on the setting itself: it is one cause.
+            why = cause = told_of(lost, config)
+        message = f"{why}; {target.dialect.name} uses {taken} by default"
+        effect = min(effects, key=lambda one: one.rank)
+        after = kept[fields[0]] if path in fields else target.effective.get(path)
+        yield Finding(
+            path,
+            message,
+            effect,
+            False,
+            How.DEFAULTED,
+            None,
+            after,
+            cause=cause,
+            about=tuple(fields),
+        )
+
+
+def _setting_for(target: Config, ours: str, value: Any) -> tuple[str, Any]:
+    """Return the setting of the target that tells the value of a plan field, and the setting's
+    value. Without such a setting, return the plan field with `value`.
+    """
+    rule = plan_claims(target.dialect)[ours]
+    paths = [path for path in rule.carriers(ours) if target.effective.get(path) is not None]
+    # A setting with this very value that stands for the field alone, else one that says most about
+    # this field alone. A section is no setting.
+    alone = (path for path in paths if path in rule.carries or rule.ours == (ours,))
+    same = (path for path in alone if repr(target.effective[path]) == repr(value))
+    plain = (path for path in paths if not isinstance(target.effective[path], Mapping))
+    best = min(plain, key=lambda path: len(rule.paths_of_plan(path)), default=ours)
+    path = next(same, best)
+    return path, target.effective.get(path, value)
+
+
+def told_of(rule: Rule, config: Config) -> str:
+    """Return what no plan holds of a rule's values in `config`, in words."""
+    seen = rule.values_in_view(rule.theirs, config.effective)
+    return (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
+
+
+def untranslated(config: Config, meant: Meaning, rule: Rule) -> str:
+    """Return the given setting of a rule that a plan cannot hold at all, or an empty string if the
+    plan holds some of it.
+    """
+    if (
+        rule.blurs is None
+        or not _holds_nothing(rule, meant)
+        or not rule.blurs(rule.values_in_view(rule.theirs, config.effective))
+    ):
+        return ""
+    return next((path for path in rule.theirs if path in config.given), "")
+
+
+def _is_set_by(ours: str, dialect: Dialect, target: Dialect) -> bool:
+    """Return whether a config of `dialect` sets the plan field `ours`. If not, the training script
+    sets the field, and a translation cannot lose it.
+
+    Training scripts set the fields below `run.`, the habits that a stack does not have, and the
+    model fields if the dialect's configs define no model. Some dialects are about one section of the plan only.
+    """
+    # The length of a sequence is part of the batch if the target's config is the whole run.
+    if ours == SEQUENCE and target.model:
+        return True
+    if ours.startswith(rules.HABITS):
+        return False
+    scripted = ("run.",) if dialect.model else ("run.", "model.")
+    return ours.startswith(dialect.about) and not ours.startswith(scripted)
+
+
+def _reports(trip: _Trip) -> Iterator[FieldReport]:
+    config, meant, target, restored = trip.config, trip.meant, trip.target, trip.restored
+    sources, table, said, left = (
+        plan_claims(config.dialect),
+        claims(target.dialect),
+        meant.plain,
+        trip.kept.plain,
+    )
+    for path, value in target.given.items():
+        rule = table[path]
+        ours = tuple(name for name in rule.paths_of_plan(path) if name in meant)
+        origins: tuple[str, ...] = ()
+        for name in ours:
+            if source := sources.get(name):
+                origins += tuple(
+                    one
+                    for one in source.carriers(name)
+                    if one in config.given and one not in origins
+                )
+        changed = any(name in said and said[name] != left.get(name) for name in ours)
+        how = (
+            How.EXACT
+            if path in restored and not origins
+            else _came(rule, path, ours, origins, changed)
+        )
+        origins = origins or ((CARRIED,) if path in restored or not rule.ours else ())
+        effect = rule.effect_of(target.effective)
+        note, default_of = (
+            rule.lossy if changed else rule.note,
+            (config if ours else target).dialect.name,
+        )
+        yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)
+
+
+def _came(
+    rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool
+) -> How:
+    if changed:
+        return How.APPROXIMATE
+    if not rule.ours:
+        return How.EXACT
+    if not origins:
+        return How.DEFAULTED
+    # A habit has no setting of its own: the setting that it goes with stands for it and for its own
+    # field.
+    ours = tuple(name for name in ours if name not in HABITS)
+    alone = len(ours) == len(origins) == 1 and rule.carriers(ours[0]) == (path,)
+    return How.EXACT if alone else How.DERIVED

@@ -1,0 +1,221 @@
+"""Findings about settings of a recipe that AutoModel accepts and then ignores, overwrites or gets wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bridge.plan.families.refusals import REFUSALS
+from bridge.stack.checks import Checks, Remark, Seen, report_remarks
+from bridge.stack.dialect import Config
+from bridge.stack.findings import Finding
+from bridge.stack.requirements import is_given
+from bridge.stack.rules import Effect
+from compat.automodel.effective import PP, D, chosen, has_pipeline, strategy
+from compat.automodel.formats import OBJECT, OLD
+from compat.automodel.model import BUILT, CLASS, OWN, SHARE, TYPE, C, family
+from compat.automodel.model import KEYS as CONFIG
+from compat.automodel.releases import RELEASES, Release, release
+
+SEED = 42
+"""The seed of the training recipes if the top level of the file sets none."""
+
+TRAPS = Checks(
+    RELEASES,
+    # A release does not say which transformers it gets, so checks of newer ones are left out.
+    *(row.check(lambda seen: family(seen.given).name, C) for row in REFUSALS if not row.since),
+)
+
+
+def inspect(config: Config) -> Iterator[Finding]:
+    """Yield findings about `config`, in the order of the recipe's sections."""
+    seen = Seen(config.effective, config.given, config.context)
+    if CLASS in config.given or TYPE in config.given:
+        yield from TRAPS.remarks(seen, config.origins)
+    yield from report_remarks(
+        _find_remarks(config.given, config.effective, release(config.version), config.entry),
+        seen,
+        config.origins,
+    )
+
+
+def _find_remarks(
+    given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str
+) -> Iterator[Remark]:
+    yield from _scaling(given)
+    if entry == OBJECT:
+        return
+    yield from _layout(given, at)
+    if has_pipeline(given):
+        yield from _overwritten(given, effective)
+        yield from _schedule(given)
+    else:
+        yield from _inert(given, effective)
+    yield from _steps(given)
+    yield from _seed(given)
+    # from_config and from_pretrained take keys of the config beside their own arguments,
+    # and hand them to _consume_config_overrides (_transformers/auto_model.py).
+    for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
+        message = (
+            f"{key} overrides the model's config, but stagebridge does not translate this key;"
+            f" write model.config.{key} instead"
+        )
+        yield "model.*", message, Effect.NUMBERS
+    yield from _own_code(given)
+
+
+def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
+    """Yield a remark if AutoModel does not find its own code for a model.
+
+    AutoModel chooses its own code by `architectures`, which transformers' config classes leave
+    empty (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
+    """
+    named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
+    if (
+        made
+        and named.name in OWN
+        and CLASS in given
+        and given.get(SHARE) != 0
+        and not is_given(given, f"{C}architectures")
+    ):
+        own = f"{named.config.removesuffix('Config')}ForCausalLM"
+        message = (
+            "AutoModel builds transformers' model, which trains without the load-balancing loss;"
+            f" add {C}architectures: [{own}]"
+        )
+        yield CLASS, message, Effect.NUMBERS
+
+
+def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
+    """Yield a remark about a seed in the section rng, which no release reads.
+
+    Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup:
+    StatefulRNG(seed=cfg.get("seed", 42)).
+    """
+    seed, other = given.get("seed", SEED), given.get("rng.seed")
+    if other is not None and other != seed:
+        message = (
+            f"the training recipes do not read this seed; they use the top-level seed, here {seed};"
+            " set the top-level seed"
+        )
+        yield "rng.seed", message, Effect.NONE
+    elif other is None and "seed" in given and any(path.startswith("rng.") for path in given):
+        yield (
+            "seed",
+            "the training recipes use this value; they do not read the rng section",
+            Effect.NONE,
+        )
+
+
+def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
+    target = str(given.get(D + "_target_") or "").rpartition(".")[2]
+    if target and at.nests_pipeline:
+        message = (
+            f"the manager class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
+        )
+        yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
+    if "clip_grad_norm.max_norm" in given and not at.nests_pipeline:
+        yield (
+            "clip_grad_norm.max_norm",
+            f"AutoModel reads this bound only since 0.3.0; {at.version} always clips at 1.0",
+            Effect.NUMBERS,
+        )
+
+
+def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
+    path = next((path for path in given if path.startswith((PP, OLD))), None)
+    if path is not None:
+        yield (
+            path.rpartition(".")[0],
+            "AutoModel ignores this section, because pp_size is 1; set pp_size above 1 to use the section",
+            Effect.NONE,
+        )
+    if (given.get(D + "tp_size") or 1) == 1 and given.get(D + "sequence_parallel"):
+        yield D + "sequence_parallel", "the switch has no effect, because tp_size is 1", Effect.NONE
+    elif effective.get(D + "strategy") == "megatron_fsdp" and given.get(D + "sequence_parallel"):
+        yield (
+            D + "sequence_parallel",
+            "the switch has no effect, because megatron_fsdp has no sequence parallelism; use fsdp2",
+            Effect.COST,
+        )
+
+
+def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
+    """Yield a remark for each pipeline setting that recipes overwrite with the value of another
+    section (recipes/llm/train_ft.py).
+    """
+    sources = {
+        "pp_batch_size": "step_scheduler.local_batch_size",
+        "patch_stage_backward_maybe_with_nosync": "model.backend.enable_fsdp_optimizations",
+        "loss_fn": "the loss_fn section",
+    }
+    for name, source in sources.items():
+        if PP + name in given and given[PP + name] != effective.get(PP + name, given[PP + name]):
+            yield (
+                PP + name,
+                f"recipes overwrite this setting with {source}: {effective[PP + name]!r}",
+                Effect.COST,
+            )
+    if PP + "loss_fn" in given:
+        yield (
+            PP + "loss_fn",
+            ("recipes overwrite this setting with the section loss_fn"),
+            Effect.NUMBERS,
+        )
+    # AutoModel keeps the format that is given, and sizes its receive buffers by it.
+    output = effective.get(D + "mp_policy.output_dtype") or effective.get(
+        D + "mp_policy.param_dtype"
+    )
+    if output is not None and given.get(PP + "dtype", output) != output:
+        yield (
+            PP + "dtype",
+            f"stages send activations in {output}; a stage that receives them in another format may get wrong values",
+            Effect.NUMBERS,
+        )
+
+
+def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
+    if given.get(PP + "scale_grads_in_schedule"):
+        message = (
+            "recipes already divide gradients by the tokens of the step; this switch"
+            " divides them by the number of micro batches too"
+        )
+        yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
+
+
+def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
+    kind, resharded = chosen(given), given.get(D + "reshard_after_forward")
+    # Seen in runs of torch 2.13: no layer of the last stage has a
+    # gradient then, and no message tells so.
+    if kind.split and resharded:
+        message = (
+            f"{kind.name} splits the backward pass; with this switch stages then silently lose"
+            " gradients; set it to false"
+        )
+        yield D + "reshard_after_forward", message, Effect.NUMBERS
+    if kind.name == "DualPipeV":
+        yield (
+            PP + "pp_schedule",
+            "AutoModel places the stages in a loop over the ranks, but torch expects the stages in a V",
+            Effect.NUMBERS,
+        )
+
+
+def _steps(given: Mapping[str, Any]) -> Iterator[Remark]:
+    for name in ("global_batch_size", "local_batch_size"):
+        if (
+            any(path.startswith("step_scheduler.") for path in given)
+            and f"step_scheduler.{name}" not in given
+        ):
+            yield (
+                f"step_scheduler.{name}",
+                "not given in the recipe; AutoModel uses its own default",
+                Effect.NUMBERS,
+            )
+    scheduled = any(path.startswith("lr_scheduler.") for path in given)
+    if scheduled and "lr_scheduler.lr_decay_steps" not in given:
+        yield (
+            "lr_scheduler.lr_decay_steps",
+            "not given; the decay then ends with the run, and the data may end the run earlier",
+            Effect.NONE,
+        )
