@@ -49,14 +49,14 @@ def test_another_seed_tries_other_configs() -> None:
 
 SWAPPED = (
     "rules.py",
-    'return {"spread": stage if',
-    'stage = {1: 2, 2: 1}.get(stage, stage)\n    return {"spread": stage if',
+    'return {\n        "spread": stage\n',
+    'stage = {1: 2, 2: 1}.get(stage, stage)\n    return {\n        "spread": stage\n',
 )
 """Levels 1 and 2 are written for one another, and read as they are: no longer symmetrical."""
 FORGOTTEN = (
     "__init__.py",
     "config.given.as_nested()",
-    'Values({**config.given, "tail": ""}).nested()',
+    'Values({**config.given, "tail": ""}).as_nested()',
 )
 """The writer forgets what the user said."""
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.once
 
 RANK = """
 import sys
-from bridge.cli import launched
+from bridge.cli import under_launcher as launched
 launched.LINGER, launched.PATIENCE = 1.5, 0.2
 with launched.once([sys.argv[1]]) as mine:
     print("said" if mine else "quiet", flush=True)

@@ -998,7 +998,9 @@ def _widen_source(source: Any, spec: Mapping[str, Any]) -> Any:
     if "wider" not in spec["starts"]:
         return None
     try:
-        config = source.backend.edited(source.config, {"precision.compute": "fp32"}, spec["world"])
+        config = source.backend.edit_config(
+            source.config, {"precision.compute": "fp32"}, spec["world"]
+        )
     except BridgeError:
         return None
     return replace(

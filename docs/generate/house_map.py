@@ -28,7 +28,10 @@ def door_table() -> str:
     rows = [
         ("bridge/", _first_sentence(ROOT / "bridge/__init__.py")),
         *_door_rows(ROOT / "bridge"),
-        ("compat/<stack>/", "A folder for each stack; most have these, here in the words of DeepSpeed:"),
+        (
+            "compat/<stack>/",
+            "A folder for each stack; most have these, here in the words of DeepSpeed:",
+        ),
         *_door_rows(ROOT / "compat" / STACK, _shared_names()),
         *((f"{name}/", text) for name, text in OTHERS.items()),
     ]

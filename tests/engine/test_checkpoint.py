@@ -146,7 +146,9 @@ def test_what_is_not_there_is_said(run: Any, tmp_path: Path) -> None:
         run(1, resume, found, tmp_path)
 
 
-@pytest.mark.parametrize("part", ["parts.save_file", "folder.write_text", "folder.sync"])
+@pytest.mark.parametrize(
+    "part", ["stored_parts.save_file", "folder_lock.write_text", "folder_lock.sync_folder"]
+)
 def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

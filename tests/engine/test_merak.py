@@ -176,7 +176,7 @@ def test_a_script_may_make_its_own_optimizer_and_data_loader_and_get_tuples(tmp_
     before = {name: weight.clone() for name, weight in trainer.engine.state_dict()}
     trainer.train()
     assert kinds == {torch.Tensor}, "a tuple of one is that one"
-    given = trainer._given(CausalLMOutput(loss=torch.zeros(()), logits=torch.ones(2)))
+    given = trainer._loss_argument(CausalLMOutput(loss=torch.zeros(()), logits=torch.ones(2)))
     assert isinstance(given, tuple) and [each.tolist() for each in given] == [0, [1, 1]]
     assert seen == ["input_ids"] and [line["learning_rate"] for line in trainer.log_history] == [
         0.5,

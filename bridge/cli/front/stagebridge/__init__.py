@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-OWN = {"bridge": "dialect.py", "compat": "megatron"}
+OWN = {"bridge": "stack/dialect.py", "compat": "megatron"}
 """For each of our packages, a file or folder in it that no other package of the same name has."""
 ADVICE = "move the other package away, change PYTHONPATH, or install stagebridge in an environment of its own"
 
