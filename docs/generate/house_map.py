@@ -64,5 +64,4 @@ def _shared_names() -> set[str]:
 
 def _first_sentence(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    sentence = re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
-    return sentence
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
