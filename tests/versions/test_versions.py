@@ -40,7 +40,7 @@ def disagreements(examples: list[Config], real: Ask) -> tuple[Counter[str], int]
             f"{path}: ours {ours!r}, theirs {theirs!r}"
             for path, (ours, theirs) in verdict.differing.items()
         )
-        asked += verdict.compared >= COMMON.get(config.dialect.name, 60)
+        asked += verdict.value_count >= COMMON.get(config.dialect.name, 60)
     return found, asked
 
 
@@ -107,7 +107,7 @@ def test_the_barest_config_has_the_defaults_of_the_release(release: Any, real: A
     verdict = real(release.dialect.config(bare, release.version, 1))
     assert not verdict.refused
     assert not verdict.differing
-    assert verdict.compared >= COMMON.get(release.dialect.name, 60)
+    assert verdict.value_count >= COMMON.get(release.dialect.name, 60)
 
 
 BARE = {"train_micro_batch_size_per_gpu": 1, "micro_batch_size": 1}
