@@ -269,7 +269,7 @@ def test_generated_pickles_come_to_values_or_errors(tmp_path: Path) -> None:
             data[random.randrange(len(data))] = random.randrange(256)
         path = tmp_path / "a.pt"
         try:
-            archive.pickled.unpickle_value(bytes(data), archive.KNOWN, path)
+            archive.unpickle.unpickle_value(bytes(data), archive.KNOWN, path)
         except SourceError as error:
             assert "a.pt" in str(error)
 
