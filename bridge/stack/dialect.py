@@ -773,13 +773,13 @@ class PackagedDialect(Dialect):
     @property
     def checkpoints(self) -> tuple[Format, ...]:
         """The constant `FORMATS` of the dialect's module `state`; empty if there is none."""
-        found: tuple[Format, ...] = self._has("checkpoint", "FORMATS", ())
+        found: tuple[Format, ...] = self._has("checkpoints", "FORMATS", ())
         return found
 
     @property
     def namings(self) -> tuple[Naming, ...]:
         """The constant `NAMINGS` of the dialect's module `state`; empty if there is none."""
-        found: tuple[Naming, ...] = self._has("checkpoint", "NAMINGS", ())
+        found: tuple[Naming, ...] = self._has("checkpoints", "NAMINGS", ())
         return found
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bridge.layout.architecture import Architecture
 from compat.megatron import MegatronConfig, objects
-from compat.megatron.checkpoint.ranks import renumber_layer
+from compat.megatron.checkpoints.ranks import renumber_layer
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
 from compat.megatron.runtime.real import build_object
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.parameter_names import NameRow, Naming, Shapes, Table, one_to_one_rows
-from compat.megatron.checkpoint.run import model_of, refusals, run_state
+from compat.megatron.checkpoints.run import model_of, refusals, run_state
 
 if TYPE_CHECKING:
     from bridge.stack.dialect import Config

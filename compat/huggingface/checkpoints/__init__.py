@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from bridge.checkpoint.parameter_names import Naming
-from compat.huggingface.checkpoint.names import Runtime, Saved
+from compat.huggingface.checkpoints.names import Runtime, Saved
 
 NAMINGS: tuple[Naming, ...] = (Saved(), Runtime())
