@@ -34,7 +34,7 @@ from uses import WANTED, Use, different, other, table
 
 from bridge.engine import comm
 from bridge.errors import BridgeError
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.automodel import DIALECT
 from compat.automodel.runtime.recipe import open_recipe
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from bridge.engine.choose import choose
     from bridge.layout.parameters import count_parameters
     from bridge.plan.plan import Plan
-    from bridge.translation.translate import Result, lift, lower, translate
+    from bridge.translation.lift import lift, lower
+    from bridge.translation.translate import Result, translate
 
 __version__ = "0.2.0"
 __all__ = [

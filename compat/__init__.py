@@ -1,4 +1,6 @@
-"""The stacks: one folder each. `bridge.stack.registry` finds and loads them, also those of folders that STAGEBRIDGE_PATH names."""
+"""The stacks: one folder each. `bridge.stack.registry` finds and loads them, also those of folders
+that STAGEBRIDGE_PATH names.
+"""
 
 from __future__ import annotations
 

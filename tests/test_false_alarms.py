@@ -16,7 +16,8 @@ from bridge.stack.dialect import Config
 from bridge.stack.rules import Effect, How
 from bridge.translation import translate as translation
 from bridge.translation.diff import compare
-from bridge.translation.translate import Result, lift, lower, remarks, translate
+from bridge.translation.lift import lift, lower
+from bridge.translation.translate import Result, remarks, translate
 
 FUSED = "transformer_engine.pytorch.optimizers.FusedAdam"
 OFF: dict[str, Any] = {

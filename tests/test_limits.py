@@ -21,7 +21,7 @@ from bridge.files import parse
 from bridge.shell import steps
 from bridge.shell.regular import expression
 from bridge.translation import sidecar
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.megatron import releases
 
 pytestmark = pytest.mark.once

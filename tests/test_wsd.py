@@ -14,7 +14,10 @@ from bridge.stack.dialect import Config
 from bridge.stack.rules import How
 from bridge.translation.translate import translate
 
-MEGATRON = "--micro-batch-size 2 --global-batch-size 8 --lr 0.001 --min-lr 0.0001 --lr-decay-style WSD --lr-wsd-decay-style {shape}"
+MEGATRON = (
+    "--micro-batch-size 2 --global-batch-size 8 --lr 0.001 --min-lr"
+    " 0.0001 --lr-decay-style WSD --lr-wsd-decay-style {shape}"
+)
 LENGTHS = "--train-iters 100 --lr-warmup-iters 10 --lr-wsd-decay-iters 20"
 TEXT = "linear,10,0.0,0.001;constant,70,0.001;{last},20,0.001,0.0001{power}"
 POWERS = {"linear": ("linear", ""), "cosine": ("cosine", ""), "minus_sqrt": ("power", ",0.5")}

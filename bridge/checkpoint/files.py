@@ -47,5 +47,5 @@ def size_of(part: bytes | ElementRun | Late) -> int:
 
 
 def all_of(source: Lazy) -> ElementRun:
-    """Return a `ElementRun` that covers all elements of a tensor."""
+    """Return an `ElementRun` that covers all elements of a tensor."""
     return ElementRun(source, 0, source.count)

@@ -252,7 +252,10 @@ def _find_damage(hub: Hub) -> Iterator[str]:
         if not isinstance(name, str) or not isinstance(held, Lazy):
             yield f"{show_value(name)}: found a {type(held).__name__} as {kind}, expected a tensor"
         elif name in hub.parameters and held.shape != hub.parameters[name].weight.shape:
-            yield f"{show_value(name)}: found shape {held.shape} of the {kind}, and {hub.parameters[name].weight.shape} of the weight"
+            yield (
+                f"{show_value(name)}: found shape {held.shape} of the {kind}, and"
+                f" {hub.parameters[name].weight.shape} of the weight"
+            )
     for group in hub.groups:
         yield from (
             f"{show_value(name)} is in a group of the optimizer but not in the model"

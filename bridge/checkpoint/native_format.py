@@ -100,7 +100,8 @@ class Checkpoint:
             for part in stored_parts.read_parts(path, self.root):
                 if part.name not in found:
                     raise SourceError(
-                        f"{path}: found the tensor {show_value(part.name)}, which {STATE} does not list; the checkpoint is damaged"
+                        f"{path}: found the tensor {show_value(part.name)}, which"
+                        f" {STATE} does not list; the checkpoint is damaged"
                     )
                 found[part.name].append(part)
         problems = (

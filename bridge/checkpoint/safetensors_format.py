@@ -204,7 +204,8 @@ def check_tensors(
             tensors[name] = tensor
     for name in sorted(set(where or ()) - set(tensors)):
         raise SourceError(
-            f"{folder / (where or {})[name]}: found no tensor {show_value(name)}, which {names.index} lists for this file; {DAMAGED}"
+            f"{folder / (where or {})[name]}: found no tensor {show_value(name)},"
+            f" which {names.index} lists for this file; {DAMAGED}"
         )
     return tensors
 

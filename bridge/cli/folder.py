@@ -8,7 +8,7 @@ from bridge.cli.convert import read_job
 from bridge.cli.job import Job
 from bridge.errors import BridgeError, nearest
 from bridge.plan.model import Model
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 CONFIG = "config.json"
 

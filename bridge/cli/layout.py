@@ -32,7 +32,7 @@ from bridge.report import json_types
 from bridge.report.tables import Grid
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
     from rich.console import Console

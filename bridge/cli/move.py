@@ -204,7 +204,7 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
 def _spares_norms(config: Config, hub: Hub) -> bool:
     """Return whether the checkpoint's groups exclude biases and norms from weight decay while the config does not."""
     from bridge.checkpoint.groups import SPARED, fits_config
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     scope = lift(config).optimizer.decay_scope
     return (
@@ -273,7 +273,7 @@ def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row
     `scoped`: the run itself excludes from weight decay the parameters that the config names.
     """
     from bridge.checkpoint import groups
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     optimizer = lift(config).optimizer
     needed = groups.needs_group_file(
@@ -311,7 +311,7 @@ def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None
     """Return the checkpoint with the state of the scheduler, and with the next step's learning rate in the groups."""
     from bridge.checkpoint.groups import rate_ratios
     from bridge.engine.learning_rate import learning_rate
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     optimizer = lift(config).optimizer
     if schedule is None or optimizer.lr is None:
@@ -329,7 +329,7 @@ def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None
 
 def _count_samples(hub: Hub, source: MoveSource, target: MoveTarget) -> Hub:
     """Return the checkpoint with the number of samples seen, computed from the steps, if the target's schedule counts samples."""
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     where, each = hub.where, lift(source.config).batch.global_
     if not target.saves.samples or where.samples is not None or where.steps is None or each is None:
@@ -368,7 +368,7 @@ def _model_config(folder: Path) -> Config:
 def _apply_model(config: Config, folder: Path) -> Config:
     """Return the config with the model of a folder."""
     from bridge.translation.edit import edit_config
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     model = {
         path: value
@@ -382,7 +382,7 @@ def _write_program(written: Written, result: Result, folder: Path) -> tuple[Writ
     """Return the target with a complete training script for the model of a folder, and the
     translation with the settings that the script still lacks.
     """
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     model = _model_config(folder)
     plan = {**result.plan.values(), **lift(model).values()}
@@ -437,7 +437,7 @@ def _find_other_settings(source: MoveSource) -> Iterator[Finding]:
 
     A resumed run uses the value of the checkpoint.
     """
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     optimizer = lift(source.config).optimizer
     # Under a schedule the checkpoint has the rate of its step, and the config that of the peak: both may be right.
@@ -926,7 +926,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
     from bridge.engine.environment import detect
     from bridge.engine.interface import Workload
     from bridge.layout.architecture import Architecture
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
     from bridge.verify.proof import Party, prove, small
     from bridge.verify.size import NO_NUMBERS
 

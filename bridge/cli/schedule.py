@@ -27,7 +27,7 @@ from bridge.plan.batch import solve
 from bridge.plan.plan import Plan
 from bridge.report import json_types
 from bridge.report.exit_codes import Exit
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +175,8 @@ def title_line(found: Timeline) -> str:
     """Return name, size, bubble and peak of the schedule in one line."""
     it, peaks = found.schedule, [in_flight(row) for row in found.schedule.rows]
     return (
-        f"{it.name}: {count_text(it.ranks, 'rank')}, {count_text(it.stages, 'stage')}, {count_text(it.microbatches, 'microbatch', 'es')};"
+        f"{it.name}: {count_text(it.ranks, 'rank')}, {count_text(it.stages, 'stage')},"
+        f" {count_text(it.microbatches, 'microbatch', 'es')};"
         f" bubble {found.bubble:.1%} of the time, at most {count_text(max(peaks), 'activation')} in flight"
     )
 

@@ -31,7 +31,8 @@ from bridge.stack.dialect import Config
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from bridge.translation.translate import lift, unheld
+from bridge.translation.lift import lift
+from bridge.translation.translate import unheld
 
 if TYPE_CHECKING:
     from bridge.engine.environment import Environment

@@ -18,7 +18,7 @@ from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.rules import Effect
 from bridge.translation.edit import edit_config
-from bridge.translation.translate import lift, lower, plan_claims
+from bridge.translation.lift import lift, lower, plan_claims
 
 if TYPE_CHECKING:
     from torch import Tensor

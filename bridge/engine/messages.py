@@ -325,7 +325,8 @@ def _pack_forms(forms: Forms) -> list[int]:
         numbers += [DTYPES.index(form.dtype), int(form.grad), len(form.shape), *form.shape]
     if len(numbers) > HEADER_LENGTH:
         raise BridgeError(
-            f"stage output: found tensors {_forms_text(forms)}, too many for a header of {HEADER_LENGTH} numbers; return fewer tensors"
+            f"stage output: found tensors {_forms_text(forms)}, too many for a"
+            f" header of {HEADER_LENGTH} numbers; return fewer tensors"
         )
     return numbers + [0] * (HEADER_LENGTH - len(numbers))
 

@@ -14,7 +14,7 @@ from bridge.engine.interface import Backend, Step, Workload
 from bridge.errors import ConfigError
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
     from torch import Tensor

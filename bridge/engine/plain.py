@@ -10,7 +10,7 @@ from bridge.engine.interface import Backend, Workload
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
     from bridge.engine.loops import PlainTrainer

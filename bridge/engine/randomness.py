@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -55,29 +55,31 @@ States = list[tuple[torch.Generator, torch.Tensor]]
 
 
 @dataclass
-class _Region:
-    """The part of the innermost `scope` in which tensor ranks draw numbers of their own: the states
-    from before it, None outside of every scope, and the number of such parts so far.
+class _Scope:
+    """What tensor ranks draw apart within a `scope`: the rank while they do, the states from before,
+    and how often they have begun.
     """
 
-    before: States | None = None
+    rank: int | None = None
+    before: States = field(default_factory=list)
     number: int = 0
 
 
-_region = _Region()
+_scope: _Scope | None = None
+"""The innermost `scope`."""
 
 
 @contextmanager
 def scope(device: torch.device) -> Iterator[None]:
     """Context after which torch's generators have the same state as before."""
     # torch.random.fork_rng does the same in several times the time, and every layer has a scope.
-    global _region
-    states, outer = _states(device), _region
-    _region = _Region([])
+    global _scope
+    states, outer = _states(device), _scope
+    _scope = _Scope()
     try:
         yield
     finally:
-        _region = outer
+        _scope = outer
         _restore(states)
 
 
@@ -85,18 +87,19 @@ def draw_apart(rank: int, device: torch.device) -> None:
     """Within a `scope`, draw other numbers on each tensor rank until `draw_together` is called. The
     ranks hold different heads or features there, whose masks must not be equal.
     """
-    if _region.before == []:
-        _region.before, _region.number = _states(device), _region.number + 1
-        # The state is that of all ranks. A number that is drawn from it stands for it.
-        drawn = int(torch.randint(2**62, (), dtype=torch.int64))
-        seed_generators(seed_of(drawn, _region.number, rank), device)
+    if _scope is not None and _scope.rank is None:
+        _scope.before, _scope.number = _states(device), _scope.number + 1
+        _scope.rank = rank
+        # The last seed names the layer, the step and the microbatch, alike on all ranks.
+        last = torch.default_generator.initial_seed()
+        seed_generators(seed_of(last, _scope.number, rank), device)
 
 
 def draw_together() -> None:
     """Draw the same numbers on all tensor ranks again, as if none had been drawn apart."""
-    if _region.before:
-        _restore(_region.before)
-        _region.before = []
+    if _scope is not None and _scope.rank is not None:
+        _restore(_scope.before)
+        _scope.rank = None
 
 
 def _states(device: torch.device) -> States:
@@ -127,8 +130,8 @@ def restore_others(before: tuple[Any, ...]) -> None:
 
 class Keyed(TorchFunctionMode):
     """Context in which the random numbers of a call of torch depend on nothing but `seed`, the
-    module that makes the call, the function, and how often the module called it before in this
-    context. `keys` has the names of modules by `id`.
+    module that makes the call, the function, how often the module called it before in this context,
+    and the tensor rank where ranks draw apart. `keys` has the names of modules by `id`.
     """
 
     def __init__(self, device: torch.device, seed: int, keys: Mapping[int, str]) -> None:
@@ -144,7 +147,8 @@ class Keyed(TorchFunctionMode):
                 frame = frame.f_back
             key = self.keys[id(frame.f_locals["self"])] if frame is not None else "", name
             self._calls[key] += 1
-            seed_generators(seed_of(self.seed, *key, self._calls[key]), self.device)
+            apart = () if _scope is None or _scope.rank is None else (_scope.rank,)
+            seed_generators(seed_of(self.seed, *key, self._calls[key], *apart), self.device)
         return func(*args, **(kwargs or {}))
 
 

@@ -11,7 +11,7 @@ from bridge.harvest.rows import FactChange, Row
 from bridge.plan.section import fields
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect
-from bridge.translation.translate import claims
+from bridge.translation.lift import claims
 
 WIDTH = 400
 """Number of characters that are printed of a changed fact, which may be a whole class."""

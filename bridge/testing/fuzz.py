@@ -26,7 +26,8 @@ from bridge.plan.section import Values
 from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.rules import Effect
 from bridge.testing.strategies import configs, entries
-from bridge.translation.translate import Result, claims, lift, lower, translate
+from bridge.translation.lift import claims, lift, lower
+from bridge.translation.translate import Result, translate
 
 SUFFIXES = ("json", "yaml", "txt", "sh")
 """Suffixes of config files, one for each format."""

@@ -294,7 +294,7 @@ def _relations(config: Config) -> Iterator[Edit]:
     """Yield edits that make sizes inconsistent: an axis with more ranks than there are, or a global
     batch that is no multiple of the microbatch times the data ranks.
     """
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     if config.world_size is None:
         return

@@ -13,7 +13,7 @@ from typing import Any
 from bridge.errors import BridgeError
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 Source = Mapping[str, Any] | Sequence[str]
 Path = tuple[str, ...]

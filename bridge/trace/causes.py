@@ -766,7 +766,10 @@ def _find_update_fault(case: Case) -> Found | None:
                 ]
         known = case.agree("reduce", "state", "learning rates")
         ways = "clipping in the optimizer" if known else "learning rate, clipping"
-        what = f"the updates of A are {found[0]:.6g} times B's{_place_text(case)}: a cause may be {ways}, or two updates in a step"
+        what = (
+            f"the updates of A are {found[0]:.6g} times B's{_place_text(case)}:"
+            f" a cause may be {ways}, or two updates in a step"
+        )
         return what, [*evidence, *same, *filter(None, [known])]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))

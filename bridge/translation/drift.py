@@ -16,6 +16,7 @@ from bridge.plan.section import fields
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import HABITS, Effect
+from bridge.translation.lift import claims, lift, plan_claims
 from bridge.translation.migrate import (
     Aim,
     differing,
@@ -26,7 +27,6 @@ from bridge.translation.migrate import (
     reword_settings,
     settable,
 )
-from bridge.translation.translate import claims, lift, plan_claims
 
 
 class ChangeKind(StrEnum):

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.plan.section import Values
 from bridge.stack.dialect import Config
 from bridge.stack.rules import Context
-from bridge.translation.translate import lift, rules_for
+from bridge.translation.lift import lift, rules_for
 
 
 def edit_config(

@@ -12,7 +12,7 @@ from bridge.errors import BridgeError
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.rules import Context, Group
 from bridge.stack.setting_renames import Move
-from bridge.translation.translate import lift, rules_for
+from bridge.translation.lift import lift, rules_for
 
 
 def migrate(config: Config, version: str) -> Config | None:

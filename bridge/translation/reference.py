@@ -18,7 +18,7 @@ from bridge.stack.checks import Check
 from bridge.stack.dialect import Dialect
 from bridge.stack.findings import Disagreement
 from bridge.stack.rules import Context, Effect, How, Rule
-from bridge.translation.translate import claims, plan_claims
+from bridge.translation.lift import claims, plan_claims
 
 DEPENDS = "depends on the values"
 """Text in place of the effect of losing a field, if this effect depends on the values."""

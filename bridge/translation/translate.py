@@ -16,13 +16,16 @@ from bridge.stack import rules
 from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How, Rule
-from bridge.translation.lift import Meaning, differing, lower_values, meaning_of, unlike, world_of
-from bridge.translation.lift import claims as claims
-from bridge.translation.lift import lift as lift
-from bridge.translation.lift import lower as lower
-from bridge.translation.lift import plan_claims as plan_claims
-from bridge.translation.lift import rules_for as rules_for
-from bridge.translation.lift import settings_for as settings_for
+from bridge.translation.lift import (
+    Meaning,
+    claims,
+    differing,
+    lower_values,
+    meaning_of,
+    plan_claims,
+    unlike,
+    world_of,
+)
 from bridge.translation.restore import Way, sound
 from bridge.translation.sidecar import Carry
 

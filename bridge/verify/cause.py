@@ -17,7 +17,7 @@ from bridge.plan.plan import LearningRate, Plan
 from bridge.stack.dialect import Config
 from bridge.stack.rules import Effect
 from bridge.translation.edit import edit_config, without
-from bridge.translation.translate import claims, lower
+from bridge.translation.lift import claims, lower
 from bridge.verify.measure import (
     LOSS,
     UPDATE,

@@ -17,7 +17,8 @@ from bridge.stack.dialect import Config, Written
 from bridge.stack.rules import Effect
 from bridge.translation.edit import edit_config
 from bridge.translation.launch_script import about_models, describe_model
-from bridge.translation.translate import Result, lift, lower
+from bridge.translation.lift import lift, lower
+from bridge.translation.translate import Result
 from bridge.verify.size import Size, change_plan, changes, changes_like, small_model
 
 Side = Literal["source", "target"]

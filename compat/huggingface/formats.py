@@ -142,7 +142,10 @@ def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
         )
     if model_type is None or model_type in FAMILIES:
         return ""
-    return f"model_type: found {show_value(model_type)}, whose layers stagebridge cannot translate{nearest(str(model_type), FAMILIES)}"
+    return (
+        f"model_type: found {show_value(model_type)}, whose layers stagebridge"
+        f" cannot translate{nearest(str(model_type), FAMILIES)}"
+    )
 
 
 # pydantic compiles a validator for each adapter, which takes far longer than the check of one

@@ -362,7 +362,7 @@ class MegatronDialect(PackagedDialect):
         given = config.given
         # A config object or a file in sections becomes flags by way of its plan.
         if config.entry != "flags":
-            from bridge.translation.translate import lift, lower
+            from bridge.translation.lift import lift, lower
 
             given = lower(lift(config), self, config.version, config.world_size).given
         environment = {name: value for name, (value, _) in config.environment.items()}

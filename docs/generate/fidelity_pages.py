@@ -196,7 +196,8 @@ def _matters(effect: Effect | None) -> bool:
 def _counts(pair: DialectPair) -> str:
     rows = [(str(how), *(str(pair.fare(how).count(effect)) for effect in EFFECTS)) for how in HOWS]
     text = (
-        f"{len(pair.passages_with_meaning)} fields stand for something that other stacks know; *defaulted* ones are {pair.target.title}'s. "
+        f"{len(pair.passages_with_meaning)} fields stand for something that other"
+        f" stacks know; *defaulted* ones are {pair.target.title}'s. "
         f"{pair.own} fields of {pair.target.title} have no counterpart and keep "
         f"[its defaults](../dialects/{pair.target.name}.md)."
     )

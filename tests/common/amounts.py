@@ -10,4 +10,4 @@ MORE = int(os.environ.get("STAGEBRIDGE_MORE", "1"))
 """Factor for the number of examples of each law."""
 
 LONG = pytest.mark.skipif(MORE == 1, reason="takes long; `tox -e long` runs it")
-"""Mark of a case that costs minutes and tells little beside its neighbours."""
+"""Mark of a case that costs minutes, and that cases next to it mostly cover."""

@@ -15,7 +15,8 @@ from bridge.errors import BridgeError
 from bridge.files import load
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.rules import Effect
-from bridge.translation.translate import lift, translate
+from bridge.translation.lift import lift
+from bridge.translation.translate import translate
 
 RELEASE = "0.19.8"
 IGNORED = {

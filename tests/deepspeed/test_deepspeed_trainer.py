@@ -21,7 +21,7 @@ from bridge.cli import run
 from bridge.errors import ConfigError
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.rules import Effect
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.deepspeed import trainer
 from tests.deepspeed.test_deepspeed_auto import HF
 

@@ -9,7 +9,8 @@ import pytest
 import compat
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect
-from bridge.translation.translate import Result, lift, translate
+from bridge.translation.lift import lift
+from bridge.translation.translate import Result, translate
 
 FILE = {
     "train_micro_batch_size_per_gpu": 2,

@@ -13,7 +13,8 @@ from bridge.engine.native import BACKEND as NATIVE
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
 from bridge.translation.edit import without
-from bridge.translation.translate import lower, translate
+from bridge.translation.lift import lower
+from bridge.translation.translate import translate
 from bridge.verify.judge import Report, verify
 from bridge.verify.measure import Distance, EngineRun, batches, distance, measure
 from bridge.verify.pair import fit_pair

@@ -29,7 +29,7 @@ from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.plan.section import Values
 from bridge.stack.rules import Effect
-from bridge.translation.translate import settings_for
+from bridge.translation.lift import settings_for
 from compat.megatron import MegatronConfig, objects
 from compat.megatron.rotary_rules import PREFIXED
 from compat.megatron.runtime.cpu import quiet, redirect_cuda

@@ -22,7 +22,7 @@ from bridge.engine.interface import Workload
 from bridge.engine.models.gpt import IGNORED
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.megatron.checkpoints.dist import iteration
 from compat.megatron.runtime import backend
 from compat.megatron.runtime.backend import BACKEND

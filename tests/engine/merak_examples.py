@@ -30,7 +30,7 @@ from merak_runs import flagged
 from pool import Pool, RankError
 from uses import WANTED, Use, different, other, table
 
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 STEPS = 5
 LARGEST = 8_000_000

@@ -37,7 +37,7 @@ from bridge.engine.models.gpt import Architecture, mean_cross_entropy, sum_cross
 from bridge.engine.training import Training
 from bridge.layout.schedule.timeline import in_flight
 from bridge.plan.plan import Plan
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 RATE = 0.3
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE}

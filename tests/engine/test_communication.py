@@ -20,7 +20,7 @@ from bridge.engine import initialize
 from bridge.engine.formats import TORCH
 from bridge.layout.shard import BYTES
 from bridge.stack import registry
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed"

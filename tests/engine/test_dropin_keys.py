@@ -14,7 +14,7 @@ from bridge.engine.fields import check
 from bridge.errors import BridgeError
 from bridge.plan.section import fields
 from bridge.testing.strategies import values as typed_values
-from bridge.translation.translate import lift, plan_claims
+from bridge.translation.lift import lift, plan_claims
 from compat.deepspeed import DIALECT
 from compat.deepspeed.runtime import dropin
 from compat.deepspeed.schema import DeepSpeed

@@ -257,7 +257,10 @@ def test_what_is_absent_says_what_to_do_instead(name: str) -> None:
 
 
 def test_the_switch_is_refused_once_deepspeed_is_imported() -> None:
-    code = "import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed')\nimport compat.deepspeed as d; d.install()"
+    code = (
+        "import sys, types; sys.modules['deepspeed'] ="
+        " types.ModuleType('deepspeed')\nimport compat.deepspeed as d; d.install()"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )

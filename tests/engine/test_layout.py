@@ -178,7 +178,7 @@ def test_the_command_prints_what_a_live_engine_counts(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     import compat
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     world, flags = LAUNCHES[name]
     path = tmp_path / "launch.args"

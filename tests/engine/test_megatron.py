@@ -30,7 +30,7 @@ from bridge.engine.models.gpt import GPT, mean_cross_entropy
 from bridge.errors import BridgeError
 from bridge.layout.outline import Outline
 from bridge.plan.plan import Plan
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.megatron import DIALECT
 from compat.megatron.runtime import cpu
 from compat.megatron.runtime.backend import BACKEND, architecture

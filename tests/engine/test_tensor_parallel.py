@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -22,6 +23,7 @@ from runs import (
     whole_logits,
 )
 
+from bridge.engine.randomness import Keyed, draw_apart, draw_together, scope, seed_generators
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan, cut_range
 
@@ -154,6 +156,32 @@ def test_ranks_drop_their_own_features_and_the_same_whole_ones(
     assert all(torch.equal(mask, theirs) for mask, theirs in zip(outer, same, strict=True))
     drawn = {tuple(mask.tolist()) for mask in (*inner, *other, *outer)}
     assert len(drawn) == (len(inner) + len(other) + len(outer)) // (2 if values else 1)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_is_drawn_apart_is_of_one_rank_and_leaves_the_rest_as_it_is(keyed: bool) -> None:
+    device, layer = torch.device("cpu"), torch.nn.Identity()
+
+    def draws(rank: int | None) -> list[list[float]]:
+        """What a layer draws before a split, in two of them and behind each."""
+        outcome = []
+        with scope(device):
+            seed_generators(5, device)
+            with Keyed(device, 5, {id(layer): ""}) if keyed else nullcontext():
+                outcome.append(torch.rand(4).tolist())
+                for _ in range(2):
+                    if rank is not None:
+                        draw_apart(rank, device)
+                        outcome.append(torch.rand(4).tolist())
+                        draw_together()
+                    outcome.append(torch.rand(4).tolist())
+        return outcome
+
+    first, other = draws(0), draws(1)
+    assert first[::2] == other[::2] and first == draws(0)
+    inner = [tuple(found) for outcome in (first, other) for found in outcome[1::2]]
+    assert len({*inner, *map(tuple, first[::2])}) == 4 + 3
+    assert keyed or first[::2] == draws(None)
 
 
 @pytest.mark.parametrize("frozen", [("embedding",), ("norm", "bias")], ids="-".join)

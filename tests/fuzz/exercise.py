@@ -23,7 +23,8 @@ from bridge.files import parse, secrets
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Dialect
 from bridge.translation import sidecar
-from bridge.translation.translate import Result, lower
+from bridge.translation.lift import lower
+from bridge.translation.translate import Result
 
 MOST = 3 * limits.SECONDS
 """Processor seconds that no input may take; a machine of the slowest kind has room enough in it."""

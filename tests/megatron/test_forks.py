@@ -14,7 +14,10 @@ from bridge.stack.findings import Origin
 from bridge.stack.rules import Effect
 from compat.megatron import forks
 
-BASE = "torchrun a.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 --lr 1e-4"
+BASE = (
+    "torchrun a.py --num-layers 2 --hidden-size 64 --num-attention-heads"
+    " 2 --seq-length 8 --max-position-embeddings 8 --lr 1e-4"
+)
 
 
 def read(words: str, lenient: bool = True) -> Config:

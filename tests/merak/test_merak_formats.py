@@ -30,7 +30,7 @@ def problems(source: Any, **more: Any) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["file"])
 def test_examples(case: dict[str, Any]) -> None:
-    from bridge.translation.translate import lift
+    from bridge.translation.lift import lift
 
     config = MERAK.read(EXAMPLES / case["file"], case["version"], case["world_size"])
     for path, value in case["effective"].items():

@@ -20,7 +20,7 @@ from bridge.report import as_json, as_text
 from bridge.report.exit_codes import Exit
 from bridge.stack import registry
 from bridge.stack.dialect import Config
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -124,7 +124,10 @@ def _check_messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for message in sorted({*sent, *expected}):
         answer = Action(message.stage, MATCH[message.kind], message.microbatch)
         if sent[message] != 1 or received.pop(answer, 0) != 1 or message not in expected:
-            yield f"message {message}: sent {sent[message]} times, expected one send and one receive; {_microbatch_advice(sent[message])}"
+            yield (
+                f"message {message}: sent {sent[message]} times, expected one send"
+                f" and one receive; {_microbatch_advice(sent[message])}"
+            )
     for answer in sorted(received):
         yield f"{answer} receives a message that no rank sends; remove this receive"
 

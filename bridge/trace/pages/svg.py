@@ -68,7 +68,8 @@ def draw_chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) ->
         )
     label = escape_text(f"{title}: " + "; ".join(_curve_text(curve) for curve in curves))
     return (
-        f'<figure><figcaption>{escape_text(title)}</figcaption><svg viewBox="0 0 {WIDE} {HIGH + 26}" role="img" aria-label="{label}">'
+        f'<figure><figcaption>{escape_text(title)}</figcaption><svg viewBox="0'
+        f' 0 {WIDE} {HIGH + 26}" role="img" aria-label="{label}">'
         f"<title>{label}</title>{''.join(parts)}</svg><p class='legend'>{_draw_legend(curves)}</p></figure>"
     )
 
@@ -237,7 +238,10 @@ def _draw_names(found: Map, rows: Sequence[int]) -> Iterable[str]:
         whole = f"{name} to {last}" if rest else name
         short = name if len(name) <= 26 else f"…{name[-25:]}"
         more = f" +{rest}" if rest else ""
-        yield f'<text class="at" x="{LEFT - 8}" y="{24 + at * CELL + 11}"><title>{escape_text(whole)}</title>{escape_text(short + more)}</text>'
+        yield (
+            f'<text class="at" x="{LEFT - 8}"'
+            f' y="{24 + at * CELL + 11}"><title>{escape_text(whole)}</title>{escape_text(short + more)}</text>'
+        )
 
 
 def _draw_cells(

@@ -14,7 +14,7 @@ from bridge.engine.plain import torch_release
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
-from bridge.translation.translate import lower
+from bridge.translation.lift import lower
 from compat.automodel import DIALECT
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from bridge.engine.models.dense import model_to_train
 from bridge.engine.models.gpt import IGNORED, sum_cross_entropy
 from bridge.errors import BridgeError
 from bridge.stack.dialect import Config
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
     from bridge.engine.interface import Batch

@@ -25,7 +25,7 @@ from bridge.layout.schedule.table import schedule_to_csv
 from bridge.plan.plan import Plan
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.automodel import DIALECT
 from compat.automodel.runtime.parts import StageModules, even, layers_by_stage
 

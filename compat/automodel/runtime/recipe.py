@@ -29,7 +29,8 @@ from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from bridge.translation.translate import lift, unheld
+from bridge.translation.lift import lift
+from bridge.translation.translate import unheld
 from compat.automodel import DIALECT
 from compat.automodel.rules import ENTROPIES
 from compat.automodel.runtime import built

@@ -16,7 +16,7 @@ from bridge.errors import BridgeError, VersionError
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Written
 from bridge.translation.edit import edit_config, without
-from bridge.translation.translate import lift, lower
+from bridge.translation.lift import lift, lower
 from compat.deepspeed import DIALECT, live
 
 if TYPE_CHECKING:

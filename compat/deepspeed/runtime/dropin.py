@@ -29,7 +29,8 @@ from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from bridge.translation.edit import without
-from bridge.translation.translate import claims, lift, plan_claims, unheld
+from bridge.translation.lift import claims, lift, plan_claims
+from bridge.translation.translate import unheld
 from compat.deepspeed import DIALECT
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine

@@ -13,7 +13,7 @@ from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
-from bridge.translation.translate import lift, lower, plan_claims
+from bridge.translation.lift import lift, lower, plan_claims
 from compat.megatron import DIALECT, MegatronConfig, live
 from compat.megatron.runtime.real import release_of_package
 

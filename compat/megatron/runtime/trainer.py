@@ -30,7 +30,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
 from bridge.plan.plan import Plan
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.megatron import MegatronConfig
 from compat.megatron.runtime import fsdp, model
 from compat.megatron.runtime.cpu import redirect_cuda

@@ -10,7 +10,7 @@ from typing import Any
 from bridge.engine import comm
 from bridge.errors import BridgeError
 from bridge.layout.mesh import Mesh
-from bridge.translation.translate import lift
+from bridge.translation.lift import lift
 from compat.merak import DIALECT
 from compat.merak.runtime.launch import sizes
 

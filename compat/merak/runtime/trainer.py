@@ -24,7 +24,8 @@ from bridge.layout.tensor import TensorPlan
 from bridge.plan.plan import Plan
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from bridge.translation.translate import lift, unheld
+from bridge.translation.lift import lift
+from bridge.translation.translate import unheld
 from compat.merak import DIALECT
 from compat.merak.runtime.arguments import set_arguments
 from compat.merak.runtime.launch import RUN, sizes
