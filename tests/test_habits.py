@@ -15,9 +15,11 @@ import pytest
 import bridge
 import compat
 from bridge.plan.plan import Plan
+from bridge.report.as_json import remarks_of
 from bridge.stack.dialect import Config
 from bridge.stack.rules import Effect
 from bridge.translation.diff import compare
+from bridge.translation.lift import plan_claims
 
 COUNT = int(os.environ.get("HABIT_PAIRS", "14"))
 """Generated pairs that differ in one habit, and as many that do not; 300 by hand."""
@@ -289,10 +291,24 @@ def drawn(case: Case, said: Mapping[str, Any], draw: random.Random) -> tuple[Con
 
 
 def worst(case: Case, one: Config, other: Config) -> tuple[Effect, Effect, Effect]:
-    """The worst effect of a row about the behaviour: of a translation, and of differences in both directions."""
-    translated = bridge.translate(one, other.dialect, world_size=other.world_size).findings
-    found = (translated, compare(one, other), compare(other, one))
-    about = ([row.effect for row in rows if case.ours in row.about] for rows in found)
+    """The worst effect of a row about the behaviour, or of a remark on a setting that goes with it: of a
+    translation, and of differences in both directions.
+    """
+    translated = bridge.translate(one, other.dialect, world_size=other.world_size)
+    found = (remarks_of(translated), compare(one, other), compare(other, one))
+    beside = {
+        path
+        for side in (one, other)
+        for path in plan_claims(side.dialect)[case.ours].carriers(case.ours)
+    }
+    about = (
+        [
+            row.effect
+            for row in rows
+            if case.ours in row.about or (row.how is None and row.path in beside)
+        ]
+        for rows in found
+    )
     first, second, third = (
         min(effects, key=lambda effect: effect.rank, default=Effect.NONE) for effects in about
     )

@@ -14,7 +14,7 @@ EXIT = "run.exit_interval"
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 HABITS, RANK = "habits.", "adapters.rank"
 DROPOUTS = ("model.dropout", "model.attention.dropout", "model.embedding.dropout")
-COMPUTE, AUTOCAST = "precision.compute", "precision.autocast"
+COMPUTE, AUTOCAST, MASTER = "precision.compute", "precision.autocast", "precision.master"
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
 AUX_LOSS, AUX_TRAINED = "model.moe.aux_loss", "model.moe.aux_trained"
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
@@ -31,7 +31,10 @@ def plain(values: Values) -> dict[str, Any]:
         if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(
             path, said[path], values
         ):
-            del said[path]
+            if (value := ON_ONE_RANK.get(path)) is not None:
+                said[path] = value
+            else:
+                del said[path]
     # In the order of the table: a later meaning may build on an earlier one.
     for path, meaning in MEANINGS.items():
         if path not in said and (value := meaning(said)) is not None:
@@ -92,7 +95,7 @@ def _cast(values: Values) -> Any:
     # torch.autocast computes in one format and updates weights in another. A stack that casts by
     # itself does the same.
     compute = values.get(COMPUTE)
-    return compute if compute != values.get("precision.master", compute) else None
+    return compute if compute != values.get(MASTER, compute) else None
 
 
 def _beside(path: str, value: Any) -> Callable[[Values], Any]:
@@ -130,6 +133,7 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     AUTOCAST: _cast,
     "precision.residual": _as("precision.compute"),
     "precision.router": _as("precision.compute"),
+    "precision.moments": lambda values: values.get(MASTER) and (values[MASTER],) * 2,
     "optimizer.bias_correction": _beside("optimizer.name", True),
     "optimizer.nesterov": lambda values: False if values.get("optimizer.name") in SMOOTH else None,
     "optimizer.amsgrad": _beside("optimizer.name", False),
@@ -254,3 +258,7 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     HABITS + "muon_qkv": lambda values: "muon" not in (values.get("optimizer.name") or ""),
 }
 """Fields that have no effect in some runs, each with the condition under which this holds."""
+ON_ONE_RANK = {HABITS + "clip_scope": "model"}
+"""Values that a field takes in a run in which all of its values are the same, because they are no
+longer the same on more ranks: on one rank, the norm of its gradients is that of the model.
+"""

@@ -288,7 +288,8 @@ class Precision(Section):
         None, description="Format in which the router of experts computes; open: `compute`."
     )
     moments: tuple[Dtype, Dtype] | None = field(
-        None, description="Formats of the optimizer's first and second moment."
+        None,
+        description="Formats of the optimizer's first and second moment; open: the format `master`.",
     )
 
 

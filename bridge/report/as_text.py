@@ -138,9 +138,13 @@ def translation_verdict(findings: Iterable[Finding], snippet: str) -> str:
     """Return the verdict on a translation. If its `snippet` leaves objects to the training script, such
     as the model, the run is the same only if the script makes the same ones.
     """
-    said = verdict(findings)
+    return _on_condition(verdict(findings), bool(unbound(snippet)))
+
+
+def _on_condition(said: str, by_script: bool) -> str:
+    """Return a verdict with its condition: where the script builds the model, it has to build the same."""
     same, *rest = said.split("; ")
-    if same in SAME.values() and unbound(snippet):
+    if by_script and same in SAME.values():
         return "; ".join([f"{same}, if the script builds the same model", *rest])
     return said
 
@@ -219,7 +223,9 @@ def text(
     source, target = result.source, result.config
     told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
     first(told, console)
-    _print_verdict(translation_verdict(told, result.written.snippet), told, console)
+    # Within a stack, the script stays the one that it is.
+    snippet = result.written.snippet if source.dialect is not target.dialect else ""
+    _print_verdict(translation_verdict(told, snippet), told, console)
     if view.quiet:
         return
     console.print(
@@ -297,7 +303,9 @@ def print_differences(
     from rich.markup import escape
 
     told = [_of_first(finding, sides[0]) for finding in told]
-    _print_verdict(verdict(told), told, console)
+    one, other = (side.dialect for side in sides)
+    by_script = one is not other and not (one.model and other.model)
+    _print_verdict(_on_condition(verdict(told), by_script), told, console)
     if not view.quiet:
         said = (
             f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True)

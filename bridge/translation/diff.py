@@ -20,6 +20,7 @@ from bridge.translation.lift import Meaning, claims, differing, meaning_of, plan
 from bridge.translation.rank_changes import effect_of_ranks
 from bridge.translation.translate import (
     full_text,
+    has_remark,
     plainly,
     remarks,
     told_of,
@@ -181,7 +182,8 @@ def _add_rule_findings(pair: ConfigPair, rows: list[Finding]) -> Iterator[Findin
             for at in about:
                 if rows[at].effect.rank > loss.effect.rank:
                     rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
-            if all(rows[at].effect is not loss.effect for at in about):
+            remarked = bool(loss.about) and _is_remarked(pair, loss.effect, loss.about)
+            if not remarked and all(rows[at].effect is not loss.effect for at in about):
                 rows.append(_as_difference(pair, loss, source))
     yield from rows
     yield from _find_remarks(pair)
@@ -460,6 +462,8 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
         ).append(ours)
     for (mine, theirs), fields in rows.items():
         row = _row(pair, mine, theirs, fields)
+        if _is_remarked(pair, row.effect, fields):
+            continue
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
             yield row
     for config in (pair.one, pair.other):
@@ -471,6 +475,17 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
                 yield replace(
                     part, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
                 )
+
+
+def _is_remarked(pair: ConfigPair, effect: Effect, fields: Iterable[str]) -> bool:
+    """Return whether a remark on one of the configs already says what the stacks do alike in all runs
+    in `fields`.
+    """
+    sides = (pair.one, pair.other)
+    return all(
+        ours.startswith(HABITS) and any(has_remark(side, ours, effect) for side in sides)
+        for ours in fields
+    )
 
 
 def _counts(pair: ConfigPair, config: Config) -> Iterator[Finding]:
@@ -525,7 +540,14 @@ def _setting_for(pair: ConfigPair, config: Config, ours: str) -> str:
         if not paths:
             return ours  # a habit that only another release could change
     # Of settings that make several fields together, the one that says most about this field alone.
-    return min(paths, key=lambda path: (len(rule.paths_of_plan(path)), path not in config.given))
+    return min(
+        paths,
+        key=lambda path: (
+            path not in config.given,
+            len(rule.paths_of_plan(path)),
+            not config.effective.get(path),
+        ),
+    )
 
 
 def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding:
@@ -534,7 +556,9 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
     effect, why = weights[worst]
     meant = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
     before, after = _own(pair.one, mine, meant[0]), _own(pair.other, theirs, meant[1])
-    if before != after and (before, after) != meant and (not why or pair.by_ranks((worst,))):
+    if worst.startswith(HABITS):
+        why = why or _note_of_habit(pair, worst)
+    elif before != after and (before, after) != meant and (not why or pair.by_ranks((worst,))):
         # The files' own values may be equal, or in other units: what they amount to differs.
         amount = f"{in_words(worst)}: {full_text(meant[0])} -> {full_text(meant[1])}"
         why = "; ".join(filter(None, (amount, why)))
@@ -558,6 +582,16 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         about=(worst, *fields),
     )
     return replace(plainly(row, pair.meant.plain, pair.kept.plain), about=(mine, theirs, *fields))
+
+
+def _note_of_habit(pair: ConfigPair, ours: str) -> str:
+    """Return what one of the stacks does alike in all runs, in words: that of the stack without a
+    choice, if only one of them has a choice.
+    """
+    tables = (plan_claims(side.dialect) for side in (pair.one, pair.other))
+    rules = [rule for table in tables if (rule := table.get(ours)) and rule.note]
+    best = min(rules, key=lambda rule: (len(rule.theirs), rule.note), default=None)
+    return best.note if best else ""
 
 
 def _own(config: Config, path: str, meant: Any) -> Any:

@@ -15,6 +15,7 @@ from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.rules import Context, Rule
 
+DECAYED = "optimizer.decay_scope"
 ROWS = "model.embedding.padded_vocab"
 """The plan field for the number of rows of the embedding table: the vocabulary size after padding
 by the stack.
@@ -177,4 +178,12 @@ def unlike(meant: Meaning, kept: Meaning) -> set[str]:
     """Return the plan fields that have different values in the two meanings."""
     changed = differing(meant.plain, kept.plain)
     # Tables with equally many rows are the same tensors, however many of the rows stand for words.
-    return changed if ROWS in changed else changed - {"model.vocab"}
+    if ROWS not in changed:
+        changed.discard("model.vocab")
+    # "matrices" and "not_layernorm" spare the same parameters where all norms are LayerNorm.
+    norms = {norm for side in (meant, kept) if (norm := side.get("model.norm.kind"))}
+    scopes = {meant.plain.get(DECAYED), kept.plain.get(DECAYED)}
+    if norms == {"layer"} and scopes == {"matrices", "not_layernorm"}:
+        changed.discard(DECAYED)
+    # What follows from other fields alone differs because they do.
+    return changed & (meant.keys() | kept.keys())

@@ -10,13 +10,14 @@ from typing import Any
 from bridge.errors import BridgeError, ConfigError
 from bridge.files.shown import show_value
 from bridge.plan.free_sections import SectionSetting, is_told, leaves, settings, worth
-from bridge.plan.plan import Plan, paths
+from bridge.plan.plan import Plan, in_words, paths
 from bridge.plan.section import Values
 from bridge.stack import rules
 from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How, Rule
 from bridge.translation.lift import (
+    DECAYED,
     Meaning,
     claims,
     differing,
@@ -33,7 +34,6 @@ HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
 """Plan fields that say how a stack applies a setting. Another stack may have this setting with the
 same value and apply it in another way, so that a comparison of the values does not show the loss.
 """
-DECAYED = "optimizer.decay_scope"
 ALWAYS = (*HABITS, DECAYED, "loss", *(path for path in paths() if path.startswith(rules.HABITS)))
 """`HABITS`, and further plan fields that some stacks always set to one value."""
 SEQUENCE = "model.sequence"
@@ -537,7 +537,9 @@ def _weight(
             if rule.mixed and beside
             else Effect.NONE
         )
-    effect = rule.effect_of_losing(lost, config.effective)
+    # Without the setting, a stack's other release does something else, as with another value.
+    same = not rule.ours and config.dialect is target.dialect
+    effect = (rule.other if same else None) or rule.effect_of_losing(lost, config.effective)
     return (
         min(effect, rule.effect_of(config.effective), key=lambda one: one.rank)
         if blurred
@@ -603,19 +605,12 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         said = meant.plain.get(ours) is not None and ours in trip.lost
         if not said or kept.plain.get(ours) in (None, meant[ours]):
             continue
-        # "matrices" and "not_layernorm" spare the same parameters in a model all of whose norms are
-        # LayerNorm.
-        if (
-            ours == DECAYED
-            and meant.get("model.norm.kind") == "layer"
-            and "all" not in (meant[ours], kept[ours])
-        ):
-            continue
         rule = plan_claims(config.dialect)[ours]
         effect, carriers = rule.effect_of_losing((ours,), config.effective), rule.carriers(ours)
         if ours.startswith(rules.HABITS) and (rule.ours != (ours,) or not rule.theirs):
             # No setting says it, or a section that says much else.
-            if effect is Effect.NONE or _has_remark(target, ours, effect):
+            remarked = has_remark(config, ours, effect) or has_remark(target, ours, effect)
+            if effect is Effect.NONE or remarked:
                 continue
             carriers = ()
         path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
@@ -646,11 +641,13 @@ def _find_other_meanings(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         rule = plan_claims(config.dialect).get(ours)
         if rule is None or rule.about_model or is_told(config, rule, ours, named):
             continue
-        path = next((path for path in rule.carriers(ours) if path in config.given), "")
+        carriers, gone = rule.carriers(ours), kept.get(ours) is None
+        path = next((path for path in carriers if path in config.given), "")
         effect = rule.effect_of_losing((ours,), config.effective)
-        gone = kept.get(ours) is None
         least = Effect.NUMBERS if gone else Effect.COST
-        if path and effect.reaches(least) and not _has_remark(trip.target, ours, effect):
+        if not path and _written(trip.target, ours):
+            path = in_words(ours)
+        if path and effect.reaches(least) and not has_remark(trip.target, ours, effect):
             named.add(path)
             reason = _reason(rule, How.APPROXIMATE, (ours,), trip.target)
             yield Finding(
@@ -666,7 +663,13 @@ def _find_other_meanings(trip: _Trip, named: set[str]) -> Iterator[Finding]:
             )
 
 
-def _has_remark(target: Config, ours: str, effect: Effect) -> bool:
+def _written(target: Config, ours: str) -> bool:
+    """Return whether a setting that the target gives stands for the plan field `ours`."""
+    rule = plan_claims(target.dialect).get(ours)
+    return rule is not None and not target.given.keys().isdisjoint(rule.carriers(ours))
+
+
+def has_remark(target: Config, ours: str, effect: Effect) -> bool:
     """Return whether the target has a finding, at least as bad as `effect`, on a setting that
     stands for the plan field `ours`.
     """
