@@ -138,7 +138,8 @@ KINDS: tuple[ForeignKind, ...] = (
         "a config of torchtitan",
         "pytorch/torchtitan: torchtitan/config/job_config.py",
         "training",
-        "model.flavor job parallelism metrics.log_freq activation_checkpoint experimental float8 lr_scheduler",
+        "model.flavor job parallelism metrics.log_freq activation_checkpoint experimental float8 lr_scheduler "
+        "training.local_batch_size training.seq_len parallelism.tensor_parallel_degree",
         2,
     ),
     _kind(

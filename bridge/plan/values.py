@@ -16,9 +16,10 @@ from bridge.files.shown import show_value
 from bridge.plan.section import Section, fields
 
 PLACEHOLDER = re.compile(
-    r"(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|<[^<>]+>|\{\{.*\}\}|\$\w+|\$\{.*\}|@\w+@),?"
+    r"(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|<[^<>]+>|\{\{.*(?:\}\})?|\$\w+|\$\{.*\}|@\w+@),?"
 )
 """Matches a text that stands for a value in a template, such as `CONFIG_LR` and `${LR}`."""
+
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _PLAIN: Mapping[Any, str] = {
     bool: "true or false",
@@ -62,9 +63,7 @@ class Leaves:
         try:
             return self._adapter(path).validate_python(value)
         except ValidationError:
-            found = f"found {show_value(value)}"
-            if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
-                found = f"{found}, a placeholder of a template that is not filled in"
+            found = describe_found(value)
             raise ValueError(f"{found}, expected {self.describe_values(path)}") from None
 
     def nullable(self, path: str) -> bool:
@@ -107,3 +106,10 @@ class Leaves:
             ends.append(f"{words} {getattr(bound, attribute):g}")
         plain = _PLAIN.get(origin or annotation, "a value")
         return " ".join((plain, " and ".join(ends))).rstrip()
+
+
+def describe_found(value: Any) -> str:
+    """Return the text `found VALUE`, with a note if the value stands for another one in a template."""
+    template = isinstance(value, str) and PLACEHOLDER.fullmatch(value)
+    note = ", a placeholder of a template that is not filled in" if template else ""
+    return f"found {show_value(value)}{note}"

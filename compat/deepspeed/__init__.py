@@ -33,7 +33,10 @@ def _reads(key: str, inner: set[str], value: Any) -> bool:
     """
     if "" in inner or key == "zero_optimization":
         return True
-    return isinstance(value, Mapping) and (not value or not inner.isdisjoint(value))
+    if not isinstance(value, Mapping):
+        return False
+    read = len(inner & value.keys())
+    return not value or read > len(value) - read
 
 
 class DeepSpeedFile(Config):

@@ -109,7 +109,24 @@ def mistaken(script: Script) -> str:
     if any(is_launch(launch, script) for launch in script.launches):
         return ""
     said = (accelerated.mistaken(launch, _opens(script, launch)) for launch in script.launches)
-    return next(filter(None, said), "")
+    return next(filter(None, (*said, *map(_without_config, script.launches))), "")
+
+
+def _without_config(launch: Launch) -> str:
+    """Return a sentence on a launch with DeepSpeed whose program makes the config itself; otherwise an
+    empty string.
+    """
+    if TRAINER not in launch.texts or set(_names(launch)) >= MODEL:
+        return ""
+    return (
+        f"a launch of {launch.program} with {TRAINER} and without a config file, so that the program"
+        " itself makes DeepSpeed's config from its flags, and stagebridge does not run it; write the"
+        " mapping that the program passes to deepspeed.initialize into a file, and give that file"
+    )
+
+
+def _names(launch: Launch) -> list[str]:
+    return [text.partition("=")[0].removeprefix("--") for text in launch.texts]
 
 
 def _opens(script: Script, launch: Launch) -> accelerated.Opens:
@@ -214,6 +231,7 @@ def _starts_trainer(launch: Launch, script: Script) -> tuple[bool, tuple[Finding
         return True, ()
     # A program with this option in its own parser reads the file itself.
     own = program is not None and TRAINER in program.options
+    why = f"its own parser takes {TRAINER}, and it imports no Trainer" if own else why
     message = (
         f"nothing shows that Hugging Face's Trainer runs {launch.program}: {why}; stagebridge assumes"
         " that DeepSpeed gets the file as it is; if the Trainer runs it, give its TrainingArguments with"
@@ -232,7 +250,7 @@ def _unread(launch: Launch) -> Iterator[Finding]:
     not read. The search is over all words of the command, because a flag counts even if its value
     is not known.
     """
-    names = [text.partition("=")[0].removeprefix("--") for text in launch.texts]
+    names = _names(launch)
     flags = [f"--{name}" for name in OWN if name in names]
     if flags and set(names) >= MODEL:
         message = (

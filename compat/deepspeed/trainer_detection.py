@@ -67,8 +67,21 @@ FRAMEWORKS = frozenset(
 """Packages that start no Trainer by themselves."""
 PARTS = ("Trainer", "TrainingArguments", "HfArgumentParser")
 """Endings of the names that only a program with Hugging Face's Trainer takes from `PACKAGES`."""
-SHARED = frozenset({"--local_rank", *(f"--{name}" for name in NAMES if "_" not in name)})
-"""Flags of TrainingArguments that programs without the Trainer have too, such as `--seed` and `--fp16`."""
+USUAL = """
+    learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm lr_scheduler_type
+    warmup_steps warmup_ratio num_train_epochs max_steps gradient_accumulation_steps
+    gradient_checkpointing save_steps save_strategy save_total_limit logging_steps logging_dir
+    eval_steps run_name report_to resume_from_checkpoint
+"""
+"""Names of TrainingArguments that argument parsers of programs without the Trainer have too."""
+SHARED = frozenset(
+    {
+        "--local_rank",
+        *(f"--{name}" for name in USUAL.split()),
+        *(f"--{name}" for name in NAMES if "_" not in name),
+    }
+)
+"""Flags of TrainingArguments that do not show that there is a Trainer."""
 FLAGS = frozenset(f"--{name}" for name in NAMES) - SHARED
 """Flags of TrainingArguments that show that there is a Trainer."""
 
@@ -198,7 +211,7 @@ def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str
             False,
             f"{', '.join(own)} speak for it, but TrainingArguments have no {', '.join(others)}",
         )
-    return bool(own), "no import of it there, and no flag of TrainingArguments here"
+    return bool(own), "no import of it there, and no flag here that TrainingArguments alone have"
 
 
 def _parsed(path: Path) -> ast.Module | None:

@@ -13,6 +13,7 @@ from typing import Any
 from bridge import limits
 from bridge.errors import nearest
 from bridge.files.shown import brief, show_value
+from bridge.plan.values import describe_found
 from compat.megatron import releases
 from compat.megatron.releases import MAIN, RELEASES, Flag
 
@@ -386,7 +387,7 @@ def _convert(flag: Flag, text: str) -> Any:
     try:
         value = read(text)
     except ValueError as error:
-        raise ValueError(f"found {show_value(text)}; expected {expected}") from error
+        raise ValueError(f"{describe_found(text)}; expected {expected}") from error
     if flag.choices and value not in flag.choices:
         known = ", ".join(map(str, flag.choices))
         raise ForeignValue(
