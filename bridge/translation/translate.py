@@ -131,6 +131,11 @@ def remarks(target: Config) -> Iterator[Finding]:
     return (finding for finding in target.findings if finding.how is not How.MISSING)
 
 
+def _is_ignored(config: Config, path: str) -> bool:
+    """Return whether a remark says that the run does without a setting that no plan field stands for."""
+    return any(one.surprising and one.path == path for one in remarks(config))
+
+
 def unheld(config: Config) -> Iterator[Finding]:
     """Yield a finding for each given setting that no plan field stands for and whose value is not
     the default.
@@ -146,7 +151,7 @@ def unheld(config: Config) -> Iterator[Finding]:
             yield Finding(
                 path,
                 rule.note,
-                rule.effect_of(values),
+                Effect.NONE if _is_ignored(config, path) else rule.effect_of(values),
                 True,
                 How.DROPPED,
                 value,
@@ -227,7 +232,9 @@ def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) ->
     if loss.how in (None, How.DEFAULTED) or loss.change or not same:
         return loss
     fields = [
-        ours for ours in loss.about if ours != loss.path and meant.get(ours) != kept.get(ours)
+        ours
+        for ours in dict.fromkeys(loss.about)
+        if ours != loss.path and meant.get(ours) != kept.get(ours)
     ]
     if section and not fields:
         return loss
@@ -371,6 +378,8 @@ def _find_losses(
     blurred = rule.blurs is not None and rule.blurs(seen)
     unheld = blurred and _holds_nothing(rule, trip.meant)
     effect = _weight(rule, lost, blurred, config, trip.target)
+    if not rule.ours and any(_is_ignored(config, path) for path in changed):
+        effect = Effect.NONE
     for path in sorted(changed, key=lambda path: path not in config.given):
         before, after, given = (
             config.effective.get(path, config.given.get(path)),

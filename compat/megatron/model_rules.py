@@ -279,6 +279,7 @@ OFFSET = convert(
     effect=lambda values: Effect.NUMBERS if values.get("glu_linear_offset") else Effect.ROUNDING,
     sees=(ACTIVATION,),
     carries={"bias_swiglu_fusion": ()},
+    kernels=("bias_swiglu_fusion",),
     note="a kernel choice inside Megatron",
     source="mlp.py: MLP.forward adds glu_linear_offset since 0.15; transformer_config.py: the fused SwiGLU leaves it out",
     model=True,

@@ -185,6 +185,7 @@ ZERO = convert(
     effect=Effect.COST,
     sees=("optimizer.name", "parallel.data", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
+    kernels=("gradient_accumulation_fusion",),
     note="a choice of kernel or checkpoint format that Megatron's sharding may require",
     lossy="Megatron shards gradients and weights only with its own FSDP, which exists since 0.12; "
     "since 0.13, this FSDP supports fp16 only on one data-parallel rank, and since 0.14 it supports no pipeline; "
