@@ -158,7 +158,12 @@ def other_kinds(
         columns, rows = ["query", "key", "value", "fc1"], ["output.dense", "fc2"]
         if name == "convnext":
             columns, rows = columns[:3], rows[:1]
-        heads = ["num_attention_heads"] if name == "dinov2" else None
+        # Older releases of transformers have the width of all heads as an attribute of its own.
+        attributes = ("num_attention_heads", "all_head_size")
+        had = [
+            each for each in attributes if any(hasattr(one, each) for one in kind(name).modules())
+        ]
+        heads = had if name == "dinov2" else None
         set_tp_layer_lists(col_para_list=columns, row_para_list=rows, tp_attr_list=heads)
     torch.manual_seed(3)
     model = kind(name).float()

@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 import torch
 from amounts import LONG
-from blocks import CASES, STEPS, VOCAB, batches, errors, good, in_ranks, one_by_one, plain, small
+from blocks import (
+    CASES,
+    STEPS,
+    VOCAB,
+    batches,
+    errors,
+    good,
+    in_ranks,
+    need_parts_of_stacks,
+    one_by_one,
+    plain,
+    small,
+)
 from conftest import Run
 from pool import RankError
 from torch import nn
@@ -236,6 +248,7 @@ def test_train_and_layout_take_the_folder_of_a_model(
     assert "found a vocabulary of 64, expected at least 256" in capsys.readouterr().err
 
 
+@need_parts_of_stacks()
 def test_tensor_ranks_split_what_a_plan_covers() -> None:
     plan = tensor_plan(small("mixtral"), Plan(), 2)
     assert {name.split(".", 3)[3] for name in plan.columns} == {

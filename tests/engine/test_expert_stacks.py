@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from blocks import TENSOR, VOCAB, Steps, batches, errors, plain, small
+from blocks import TENSOR, VOCAB, Steps, batches, errors, need_parts_of_stacks, plain, small
 from conftest import Run
 from torch import nn
 
@@ -68,6 +68,7 @@ def in_16_bits(rank: int, world: int) -> tuple[bool, float]:
     return engine.comm.ledger.totals == engine.traffic(tokens), own / elements
 
 
+@need_parts_of_stacks()
 def test_routing_in_fp32_is_counted_in_16_bit_training(run: Run) -> None:
     for equal, share in run(2, in_16_bits):
         assert equal
@@ -89,6 +90,7 @@ def test_a_tied_head_stays_whole() -> None:
     assert tensor_plan(small("llama", tie_word_embeddings=True), Plan.of({}), 2).gathered == ()
 
 
+@need_parts_of_stacks()
 def test_what_does_not_run_in_parts_is_not_split() -> None:
     model = small("mixtral")
     assert [stack.name for stack in stacks_of(model, EXPERTS, 2)] == EXPERTS

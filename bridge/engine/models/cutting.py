@@ -275,7 +275,7 @@ def ran(
     """Return the first arguments of `tries` on which the model runs, and the model's output. Raises
     `Uncut` if the model runs on none of them.
     """
-    found = f"{type(model).__name__}: the model has no input embedding for tokens"
+    why = []
     for given in tries:
         try:
             # With gradients torch has other kernels, which round otherwise than in the proof.
@@ -283,9 +283,9 @@ def ran(
                 return given, model(*given.given, **{**fixed, **given.named})
         except Exception as error:
             names = " and ".join(given.named) or "the sample"
-            why = f"the model does not run on {names} alone ({type(error).__name__}: {error})"
-            found = f"{type(model).__name__}: {why}"
-    raise Uncut(f"{found}; {WHOLE}")
+            why += [f"the model does not run on {names} alone ({type(error).__name__}: {error})"]
+    found = "; ".join(why or ["the model has no input embedding for tokens"])
+    raise Uncut(f"{type(model).__name__}: {found}; {WHOLE}")
 
 
 def trials(
