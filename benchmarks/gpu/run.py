@@ -55,7 +55,7 @@ def checks_of(part: str) -> Sequence[Any]:
         ],
         "ranks": [checks.ranks],
         "dropin": [checks.dropin_numbers],
-        "tests": [checks.pop_to_mark],
+        "tests": [checks.marked],
         "speed": [speed.speed],
         "short-steps": [speed.short_steps],
         "attach": [speed.attached],
