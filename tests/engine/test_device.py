@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 import warnings
 from collections import Counter
@@ -294,3 +295,13 @@ def test_digests_are_the_same_on_every_device(dtype: torch.dtype) -> None:
     for part in (values, values[1:], values[:3]):
         assert torch.equal(digest_tensor(part), digest_tensor(part.cuda()).cpu())
         assert torch.equal(hash_bits(part), hash_bits(part.cuda()).cpu())
+
+
+def test_each_part_of_the_benchmark_on_a_device_has_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "gpu"
+    if not folder.is_dir():
+        pytest.skip("the benchmarks are in the repository alone")
+    monkeypatch.syspath_prepend(str(folder))
+    run = importlib.import_module("run")
+    parts = (*run.TOGETHER, *run.ALONE)
+    assert all(run.checks_of(part) and all(map(callable, run.checks_of(part))) for part in parts)
