@@ -262,6 +262,11 @@ def main() -> int:
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if not (given.limit > 0 and given.whole > 0):
+        parser.error("--limit, --whole: expected numbers of seconds above 0")
+    # Before the minutes on a device: afterwards it would be too late.
+    if not given.to.parent.is_dir() or given.to.is_dir() or not os.access(given.to.parent, os.W_OK):
+        parser.error(f"--to: found {given.to}, expected a file in a folder that can be written")
     sys.path[:0] = PATHS
     if given.part:
         run_part(given.part, given.to, given.dry)
