@@ -262,7 +262,7 @@ def main() -> int:
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if not (given.limit > 0 and given.whole > 0):
+    if not (0 < given.limit < float("inf") and 0 < given.whole < float("inf")):
         parser.error("--limit, --whole: expected numbers of seconds above 0")
     # Before the minutes on a device: afterwards it would be too late.
     if not given.to.parent.is_dir() or given.to.is_dir() or not os.access(given.to.parent, os.W_OK):

@@ -14,8 +14,8 @@ for glibc in 2_34 2_28 2_27 2_24 2_17 2_12 2_5; do platforms="$platforms --platf
 for old in 2014 2010 1; do platforms="$platforms --platform manylinux${old}_x86_64"; done
 wanted=""
 for package in $packages; do wanted="$wanted $(grep -i "^$package==" "$here/../../constraints.txt")"; done
-rm -rf "$folder"
 mkdir -p "$folder"
+rm -f "$folder"/*.whl
 # shellcheck disable=SC2086 - lists of words
 python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 --abi abi3 \
     --abi none $platforms --dest "$folder" $wanted
