@@ -291,8 +291,7 @@ MERAK = {"per_device_train_batch_size": 1, "weight_decay": 0.1}
         ("megatron", RMS, "merak", "weight_decay"),
         ("megatron", LAUNCH.split(), "merak", ""),
         ("megatron", [*RMS, "--weight-decay", "0.0"], "merak", ""),
-        # Megatron has LayerNorm unless it is told, and a script that builds the same model has it too.
-        ("merak", MERAK, "megatron", ""),
+        ("merak", MERAK, "megatron", "args.weight_decay"),
         ("merak", MERAK, "fast_llm", "args.weight_decay"),
         ("merak", MERAK | {"weight_decay": 0.0}, "fast_llm", ""),
         ("fast_llm", {"optimizer": {"weight_decay": 0.1}}, "merak", "optimizer.weight_decay"),

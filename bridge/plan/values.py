@@ -19,7 +19,6 @@ PLACEHOLDER = re.compile(
     r"(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|<[^<>]+>|\{\{.*(?:\}\})?|\$\w+|\$\{.*\}|@\w+@),?"
 )
 """Matches a text that stands for a value in a template, such as `CONFIG_LR` and `${LR}`."""
-
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _PLAIN: Mapping[Any, str] = {
     bool: "true or false",

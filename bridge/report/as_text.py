@@ -134,11 +134,20 @@ def verdict(
     return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
 
 
-def translation_verdict(findings: Iterable[Finding], snippet: str) -> str:
+def translation_verdict(findings: Iterable[Finding], snippet: str, by_script: bool = False) -> str:
     """Return the verdict on a translation. If its `snippet` leaves objects to the training script, such
-    as the model, the run is the same only if the script makes the same ones.
+    as the model, or if the script builds the model (`by_script`), the run is the same only if the script
+    makes the same ones.
     """
-    return _on_condition(verdict(findings), bool(unbound(snippet)))
+    return _on_condition(verdict(findings), by_script or bool(unbound(snippet)))
+
+
+def _is_by_script(one: Config, other: Config) -> bool:
+    """Return whether the script of one of two stacks builds the model that the other's config describes.
+    Within a stack, the script stays the one that it is.
+    """
+    stacks = one.dialect, other.dialect
+    return stacks[0] is not stacks[1] and not all(stack.model for stack in stacks)
 
 
 def _on_condition(said: str, by_script: bool) -> str:
@@ -223,9 +232,9 @@ def text(
     source, target = result.source, result.config
     told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
     first(told, console)
-    # Within a stack, the script stays the one that it is.
     snippet = result.written.snippet if source.dialect is not target.dialect else ""
-    _print_verdict(translation_verdict(told, snippet), told, console)
+    by_script = _is_by_script(source, target)
+    _print_verdict(translation_verdict(told, snippet, by_script), told, console)
     if view.quiet:
         return
     console.print(
@@ -303,9 +312,7 @@ def print_differences(
     from rich.markup import escape
 
     told = [_of_first(finding, sides[0]) for finding in told]
-    one, other = (side.dialect for side in sides)
-    by_script = one is not other and not (one.model and other.model)
-    _print_verdict(_on_condition(verdict(told), by_script), told, console)
+    _print_verdict(_on_condition(verdict(told), _is_by_script(*sides)), told, console)
     if not view.quiet:
         said = (
             f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True)

@@ -180,8 +180,11 @@ def unlike(meant: Meaning, kept: Meaning) -> set[str]:
     # Tables with equally many rows are the same tensors, however many of the rows stand for words.
     if ROWS not in changed:
         changed.discard("model.vocab")
-    # "matrices" and "not_layernorm" spare the same parameters where all norms are LayerNorm.
-    norms = {norm for side in (meant, kept) if (norm := side.get("model.norm.kind"))}
+    # "matrices" and "not_layernorm" spare the same parameters where all norms are LayerNorm. A default
+    # tells the norms of a config that describes a model, and of no other.
+    norms = {side.get("model.norm.kind") for side in (meant, kept) if side.get("model.hidden")} - {
+        None
+    }
     scopes = {meant.plain.get(DECAYED), kept.plain.get(DECAYED)}
     if norms == {"layer"} and scopes == {"matrices", "not_layernorm"}:
         changed.discard(DECAYED)

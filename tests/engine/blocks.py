@@ -429,10 +429,6 @@ def main() -> None:
     pool.close()
 
 
-if __name__ == "__main__":
-    main()
-
-
 def need_parts_of_stacks() -> pytest.MarkDecorator:
     """Return the mark of tests for which a stack of experts has to run in parts. In older releases of
     transformers, a stack stops at the index of an expert that it does not have.
@@ -441,3 +437,7 @@ def need_parts_of_stacks() -> pytest.MarkDecorator:
 
     runs = "num_classes=self.num_experts + 1" in inspect.getsource(MixtralExperts.forward)
     return pytest.mark.skipif(not runs, reason="stacks of this transformers do not run in parts")
+
+
+if __name__ == "__main__":
+    main()
