@@ -3,8 +3,10 @@
     python3 benchmarks/gpu/run.py [--only PART,...] [--to PATH] [--dry]
 
 Each part runs in a process of its own, with a time limit: a part that fails, crashes or hangs does not end the others, and rows
-that it wrote before stay. Prints one table, and writes all rows with whole tracebacks to PATH as JSON. With --dry, every branch
-that needs no device runs on the CPU, on small sizes.
+that it wrote before stay. Prints one table, and writes all rows with whole tracebacks to PATH as JSON; also where it is
+interrupted. With --dry, every branch that needs no device runs on the CPU, on small sizes.
+
+The exit code is 0 if all parts ran and no row is wrong, 1 if a row is wrong, 2 if nothing ran, and 130 if it was interrupted.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,12 @@ TOGETHER = ("environment", "numbers", "random", "ranks", "dropin", "tests")
 ALONE = ("speed", "attach", "dropin-speed", "short-steps")
 COLUMNS = ("part", "what", "found", "goal", "verdict")
 WHOLLY = "the part as a whole"
+LAST_ROW = {"what": "the last check ended"}
+"""Without this row, a process ended before its checks did."""
+_interrupted = threading.Event()
+"""Set by a signal. An exception there would lose a process that is just being started."""
+QUESTION = 30.0
+"""Seconds in which torch has to say whether there is an accelerator."""
 LAST = 12
 """Lines of a traceback that are printed; the file has all."""
 
@@ -86,6 +96,7 @@ def run_part(part: str, path: Path, dry: bool) -> None:
             except Exception as error:
                 write(_failure(check.__name__, error))
             write({"what": check.__name__, "seconds": time.perf_counter() - start})
+        write(LAST_ROW)
 
 
 def _failure(what: str, error: Exception) -> dict[str, Any]:
@@ -142,59 +153,77 @@ class Started:
 
     def answer(self) -> list[dict[str, Any]]:
         """Wait for the end of the part, at most until its time is over. Return its rows."""
-        why = ""
-        try:
-            code = self.process.wait(max(0.1, self.until - time.monotonic()))
-            why = f"ended with code {code}" if code else ""
-        except subprocess.TimeoutExpired:
+        while (code := self.process.poll()) is None and time.monotonic() < self.until:
+            if _interrupted.wait(0.1):
+                raise KeyboardInterrupt
+        why = f"ended with code {code}" if code else ""
+        if code is None:
             why = "stopped at its time limit"
-        # Ranks that it started, too.
-        for sign in (signal.SIGABRT, signal.SIGKILL) if "limit" in why else (signal.SIGKILL,):
+        self.stop(traced=code is None)
+        return self.read(why)
+
+    def read(self, why: str) -> list[dict[str, Any]]:
+        """The rows that the part wrote, and one more where it did not reach its end: for the reason `why`, if that is known."""
+        text = self.rows.read_text() if self.rows.exists() else ""
+        found, ended = list[dict[str, Any]](), False
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                why = why or f"wrote a row that is not JSON: {line[:100]}"
+                continue
+            ended = ended or row["what"] == LAST_ROW["what"]
+            found.append(row)
+        if not ended:
+            why = why or "ended before its last check"
+        if why:
+            said = self.printed.read_text(errors="replace")
+            found.append(_without_result(self.part, why) | {"error": said[-20_000:]})
+        return found
+
+    def stop(self, traced: bool = False) -> None:
+        """End the process and the ranks that it started. With `traced`, it prints first where it is."""
+        for sign in (signal.SIGABRT, signal.SIGKILL) if traced else (signal.SIGKILL,):
             try:
                 os.killpg(self.process.pid, sign)
                 time.sleep(0.5)
             except ProcessLookupError:
                 break
         self.process.wait()
-        text = self.rows.read_text() if self.rows.exists() else ""
-        found = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        if why:
-            said = self.printed.read_text(errors="replace")
-            found.append(
-                {
-                    "part": self.part,
-                    "what": WHOLLY,
-                    "value": why,
-                    "good": False,
-                    "error": said[-20_000:],
-                }
-            )
-        return found
+
+
+def _without_result(part: str, why: str) -> dict[str, Any]:
+    return {"part": part, "what": WHOLLY, "value": why, "good": False}
 
 
 def run_all(
     parts: Sequence[str], folder: Path, dry: bool, limit: float, whole: float
-) -> list[dict[str, Any]]:
-    """Run parts, first those that may run at once. Return all rows."""
-    end, found = time.monotonic() + whole, list[dict[str, Any]]()
+) -> Iterator[list[dict[str, Any]]]:
+    """Run parts, first those that may run at once. Yield the rows of each."""
+    end = time.monotonic() + whole
     together = [part for part in TOGETHER if part in parts]
     # A CPU has no room for several.
     groups = [[part] for part in together] if dry else [together]
     for group in [*groups, *([part] for part in ALONE if part in parts)]:
         until = min(end, time.monotonic() + limit)
         if until - time.monotonic() < LEAST:
-            rows = [
-                {"part": part, "what": WHOLLY, "value": "not run: no time left", "good": False}
-                for part in group
-            ]
-            found += rows
-            show(rows)
+            yield [_without_result(part, "not run: no time left") for part in group]
             continue
-        for started in [Started(part, folder, until, dry) for part in group]:
-            rows = started.answer()
-            found += rows
-            show(rows)
-    return found
+        running = list[Started]()
+        try:
+            for part in group:
+                running.append(Started(part, folder, until, dry))
+            while running:
+                yield running[0].answer()
+                del running[0]
+        except KeyboardInterrupt:
+            for started in running:
+                started.stop()
+            yield [row for started in running for row in started.read("interrupted")]
+            raise
+        finally:
+            for started in running:
+                started.stop()
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -226,19 +255,41 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def has_device() -> bool:
-    """Whether there is an accelerator. Asked in another process, so that this one takes none of its memory."""
-    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+def find_obstacle() -> str:
+    """Why there is no accelerator, or "". Asked in another process, so that this one takes none of its memory."""
+    code = (
+        "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no device')"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=QUESTION
+        )
+    except subprocess.TimeoutExpired:
+        return f"torch did not say within {QUESTION:g} s whether there is a device"
+    last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+    return last if done.returncode else ""
+
+
+def _names_of_parts(text: str) -> list[str]:
+    known = (*TOGETHER, *ALONE)
+    parts = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [repr(name) for name in parts if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"found {', '.join(unknown)}, expected some of {', '.join(known)}"
+        )
+    return parts
 
 
 def main() -> int:
-    """Run the parts, print the table, and write the file. The exit code is 1 if a row is wrong."""
+    """Run the parts, print the table, and write the file. Return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--only",
+        type=_names_of_parts,
+        metavar="PART,...",
         default=",".join((*TOGETHER, *ALONE)),
         help="parts, separated by commas (default: all)",
     )
@@ -271,32 +322,42 @@ def main() -> int:
     if given.part:
         run_part(given.part, given.to, given.dry)
         return 0
-    parts = given.only.split(",")
-    unknown = sorted({*parts} - {*TOGETHER, *ALONE})
-    if unknown:
-        parser.error(
-            f"--only: found {', '.join(unknown)}, expected some of {', '.join((*TOGETHER, *ALONE))}"
-        )
-    start = time.monotonic()
+    start, code = time.monotonic(), 0
+    rows = list[dict[str, Any]]()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
-    if not given.dry and not has_device():
-        rows: list[dict[str, Any]] = [
-            {"part": part, "what": WHOLLY, "value": "not run: no device"} for part in parts
-        ]
-        show(rows)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            slower = 10 if given.dry else 1
-            rows = run_all(
-                parts, Path(folder), given.dry, given.limit * slower, given.whole * slower
-            )
-    wrong = [row for row in rows if row.get("good") is False]
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, lambda *_: _interrupted.set())
+    try:
+        obstacle = "" if given.dry else find_obstacle()
+        if obstacle:
+            code = 2
+            rows = [
+                _without_result(part, f"not run: {obstacle}") | {"good": None}
+                for part in given.only
+            ]
+            show(rows)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                slower = 10 if given.dry else 1
+                limits = given.limit * slower, given.whole * slower
+                with closing(run_all(given.only, Path(folder), given.dry, *limits)) as results:
+                    for found in results:
+                        rows += found
+                        show(found)
+    except KeyboardInterrupt:
+        code = 130
     seconds = time.monotonic() - start
-    given.to.write_text(json.dumps({"dry": given.dry, "seconds": seconds, "rows": rows}, indent=1))
+    wrong = [row for row in rows if row.get("good") is False]
+    report = {"dry": given.dry, "interrupted": code == 130, "seconds": seconds, "rows": rows}
+    # Whole or not at all: an earlier table at this place may be the only one of its device.
+    written = given.to.with_name(f".{given.to.name}.{os.getpid()}")
+    written.write_text(json.dumps(report, indent=1))
+    written.replace(given.to)
     print(
-        f"\n{sum('value' in row for row in rows)} rows, {len(wrong)} wrong; {seconds:.0f} s; all of it in {given.to}"
+        f"\n{'interrupted: ' if code == 130 else ''}{sum('value' in row for row in rows)} rows, {len(wrong)} wrong;"
+        f" {seconds:.0f} s; all of it in {given.to}"
     )
-    return 1 if wrong else 0
+    return code or int(bool(wrong))
 
 
 if __name__ == "__main__":

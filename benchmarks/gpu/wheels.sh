@@ -5,6 +5,7 @@
 #     sh benchmarks/gpu/wheels.sh [FOLDER]
 #     python3 -m pip install --no-index --no-deps --target SITE FOLDER/*.whl
 set -eu
+case ${1:-} in -*) sed -n '2,5s/^# \{0,1\}//p' "$0"; [ "$1" = --help ] || [ "$1" = -h ]; exit ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$here/wheels}
 packages="pydantic pydantic_core annotated-types typing-inspection typing_extensions hjson ruamel.yaml tree-sitter tree-sitter-bash

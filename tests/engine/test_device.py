@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
@@ -297,11 +302,91 @@ def test_digests_are_the_same_on_every_device(dtype: torch.dtype) -> None:
         assert torch.equal(hash_bits(part), hash_bits(part.cuda()).cpu())
 
 
-def test_each_part_of_the_benchmark_on_a_device_has_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def gpu_benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program `benchmarks/gpu/run.py`, as a module."""
     folder = Path(__file__).parents[2] / "benchmarks" / "gpu"
     if not folder.is_dir():
         pytest.skip("the benchmarks are in the repository alone")
     monkeypatch.syspath_prepend(str(folder))
-    run = importlib.import_module("run")
-    parts = (*run.TOGETHER, *run.ALONE)
-    assert all(run.checks_of(part) and all(map(callable, run.checks_of(part))) for part in parts)
+    return importlib.import_module("run")
+
+
+def test_each_part_of_the_gpu_benchmark_has_checks(gpu_benchmark: Any) -> None:
+    parts = (*gpu_benchmark.TOGETHER, *gpu_benchmark.ALONE)
+    for part in parts:
+        checks = gpu_benchmark.checks_of(part)
+        assert checks and all(map(callable, checks))
+
+
+END = '{"part": "numbers", "what": "the last check ended"}'
+
+
+@pytest.mark.parametrize(
+    "does, expected",
+    [
+        (f"rows.write_text({END!r})", None),
+        ("pass", "ended before its last check"),
+        ("sys.exit(3)", "ended with code 3"),
+        (f"rows.write_text('{{broken}}\\n' + {END!r})", "wrote a row that is not JSON: {broken}"),
+        ("time.sleep(60)", "stopped at its time limit"),
+    ],
+)
+def test_a_part_of_the_gpu_benchmark_counts_only_if_it_reached_its_end(
+    gpu_benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, expected: str
+) -> None:
+    program = tmp_path / "part.py"
+    program.write_text(
+        "import pathlib, sys, time\nrows = pathlib.Path(sys.argv[sys.argv.index('--to') + 1])\n"
+        + does
+    )
+    monkeypatch.setattr(gpu_benchmark, "__file__", str(program))
+    started = gpu_benchmark.Started("numbers", tmp_path, time.monotonic() + 3, dry=True)
+    wrong = [row["value"] for row in started.answer() if row.get("good") is False]
+    assert wrong == ([expected] if expected else [])
+    assert started.process.returncode is not None
+
+
+def test_an_interrupted_gpu_benchmark_leaves_no_process_and_keeps_its_rows(
+    gpu_benchmark: Any, tmp_path: Path
+) -> None:
+    path, temporary = tmp_path / "rows.json", tmp_path / "temporary"
+    temporary.mkdir()
+    line = [sys.executable, gpu_benchmark.__file__, "--dry", "--only", "environment,numbers"]
+    process = subprocess.Popen(
+        [*line, "--to", str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    assert process.stdout is not None
+    until_first_row = [process.stdout.readline() for _ in range(3)]
+    process.send_signal(signal.SIGTERM)
+    said = process.stdout.read()
+    assert process.wait(60) == 130, said
+    assert "environment" in until_first_row[2] and "interrupted" in said
+    report = json.loads(path.read_text())
+    assert report["interrupted"] and "environment" in {row["part"] for row in report["rows"]}
+    assert sorted(tmp_path.iterdir()) == [path, temporary]
+    # What a part was told to write tells its process.
+    lines = [_read_or_empty(found) for found in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [line for line in lines if str(temporary).encode() in line]
+
+
+def _read_or_empty(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # A process that ended meanwhile.
+        return b""
+
+
+def test_without_a_device_the_gpu_benchmark_says_why_and_does_not_end_with_0(
+    gpu_benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "numbers", "--to", str(tmp_path / "x")])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text("#!/bin/sh\necho no libcudart.so >&2\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    assert gpu_benchmark.main() == 2
+    assert "not run: no libcudart.so" in capsys.readouterr().out
