@@ -177,6 +177,17 @@ class TestConvert:
             read(tmp_path / "back.args", world_size=8).given == read(megatron, world_size=8).given
         )
 
+    def test_a_sidecar_of_a_file_with_equal_content_names_that_file(
+        self, cli: Cli, megatron: Path, tmp_path: Path
+    ) -> None:
+        cli("convert", megatron, "--to", "deepspeed", "--world-size", "8", "-o", "other.json")
+        for suffix in ("", ".carry.json"):
+            (tmp_path / f"ds.json{suffix}").write_text(
+                (tmp_path / f"other.json{suffix}").read_text()
+            )
+        done = cli("convert", "ds.json", "--to", "megatron", "--world-size", "8", "-o", "back.args")
+        assert "it was written next to other.json" in done.err
+
     def test_an_edit_survives_the_way_back(self, cli: Cli, megatron: Path, tmp_path: Path) -> None:
         cli("convert", megatron, "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
         path = tmp_path / "ds.json"

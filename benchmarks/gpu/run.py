@@ -4,7 +4,8 @@
 
 Each part runs in a process of its own, with a time limit: a part that fails, crashes or hangs does not end the others, and rows
 that it wrote before stay. Prints one table, and writes all rows with whole tracebacks to PATH as JSON; also where it is
-interrupted. With --dry, every branch that needs no device runs on the CPU, on small sizes.
+interrupted. An earlier file at PATH is renamed (gpu.1.json, gpu.2.json, ...). With --dry, every branch that needs no device
+runs on the CPU, on small sizes.
 
 The exit code is 0 if all parts ran and no row is wrong, 1 if a row is wrong, 2 if nothing ran, and 130 if it was interrupted.
 """
@@ -12,7 +13,9 @@ The exit code is 0 if all parts ran and no row is wrong, 1 if a row is wrong, 2 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -84,6 +87,7 @@ def run_part(part: str, path: Path, dry: bool) -> None:
         try:
             from tasks import Here
 
+            threading.Thread(target=_follow, args=[os.getppid()], daemon=True).start()
             here, found = Here.of(dry), checks_of(part)
         except Exception as error:
             write(_failure("start", error))
@@ -97,6 +101,13 @@ def run_part(part: str, path: Path, dry: bool) -> None:
                 write(_failure(check.__name__, error))
             write({"what": check.__name__, "seconds": time.perf_counter() - start})
         write(LAST_ROW)
+
+
+def _follow(parent: int) -> None:
+    """End this process and its ranks once the parent is gone: nobody else would end what hangs on a device."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _failure(what: str, error: Exception) -> dict[str, Any]:
@@ -153,9 +164,7 @@ class Started:
 
     def answer(self) -> list[dict[str, Any]]:
         """Wait for the end of the part, at most until its time is over. Return its rows."""
-        while (code := self.process.poll()) is None and time.monotonic() < self.until:
-            if _interrupted.wait(0.1):
-                raise KeyboardInterrupt
+        code = wait_for(self.process, self.until)
         why = f"ended with code {code}" if code else ""
         if code is None:
             why = "stopped at its time limit"
@@ -167,15 +176,16 @@ class Started:
         text = self.rows.read_text() if self.rows.exists() else ""
         found, ended = list[dict[str, Any]](), False
         for line in text.splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                why = why or f"wrote a row that is not JSON: {line[:100]}"
+            row = read_row(line)
+            if not row:
+                why = why or f"wrote a row that is none: {line[:100]}"
                 continue
             ended = ended or row["what"] == LAST_ROW["what"]
             found.append(row)
         if not ended:
             why = why or "ended before its last check"
+        elif not any("value" in row for row in found):
+            why = why or "ended without a result"
         if why:
             said = self.printed.read_text(errors="replace")
             found.append(_without_result(self.part, why) | {"error": said[-20_000:]})
@@ -190,6 +200,33 @@ class Started:
             except ProcessLookupError:
                 break
         self.process.wait()
+
+
+def wait_for(process: subprocess.Popen[Any], until: float) -> int | None:
+    """The code with which a process ends, or None if it does not within its time. Raises KeyboardInterrupt after a signal."""
+    while (code := process.poll()) is None and time.monotonic() < until:
+        if _interrupted.wait(0.1):
+            raise KeyboardInterrupt
+    return code
+
+
+def read_row(line: str) -> dict[str, Any]:
+    """A row of a part, or {} if the line is none. A value that is no number is wrong, whatever the part says of it."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    texts = ("part", "what", "unit", "goal", "error")
+    if not isinstance(row, dict) or not isinstance(row.get("what"), str):
+        return {}
+    if row.get("good") not in (True, False, None) or any(
+        not isinstance(row.get(name) or "", str) for name in texts
+    ):
+        return {}
+    value = row.get("value")
+    if isinstance(value, float) and not math.isfinite(value):
+        row |= {"value": str(value), "good": False}
+    return row
 
 
 def _without_result(part: str, why: str) -> dict[str, Any]:
@@ -260,14 +297,23 @@ def find_obstacle() -> str:
     code = (
         "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no device')"
     )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=QUESTION
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
+        try:
+            answer = wait_for(process, time.monotonic() + QUESTION)
+        finally:
+            process.kill()
+            process.wait()
+        errors.seek(0)
+        last = (errors.read().strip().splitlines() or [f"code {answer}"])[-1]
+    if answer is None:
         return f"torch did not say within {QUESTION:g} s whether there is a device"
-    last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-    return last if done.returncode else ""
+    return last if answer else ""
 
 
 def _names_of_parts(text: str) -> list[str]:
@@ -283,6 +329,8 @@ def _names_of_parts(text: str) -> list[str]:
 
 def main() -> int:
     """Run the parts, print the table, and write the file. Return the exit code."""
+    for stream in (sys.stdout, sys.stderr):  # what the terminal's encoding lacks
+        stream.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -316,48 +364,70 @@ def main() -> int:
     if not (0 < given.limit < float("inf") and 0 < given.whole < float("inf")):
         parser.error("--limit, --whole: expected numbers of seconds above 0")
     # Before the minutes on a device: afterwards it would be too late.
-    if not given.to.parent.is_dir() or given.to.is_dir() or not os.access(given.to.parent, os.W_OK):
+    given.to = given.to.resolve()
+    folder, plain = given.to.parent, given.to.is_file() or not given.to.exists()
+    if not folder.is_dir() or not plain or not os.access(folder, os.W_OK):
         parser.error(f"--to: found {given.to}, expected a file in a folder that can be written")
     sys.path[:0] = PATHS
     if given.part:
         run_part(given.part, given.to, given.dry)
         return 0
-    start, code = time.monotonic(), 0
-    rows = list[dict[str, Any]]()
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
-    for sign in (signal.SIGINT, signal.SIGTERM):
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, lambda *_: _interrupted.set())
+    start, rows = time.monotonic(), list[dict[str, Any]]()
+    state = "failed"
     try:
-        obstacle = "" if given.dry else find_obstacle()
-        if obstacle:
-            code = 2
-            rows = [
-                _without_result(part, f"not run: {obstacle}") | {"good": None}
-                for part in given.only
-            ]
-            show(rows)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                slower = 10 if given.dry else 1
-                limits = given.limit * slower, given.whole * slower
-                with closing(run_all(given.only, Path(folder), given.dry, *limits)) as results:
-                    for found in results:
-                        rows += found
-                        show(found)
+        _run_and_show(given, rows)
+        state = "complete"
     except KeyboardInterrupt:
-        code = 130
-    seconds = time.monotonic() - start
-    wrong = [row for row in rows if row.get("good") is False]
-    report = {"dry": given.dry, "interrupted": code == 130, "seconds": seconds, "rows": rows}
-    # Whole or not at all: an earlier table at this place may be the only one of its device.
-    written = given.to.with_name(f".{given.to.name}.{os.getpid()}")
-    written.write_text(json.dumps(report, indent=1))
-    written.replace(given.to)
+        state = "interrupted"
+    finally:
+        # Whatever ended the run: its rows may be the only ones of their device.
+        seconds = time.monotonic() - start
+        write_report(given.to, {"dry": given.dry, "state": state, "seconds": seconds, "rows": rows})
+    results = [row for row in rows if "value" in row]
+    wrong = [row for row in results if row.get("good") is False]
     print(
-        f"\n{'interrupted: ' if code == 130 else ''}{sum('value' in row for row in rows)} rows, {len(wrong)} wrong;"
-        f" {seconds:.0f} s; all of it in {given.to}"
+        f"\n{'' if state == 'complete' else state + ': '}{len(results)} rows, {len(wrong)} wrong; {seconds:.0f} s;"
+        f" all of it in {given.to}"
     )
-    return code or int(bool(wrong))
+    if state == "interrupted":
+        return 130
+    if all(row["what"] == WHOLLY and row["value"].startswith("not run") for row in results):
+        return 2
+    return int(bool(wrong))
+
+
+def _run_and_show(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Run the parts, print the table, and add all rows to `rows`."""
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    obstacle = "" if given.dry else find_obstacle()
+    if obstacle:
+        rows += [
+            _without_result(part, f"not run: {obstacle}") | {"good": None} for part in given.only
+        ]
+        show(rows)
+        return
+    slower = 10 if given.dry else 1
+    limits = given.limit * slower, given.whole * slower
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(run_all(given.only, Path(folder), given.dry, *limits)) as results,
+    ):
+        for of_part in results:
+            rows += of_part
+            show(of_part)
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """Write a report as JSON, whole or not at all. An earlier one is renamed: its device may be gone."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(report, indent=1, allow_nan=False))
+    if path.exists():
+        numbers = itertools.count(1)
+        names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in numbers)
+        path.rename(next(name for name in names if not name.exists()))
+    unfinished.replace(path)
 
 
 if __name__ == "__main__":

@@ -175,12 +175,16 @@ class Outcome:
 
     def apart(self, other: Outcome, case: Case) -> tuple[float, float]:
         """The largest relative difference of losses; and the distance of all weights from the other's, as a share of the way that
-        these have come from the start.
+        these have come from the start. Infinite where a loss is not finite or where the two have other weights.
         """
-        losses = max(
+        if self.weights.keys() != other.weights.keys():
+            return math.inf, math.inf
+        differences = [
             abs(mine - theirs) / abs(theirs)
             for mine, theirs in zip(self.losses, other.losses, strict=True)
-        )
+        ]
+        # `max` passes over a NaN.
+        losses = max(differences) if all(map(math.isfinite, differences)) else math.inf
         start = dict(case.build().named_parameters())
         far = sum(
             float((mine - other.weights[name]).double().square().sum())

@@ -96,6 +96,10 @@ class Sidecar:
             if self.edited
             else ""
         )
+        # Two runs of another size can have the same DeepSpeed file: only the names then tell them apart.
+        if self.carry is not None and not edits and Path(file).name not in self.carry.files:
+            names = " and ".join(self.carry.files)
+            edits = f"; it was written next to {names}, with the same content as {file}"
         return f"note: {place} is read too{edits}{way and f'; {way} leaves the sidecar out'}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -319,16 +320,21 @@ def test_each_part_of_the_gpu_benchmark_has_checks(gpu_benchmark: Any) -> None:
         assert checks and all(map(callable, checks))
 
 
-END = '{"part": "numbers", "what": "the last check ended"}'
+RESULT = '{"part": "numbers", "what": "x", "value": 1, "good": true}\\n'
+END = RESULT + '{"part": "numbers", "what": "the last check ended"}'
 
 
 @pytest.mark.parametrize(
     "does, expected",
     [
-        (f"rows.write_text({END!r})", None),
+        (f"rows.write_text('{END}')", None),
+        (f"rows.write_text('{RESULT}')", "ended before its last check"),
+        (f"rows.write_text('{END.removeprefix(RESULT)}')", "ended without a result"),
+        (f"rows.write_text('{END}'.replace('1', 'NaN'))", "nan"),
+        (f"rows.write_text('42\\n{END}')", "wrote a row that is none: 42"),
         ("pass", "ended before its last check"),
         ("sys.exit(3)", "ended with code 3"),
-        (f"rows.write_text('{{broken}}\\n' + {END!r})", "wrote a row that is not JSON: {broken}"),
+        (f"rows.write_text('{{broken}}\\n{END}')", "wrote a row that is none: {broken}"),
         ("time.sleep(60)", "stopped at its time limit"),
     ],
 )
@@ -367,7 +373,9 @@ def test_an_interrupted_gpu_benchmark_leaves_no_process_and_keeps_its_rows(
     assert process.wait(60) == 130, said
     assert "environment" in until_first_row[2] and "interrupted" in said
     report = json.loads(path.read_text())
-    assert report["interrupted"] and "environment" in {row["part"] for row in report["rows"]}
+    assert report["state"] == "interrupted" and "environment" in {
+        row["part"] for row in report["rows"]
+    }
     assert sorted(tmp_path.iterdir()) == [path, temporary]
     # What a part was told to write tells its process.
     lines = [_read_or_empty(found) for found in Path("/proc").glob("[0-9]*/cmdline")]
@@ -384,9 +392,23 @@ def _read_or_empty(path: Path) -> bytes:
 def test_without_a_device_the_gpu_benchmark_says_why_and_does_not_end_with_0(
     gpu_benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "numbers", "--to", str(tmp_path / "x")])
+    report = tmp_path / "gpu.json"
+    report.write_text("of a device that is gone")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "numbers", "--to", str(report)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text("#!/bin/sh\necho no libcudart.so >&2\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
     assert gpu_benchmark.main() == 2
     assert "not run: no libcudart.so" in capsys.readouterr().out
+    assert (tmp_path / "gpu.1.json").read_text() == "of a device that is gone"
+
+
+def test_the_gpu_benchmark_takes_no_nan_and_no_missing_weight_for_equal(gpu_benchmark: Any) -> None:
+    tasks = importlib.import_module("tasks")
+    case = SimpleNamespace(build=lambda: nn.Linear(1, 1))
+    weights = {name: torch.ones(1) for name in ("weight", "bias")}
+    expected = tasks.Outcome([1.0, 1.0], weights)
+    assert expected.apart(expected, case) == (0, 0)
+    assert tasks.Outcome([1.0, math.nan], weights).apart(expected, case)[0] == math.inf
+    assert tasks.Outcome([1.0, 1.0], {}).apart(expected, case) == (math.inf, math.inf)
