@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,7 +235,7 @@ def _without_result(part: str, why: str) -> dict[str, Any]:
 
 def run_all(
     parts: Sequence[str], folder: Path, dry: bool, limit: float, whole: float
-) -> Iterator[list[dict[str, Any]]]:
+) -> Generator[list[dict[str, Any]]]:
     """Run parts, first those that may run at once. Yield the rows of each."""
     end = time.monotonic() + whole
     together = [part for part in TOGETHER if part in parts]
