@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from bridge.plan.families.refusals import REFUSALS
+from bridge.plan.families.refusals import EVEN, REFUSALS, STRICT, find_refused_values
 from bridge.stack.checks import Checks, Remark, Seen, report_remarks
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
@@ -20,10 +21,14 @@ from compat.automodel.releases import RELEASES, Release, release
 SEED = 42
 """The seed of the training recipes if the top level of the file sets none."""
 
+SINCE = {"": "", STRICT: "0.6.0", EVEN: "0.7.0"}
+"""Releases of AutoModel by what their transformers checks: 0.6.0 requires exactly 5.12.1, and 0.7.0 exactly 5.18.0."""
 TRAPS = Checks(
     RELEASES,
-    # A release does not say which transformers it gets, so checks of newer ones are left out.
-    *(row.check(lambda seen: family(seen.given).name, C) for row in REFUSALS if not row.since),
+    *(
+        replace(row.check(lambda seen: family(seen.given).name, C), since=SINCE[row.since])
+        for row in REFUSALS
+    ),
 )
 
 
@@ -32,6 +37,9 @@ def inspect(config: Config) -> Iterator[Finding]:
     seen = Seen(config.effective, config.given, config.context)
     if CLASS in config.given or TYPE in config.given:
         yield from TRAPS.remarks(seen, config.origins)
+        if RELEASES.since(config.version, SINCE[STRICT]):
+            refused = find_refused_values(family(config.given).name, config.given, C)
+            yield from report_remarks(refused, seen, config.origins)
     yield from report_remarks(
         _find_remarks(config.given, config.effective, release(config.version), config.entry),
         seen,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bridge.plan.families.refusals import REFUSALS, STRICT
-from bridge.stack.checks import Check, Checks, Seen
+from bridge.plan.families.refusals import REFUSALS, STRICT, find_refused_values
+from bridge.stack.checks import Check, Checks, Seen, report_remarks
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.releases import Releases
@@ -91,5 +91,10 @@ def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings on what stops, and on layers that a plan cannot describe."""
     others = config.given.get(REST)
     values = {**(others if isinstance(others, dict) else {}), **config.effective.flat()}
-    yield from TRAPS.remarks(Seen(values, config.given, config.context), config.origins)
+    seen = Seen(values, config.given, config.context)
+    yield from TRAPS.remarks(seen, config.origins)
+    if TRAPS.releases.since(config.version, STRICT):
+        given = {**(others if isinstance(others, dict) else {}), **config.given}
+        refused = find_refused_values(str(values.get("model_type")), given)
+        yield from report_remarks(refused, seen, config.origins)
     yield from foreign(config.given, config.origins)

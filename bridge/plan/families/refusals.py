@@ -4,15 +4,38 @@ with keys of transformers' configs takes its checks from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.stack.checks import Check, Seen
+from bridge.plan.families.table import accepted_kinds
+from bridge.stack.checks import Check, Remark, Seen
 from bridge.stack.rules import Effect
 
 STRICT = "5.12.1"
 """The first known release of transformers whose configs check themselves in this way."""
+EVEN = "5.23.0"
+"""The first known release of transformers that checks the rotated size of a head."""
+_PADDED = (
+    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text mixtral qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3 glm4_moe_lite "
+    "glm4_moe gpt_oss nemotron olmo2 phi3 cohere cohere2 opt phi starcoder2 smollm3 granite glm glm4 ernie4_5 ernie4_5_moe "
+    "minimax_m2 exaone_moe"
+)
+PADDED = frozenset(_PADDED.split())
+"""Families whose embeddings know the number of the padding token."""
+ROTATED = frozenset(PADDED - {"deepseek_v2", "opt"})
+"""Families whose configs have the size of a head, and rotate it."""
+DIVIDED = frozenset({"llama", "mistral", "cohere2"})
+"""Of these, the families that compute a size that is not given."""
+SCALES = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""Keys without which transformers refuses a kind of rotary scaling."""
+ROPE = ("rope_parameters", "rope_scaling")
 Keys = Mapping[str, Any]
 
 
@@ -48,7 +71,7 @@ class Refusal:
                 path.removeprefix(start): seen.values[path]
                 for path in seen.values
                 if path.startswith(start)
-            }
+            } | {"model_type": family(seen)}
             return bool(self.holds(values, given))
 
         return Check(
@@ -63,7 +86,7 @@ class Refusal:
 
 def rope(values: Keys) -> str | None:
     """Return the kind of rotary scaling that a config names, under its old or its new key."""
-    for key in ("rope_parameters", "rope_scaling"):
+    for key in ROPE:
         found = values.get(key)
         if isinstance(found, Mapping) and (found.get("rope_type") or found.get("type")):
             return str(found.get("rope_type") or found["type"])
@@ -75,7 +98,100 @@ def _uneven(values: Keys, given: Keys) -> bool:
     return bool(hidden and heads and hidden % heads)
 
 
+def _has_odd_head(values: Keys, given: Keys) -> bool:
+    size = values.get("head_dim")
+    if size is None and values["model_type"] in DIVIDED and not _uneven(values, given):
+        size = (values.get("hidden_size") or 0) // (values.get("num_attention_heads") or 1)
+    scaling = next((given[key] for key in ROPE if isinstance(given.get(key), Mapping)), {})
+    share = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    # Smaller heads are let through, and a part of a head is rounded.
+    return bool(size and size > 4 and size % 2 and (share is None or int(size * share) == size))
+
+
+def _is_no_token(values: Keys, given: Keys) -> bool:
+    token, vocab = values.get("pad_token_id"), values.get("vocab_size")
+    return isinstance(token, int) and bool(vocab) and not -vocab <= token < vocab
+
+
+def find_refused_values(family: str, given: Keys, start: str = "") -> Iterator[Remark]:
+    """Yield a remark for each value that the config class of a family refuses, since `STRICT`: one of another type or out of
+    bounds, and rotary scaling that lacks a key. The keys of `given` have `start` in front.
+    """
+    kinds = accepted_kinds(family)
+    for path, value in given.items():
+        key = path.removeprefix(start)
+        if path.startswith(start) and key in kinds and not _is_accepted(value, kinds[key]):
+            message = (
+                f"found {value!r}, which the config class of {family} refuses when transformers builds it;"
+                f" expected {' or '.join(kinds[key].split('|'))}"
+            )
+            yield path, message, Effect.STOPS
+    for path in (start + key for key in ROPE):
+        for name, scaling in _scalings(given.get(path)):
+            kind = str(scaling.get("rope_type") or scaling.get("type"))
+            for key in SCALES.get(kind, ()):
+                if key not in scaling:
+                    message = f"{name}{key} is missing, and transformers refuses {kind} scaling without it; set it"
+                    yield path, message, Effect.STOPS
+
+
+def _scalings(value: Any) -> Iterator[tuple[str, Keys]]:
+    """The rotary scalings of a config, each with the kind of layers that it is for."""
+    if not isinstance(value, Mapping):
+        return
+    nested = {name: part for name, part in value.items() if isinstance(part, Mapping)}
+    yield from (((f"{name}.", part) for name, part in nested.items()) if nested else [("", value)])
+
+
+_TYPES = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "dict": Mapping,
+    "list": list | tuple,
+}
+
+
+def _is_accepted(value: Any, kinds: str) -> bool:
+    kinds, _, bounds = kinds.partition(" ") if " of " not in kinds else (kinds, "", "")
+    if not any(_has_kind(value, kind) for kind in kinds.split("|")):
+        return False
+    if not bounds or value is None:
+        return True
+    least, most = map(float, bounds.split(".."))
+    return least <= value <= most
+
+
+def _has_kind(value: Any, kind: str) -> bool:
+    kind, _, inner = kind.partition(" of ")
+    if kind in ("any", "None"):
+        return kind == "any" or value is None
+    if kind == "int" and isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
+        return False
+    return not inner or all(_has_kind(part, inner) for part in value)
+
+
 REFUSALS = (
+    Refusal(
+        "pad_token_id",
+        PADDED,
+        _is_no_token,
+        "found a token that is not in the vocabulary ({vocab_size}): torch stops when the embeddings are"
+        " built; use a token below it, or null",
+        "models/llama/modeling_llama.py: nn.Embedding(vocab_size, hidden_size, padding_idx), and its like",
+        "no-token-of-the-vocabulary",
+    ),
+    Refusal(
+        "head_dim",
+        ROTATED,
+        _has_odd_head,
+        "is odd, and all of it is rotated in pairs: transformers stops when it builds the config; use an"
+        " even size of heads",
+        "modeling_rope_utils.py: RotaryEmbeddingConfigMixin.validate_rope",
+        "odd-size-of-a-head",
+        EVEN,
+    ),
     Refusal(
         "head_dim",
         frozenset({"falcon"}),

@@ -230,6 +230,24 @@ def read_by(family: str) -> frozenset[str]:
     )
 
 
+def harvested_families() -> tuple[str, ...]:
+    """The families whose config classes were read (`read.json`)."""
+    return tuple(filter(None, _data("read.json")))
+
+
+@cache
+def accepted_kinds(family: str) -> Mapping[str, str]:
+    """Return the kinds that the config class of a family accepts, by key (`accepted.json`, harvested from transformers): names of
+    types between bars, with bounds behind them; "any" where the class takes everything.
+    """
+    keys = frozenset(_data("read.json").get(family, ()))
+    return {
+        key: next((kind for kind, names in row.items() if family in names.split()), next(iter(row)))
+        for key, row in _data("accepted.json").items()
+        if key in keys
+    }
+
+
 _ROTARY = (
     "rope_type type factor rope_theta original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow "
     "mscale mscale_all_dim attention_factor short_factor long_factor short_mscale long_mscale partial_rotary_factor truncate "
