@@ -40,8 +40,8 @@ class Roots:
         """Return the sum of the collected scalars, or None if there are none, and forget them. The
         call waits for the device.
         """
-        found, self._found = self._found, []
-        return sum(float(root) for root in found) if found else None
+        roots, self._found = self._found, []
+        return sum(float(root) for root in roots) if roots else None
 
 
 _listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
