@@ -78,11 +78,11 @@ def _replace_clip(name: str, factor: Callable[..., Tensor | None]) -> None:
         return
 
     @functools.wraps(plain)
-    def clip(parameters: Any, *given: Any, **named: Any) -> Any:
+    def clip(parameters: Any, *arguments: Any, **keywords: Any) -> Any:
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        result = plain(several, *given, **named)
+        result = plain(several, *arguments, **keywords)
         for listener in tuple(_listeners):
-            listener.record_clip(several, factor(*given, *named.values()))
+            listener.record_clip(several, factor(*arguments, *keywords.values()))
         return result
 
     clip.told_to = _listeners  # type: ignore[attr-defined]

@@ -263,8 +263,8 @@ def _wrap_step(kind: Any, watch: _Watch) -> None:
     plain = kind.step
 
     @functools.wraps(plain)
-    def step(schedule: Any, *given: Any, **named: Any) -> Any:
+    def step(schedule: Any, *arguments: Any, **keywords: Any) -> Any:
         watch.schedule(schedule)
-        return plain(schedule, *given, **named)
+        return plain(schedule, *arguments, **keywords)
 
     kind.step = step

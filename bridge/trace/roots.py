@@ -57,10 +57,10 @@ def _install_hook() -> None:
         return
 
     @functools.wraps(plain)
-    def backward(tensors: Any, *given: Any, **named: Any) -> None:
+    def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:
         for listener in tuple(_listeners):
             listener.began(tensors)
-        plain(tensors, *given, **named)
+        plain(tensors, *arguments, **keywords)
 
     backward.told_to = _listeners  # type: ignore[attr-defined]
     # `Tensor.backward` looks it up in this module at every call.

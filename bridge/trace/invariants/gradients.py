@@ -205,10 +205,10 @@ class _Graded:
         self.plain = plain = torch.autograd.grad
 
         @functools.wraps(plain)
-        def call_counted(*given: Any, **named: Any) -> Any:
+        def call_counted(*arguments: Any, **keywords: Any) -> Any:
             self.inside += 1
             try:
-                return plain(*given, **named)
+                return plain(*arguments, **keywords)
             finally:
                 self.inside -= 1
 
