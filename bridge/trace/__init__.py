@@ -86,14 +86,14 @@ def attach(
     policy = policy or Policy(action="raise" if debug else "log", thorough=1 if debug else THOROUGH)
     debug = Debug(tensor_parallel=True) if debug is None else debug  # the line above asked for it
     observers: list[Observer] = []
-    logged = any(getattr(debug, name) for name in LOGS)
-    folder = Path(run or "trace") if logged or run is not None else None
-    if logged and folder is not None:
+    logs = any(getattr(debug, name) for name in LOGS)
+    folder = Path(run or "trace") if logs or run is not None else None
+    if logs and folder is not None:
         observers.append(_layer_log(source, debug, folder, filter, keep, full, strict))
-    watched = logged or bool(debug.tensor_parallel)
+    active = logs or bool(debug.tensor_parallel)
     # One note for the whole run, by the first rank.
-    ended = (
-        mark_process(folder) if folder is not None and watched and source.comm.rank == 0 else None
+    remove_mark = (
+        mark_process(folder) if folder is not None and active and source.comm.rank == 0 else None
     )
     findings = Findings(
         folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0
@@ -102,7 +102,7 @@ def attach(
         observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))
     if invariants and observers:
         observers += _invariants_observer(source, findings)
-    return Tracer(source, observers, findings, ended).install()
+    return Tracer(source, observers, findings, remove_mark).install()
 
 
 def _invariants_observer(source: TraceSource, findings: Findings) -> Iterator[Observer]:
@@ -149,19 +149,19 @@ def _layer_log(
     return LayerLog(source, debug, log, chosen, keep)
 
 
-def batch(path: str | Path, *values: Any, **named: Any) -> bool:
+def batch(path: str | Path, *values: Any, **keywords: Any) -> bool:
     """Write a batch of the user's training loop into the safetensors file `path`. A call in each
     step of the loop is enough.
 
-    `values` are a dict, a tuple, or tensors; `named` adds named tensors, such as `labels=labels`.
-    The first call on the first rank writes the file and returns True; later calls in the process do
-    nothing. Raises `BridgeError` with the name and type of each value that is no tensor, array or
-    plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a
-    file.
+    `values` are a dict, a tuple, or tensors; `keywords` adds named tensors, such as
+    `labels=labels`. The first call on the first rank writes the file and returns True; later calls
+    in the process do nothing. Raises `BridgeError` with the name and type of each value that is no
+    tensor, array or plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two
+    engines on such a file.
     """
     from bridge.trace.batch_file import keep_batch
 
-    return keep_batch(path, values, named)
+    return keep_batch(path, values, keywords)
 
 
 def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> TraceSource:
@@ -211,7 +211,7 @@ def _stack_of(target: Any) -> Any:
             and find_spec(f"{name}.runtime")
             and find_spec(f"{name}.runtime.tracing")
         ):
-            found = import_module(f"{name}.runtime.tracing")
-            if found.takes(first):
-                return found
+            tracing = import_module(f"{name}.runtime.tracing")
+            if tracing.takes(first):
+                return tracing
     return None

@@ -90,12 +90,13 @@ class Followed:
         )
         # One that begins anew gets a new place; its old samples stay behind and are read no more.
         self.places |= {key: before + number for number, key in enumerate(batch.keys)}
-        added, more = self.segments.size - start, len(batch.keys)
+        new_elements, more = self.segments.size - start, len(batch.keys)
         self.weights = np.concatenate([self.weights, weights], axis=1)
         self.first, self.second = (
-            np.concatenate([old, np.zeros((2, added))], axis=1) for old in (self.first, self.second)
+            np.concatenate([old, np.zeros((2, new_elements))], axis=1)
+            for old in (self.first, self.second)
         )
-        self.explained = np.concatenate([self.explained, np.zeros(added)])
+        self.explained = np.concatenate([self.explained, np.zeros(new_elements)])
         self.steps, self.size = (
             np.concatenate([old, np.zeros(more)]) for old in (self.steps, self.size)
         )
@@ -115,8 +116,8 @@ class Followed:
 
     def _look(self, batch: Batch) -> Known:
         lengths = self.segments.lengths
-        found = [self.places.get(key, -1) for key in batch.keys]
-        pairs = zip(found, batch.segments.lengths.tolist(), strict=True)
+        places = [self.places.get(key, -1) for key in batch.keys]
+        pairs = zip(places, batch.segments.lengths.tolist(), strict=True)
         rows = np.array(
             [
                 row
@@ -125,7 +126,7 @@ class Followed:
             ],
             np.int64,
         )
-        numbers = np.array(found, np.int64)[rows]
+        numbers = np.array(places, np.int64)[rows]
         own = Segments.of(lengths[numbers].tolist())
         return Known(
             rows, batch.segments.elements(rows), numbers, self.segments.elements(numbers), own
@@ -154,7 +155,7 @@ class Updates:
         """
 
         def setting(name: str, default: Any) -> Any:
-            found = next(
+            value = next(
                 (
                     settings[key]
                     for key in (f"optimizer.{name}", f"group 0.{name}")
@@ -162,12 +163,12 @@ class Updates:
                 ),
                 None,
             )
-            if found is None and name == "betas" and "optimizer.adam_beta1" in settings:
-                found = tuple(float(settings[f"optimizer.adam_beta{number}"]) for number in (1, 2))
-            found = settings.get(f"optimizer.adam_{name}") if found is None else found
+            if value is None and name == "betas" and "optimizer.adam_beta1" in settings:
+                value = tuple(float(settings[f"optimizer.adam_beta{number}"]) for number in (1, 2))
+            value = settings.get(f"optimizer.adam_{name}") if value is None else value
             # The head of a run has the settings of torch's optimizers as text.
-            found = literal_eval(found) if isinstance(found, str) else found
-            return default if found is None else found
+            value = literal_eval(value) if isinstance(value, str) else value
+            return default if value is None else value
 
         try:
             first, second = setting("betas", cls.betas)
@@ -191,11 +192,11 @@ class Updates:
         `scale` is the usual size of gradients.
         """
         all_of = self._followed
-        known = all_of.unchanged_parameters(batch)
-        values, number, at = gradients[:, known.given], known.numbers, known.at
+        overlap = all_of.unchanged_parameters(batch)
+        values, number, at = gradients[:, overlap.given], overlap.numbers, overlap.at
         all_of.steps[number] += 1
-        all_of.noise[number] = noise[known.rows]
-        all_of.size[number] = known.segments.rms(values)
+        all_of.noise[number] = noise[overlap.rows]
+        all_of.size[number] = overlap.segments.rms(values)
         all_of.matters[number] = np.minimum(1.0, all_of.size[number] / max(scale, TINY))
         # Adam's m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2, each with one product less.
         all_of.first[:, at] = values + self.betas[0] * (all_of.first[:, at] - values)
@@ -213,31 +214,31 @@ class Updates:
         parameter. If an update cannot be computed, `drift` becomes None.
         """
         all_of = self._followed
-        known = all_of.unchanged_parameters(batch)
-        number, at, segments = known.numbers, known.at, known.segments
-        values = weights[:, known.given]
+        overlap = all_of.unchanged_parameters(batch)
+        number, at, segments = overlap.numbers, overlap.at, overlap.segments
+        values = weights[:, overlap.given]
         change, all_of.weights[:, at] = values - all_of.weights[:, at], values
         # Of these no gradient was logged in this step: their updates cannot be worked out.
         quiet = np.isnan(all_of.noise[number])
-        spread = self._spread(known, values, change)
+        spread = self._spread(overlap, values, change)
         spread[segments.spread(quiet)] = 0.0
         all_of.explained[at] += spread
-        moved = np.where(
+        distances = np.where(
             quiet,
             0.0,
             np.maximum(segments.rms(spread), self._beyond_samples(number) * segments.rms(change)),
         )
         # Weights that are zeros so far are measured by the size of others.
-        sizes = np.maximum(np.maximum(segments.rms(values), scales[known.rows]), TINY)
-        self._step = max([self._step, *(all_of.matters[number] * moved / sizes).tolist()])
+        sizes = np.maximum(np.maximum(segments.rms(values), scales[overlap.rows]), TINY)
+        self._step = max([self._step, *(all_of.matters[number] * distances / sizes).tolist()])
         all_of.noise[number] = np.nan
-        explained, found = np.zeros(batch.segments.size), np.zeros(len(batch.keys), bool)
-        explained[known.given], found[known.rows] = all_of.explained[at], True
-        lost = ~found
+        rounding, certain = np.zeros(batch.segments.size), np.zeros(len(batch.keys), bool)
+        rounding[overlap.given], certain[overlap.rows] = all_of.explained[at], True
+        unknown = ~certain
         # A weight that moved though no gradient of it was logged cannot be followed any further.
-        lost[known.rows] |= quiet & (segments.sums(np.abs(change).sum(axis=0)) != 0)
-        self.drift = None if lost.any() else self.drift
-        return explained, found, lost
+        unknown[overlap.rows] |= quiet & (segments.sums(np.abs(change).sum(axis=0)) != 0)
+        self.drift = None if unknown.any() else self.drift
+        return rounding, certain, unknown
 
     def end(self) -> None:
         """Add the drift of this step to `drift`. Steps move weights apart in independent
@@ -246,11 +247,11 @@ class Updates:
         self.drift = None if self.drift is None else math.hypot(self.drift, self._step)
         self._step = 0.0
 
-    def _spread(self, known: Known, values: Floats, change: Floats) -> Floats:
+    def _spread(self, overlap: Known, values: Floats, change: Floats) -> Floats:
         """Return for each sample the distance between the two runs' weights that rounding of this
         step's gradients may cause.
         """
-        steps, segments = self._steps(known, values - change), known.segments
+        steps, segments = self._steps(overlap, values - change), overlap.segments
         with np.errstate(all="ignore"):
             # The rate that fits best, change = -rate * steps by least squares. A schedule changes
             # it, and settings have that of the start alone.
@@ -261,13 +262,13 @@ class Updates:
             spread: Floats = SURE * segments.spread(rate) * np.abs(steps[0] - steps[1])
         return spread
 
-    def _steps(self, known: Known, weights: Floats) -> Floats:
+    def _steps(self, overlap: Known, weights: Floats) -> Floats:
         """Return the values that the optimizer subtracts from the weights in this step, divided by
         its learning rate.
         """
-        all_of, at = self._followed, known.at
+        all_of, at = self._followed, overlap.at
         # Moments begin with zeros; Adam divides them by 1 - beta^count to make up for it.
-        count = known.segments.spread(np.maximum(all_of.steps[known.numbers], 1))
+        count = overlap.segments.spread(np.maximum(all_of.steps[overlap.numbers], 1))
         first, second = (
             moment[:, at] / (1 - beta**count)
             for moment, beta in zip((all_of.first, all_of.second), self.betas, strict=True)

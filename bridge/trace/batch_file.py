@@ -37,7 +37,7 @@ class Kept:
     values: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
 
 
-def keep_batch(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+def keep_batch(path: str | Path, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
     """Write a batch for `bridge.trace.batch`. Returns whether this call has written the file."""
     from safetensors.torch import save
 
@@ -46,26 +46,26 @@ def keep_batch(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any
     if place in _WRITTEN or (rank_and_world() or (0, 1))[0]:
         return False
     # One argument is the batch itself; several are its parts by place.
-    values = given[0] if len(given) == 1 else given
-    found: dict[str, Any] = (
+    values = arguments[0] if len(arguments) == 1 else arguments
+    leaves: dict[str, Any] = (
         {"0": values} if isinstance(values, Tensor) else dict(_leaf_values("", values))
     )
-    found |= dict(_leaf_values("", named))
+    leaves |= dict(_leaf_values("", keywords))
     odd = [
         f"{name or 'the batch'}: found {_kind_of_value(value)}"
-        for name, value in found.items()
+        for name, value in leaves.items()
         if not _is_kept(value)
     ]
     advice = "expected tensors, arrays and plain values; pass the arguments of the model"
     BridgeError.raise_if(f"{path}: {line}, {advice}" for line in odd)
     tensors: dict[str, Tensor] = {}
-    for name, value in found.items():
+    for name, value in leaves.items():
         if not _is_plain(value):
             tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
             # safetensors refuses tensors that share memory: each gets its own.
             tensors[name] = tensor.cpu().contiguous().clone()
     BridgeError.raise_if([] if tensors else [f"{path}: found a batch without tensors, {advice}"])
-    plain = {name: value for name, value in found.items() if _is_plain(value)}
+    plain = {name: value for name, value in leaves.items() if _is_plain(value)}
     write_all({Path(path): save(tensors, {MARK: VERSION, VALUES: json.dumps(plain)})})
     _WRITTEN.add(place)
     return True

@@ -52,10 +52,10 @@ class Case:
         """Return a sentence which says that all tensors of a phase and kind agree; `words` names
         these tensors. Return None if one of them differs, or if no such tensor could be compared.
         """
-        measured = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
-        if not measured or any(line.is_fault for line in self.of(phase, kind)):
+        lines = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
+        if not lines or any(line.is_fault for line in self.of(phase, kind)):
             return None
-        return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
+        return f"{words} agree to {max(line.distance for line in lines):.1g} ({len(lines)} tensors)"
 
     def layers_without_tensors(self, phase: str, kind: str) -> set[str]:
         """Return the names of the layers of which no tensor of this phase and kind was compared,
@@ -68,10 +68,10 @@ class Case:
         )
         lines = self.of(phase, kind)
         unseen = {line.name.layer for line in lines if line.verdict in ("unseen", "too coarse")}
-        compared = {
+        visible = {
             line.name.layer for line in lines if line.verdict not in ("unseen", "too coarse")
         }
-        return (unseen | (set(runs[0].layers) if part else set())) - compared
+        return (unseen | (set(runs[0].layers) if part else set())) - visible
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -84,18 +84,18 @@ class Case:
         these are the results for all weights.
         """
         step = self.first.name.step
-        found: dict[int, list[TensorVerdict]] = {}
+        by_step: dict[int, list[TensorVerdict]] = {}
         for line in self.comparison.lines:
             name = line.name
-            logged = (
+            is_weight = (
                 name.kind == "weight"
                 and name.phase in ("init", "update")
                 and line.verdict not in ("unseen", "too coarse")
             )
-            if logged and name.step < step:
-                found.setdefault(name.step, []).append(line)
-        last = max(found, default=-1)
-        every = found.get(last, [])
+            if is_weight and name.step < step:
+                by_step.setdefault(name.step, []).append(line)
+        last = max(by_step, default=-1)
+        every = by_step.get(last, [])
         return last, [line for line in every if line.name.layer == layer] or every
 
     @cached_property
@@ -126,12 +126,12 @@ class Case:
             reverse=True,
         )
         for step in (step for step in steps if step < self.first.name.step):
-            found = (
+            entries = (
                 _entries_of_step(self.comparison.first, step, self.rank),
                 _entries_of_step(self.comparison.second, step),
             )
-            if found[0] and found[1]:
-                return found
+            if entries[0] and entries[1]:
+                return entries
         return {}, {}
 
     def pair(self, name: Name) -> tuple[Tensor, Tensor] | None:
@@ -174,7 +174,7 @@ class Case:
         tensors, and the number of tensors. With `change`, compare the changes by the update
         instead of the values. Return None if there is no common factor.
         """
-        found = []
+        ratios = []
         for line in lines:
             both = self.changes(line.name) if change else self.pair(line.name)
             # Of zeros, every factor is one.
@@ -184,12 +184,12 @@ class Case:
             # One tensor that is no multiple is enough: then there is no common factor.
             if rest > CLOSE:
                 return None
-            found.append(factor)
-        if not found or max(abs(factor - median(found)) for factor in found) > CLOSE * abs(
-            median(found)
+            ratios.append(factor)
+        if not ratios or max(abs(factor - median(ratios)) for factor in ratios) > CLOSE * abs(
+            median(ratios)
         ):
             return None
-        return median(found), len(found)
+        return median(ratios), len(ratios)
 
 
 def _entries_of_step(
@@ -198,15 +198,15 @@ def _entries_of_step(
     """Return a step's tensors by name. If `rank` logged a different copy of a tensor, the result
     has this copy.
     """
-    found = {}
+    entries = {}
     for entry in run.entries(step):
         copies = (
             (copy for part, copy in entry.copies() if part.rank == rank)
             if rank is not None
             else iter(())
         )
-        found[key_of(entry.name)] = next(copies, entry)
-    return found
+        entries[key_of(entry.name)] = next(copies, entry)
+    return entries
 
 
 def key_of(name: Name) -> Name:

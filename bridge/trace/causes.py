@@ -50,9 +50,9 @@ def diagnose_difference(comparison: Comparison) -> Diagnosis:
     assert first is not None, "expected runs that part"
     case = Case(comparison, first)
     for rule in RULES.get(first.name.phase, ()):
-        found = rule(case)
-        if found:
-            return Diagnosis(first.name, found[0], tuple(found[1]), _advice_on_next(case, True))
+        cause = rule(case)
+        if cause:
+            return Diagnosis(first.name, cause[0], tuple(cause[1]), _advice_on_next(case, True))
     alone = _find_missing_log(case)
     if alone:
         return Diagnosis(first.name, alone[0], (*_describe_evidence(case), *alone[1]), "")
@@ -111,15 +111,15 @@ def _find_missing_log(case: Case) -> Found | None:
 def _describe_evidence(case: Case) -> Iterator[str]:
     for phase in PHASES[: PHASES.index(case.first.name.phase)]:
         for kind in dict.fromkeys(line.name.kind for line in case.of(phase)):
-            told = case.agree(phase, kind, f"{phase}: {kind}s")
-            if told:
-                yield told
+            sentence = case.agree(phase, kind, f"{phase}: {kind}s")
+            if sentence:
+                yield sentence
 
 
-def _advice_on_next(case: Case, known: bool) -> str:
+def _advice_on_next(case: Case, has_cause: bool) -> str:
     """Return advice on the tensors to log next, or an empty text if the cause is known."""
     name = case.first.name
-    if known:
+    if has_cause:
         return ""
     if name.phase == "init":
         return "compare how both runs make or load their weights"
@@ -152,15 +152,15 @@ def _find_other_start(case: Case) -> Found | None:
                 [copy],
             )
         more = ", ..." if len(only) > 3 else ""
-        told = f"{only[0].verdict}: {names}{more}"
-        return "the models do not have the same parameters", [told]
+        evidence = f"{only[0].verdict}: {names}{more}"
+        return "the models do not have the same parameters", [evidence]
     faults = [line for line in case.of("init") if line.is_fault]
     kinds = " and ".join(dict.fromkeys(f"{line.name.kind}s" for line in faults))
-    told = (
+    evidence = (
         f"{len(faults)} of {len(case.of('init'))} tensors differ before the first step:"
         f" {_names_text([line.name for line in faults])}"
     )
-    return f"the runs start from different {kinds}{_place_text(case)}", [told]
+    return f"the runs start from different {kinds}{_place_text(case)}", [evidence]
 
 
 def _copy_of(case: Case, line: TensorVerdict) -> str:
@@ -200,8 +200,8 @@ def _find_other_inputs(case: Case) -> Found | None:
     lines = [line for line in case.of("forward", "input") if line.is_fault]
     if not lines or case.first.name.kind != "input":
         return None
-    told = [f"{line.name} differs: {line.cause or line.verdict}" for line in lines[:1]]
-    return "the runs get different data", told
+    evidence = [f"{line.name} differs: {line.cause or line.verdict}" for line in lines[:1]]
+    return "the runs get different data", evidence
 
 
 def _place_text(case: Case) -> str:
@@ -216,15 +216,17 @@ def _find_other_passes(case: Case) -> Found | None:
     """Rule: in one of the runs, a rank ran more than one pass under the number of one microbatch."""
     runs = {"A": case.comparison.first, "B": case.comparison.second}
     twice = {
-        label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))
+        label: passes
+        for label, run in runs.items()
+        if (passes := _twice(run, case.first.name.step))
     }
     # If both runs do, it is no difference.
     if len(twice) != 1:
         return None
-    label, told = next(iter(twice.items()))
+    label, evidence = next(iter(twice.items()))
     return (
         f"{label} runs more passes in a step than its setting accumulation={runs[label].about.get('accumulation')}",
-        [told],
+        [evidence],
     )
 
 
@@ -255,7 +257,7 @@ def _find_other_numbers(case: Case) -> Found | None:
     odd = [rank for rank in ranks if every[0].get(rank, 0) != every[1].get(rank, 0)]
     if not odd or not all(every):
         return None
-    passes_a, passes_b = (_count_passes_text(found.get(odd[0], 0)) for found in every)
+    passes_a, passes_b = (_count_passes_text(counts.get(odd[0], 0)) for counts in every)
     alone = len(odd) < len(ranks)
     where = f" on rank {_join_ranks(odd)}" if alone else ""
     passes = f"step {case.first.name.step} has {passes_a} in A{where}, and {passes_b} in B"
@@ -268,14 +270,14 @@ def _count_passes_text(count: int) -> str:
 
 def _passes_of(run: TracedRun, step: int) -> dict[int, int]:
     """Return the number of forward passes that each rank logged in a step, by rank."""
-    found = {
+    passes = {
         (part.rank, part.record.microbatch)
         for entry in run.entries(step)
         if entry.name.phase == "forward" and entry.name.kind in ("input", "output")
         for part in (*entry.parts, *entry.replicas)
     }
     counts: dict[int, int] = {}
-    for rank, _ in found:
+    for rank, _ in passes:
         counts[rank] = counts.get(rank, 0) + 1
     return counts
 
@@ -299,9 +301,9 @@ def _find_evaluation(case: Case) -> Found | None:
     )
     if last is None:
         return None
-    untrained = f"{label} runs no layer in training mode in step {case.first.name.step}"
+    statement = f"{label} runs no layer in training mode in step {case.first.name.step}"
     return (
-        f"{untrained}: it evaluates, makes a step too many, or trains another copy of the model",
+        f"{statement}: it evaluates, makes a step too many, or trains another copy of the model",
         [
             f"all {len(lines)} outputs of layers are {case.first.verdict}; in step {last} both runs logged outputs"
         ],
@@ -320,13 +322,11 @@ def _find_layer_skip(case: Case) -> Found | None:
         if other.name.phase == "forward"
         for part in other.parts
     }
-    gone = sorted(others - here)
-    if not gone:
+    absent_ranks = sorted(others - here)
+    if not absent_ranks:
         return None
-    told = (
-        f"rank {_join_ranks(gone)} logged other layers in this step, and no output of {name.layer}"
-    )
-    return f"rank {_join_ranks(gone)} does not run {name.layer}", [told]
+    evidence = f"rank {_join_ranks(absent_ranks)} logged other layers in this step, and no output of {name.layer}"
+    return f"rank {_join_ranks(absent_ranks)} does not run {name.layer}", [evidence]
 
 
 def _find_layer_fault(case: Case) -> Found | None:
@@ -365,13 +365,13 @@ def _find_layer_fault(case: Case) -> Found | None:
     evidence += [case.first.cause] if case.first.cause else []
     if "another order" in case.first.cause:
         return "the runs take the same samples in another order", evidence
-    changed = (
+    weight_cause = (
         "weights that were changed after an update"
         if sure
         else "weights (the logs do not show whether they were equal)"
     )
     ways = (
-        f"because of the layer's code, settings, number format, random numbers, {changed}, or the "
+        f"because of the layer's code, settings, number format, random numbers, {weight_cause}, or the "
         "inputs that the model's own code passes to the layer"
     )
     if hidden:
@@ -405,13 +405,13 @@ def _find_loss_fault(case: Case) -> Found | None:
     forward = case.agree("forward", "output", "outputs of all layers")
     if forward is None or not lines or case.layers_without_tensors("forward", "output"):
         return None
-    found = case.factors(lines)
-    if found and abs(found[0] - 1) > CLOSE:
+    fit = case.factors(lines)
+    if fit and abs(fit[0] - 1) > CLOSE:
         same = [
             forward,
-            f"every gradient of an activation in A is {found[0]:.6g} times B's ({found[1]} tensors)",
+            f"every gradient of an activation in A is {fit[0]:.6g} times B's ({fit[1]} tensors)",
         ]
-        loss = f"the loss that A's backward pass starts from is {found[0]:.6g} times B's{which}{_place_text(case)}"
+        loss = f"the loss that A's backward pass starts from is {fit[0]:.6g} times B's{which}{_place_text(case)}"
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
@@ -419,23 +419,23 @@ def _find_loss_fault(case: Case) -> Found | None:
                 *same,
                 after,
             ]
-        return f"{loss}{_count_note(case, found[0])}", same
+        return f"{loss}{_count_note(case, fit[0])}", same
     hidden = [
         layer
         for layer in case.layers_without_tensors("backward", "input gradient")
         if _runs_later(case, layer)
     ]
-    weighed = _find_loss_weight(case, lines[0])
-    if weighed and case.first is lines[0]:
-        return weighed[0], [forward, *weighed[1]]
+    weighting = _find_loss_weight(case, lines[0])
+    if weighting and case.first is lines[0]:
+        return weighting[0], [forward, *weighting[1]]
     layer = name.layer
     if hidden and not any(
         line is not case.first and _runs_later(case, line.name.layer) for line in lines
     ):
-        unlogged = f"the logs have no gradients of {_layer_names_text(hidden)} to compare; these layers run after {layer}"
+        gap = f"the logs have no gradients of {_layer_names_text(hidden)} to compare; these layers run after {layer}"
         return (
             f"the loss, its targets, or the backward pass of {layer} or of a later layer differs",
-            [forward, unlogged],
+            [forward, gap],
         )
     if case.first is lines[0]:
         return f"the loss, its targets, or the backward pass of {layer} differs{which}", [
@@ -462,11 +462,11 @@ def _find_loss_weight(case: Case, line: TensorVerdict) -> Found | None:
     if pair is None:
         return None
     # Ratios of very small values are rounding.
-    counted = pair[1].abs() > 1e-4 * float(pair[1].abs().max())
+    mask = pair[1].abs() > 1e-4 * float(pair[1].abs().max())
     if bool((pair[0][pair[1] == 0] != 0).any()):
         return None  # what does not count in B does in A
     factors: list[float] = []
-    for ratio in (pair[0][counted] / pair[1][counted]).tolist():
+    for ratio in (pair[0][mask] / pair[1][mask]).tolist():
         # Samples lie one microbatch after the other: another factor begins another one.
         if not factors or abs(ratio - factors[-1]) > CLOSE * 0.1 * abs(factors[-1]):
             factors.append(ratio)
@@ -476,10 +476,10 @@ def _find_loss_weight(case: Case, line: TensorVerdict) -> Found | None:
     # One factor has another cause; more than there are microbatches are not their weights.
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
-    found = ", ".join(f"{factor:.4g}" for factor in factors)
+    factors_text = ", ".join(f"{factor:.4g}" for factor in factors)
     what = "A and B weigh microbatches differently: one run may take a mean over tokens, the other run over microbatches"
     return what, [
-        f"A's gradient of the input of {line.name.layer} is B's, multiplied by another factor in each microbatch: {found}"
+        f"A's gradient of the input of {line.name.layer} is B's, multiplied by another factor in each microbatch: {factors_text}"
     ]
 
 
@@ -493,7 +493,7 @@ def _count_microbatches(run: TracedRun) -> int:
 
 
 def _count_note(case: Case, factor: float) -> str:
-    found: list[str] = []
+    matches: list[str] = []
     for label, run in (("A", case.comparison.first), ("B", case.comparison.second)):
         counts = {f"{axis} ranks": size for axis, size in run.about.get("mesh", {}).items()}
         counts["microbatches of a step"] = run.about.get("accumulation") or 1
@@ -502,11 +502,11 @@ def _count_note(case: Case, factor: float) -> str:
             for what, size in counts.items()
             if min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE
         ]
-        found = found or [f"{what} in {label}" for what in fits if counts[what] > 1]
+        matches = matches or [f"{what} in {label}" for what in fits if counts[what] > 1]
     inverse = "" if factor > 1 else "one over "
-    counts_of = " or of ".join(found)
-    counted = f"; this factor is {inverse}the number of {counts_of}, as if a mean was missing or done twice"
-    return counted if found else ""
+    counts_of = " or of ".join(matches)
+    note = f"; this factor is {inverse}the number of {counts_of}, as if a mean was missing or done twice"
+    return note if matches else ""
 
 
 def _find_gradient_fault(case: Case) -> Found | None:
@@ -521,9 +521,9 @@ def _find_gradient_fault(case: Case) -> Found | None:
     only = {line.verdict for line in faults}
     if len(only) == 1 and only <= {"only in A", "only in B"} and not case.first.ranks:
         label = case.first.verdict[-1]
-        trained = f"{_names_text([line.name for line in faults])} are trained in {label} alone"
+        statement = f"{_names_text([line.name for line in faults])} are trained in {label} alone"
         evidence.append(f"{len(faults)} of {len(lines)} gradients are {case.first.verdict}")
-        return f"{trained}: the other run has frozen them, or its model lacks them", evidence
+        return f"{statement}: the other run has frozen them, or its model lacks them", evidence
     pairs = {line.name: case.pair(line.name) for line in faults}
     zeros = [name for name, pair in pairs.items() if pair and not pair[0].any()]
     if zeros and len(zeros) == len(faults):
@@ -542,27 +542,27 @@ def _find_gradient_fault(case: Case) -> Found | None:
     stale = _stale_text(case, faults)
     if stale:
         return "the gradients of the step before were not cleared in A", [*evidence, stale]
-    found = case.factors(lines)
-    if found and abs(found[0] - 1) > CLOSE:
-        clipped = _find_clipping(case)
-        if clipped:
-            return clipped[0], [*evidence, *clipped[1]]
+    fit = case.factors(lines)
+    if fit and abs(fit[0] - 1) > CLOSE:
+        clipping = _find_clipping(case)
+        if clipping:
+            return clipping[0], [*evidence, *clipping[1]]
         return (
-            f"all gradients of A are {found[0]:.6g} times B's{_place_text(case)}{_count_note(case, found[0])}",
-            [*evidence, f"every gradient of A is {found[0]:.6g} times B's ({found[1]} tensors)"],
+            f"all gradients of A are {fit[0]:.6g} times B's{_place_text(case)}{_count_note(case, fit[0])}",
+            [*evidence, f"every gradient of A is {fit[0]:.6g} times B's ({fit[1]} tensors)"],
         )
-    lost = [name for name, pair in pairs.items() if pair and _has_extra_zeros(*pair)]
-    if lost and len(lost) == len(faults):
-        what = f"some elements of the gradients of {_names_text(lost)} are zero in A alone: they were dropped, or never computed"
+    holes = [name for name, pair in pairs.items() if pair and _has_extra_zeros(*pair)]
+    if holes and len(holes) == len(faults):
+        what = f"some elements of the gradients of {_names_text(holes)} are zero in A alone: they were dropped, or never computed"
         return what, [*evidence, "all other sampled elements agree"]
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
         several = any(
             size > 1 for run in _runs_in_order(case) for size in run.about.get("mesh", {}).values()
         )
-        summed = "combined over ranks" if several else "added up"
+        combination = "combined over ranks" if several else "added up"
         what = (
-            f"only the gradients of {_names_text([line.name for line in faults])} are computed, {summed}, or "
+            f"only the gradients of {_names_text([line.name for line in faults])} are computed, {combination}, or "
             f"changed differently from B{_place_text(case)}"
         )
         own = case.factors(faults)
@@ -594,18 +594,18 @@ def _find_clipping(case: Case) -> Found | None:
     norms = []
     for run in runs:
         every = ([one for one in run.entries(step) if one.name.phase == "reduce"] for step in steps)
-        parts = ([one.summary for one in found if one.name.kind == "gradient"] for found in every)
+        parts = ([one.summary for one in series if one.name.kind == "gradient"] for series in every)
         norms.append(
-            [sqrt(sum(part.squares for part in found if part is not None)) for found in parts]
+            [sqrt(sum(part.squares for part in series if part is not None)) for series in parts]
         )
     if len(steps) < 2 or not all(map(all, norms)):
         return None
     bounds = []
-    for run, found in zip(runs, norms, strict=True):
+    for run, series in zip(runs, norms, strict=True):
         # Other samples have gradients of another norm: one that stays the same was set by clipping.
-        same = max(found) - min(found) <= 1e-3 * max(found)
-        bounds.append(median(found) if same and _samples_vary(run, steps) else 0.0)
-    of_a, of_b = (", ".join(f"{norm:.4g}" for norm in found) for found in norms)
+        same = max(series) - min(series) <= 1e-3 * max(series)
+        bounds.append(median(series) if same and _samples_vary(run, steps) else 0.0)
+    of_a, of_b = (", ".join(f"{norm:.4g}" for norm in series) for series in norms)
     evidence = [
         f"in steps {steps[0]} to {steps[-1]}, with other samples in each step, the norm of all gradients is"
         f" {of_a} in A; {of_b} in B"
@@ -630,7 +630,7 @@ def _samples_vary(run: TracedRun, steps: Sequence[int]) -> bool:
     """Return whether each of these steps has other samples than the step before. Return False if a
     step has no logged samples.
     """
-    found = [
+    samples = [
         [
             (one.name.tensor, one.name.microbatch, str(one.summary))
             for one in run.entries(step)
@@ -638,7 +638,7 @@ def _samples_vary(run: TracedRun, steps: Sequence[int]) -> bool:
         ]
         for step in steps
     ]
-    return all(found) and all(one != other for one, other in pairwise(found))
+    return all(samples) and all(one != other for one, other in pairwise(samples))
 
 
 def _find_coarse_format(case: Case) -> Found | None:
@@ -724,8 +724,8 @@ def _find_update_fault(case: Case) -> Found | None:
     faults = [line for line in lines if line.is_fault]
     if not faults:
         return None
-    told = case.agree("reduce", "gradient", "gradients")
-    evidence = [told] if told else []
+    agreement = case.agree("reduce", "gradient", "gradients")
+    evidence = [agreement] if agreement else []
     changes = {line.name: case.changes(line.name) for line in faults}
     still = [
         name
@@ -743,34 +743,36 @@ def _find_update_fault(case: Case) -> Found | None:
             f"{len(still)} of {len(lines)} weights do not change in A, but change in B",
         ]
     # Gradients that differ make updates differ: nothing more is claimed.
-    if not told:
+    if not agreement:
         return None
     # Before settings: what decay does shows in the numbers, whatever the settings say.
     decay = _find_decay(case, faults)
     if decay:
         return f"weight decay differs: {decay[0]}", [*evidence, *decay[1]]
-    named = [setting for setting in case.settings if not setting.path.startswith("number format")]
-    settings = [setting for setting in named if any(word in setting.path for word in UPDATING)]
-    found = case.factors(lines, change=True)
-    if found and abs(found[0] - 1) > CLOSE:
-        same = [f"every update of A is {found[0]:.6g} times B's ({found[1]} tensors)"]
+    candidates = [
+        setting for setting in case.settings if not setting.path.startswith("number format")
+    ]
+    settings = [setting for setting in candidates if any(word in setting.path for word in UPDATING)]
+    fit = case.factors(lines, change=True)
+    if fit and abs(fit[0] - 1) > CLOSE:
+        same = [f"every update of A is {fit[0]:.6g} times B's ({fit[1]} tensors)"]
         for setting in settings:
             one, other = setting.first, setting.second
             rates = setting.path.endswith(("lr", "learning rate"))
             numbers = isinstance(one, int | float) and isinstance(other, int | float)
-            if rates and numbers and abs(one / max(other, TINY) - found[0]) <= CLOSE * found[0]:
+            if rates and numbers and abs(one / max(other, TINY) - fit[0]) <= CLOSE * fit[0]:
                 return f"the learning rate differs: {one} in A, {other} in B", [
                     *evidence,
                     *same,
                     str(setting),
                 ]
-        known = case.agree("reduce", "state", "learning rates")
-        ways = "clipping in the optimizer" if known else "learning rate, clipping"
+        rate_evidence = case.agree("reduce", "state", "learning rates")
+        ways = "clipping in the optimizer" if rate_evidence else "learning rate, clipping"
         what = (
-            f"the updates of A are {found[0]:.6g} times B's{_place_text(case)}:"
+            f"the updates of A are {fit[0]:.6g} times B's{_place_text(case)}:"
             f" a cause may be {ways}, or two updates in a step"
         )
-        return what, [*evidence, *same, *filter(None, [known])]
+        return what, [*evidence, *same, *filter(None, [rate_evidence])]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))
         return f"the optimizers' settings differ: {named_settings}", [
@@ -784,7 +786,7 @@ def _find_update_fault(case: Case) -> Found | None:
             evidence,
         )
     if len(faults) < len(lines):
-        changed = f"only {_names_text([line.name for line in faults])} change differently from B"
+        statement = f"only {_names_text([line.name for line in faults])} change differently from B"
         shares = _weight_shares(case, faults)
         share = (
             f"where the updates of A and B differ, they differ by {median(shares):.3g} times the weights"
@@ -792,7 +794,7 @@ def _find_update_fault(case: Case) -> Found | None:
             else ""
         )
         return (
-            f"{changed}: because of separate settings, or of something other than the optimizer",
+            f"{statement}: because of separate settings, or of something other than the optimizer",
             [
                 *evidence,
                 f"{len(lines) - len(faults)} of {len(lines)} weights agree",
@@ -828,22 +830,26 @@ def _find_decay(case: Case, faults: Sequence[TensorVerdict]) -> tuple[str, list[
         or max(shares) - min(shares) > 10 * CLOSE * max(map(abs, shares))
     ):
         return None
-    share, known = median(shares), {*decays[0], *decays[1], 0.0}
+    share, decay_values = median(shares), {*decays[0], *decays[1], 0.0}
     steps = {
         rate * (one - other): (rate, one, other)
         for rate in rates
-        for one in known
-        for other in known
+        for one in decay_values
+        for other in decay_values
     }
     # An update takes rate * decay * weight away: A's less B's is -rate * (one - other) of it.
     fitting = next(
-        (step for wanted, step in steps.items() if abs(wanted + share) <= 10 * CLOSE * abs(share)),
+        (
+            step
+            for difference, step in steps.items()
+            if abs(difference + share) <= 10 * CLOSE * abs(share)
+        ),
         None,
     )
     if fitting is None:
         return None
     rate, one, other = fitting
-    names = (" and ".join(map(str, sorted(found, reverse=True))) or "none" for found in decays)
+    names = (" and ".join(map(str, sorted(numbers, reverse=True))) or "none" for numbers in decays)
     words = dict(zip("AB", names, strict=True))
     return f"{words['A']} in A, {words['B']} in B", [
         f"the runs' updates differ by {share:.3g} times the weights ({len(shares)} tensors)",
@@ -860,8 +866,8 @@ def _numbers_of(run: TracedRun, *names: str) -> set[float]:
     endings of the names that the setting may have.
     """
     settings = values_of(run.about.get("settings", {}))
-    found = (value for path, value in settings.items() if path.endswith(names))
-    return {float(value) for value in found if isinstance(value, int | float)}
+    values = (value for path, value in settings.items() if path.endswith(names))
+    return {float(value) for value in values if isinstance(value, int | float)}
 
 
 def _weight_shares(case: Case, faults: Sequence[TensorVerdict]) -> list[float]:
@@ -871,10 +877,10 @@ def _weight_shares(case: Case, faults: Sequence[TensorVerdict]) -> list[float]:
     """
     shares = []
     for line in faults:
-        found = case.changes(line.name)
-        if found is None or not found[2].any():
+        changes = case.changes(line.name)
+        if changes is None or not changes[2].any():
             return []
-        share, rest = fit_factor(found[0] - found[1], found[2])
+        share, rest = fit_factor(changes[0] - changes[1], changes[2])
         if rest > 5 * CLOSE or not share:
             return []
         shares.append(share)
@@ -892,10 +898,10 @@ def _find_state_fault(case: Case) -> Found | None:
                 f"{line.name}: {line.verdict}"
             ]
         only_in_one_run = line.verdict
-        changed = f"{line.name.tensor} was changed before step {line.name.step} {only_in_one_run}"
+        evidence = f"{line.name.tensor} was changed before step {line.name.step} {only_in_one_run}"
         return (
             f"the optimizer's {line.name.tensor} changes in one of the runs{_place_text(case)}",
-            [changed],
+            [evidence],
         )
     values = f" is {pair[0].tolist()} in A and {pair[1].tolist()} in B" if pair else ""
     return f"the optimizers run step {line.name.step} with a different {line.name.tensor}", [
@@ -904,9 +910,9 @@ def _find_state_fault(case: Case) -> Found | None:
 
 
 def _names_text(names: Sequence[Name]) -> str:
-    shown = ", ".join(_name_of_whole(name) for name in names[:3])
+    text = ", ".join(_name_of_whole(name) for name in names[:3])
     rest = len(names) - 3
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    return f"{text} and {rest} more" if rest > 0 else text
 
 
 def _name_of_whole(name: Name) -> str:

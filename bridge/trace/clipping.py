@@ -47,18 +47,18 @@ class Clipping:
         """Return the factor by which the gradients of all `parameters` were multiplied, and forget it. None: no call was seen,
         or there is no such factor, because they were clipped in different ways.
         """
-        seen, self._seen = self._seen, []
-        if not seen or self._pass != self.roots.passes:
+        calls, self._seen = self._seen, []
+        if not calls or self._pass != self.roots.passes:
             return None
         ways = {
-            tuple(at for at, (clipped, _) in enumerate(seen) if id(parameter) in clipped)
+            tuple(at for at, (ids, _) in enumerate(calls) if id(parameter) in ids)
             for parameter in parameters
             if parameter.grad is not None
         }
         way = ways.pop() if len(ways) == 1 else ()
-        factors = [seen[at][1] for at in way]
-        found = math.prod(math.nan if factor is None else float(factor) for factor in factors)
-        return found if factors and found > 0 else None
+        factors = [calls[at][1] for at in way]
+        product = math.prod(math.nan if factor is None else float(factor) for factor in factors)
+        return product if factors and product > 0 else None
 
 
 def _clip_factor(limit: float, norm: Tensor) -> Tensor:
@@ -78,11 +78,11 @@ def _replace_clip(name: str, factor: Callable[..., Tensor | None]) -> None:
         return
 
     @functools.wraps(plain)
-    def clip(parameters: Any, *given: Any, **named: Any) -> Any:
+    def clip(parameters: Any, *arguments: Any, **keywords: Any) -> Any:
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        result = plain(several, *given, **named)
+        result = plain(several, *arguments, **keywords)
         for listener in tuple(_listeners):
-            listener.record_clip(several, factor(*given, *named.values()))
+            listener.record_clip(several, factor(*arguments, *keywords.values()))
         return result
 
     clip.told_to = _listeners  # type: ignore[attr-defined]

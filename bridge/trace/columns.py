@@ -85,10 +85,10 @@ class Reading:
         raw = np.frombuffer(
             file.content, np.dtype(f"i{width}"), (len(file.content) - self.base) // width, self.base
         )
-        found: Floats = (
+        values: Floats = (
             torch.from_numpy(raw[self.elements]).view(torch_type(self.dtype)).double().numpy()
         )
-        return found
+        return values
 
 
 class Readings:
@@ -114,8 +114,8 @@ class Readings:
     def all(self) -> tuple[Reading, ...]:
         """Return the readings: one for each file, number format and alignment."""
         return tuple(
-            Reading(*key, *(np.concatenate([one[at] for one in found]) for at in range(3)))
-            for key, found in self._found.items()
+            Reading(*key, *(np.concatenate([one[at] for one in parts]) for at in range(3)))
+            for key, parts in self._found.items()
         )
 
 
@@ -163,21 +163,21 @@ class Pattern:
         numbers = Readings()
         for part in parts:
             samples = part.record.samples
-            held = (
+            span = (
                 spans[part.rank].get(samples.removesuffix("samples") + "numbers")
                 if samples
                 else None
             )
-            if held is not None:
-                each = np.arange(held.count)
-                numbers.add(part.rank, held, each, each, places[id(part)])
+            if span is not None:
+                each = np.arange(span.count)
+                numbers.add(part.rank, span, each, each, places[id(part)])
         readings = numbers.all()
-        expected = tuple(reading.take(_there(files[reading.rank])) for reading in readings)
+        indices = tuple(reading.take(_there(files[reading.rank])) for reading in readings)
         heads = tuple(None if file is None else file.head for file in files)
-        kept = tuple(
+        entries = tuple(
             replace(entry, name=entry.name._replace(step=0)) for entry in whole
         )  # without what was read of it
-        return cls(tuple(shapes), heads, spans, kept, places, readings, expected)
+        return cls(tuple(shapes), heads, spans, entries, places, readings, indices)
 
     def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
         """Return whether a step with these records and files has this pattern."""
@@ -189,8 +189,8 @@ class Pattern:
         pairs = zip(self.numbers, self.expected, strict=True)
         # Which samples a rank has is told by tensors: the header does not show their values.
         return all(
-            np.array_equal(reading.take(_there(files[reading.rank])), wanted)
-            for reading, wanted in pairs
+            np.array_equal(reading.take(_there(files[reading.rank])), indices)
+            for reading, indices in pairs
         )
 
 
@@ -261,17 +261,21 @@ class ColumnReader:
         read: list[Content] = []
         for folder, steps in self.run.lines.items():
             content = steps[step].read()
-            found, stored = _split_records(content.records, step)
-            shapes.append(content.records if found is not None else None)
-            numbers += found or []
+            rows, has_samples = _split_records(content.records, step)
+            shapes.append(content.records if rows is not None else None)
+            numbers += rows or []
             read.append(content)
             files.append(
-                Stored.open(folder / f"{step:08d}.safetensors", content.tensors) if stored else None
+                Stored.open(folder / f"{step:08d}.safetensors", content.tensors)
+                if has_samples
+                else None
             )
         figures = None if None in shapes else _as_array(numbers)
         if figures is None:
             return self._loose(step, files, read)
-        pattern = next((known for known in self._patterns if known.fits(shapes, files)), None)
+        pattern = next(
+            (candidate for candidate in self._patterns if candidate.fits(shapes, files)), None
+        )
         if pattern is None:
             pattern = Pattern.of(self.run, step, shapes, files)
             # The newest first: most steps look like the one before.
@@ -297,9 +301,9 @@ class ColumnReader:
 
 
 def _common_clip(clips: Sequence[float | None]) -> float | None:
-    known = [clip for clip in clips if clip is not None]
-    same = len(known) == len(clips) > 0 and max(known) <= min(known) * (1 + 1e-3)
-    return min(known) if same else None
+    factors = [clip for clip in clips if clip is not None]
+    same = len(factors) == len(clips) > 0 and max(factors) <= min(factors) * (1 + 1e-3)
+    return min(factors) if same else None
 
 
 def _split_records(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
@@ -307,7 +311,7 @@ def _split_records(records: list[Any], step: int) -> tuple[list[tuple[float, ...
     similar steps. Returns the removed numbers, and whether some tensors are stored in a file. The
     numbers are None if a record has another form than those that a log writes.
     """
-    found, stored = [], False
+    rows, has_samples = [], False
     try:
         for fields in records:
             summary, name = fields["summary"], fields["name"]
@@ -318,8 +322,8 @@ def _split_records(records: list[Any], step: int) -> tuple[list[tuple[float, ...
                 or (summary is not None and len(summary) != 7)
             ):
                 return None, _has_samples(records)
-            found.append((*(_NONE if summary is None else _figures(summary)), fields["factor"]))
-            stored = stored or (fields["samples"] or fields["full"]) is not None
+            rows.append((*(_NONE if summary is None else _figures(summary)), fields["factor"]))
+            has_samples = has_samples or (fields["samples"] or fields["full"]) is not None
         for fields in records:
             # What is left is equal in steps that look alike. A loop of its own: records that are
             # half emptied could not go the slow way any more.
@@ -327,7 +331,7 @@ def _split_records(records: list[Any], step: int) -> tuple[list[tuple[float, ...
             fields["summary"] = fields["summary"] is not None
     except (KeyError, TypeError, IndexError):
         return None, _has_samples(records)
-    return found, stored
+    return rows, has_samples
 
 
 def _has_samples(records: list[Any]) -> bool:
@@ -342,13 +346,13 @@ def _as_array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
     NaN, or a count that is no whole number.
     """
     try:
-        found = np.array(numbers, np.float64).reshape(-1, 8)
+        array = np.array(numbers, np.float64).reshape(-1, 8)
     except (ValueError, TypeError, OverflowError):
         return None
     with np.errstate(all="ignore"):
         # Counts are whole numbers, and no figure is NaN: NaNs are counted and left out.
-        whole = bool((found[:, :3] % 1 == 0).all())
-    return found if whole and not np.isnan(found).any() else None
+        whole = bool((array[:, :3] % 1 == 0).all())
+    return array if whole and not np.isnan(array).any() else None
 
 
 class Gathering:
@@ -365,13 +369,13 @@ class Gathering:
             [pattern.rows[id(part)] for part in entry.parts if part.record.summary]
             for entry in entries
         ]
-        self.told = np.array([bool(found) for found in rows], bool)
-        self._rows = np.array([row for found in rows for row in found], np.int64)
-        lengths = np.array([len(found) for found in rows if found], np.int64)
+        self.told = np.array([bool(group) for group in rows], bool)
+        self._rows = np.array([row for group in rows for row in group], np.int64)
+        lengths = np.array([len(group) for group in rows if group], np.int64)
         self._starts, self._single = np.cumsum(lengths) - lengths, bool((lengths == 1).all())
         self.lengths = np.array([_sample_count(entry) for entry in entries], np.int64)
-        held = np.maximum(self.lengths, 0)
-        self.begins, self._size = np.cumsum(held) - held, int(held.sum())
+        sizes = np.maximum(self.lengths, 0)
+        self.begins, self._size = np.cumsum(sizes) - sizes, int(sizes.sum())
         readings = Readings()
         for entry, begin, length in zip(
             entries, self.begins.tolist(), self.lengths.tolist(), strict=True
@@ -391,14 +395,14 @@ class Gathering:
         for part in several:
             spans, row = self.pattern.spans[part.rank], self.pattern.rows[id(part)]
             if full:
-                held, elements = part.record.placement.within(
+                mask, elements = part.record.placement.within(
                     sample_indices(entry.shape, entry.first.level)
                 )
                 readings.add(
                     part.rank,
                     spans[part.record.full or ""],
                     elements.numpy(),
-                    begin + held.nonzero().view(-1).numpy(),
+                    begin + mask.nonzero().view(-1).numpy(),
                     row,
                 )
                 continue
@@ -416,10 +420,10 @@ class Gathering:
         """Return the indices of a part's samples among all samples of the tensor, as they were
         read from the rank's file.
         """
-        for reading, wanted in zip(self.pattern.numbers, self.pattern.expected, strict=True):
+        for reading, indices in zip(self.pattern.numbers, self.pattern.expected, strict=True):
             here = reading.rows == row
             if reading.rank == part.rank and here.any():
-                return np.asarray(wanted[here], np.int64)
+                return np.asarray(indices[here], np.int64)
         return np.zeros(0, np.int64)
 
     def figures(self, columns: Columns) -> Floats:
@@ -434,20 +438,20 @@ class Gathering:
                 low = np.minimum.reduceat(parts[:, 5], self._starts)
                 high = np.maximum.reduceat(parts[:, 6], self._starts)
             parts = np.concatenate([sums, low[:, None], high[:, None]], axis=1)
-        found = np.zeros((len(self.told), 7))
-        found[self.told] = parts
-        return found
+        result = np.zeros((len(self.told), 7))
+        result[self.told] = parts
+        return result
 
     def samples(self, columns: Columns) -> Floats:
         """Return all samples, one tensor after the other. Samples of missing ranks are NaN."""
-        found = np.full(self._size, np.nan)
+        values = np.full(self._size, np.nan)
         for reading in self._readings:
             with np.errstate(all="ignore"):
-                found[reading.to] = (
+                values[reading.to] = (
                     reading.take(_there(columns.files[reading.rank]))
                     * columns.factors[reading.rows]
                 )
-        return found
+        return values
 
 
 def _sample_count(entry: LoggedTensor) -> int:

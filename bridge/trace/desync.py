@@ -57,14 +57,14 @@ class DesyncError(BridgeError):
     """
 
     def __init__(self, mismatches: Sequence[Mismatch], dump: Path | None = None) -> None:
-        kept = (
+        note = (
             ()
             if dump is None
             else (
                 f"desync: the tensors that differ were written into {dump}, one file for each rank",
             )
         )
-        super().__init__(*(str(mismatch) for mismatch in mismatches), *kept)
+        super().__init__(*(str(mismatch) for mismatch in mismatches), *note)
         self.mismatches, self.dump = tuple(mismatches), dump
 
 
@@ -208,9 +208,9 @@ class DesyncCheck:
     def _add_held(self, step: int, phase: str, kinds: tuple[Kind, ...]) -> None:
         # One rank has nobody to compare with, and to name all of its tensors takes time.
         for kind in kinds if self.desync.shared else ():
-            for held in self.source.tensors(kind):
-                name = Name(step, phase, held.layer, None, held.kind, held.tensor)
-                self.desync.hold(name, held.local, held.placement, held.holders)
+            for part in self.source.tensors(kind):
+                name = Name(step, phase, part.layer, None, part.kind, part.tensor)
+                self.desync.hold(name, part.local, part.placement, part.holders)
 
 
 def _apart_by_microbatch(sight: Sight) -> Name:
@@ -309,8 +309,8 @@ class Desync:
         digests are kept.
         """
         for queue in self._queues.values():
-            for queued in queue:
-                queued.tensor = None
+            for entry in queue:
+                entry.tensor = None
 
     def compare(self, step: int) -> tuple[Mismatch, ...]:
         """Compare all queued tensors, and return those that differ; all ranks must call this.
@@ -318,8 +318,8 @@ class Desync:
         Unless the action of the policy is "log", every rank raises `DesyncError` if any rank found
         a difference.
         """
-        found = self.differing(step)
-        found += [
+        mismatches = self.differing(step)
+        mismatches += [
             Mismatch(
                 name,
                 (self.comm.rank,),
@@ -330,23 +330,23 @@ class Desync:
             if any(not torch.equal(first, other) for other in again)
         ]
         self._forwards.clear()
-        self.found += found
+        self.found += mismatches
         if self.policy.action == "log":
-            for mismatch in found:
+            for mismatch in mismatches:
                 logger.error("%s", mismatch)
             self._differing.clear()
-            return tuple(found)
+            return tuple(mismatches)
         # All ranks raise or none: one that raised alone would leave the others in their next call.
-        there = self._gather_tensor(VERDICT, torch.tensor([int(bool(found))]), self.comm.world)
+        there = self._gather_tensor(VERDICT, torch.tensor([int(bool(mismatches))]), self.comm.world)
         if there.any():
             dump = self._dump_tensors(step) if self.policy.action == "dump" else None
             name = Name(step, "reduce", "", None, "elsewhere")
-            told = Mismatch(
+            remote = Mismatch(
                 name, self.comm.world.ranks, (), "other ranks report tensors that differ"
             )
-            raise DesyncError(found or [told], dump)
+            raise DesyncError(mismatches or [remote], dump)
         self._differing.clear()
-        return tuple(found)
+        return tuple(mismatches)
 
     def _dump_tensors(self, step: int) -> Path:
         """Write this rank's copies of the tensors that differ into a file, by name. Returns the
@@ -373,18 +373,18 @@ class Desync:
         for queue in self._queues.values():
             # How a queue falls into runs, how many tensors it has, which, and what else is alike.
             lengths = _hash_texts(str(len(run)) for run in _adjoining_runs(queue))
-            facts = _hash_texts(queued.facts for queued in queue)
+            facts = _hash_texts(entry.facts for entry in queue)
             rows.append([lengths, len(queue), facts, step, self._policy_hash])
         # One call for all queues, before any other: with other lists, ranks would make other calls.
         own = torch.tensor(rows, dtype=torch.int64).view(-1, 5)
         headers = self._gather_tensor(HEADER, own, self.comm.world)
-        found: list[Mismatch] = []
+        mismatches: list[Mismatch] = []
         for at, (key, queue) in enumerate(self._queues.items()):
-            found += self._compare_digests(
+            mismatches += self._compare_digests(
                 self._groups[key], queue, step, headers[list(self._groups[key].ranks), at]
             )
             queue.clear()
-        return found
+        return mismatches
 
     @cached_property
     def _policy_hash(self) -> int:
@@ -405,12 +405,12 @@ class Desync:
             yield self._lists(group, queue, step, headers)
             return
         # Ranks whose tensors lie otherwise in memory compare them one by one.
-        runs = list(_adjoining_runs(queue)) if alike[0] else [[queued] for queued in queue]
-        taken = hash_bits if self.thorough(step) else hash_hastily
-        odd, _ = self._differ(group, [_digest_of(run, taken) for run in runs])
-        suspects = [queued for index in odd for queued in runs[index]]
-        found, digests = self._differ(group, [_digest_of_queued(queued) for queued in suspects])
-        for index in found[: self.policy.reports]:
+        runs = list(_adjoining_runs(queue)) if alike[0] else [[entry] for entry in queue]
+        hash_function = hash_bits if self.thorough(step) else hash_hastily
+        odd, _ = self._differ(group, [_digest_of(run, hash_function) for run in runs])
+        suspects = [entry for index in odd for entry in runs[index]]
+        indices, digests = self._differ(group, [_digest_of_queued(entry) for entry in suspects])
+        for index in indices[: self.policy.reports]:
             mismatch = self._examine_tensor(group, suspects[index], digests[:, index])
             if mismatch:
                 yield mismatch
@@ -434,7 +434,7 @@ class Desync:
         """Return the mismatch that reports different queues: some ranks queued other tensors than
         others. It names the first tensor of the queues that is not the same on all ranks.
         """
-        texts = _gather_texts(self, group, "\n".join(queued.facts for queued in queue))
+        texts = _gather_texts(self, group, "\n".join(entry.facts for entry in queue))
         lists = [text.splitlines() for text in texts]
         place = next(
             (at for at, facts in enumerate(zip(*lists, strict=False)) if len(set(facts)) > 1),
@@ -458,17 +458,17 @@ class Desync:
             f"the ranks compare {counts} tensors, and tensor {place + 1} differs: {differing_items}{policies}",
         )
 
-    def _examine_tensor(self, group: Group, queued: Queued, digests: Tensor) -> Mismatch | None:
+    def _examine_tensor(self, group: Group, entry: Queued, digests: Tensor) -> Mismatch | None:
         """Gather the copies of a tensor from the ranks of a group, and return their difference.
         Return None if the copies differ only within the policy's tolerance.
         """
         nans = digests[:, 1].tolist()
         culprits = _minority_ranks(group, [tuple(row) for row in digests.tolist()])
-        told = f"; NaNs: {_join_values(nans)}" if any(nans) else ""
-        tensor, kept = queued.tensor, torch.tensor([int(queued.tensor is not None)])
+        nan_note = f"; NaNs: {_join_values(nans)}" if any(nans) else ""
+        tensor, has_values = entry.tensor, torch.tensor([int(entry.tensor is not None)])
         # A rank without the values could not take part in the next call: then none does.
-        if not bool(self._gather_tensor(CULPRIT, kept, group).all()) or tensor is None:
-            return Mismatch(queued.name, group.ranks, culprits, f"its values are gone{told}")
+        if not bool(self._gather_tensor(CULPRIT, has_values, group).all()) or tensor is None:
+            return Mismatch(entry.name, group.ranks, culprits, f"its values are gone{nan_note}")
         values = self._gather_tensor(CULPRIT, tensor.contiguous(), group)
         # Of a rank that holds what most hold; without a majority, of the first.
         place = next((at for at, rank in enumerate(group.ranks) if rank not in culprits), 0)
@@ -479,8 +479,8 @@ class Desync:
         )
         if worst.elements and worst.ulps <= self.policy.ulps and len(set(nans)) == 1:
             return None
-        self._differing[str(queued.name)] = tensor.detach().contiguous().cpu().clone()
-        return Mismatch(queued.name, group.ranks, culprits, f"{worst}{told}")
+        self._differing[str(entry.name)] = tensor.detach().contiguous().cpu().clone()
+        return Mismatch(entry.name, group.ranks, culprits, f"{worst}{nan_note}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,11 +562,11 @@ def _gather_texts(check: Desync, group: Group, text: str) -> list[str]:
 
 def _hash_texts(texts: Iterable[str]) -> int:
     """Return a hash of texts as a signed 64-bit integer. The order of the texts counts."""
-    found = blake2b(digest_size=8)
+    hasher = blake2b(digest_size=8)
     for text in texts:
         # A separator: without it, texts that are cut elsewhere hash alike.
-        found.update(text.encode() + b"\0")
-    return int.from_bytes(found.digest(), "little", signed=True)
+        hasher.update(text.encode() + b"\0")
+    return int.from_bytes(hasher.digest(), "little", signed=True)
 
 
 def _tensor_facts(name: Name, tensor: Tensor) -> str:
@@ -578,11 +578,11 @@ def _adjoining_runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
     that one digest can cover a whole sequence.
     """
     run: list[Queued] = []
-    for queued in queue:
-        if run and not _adjoin(run[-1], queued):
+    for entry in queue:
+        if run and not _adjoin(run[-1], entry):
             yield run
             run = []
-        run.append(queued)
+        run.append(entry)
     if run:
         yield run
 
@@ -600,7 +600,7 @@ def _adjoin(one: Queued, other: Queued) -> bool:
     )
 
 
-def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
+def _digest_of(run: Sequence[Queued], hash_function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return one digest (2,) of a sequence of tensors that adjoin in memory. It depends on the
     payloads of NaNs, so it may differ between ranks although the tensors count as equal. Where it
     differs, ranks then compare `_digest_of_queued` of each tensor, which decides whether the tensor differs.
@@ -608,37 +608,37 @@ def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tens
     first = run[0]
     if first.digest is not None or first.tensor is None:
         return _digest_of_queued(first)
-    size = sum(queued.tensor.numel() for queued in run if queued.tensor is not None)
+    size = sum(entry.tensor.numel() for entry in run if entry.tensor is not None)
     # One view over all of them: they adjoin in one storage.
     whole = (
         first.tensor.as_strided((size,), (1,), first.tensor.storage_offset())
         if len(run) > 1
         else first.tensor
     )
-    hashed = taken(whole)
-    return torch.stack([hashed, torch.zeros_like(hashed)])
+    digest = hash_function(whole)
+    return torch.stack([digest, torch.zeros_like(digest)])
 
 
-def _digest_of_queued(queued: Queued) -> Tensor:
+def _digest_of_queued(entry: Queued) -> Tensor:
     """Return the digest (2,) of one tensor. It does not depend on the payloads of NaNs."""
-    if queued.digest is None:
-        assert queued.tensor is not None, "expected the values of a tensor that has no digest"
-        queued.digest = digest_tensor(queued.tensor)
-    return queued.digest
+    if entry.digest is None:
+        assert entry.tensor is not None, "expected the values of a tensor that has no digest"
+        entry.digest = digest_tensor(entry.tensor)
+    return entry.digest
 
 
-def _sorting_key(queued: Queued) -> tuple[int, int]:
+def _sorting_key(entry: Queued) -> tuple[int, int]:
     """Return the sorting key of a tensor by phase and microbatch, so that the order does not
     depend on the schedule.
     """
-    return PHASES.index(queued.name.phase), queued.name.microbatch or 0
+    return PHASES.index(entry.name.phase), entry.name.microbatch or 0
 
 
-def _when_and_what(queued: Queued) -> tuple[tuple[int, int], str]:
+def _when_and_what(entry: Queued) -> tuple[tuple[int, int], str]:
     """Return the sorting key of a tensor by phase, microbatch and name, for ranks that run
     different layers and so queue tensors in different orders.
     """
-    return _sorting_key(queued), queued.facts
+    return _sorting_key(entry), entry.facts
 
 
 def _join_values(values: Iterable[object]) -> str:

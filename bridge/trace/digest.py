@@ -81,9 +81,9 @@ def hash_hastily(tensor: Tensor) -> Tensor:
     head = flat[: rows * HASTY * WORD // size].view(torch.int64).view(rows, HASTY)
     # 1,024 of them at least, so that there are enough for the words of a row as well.
     factors = _odd_multipliers(_at_least(rows), flat.device)
-    found = torch.mv(head, factors[:HASTY]).dot(factors[:rows])
+    total = torch.mv(head, factors[:HASTY]).dot(factors[:rows])
     rest = flat[rows * HASTY * WORD // size :]
-    return found + hash_bits(rest) if rest.numel() else found
+    return total + hash_bits(rest) if rest.numel() else total
 
 
 WORD, HASTY = 8, 256
@@ -119,10 +119,10 @@ def _words_as_fp64(words: Tensor) -> Tensor:
     """
     size = words.numel()
     rows = -(-size // COLUMNS)
-    kept = words.device.type == "cpu"
+    on_cpu = words.device.type == "cpu"
     wide = (
         _scratch_memory(get_ident())[:rows]
-        if kept
+        if on_cpu
         else words.new_empty(rows, COLUMNS, dtype=torch.float64)
     )
     flat = wide.view(-1)

@@ -18,26 +18,26 @@ from bridge.trace.pages.series import Series
 Step = tuple[int, dict[str, float]]
 
 
-def scalars_by_step(found: Series) -> Iterator[Step]:
+def scalars_by_step(series: Series) -> Iterator[Step]:
     """Yield for each step the loss, the norms of all gradients, outputs and weights, and each
     layer's largest norm.
     """
-    for at, step in enumerate(found.steps):
-        losses = found.losses[at][~np.isnan(found.losses[at])]
+    for at, step in enumerate(series.steps):
+        losses = series.losses[at][~np.isnan(series.losses[at])]
         values = {"loss": float(losses.mean())} if len(losses) else {}
         values |= {
             f"norm/{name}": float(norm[at])
-            for name, norm in found.norms.items()
+            for name, norm in series.norms.items()
             if not np.isnan(norm[at])
         }
-        for layer, sizes in zip(found.layers, found.sizes[:, :, at].T, strict=True):
+        for layer, sizes in zip(series.layers, series.sizes[:, :, at].T, strict=True):
             if not np.isnan(sizes).all():
-                values[f"{found.mapped}/{clean(layer)}"] = float(np.nanmax(sizes))
+                values[f"{series.mapped}/{clean(layer)}"] = float(np.nanmax(sizes))
         if values:
             yield step, values
 
 
-def write_tensorboard(found: Series, folder: Path) -> int:
+def write_tensorboard(series: Series, folder: Path) -> int:
     """Write event files into `folder`. Returns the number of scalars.
 
     Raises `BridgeError` without the package `tensorboard`.
@@ -50,20 +50,18 @@ def write_tensorboard(found: Series, folder: Path) -> int:
 
     writer: Any = SummaryWriter(str(folder))
     count = 0
-    for step, values in scalars_by_step(found):
+    for step, values in scalars_by_step(series):
         for name, value in values.items():
             writer.add_scalar(name, value, step)
         count += len(values)
-    for number, told in enumerate(found.findings):
-        words = (
-            f"{told.severity} {told.id}, {told.where or 'the run'}: {told.evidence}; {told.meaning}"
-        )
-        writer.add_text(f"findings/{number}", clean(words), told.step)
+    for number, finding in enumerate(series.findings):
+        words = f"{finding.severity} {finding.id}, {finding.where or 'the run'}: {finding.evidence}; {finding.meaning}"
+        writer.add_text(f"findings/{number}", clean(words), finding.step)
     writer.close()
     return count
 
 
-def write_wandb(found: Series, folder: Path) -> int:
+def write_wandb(series: Series, folder: Path) -> int:
     """Write an offline run of Weights & Biases into `folder`, for `wandb sync`.
 
     Returns the number of scalars. Nothing is sent. Raises `BridgeError` without the package
@@ -76,22 +74,22 @@ def write_wandb(found: Series, folder: Path) -> int:
     import wandb as client
 
     folder.mkdir(parents=True, exist_ok=True)
-    settings = dict(found.run.about.get("settings", {})) if found.run else {}
+    settings = dict(series.run.about.get("settings", {})) if series.run else {}
     run = client.init(
         mode="offline",
         dir=str(folder),
         project="stagebridge",
-        name=clean(found.folder.name),
+        name=clean(series.folder.name),
         config=settings,
     )
     count = 0
-    for step, values in scalars_by_step(found):
+    for step, values in scalars_by_step(series):
         run.log(values, step=step)
         count += len(values)
-    for told in found.findings:
+    for finding in series.findings:
         run.alert(
-            clean(f"{told.severity} {told.id}"),
-            clean(f"step {told.step}: {told.evidence}; {told.meaning}"),
+            clean(f"{finding.severity} {finding.id}"),
+            clean(f"step {finding.step}: {finding.evidence}; {finding.meaning}"),
         )
     run.finish()
     client.teardown()  # its own process writes the file, and ends only then
@@ -104,7 +102,7 @@ TARGETS: Mapping[str, Callable[[Series, Path], int]] = {
 }
 
 
-def export_run(found: Series, target: str, out: Path) -> int:
+def export_run(series: Series, target: str, out: Path) -> int:
     """Export a run to `target`, tensorboard or wandb, as the new folder `out`. Returns the number
     of scalars. Raises `BridgeError` if `out` exists, cannot be written, or a package is missing;
     then no folder is left.
@@ -114,7 +112,7 @@ def export_run(found: Series, target: str, out: Path) -> int:
     # In the same folder: a rename does not cross file systems.
     beside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        count = TARGETS[target](found, beside)
+        count = TARGETS[target](series, beside)
         beside.rename(out)
     except OSError as error:
         raise BridgeError(

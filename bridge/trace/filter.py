@@ -33,8 +33,8 @@ class Filter:
             f"steps {self.steps.start} to {self.steps.stop - 1}" if self.steps is not None else ""
         )
         layers = f"layers with {', '.join(self.layers)} in their names" if self.layers else ""
-        selected = [*filter(None, [layers, ", ".join(self.kinds), steps])]
-        return [f"the log has only {', and of these '.join(selected)}"] if selected else []
+        parts = [*filter(None, [layers, ", ".join(self.kinds), steps])]
+        return [f"the log has only {', and of these '.join(parts)}"] if parts else []
 
     def about(self) -> dict[str, Any]:
         """Return the filter as an entry for run.json; empty if everything is selected."""
@@ -50,10 +50,10 @@ class Filter:
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> Filter:
         """Return the filter that is recorded in `about`, the content of run.json."""
-        found = about.get("filter", {})
-        steps = found.get("steps")
+        settings = about.get("filter", {})
+        steps = settings.get("steps")
         return cls(
-            tuple(found.get("layers", ())),
-            tuple(found.get("kinds", ())),
+            tuple(settings.get("layers", ())),
+            tuple(settings.get("kinds", ())),
             None if steps is None else range(*steps),
         )

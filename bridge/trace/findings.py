@@ -258,12 +258,14 @@ class Findings(Sequence[TraceFinding]):
         the command fails, there is a warning and the training continues.
         """
         try:
-            words, known = shlex.split(command), {**os.environ, "STAGEBRIDGE_FINDING": text}
-            done = subprocess.run(
-                words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE
+            words, environment = shlex.split(command), {**os.environ, "STAGEBRIDGE_FINDING": text}
+            process = subprocess.run(
+                words, input=text + "\n", text=True, env=environment, check=False, timeout=PATIENCE
             )
             problem = (
-                f"this command ended with exit code {done.returncode}" if done.returncode else ""
+                f"this command ended with exit code {process.returncode}"
+                if process.returncode
+                else ""
             )
         except subprocess.TimeoutExpired:
             problem = f"this command did not end within {PATIENCE} s and was killed"

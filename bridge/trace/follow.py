@@ -52,12 +52,12 @@ class Follower:
 
         Raises `SourceError` if a file cannot be read or is damaged.
         """
-        found = list(self._findings())
+        findings = list(self._findings())
         for step in self._steps():
-            yield from (told for told in found if told.step <= step.number)
-            found = [told for told in found if told.step > step.number]
+            yield from (finding for finding in findings if finding.step <= step.number)
+            findings = [finding for finding in findings if finding.step > step.number]
             yield step
-        yield from found
+        yield from findings
 
     def _findings(self) -> Iterator[FindingOfFile]:
         path = self.folder / FILE
@@ -90,8 +90,8 @@ class Follower:
                 dict.fromkeys(ranks, (0, 0)),
                 {},
             )
-        logged = {place: dict(steps) for place, steps in self._run.lines.items()}
-        for rank, place in enumerate(logged):
+        lines = {place: dict(steps) for place, steps in self._run.lines.items()}
+        for rank, place in enumerate(lines):
             for line in read_lines(
                 self.folder, rank, self._run.about["format"] != UNSEALED, *self._at[place]
             ):
@@ -106,25 +106,25 @@ class Follower:
 
     def _of(self, place: Path) -> dict[int, LogLine]:
         assert self._run is not None, "expected a folder in which a run was found"
-        found = self._run.lines[place]
-        assert isinstance(found, dict), "made by a follower"
-        return found
+        lines = self._run.lines[place]
+        assert isinstance(lines, dict), "made by a follower"
+        return lines
 
     def _step(self, step: int) -> Step:
         assert self._run is not None and self._reader is not None, (
             "expected a folder in which a run was found"
         )
-        left = any(steps[step].left for steps in self._run.lines.values())
+        without_tensors = any(steps[step].left for steps in self._run.lines.values())
         columns: Columns = self._reader.columns(step)
         pattern = columns.pattern
         if id(pattern) not in self._readings:
             # Norms are asked for alone, so it maps no layer. It holds the pattern, and so its id.
             self._readings[id(pattern)] = Reading(pattern, {}, 0, ("", ""))
-        known = [loss for loss in columns.losses if loss is not None]
+        losses = [loss for loss in columns.losses if loss is not None]
         norms = self._readings[id(pattern)].norms(columns)
         if columns.clip == 1:
             norms.pop(CLIPPED, None)
-        return Step(step, float(np.mean(known)) if known else None, norms, left)
+        return Step(step, float(np.mean(losses)) if losses else None, norms, without_tensors)
 
 
 def step_text(step: Step) -> str:

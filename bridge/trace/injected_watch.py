@@ -97,7 +97,7 @@ class _Watch:
         there is none.
         """
 
-    def forward(self, module: Any, given: Any) -> None:
+    def forward(self, module: Any, arguments: Any) -> None:
         """Attach a module that begins to run, if it is in training mode and an optimizer holds its
         parameters. Called for every module, the outermost first, until one is attached.
         """
@@ -109,11 +109,11 @@ class _Watch:
         trains = any(weight.requires_grad for weight in module.parameters())
         if holding or (hasattr(module, "optimizer") and trains):
             self._begin()
-            self._attach(module, module, holding, given)
+            self._attach(module, module, holding, arguments)
         elif trains and self.first is None:
             self.first = weakref.ref(module)
 
-    def stepping(self, optimizer: Any, given: Any, named: Any) -> None:
+    def stepping(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """When an optimizer steps, attach `first`, the module that trained although no known
         optimizer holds its parameters. This optimizer probably holds the parameters of a copy of
         the module.
@@ -186,7 +186,7 @@ class _Watch:
         source = ModuleSource(module, optimizers, None, Comm(Mesh({"tensor": 1, "data": 1}), 0))
         return source, run if rank == 0 else str(Path(run) / f"{APART}{rank}")
 
-    def _attach(self, target: Any, module: Any, optimizers: list[Any], given: Any) -> None:
+    def _attach(self, target: Any, module: Any, optimizers: list[Any], arguments: Any) -> None:
         from bridge.errors import BridgeError
         from bridge.plan.plan import Debug
         from bridge.trace import THOROUGH, attach
@@ -224,8 +224,8 @@ class _Watch:
                 json.dumps({"engine": type(module).__name__, "layers": list(tracer.source.layers)})
             )
         begin = getattr(tracer.source, "begin", None)
-        if begin is not None and given is not None:
-            begin(given, {})  # hooks that are put in now run from the next pass on
+        if begin is not None and arguments is not None:
+            begin(arguments, {})  # hooks that are put in now run from the next pass on
 
 
 def watch_script(settings: dict[str, Any]) -> None:
@@ -236,35 +236,35 @@ def watch_script(settings: dict[str, Any]) -> None:
     from torch.optim import Optimizer
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    found = _Watch(settings)
+    watch = _Watch(settings)
     plain = Optimizer.__init__
 
-    def record_optimizer(optimizer: Any, *given: Any, **named: Any) -> None:
-        plain(optimizer, *given, **named)
-        found.optimizers.add(optimizer)
+    def record_optimizer(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
+        plain(optimizer, *arguments, **keywords)
+        watch.optimizers.add(optimizer)
 
     Optimizer.__init__ = record_optimizer  # type: ignore[method-assign, assignment]
-    found.hooks.append(register_module_forward_pre_hook(found.forward))
-    found.hooks.append(register_optimizer_step_pre_hook(found.stepping))
-    call_after_import(PIPELINING, lambda: _wrap_schedules(found))
+    watch.hooks.append(register_module_forward_pre_hook(watch.forward))
+    watch.hooks.append(register_optimizer_step_pre_hook(watch.stepping))
+    call_after_import(PIPELINING, lambda: _wrap_schedules(watch))
 
 
 PIPELINING = "torch.distributed.pipelining.schedules"
 
 
-def _wrap_schedules(found: _Watch) -> None:
-    """Wrap the step method of torch's pipeline schedules, so that `found` learns of each step."""
+def _wrap_schedules(watch: _Watch) -> None:
+    """Wrap the step method of torch's pipeline schedules, so that `watch` learns of each step."""
     for kind in vars(sys.modules[PIPELINING]).values():
         if isinstance(kind, type) and "step" in vars(kind) and kind.__module__ == PIPELINING:
-            _wrap_step(kind, found)
+            _wrap_step(kind, watch)
 
 
-def _wrap_step(kind: Any, found: _Watch) -> None:
+def _wrap_step(kind: Any, watch: _Watch) -> None:
     plain = kind.step
 
     @functools.wraps(plain)
-    def step(schedule: Any, *given: Any, **named: Any) -> Any:
-        found.schedule(schedule)
-        return plain(schedule, *given, **named)
+    def step(schedule: Any, *arguments: Any, **keywords: Any) -> Any:
+        watch.schedule(schedule)
+        return plain(schedule, *arguments, **keywords)
 
     kind.step = step

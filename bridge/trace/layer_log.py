@@ -107,8 +107,8 @@ class LayerLog:
         step = self.source.now().step
         # Asked even if nothing is logged: it may gather, and then all ranks must call it.
         # What is there before the first step belongs to the step before it.
-        logged = step - 1 if moment is None else step
-        looks = moment != "ended" and self._looks(logged)
+        log_step = step - 1 if moment is None else step
+        looks = moment != "ended" and self._looks(log_step)
         if moment is None:
             self._log_tensors("init", step - 1, "weight", self.debug.param_init, looks)
             self._log_tensors("init", step - 1, "buffer", self.debug.param_init, looks)
@@ -133,7 +133,7 @@ class LayerLog:
         ranks still step together.
         """
         if self.keep.once and getattr(self.source, "together", True):
-            self.log.forget(lambda seen: indices_to_skip(seen, self.source.comm))
+            self.log.forget(lambda parts: indices_to_skip(parts, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
         """Return the loss of the step in a unit that does not depend on the layout, or None if it
@@ -142,16 +142,16 @@ class LayerLog:
         """
         if hasattr(self.source, "loss"):
             return float(self.source.loss)
-        found = self.roots.take()
-        return None if found is None else found * factors.get("parameter", 1.0)
+        loss = self.roots.take()
+        return None if loss is None else loss * factors.get("parameter", 1.0)
 
     def _clip(self) -> float | None:
         """Return the factor by which clipping multiplied all gradients of the step, 1.0 if it left
         them as they were, or None if it is unknown.
         """
         if hasattr(self.source, "clip"):
-            known: float | None = self.source.clip
-            return known
+            clip: float | None = self.source.clip
+            return clip
         module = getattr(self.source, "module", None)
         return None if module is None else self.clipping.take(module.parameters())
 
@@ -160,16 +160,16 @@ class LayerLog:
         optimizers that have changed since the last step.
         """
         level = self.debug.all_param_gradients or self.debug.param_update
-        for held in self.source.tensors("state") if level else ():
-            name = Name(step, "reduce", held.layer, None, held.kind, held.tensor)
-            if held.tensor != RATE and not held.tensor.startswith("group "):
+        for part in self.source.tensors("state") if level else ():
+            name = Name(step, "reduce", part.layer, None, part.kind, part.tensor)
+            if part.tensor != RATE and not part.tensor.startswith("group "):
                 continue
-            values = held.local.tolist()
+            values = part.local.tolist()
             # What is there the first time is no change.
-            changed = self._settings.setdefault(held.tensor, values) != values
-            self._settings[held.tensor] = values
-            if (changed or held.tensor == RATE) and self._takes(name):
-                self._add(name, held.local, held.placement, max(level or 0, SAMPLES + 3))
+            differs = self._settings.setdefault(part.tensor, values) != values
+            self._settings[part.tensor] = values
+            if (differs or part.tensor == RATE) and self._takes(name):
+                self._add(name, part.local, part.placement, max(level or 0, SAMPLES + 3))
 
     def _level(self, kind: str) -> int:
         return {
@@ -181,13 +181,13 @@ class LayerLog:
     def _log_tensors(
         self, phase: str, step: int, kind: Kind, level: int | None, looks: bool
     ) -> None:
-        for held in self.source.tensors(kind) if level and looks else ():
-            name = Name(step, phase, held.layer, None, held.kind, held.tensor)
+        for part in self.source.tensors(kind) if level and looks else ():
+            name = Name(step, phase, part.layer, None, part.kind, part.tensor)
             if self._takes(name):
                 self._add(
                     name,
-                    held.local,
-                    held.placement,
+                    part.local,
+                    part.placement,
                     level or 0,
                     None,
                     "parameter" if phase == "reduce" else "own",

@@ -121,17 +121,17 @@ class Log:
         dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
         # The factor is 1 until the step ends, when it is known.
         record = Record(name, microbatch, dtype, device, level, placement, 1.0, None)
-        measured = measure_statistics(tensor) if level >= STATISTICS else None
+        statistics = measure_statistics(tensor) if level >= STATISTICS else None
         self._seen.append(
-            Seen(record, unit, measured, self._samples_to_store(tensor, placement, level))
+            Seen(record, unit, statistics, self._samples_to_store(tensor, placement, level))
         )
 
     def forget(self, choose: Callable[[Sequence[Seen]], Collection[int]]) -> None:
         """Drop some tensors of this step: `choose` gets all of them, and returns the indices of
         those to drop.
         """
-        gone = choose(self._seen)
-        self._seen = [part for at, part in enumerate(self._seen) if at not in gone]
+        indices = choose(self._seen)
+        self._seen = [part for at, part in enumerate(self._seen) if at not in indices]
 
     def _samples_to_store(
         self, tensor: Tensor, placement: Placement, level: int
@@ -159,22 +159,22 @@ class Log:
         the factor by which clipping multiplied all gradients, if they are known.
         """
         # Also once the log has ended: nothing may pile up.
-        seen, self._seen = self._seen, []
+        parts, self._seen = self._seen, []
         if alone:
-            seen = [
+            parts = [
                 replace(
                     part,
                     record=replace(part.record, name=part.record.name._replace(microbatch=None)),
                 )
-                for part in seen
+                for part in parts
             ]
         if not self._open:
             return
         tensors: dict[str, Tensor] = {}
-        known = _measure_all(seen)
+        statistics = _measure_all(parts)
         records = [
-            _finish_record(index, part, known.get(index), tensors, factors or {})
-            for index, part in enumerate(seen)
+            _finish_record(index, part, statistics.get(index), tensors, factors or {})
+            for index, part in enumerate(parts)
         ]
         with self._end_log_on_error(f"the log of this rank ends before step {step}"):
             if self._first:
@@ -189,14 +189,14 @@ class Log:
                 "records": [record.fields() for record in records],
             }
             line |= {"tensors": None, "loss": loss, "clip": clip}
-            left = self._entries_over_budget(step, line, tensors) if self.budget else {}
-            if left:
-                line |= {"records": [], **left}
+            substitute = self._entries_over_budget(step, line, tensors) if self.budget else {}
+            if substitute:
+                line |= {"records": [], **substitute}
             elif tensors:
                 # Before the line: a line that is there has its tensors.
                 line["tensors"] = _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors)
             self._spent += _append_line(self.folder / STEPS, seal(line))
-            self._open = not left.get("stopped", False)
+            self._open = not substitute.get("stopped", False)
 
     def keeps(self, step: int) -> bool:
         """Return whether the budget still allows the tensors of a step, as far as this is known
@@ -213,16 +213,16 @@ class Log:
         assert self.budget is not None, "expected a budget"
         if step % self._thin:
             return {"left": "budget"}
-        held = sum(
+        tensor_bytes = sum(
             tensor.numel() * tensor.element_size() for tensor in tensors.values()
         ) + HEADER * len(tensors)
-        size = held + len(json.dumps(line)) + SEAL
+        size = tensor_bytes + len(json.dumps(line)) + SEAL
         if self._spent + size > self.budget:
             self._say(
                 f"the log ends: step {step} does not fit into the {self.budget} bytes that rank {self.rank} may write"
             )
             return {"left": "budget", "stopped": True}
-        self._spent += held
+        self._spent += tensor_bytes
         # Up to 1/2 of the budget every step, up to 3/4 every second, up to 7/8 every fourth.
         while (
             self._spent + size > self.budget * (1 - 1 / (2 * self._thin)) and self._thin < MOST_THIN
@@ -239,16 +239,18 @@ class Log:
             logger.warning("%s: %s", self.run, what)
 
 
-def _measure_all(seen: Sequence[Seen]) -> dict[int, Tensor]:
+def _measure_all(parts: Sequence[Seen]) -> dict[int, Tensor]:
     """Return the statistics of tensors on the CPU, by position."""
-    found = {at: part.measured for at, part in enumerate(seen) if part.measured is not None}
-    return dict(zip(found, on_host(list(found.values())), strict=True)) if found else {}
+    statistics = {at: part.measured for at, part in enumerate(parts) if part.measured is not None}
+    return (
+        dict(zip(statistics, on_host(list(statistics.values())), strict=True)) if statistics else {}
+    )
 
 
 def _finish_record(
     index: int,
     part: Seen,
-    measured: Tensor | None,
+    statistics: Tensor | None,
     tensors: dict[str, Tensor],
     factors: Mapping[Unit, float],
 ) -> Record:
@@ -257,7 +259,7 @@ def _finish_record(
     return replace(
         part.record,
         factor=factors.get(part.unit, 1.0),
-        summary=None if measured is None else Summary.of(measured),
+        summary=None if statistics is None else Summary.of(statistics),
         samples=keys.get("samples"),
         full=keys.get("full"),
     )
@@ -304,5 +306,5 @@ def _drop_from(run: Path, rank: int, step: int) -> None:
     path = rank_folder(run, rank) / STEPS
     if path.exists():
         text = path.read_text()
-        found = zip(text.splitlines(), read_lines(run, rank, sealed=True), strict=True)
-        _publish_text(path, "".join(f"{content}\n" for content, line in found if line.step < step))
+        lines = zip(text.splitlines(), read_lines(run, rank, sealed=True), strict=True)
+        _publish_text(path, "".join(f"{content}\n" for content, line in lines if line.step < step))

@@ -120,13 +120,13 @@ class ModuleSource:
         """Whether torch's `Join` allows ranks to take different numbers of steps, so that no rank
         may wait for another. The first time, a warning says so.
         """
-        found = any(part._join_config.enable for part in self._joinable)
-        if found and not self._said:
+        joins = any(part._join_config.enable for part in self._joinable)
+        if joins and not self._said:
             self._said = True
             logger.warning(
                 "trace: torch's Join lets ranks take different numbers of steps; nothing is checked"
             )
-        return found
+        return joins
 
     @cached_property
     def _joinable(self) -> Sequence[Any]:
@@ -143,13 +143,13 @@ class ModuleSource:
         # would become part of the graph.
         compiled = getattr(self.module, "_compiled_call_impl", None)
         if compiled is None:
-            hook: Any = lambda _, given, named: self.begin(given, named)  # noqa: E731
+            hook: Any = lambda _, arguments, keywords: self.begin(arguments, keywords)  # noqa: E731
             self.module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
             return
 
-        def enter_compiled(*given: Any, **named: Any) -> Any:
-            self.begin(given, named)
-            return compiled(*given, **named)
+        def enter_compiled(*arguments: Any, **keywords: Any) -> Any:
+            self.begin(arguments, keywords)
+            return compiled(*arguments, **keywords)
 
         self.module._compiled_call_impl = enter_compiled
 
@@ -172,7 +172,9 @@ class ModuleSource:
         def watch_optimizer(number: int) -> None:
             optimizer = self.optimizers[number]
             before = optimizer.register_step_pre_hook(
-                lambda _, given, named: self._begin_optimizer_step(number, given, named)
+                lambda _, arguments, keywords: self._begin_optimizer_step(
+                    number, arguments, keywords
+                )
             )
             after = optimizer.register_step_post_hook(lambda *_: note_step(number))
             self._hooks[number] = before, after
@@ -194,14 +196,14 @@ class ModuleSource:
             return
         own = {id(weight) for weight in self.module.parameters()}
         new = {id(weight) for group in optimizer.param_groups for weight in group["params"]} & own
-        held = [
+        holdings = [
             set(self.groups_by_parameter([number])) & own for number in range(len(self.optimizers))
         ]
         number = next(
-            (at for at, old in enumerate(held) if old and old <= new), len(self.optimizers)
+            (at for at, old in enumerate(holdings) if old and old <= new), len(self.optimizers)
         )
         # One that updates some of what another holds too is beside the training: it changes weights.
-        if not new or (number == len(self.optimizers) and any(old & new for old in held)):
+        if not new or (number == len(self.optimizers) and any(old & new for old in holdings)):
             self._foreign.add(optimizer)
             return
         if number < len(self.optimizers):
@@ -215,13 +217,13 @@ class ModuleSource:
         self.optimizers = tuple(optimizers)
         self._watched(number)
 
-    def _begin_optimizer_step(self, number: int, given: Any, named: Any) -> Any:
+    def _begin_optimizer_step(self, number: int, arguments: Any, keywords: Any) -> Any:
         """Handle the beginning of an optimizer's step. If step() gets a closure, gradients are
         complete only after the closure has run, so the closure is wrapped. Returns the changed
         arguments of step(), or None.
         """
-        place = 1 if len(given) > 1 else None
-        closure = given[1] if place else named.get("closure")
+        place = 1 if len(arguments) > 1 else None
+        closure = arguments[1] if place else keywords.get("closure")
         # A class that has its own step() and calls that of its base has hooks around both.
         depth, began = self._open.get(number, (0, 0))
         inner = depth > 0 and began == self._entered
@@ -240,8 +242,8 @@ class ModuleSource:
             return result
 
         if place:
-            return (given[0], compute_loss, *given[2:]), named
-        return given, {**named, "closure": compute_loss}
+            return (arguments[0], compute_loss, *arguments[2:]), keywords
+        return arguments, {**keywords, "closure": compute_loss}
 
     def before(self, number: int = 0) -> None:
         """Record that the gradients of the optimizer with index `number` are complete. In the
@@ -394,7 +396,7 @@ class ModuleSource:
         local, placement = part_and_placement(tensor, self.comm, ())
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
         # Sequence parallelism leaves each tensor rank a part of the tokens, in dimension 1.
-        tokens = next((given.shape[1] for given in self._given if given.dim() > 1), 0)
+        tokens = next((argument.shape[1] for argument in self._given if argument.dim() > 1), 0)
         if (
             placement.sizes != placement.whole
             or group == 1
@@ -408,7 +410,7 @@ class ModuleSource:
         """Return whether the first dimension of an activation runs over the samples of the input,
         or over its tokens.
         """
-        first = next((given for given in self._given if given.dim()), None)
+        first = next((argument for argument in self._given if argument.dim()), None)
         if first is None or not tensor.dim():
             return True
         shape = tuple(first.shape)
@@ -465,10 +467,10 @@ class ModuleSource:
             gradient = gradient if gradient.layout == torch.strided else gradient.to_dense()
             return {"": gradient.detach()} if parameter.requires_grad else {}
         states = (optimizer.state.get(parameter, {}) for optimizer in self.optimizers)
-        found = {name: value for state in states for name, value in state.items()}
+        values = {name: value for state in states for name, value in state.items()}
         return {
             name: value
-            for name, value in found.items()
+            for name, value in values.items()
             if isinstance(value, Tensor) and value.shape == parameter.shape
         }
 
@@ -506,13 +508,13 @@ class ModuleSource:
         }
 
     def settings(self) -> Mapping[str, object]:
-        named = (
+        pairs = (
             (f"group {at}.{name}", value)
             for at, group in enumerate(self.groups)
             for name, value in group.items()
         )
         values = {
-            name: value for name, value in named if not name.endswith((".params", ".param_names"))
+            name: value for name, value in pairs if not name.endswith((".params", ".param_names"))
         }
         kinds = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers)
         return {"optimizer": kinds, "accumulation": self.accumulation, **values}
@@ -560,7 +562,7 @@ class ModuleSource:
                         "learning rate" if name == "lr" and alike else f"group {at}.{name}", numbers
                     )
 
-    def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def begin(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Handle the beginning of a forward pass. A pass for training is counted, and its inputs
         are recorded.
         """
@@ -579,29 +581,31 @@ class ModuleSource:
         self._passes += 1
         if self.meeting is not None:
             self.meeting.begin_forward()
-        leaves = tree_leaves(in_order(self.current_module, given, named))
+        leaves = tree_leaves(in_order(self.current_module, arguments, keywords))
         self._given = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         for call in self.passing:
-            call(given, named)
+            call(arguments, keywords)
 
 
-def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+def in_order(
+    module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> list[Any]:
     """Return the arguments of a call of `module` in the order in which its forward method declares
     them, whether they were passed by position or by name.
     """
     kind: Any = type(module)
     try:
-        declared = _forward_signature(kind)
-        found = declared.bind_partial(module, *given, **named).arguments
+        declaration = _forward_signature(kind)
+        by_name = declaration.bind_partial(module, *arguments, **keywords).arguments
     except (TypeError, ValueError):  # it takes something else, as its own error will say
-        return [*given, *(named[name] for name in sorted(named))]
+        return [*arguments, *(keywords[name] for name in sorted(keywords))]
     open_ = {
         name
-        for name, parameter in declared.parameters.items()
+        for name, parameter in declaration.parameters.items()
         if parameter.kind is Parameter.VAR_KEYWORD
     }
     # Keywords that forward does not name come in the order of the call, which may be any.
-    values = [sorted(value.items()) if name in open_ else value for name, value in found.items()]
+    values = [sorted(value.items()) if name in open_ else value for name, value in by_name.items()]
     return values[1:]
 
 
@@ -656,6 +660,6 @@ _hooked: list[Any] = []
 """The handle of the hook on the steps of all optimizers. Empty until the first source is made."""
 
 
-def _report_step(optimizer: Any, given: Any, named: Any) -> None:
+def _report_step(optimizer: Any, arguments: Any, keywords: Any) -> None:
     for source in tuple(_sources):
         source._meet(optimizer)

@@ -45,13 +45,13 @@ def _inner_module(module: nn.Module) -> nn.Module | None:
 
 def modules_by_path(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield every module that is no wrapper, parents first, with its path without wrappers."""
-    left = [(path, root)]
-    while left:
-        where, module = left.pop()
+    stack = [(path, root)]
+    while stack:
+        where, module = stack.pop()
         inner = unwrap_module(module)
         yield where, inner
         children = [(_join_path(where, name), child) for name, child in inner.named_children()]
-        left += reversed(children)
+        stack += reversed(children)
 
 
 def parameters_by_name(root: nn.Module) -> dict[str, nn.Parameter]:
@@ -74,18 +74,18 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[list[object], dict[str, Any
 """For each root, its parameters and buffers by name, and the marks that they had."""
 
 
-def _tensors_by_name(root: nn.Module, held: str) -> dict[str, Any]:
+def _tensors_by_name(root: nn.Module, attribute: str) -> dict[str, Any]:
     """Return the tensors of a module by name. Names are found anew only if the module has changed,
     because checks ask for them several times in each step.
     """
-    kept = _KNOWN.setdefault(root, {})
-    if _STEADY is None or (root, held) not in _STEADY or held not in kept:
-        marks = _change_marks(root, held)
-        if held not in kept or kept[held][0] != marks:
-            kept[held] = marks, dict(_tensors_once(root, held))
+    memo = _KNOWN.setdefault(root, {})
+    if _STEADY is None or (root, attribute) not in _STEADY or attribute not in memo:
+        marks = _change_marks(root, attribute)
+        if attribute not in memo or memo[attribute][0] != marks:
+            memo[attribute] = marks, dict(_tensors_once(root, attribute))
         if _STEADY is not None:
-            _STEADY.add((root, held))
-    return dict(kept[held][1])
+            _STEADY.add((root, attribute))
+    return dict(memo[attribute][1])
 
 
 _STEADY: set[tuple[nn.Module, str]] | None = None
@@ -103,25 +103,25 @@ def freeze_names() -> Iterator[None]:
         _STEADY = before
 
 
-def _change_marks(root: nn.Module, held: str) -> list[object]:
+def _change_marks(root: nn.Module, attribute: str) -> list[object]:
     """Return a list that changes with every name, module and tensor in a module."""
-    found: list[object] = []
-    left = [root]
-    while left:
-        module = left.pop()
-        own = getattr(module, held)
-        found += (id(module), *module._modules, *own, *map(id, own.values()))
-        left += [child for child in module._modules.values() if child is not None]
-    return found
+    marks: list[object] = []
+    stack = [root]
+    while stack:
+        module = stack.pop()
+        own = getattr(module, attribute)
+        marks += (id(module), *module._modules, *own, *map(id, own.values()))
+        stack += [child for child in module._modules.values() if child is not None]
+    return marks
 
 
-def _tensors_once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
-    seen: set[int] = set()
+def _tensors_once(root: nn.Module, attribute: str) -> Iterator[tuple[str, Tensor]]:
+    ids: set[int] = set()
     for path, module in modules_by_path(root):
-        for name, tensor in getattr(module, held).items():
+        for name, tensor in getattr(module, attribute).items():
             # What is tied has the name at which it comes first.
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
+            if tensor is not None and id(tensor) not in ids:
+                ids.add(id(tensor))
                 yield _join_path(path, name), tensor
 
 
@@ -130,15 +130,15 @@ def layers_by_name(root: nn.Module) -> dict[str, nn.Module]:
     any depth, and outside such lists the largest modules that contain no list. A module with two
     names is one layer.
     """
-    model, found, seen = unwrap_module(root), {}, set[int]()
+    model, layers, ids = unwrap_module(root), {}, set[int]()
     # A module without children is one layer, and its wrapper is what is called.
     for name, module in (
         _find_layers(model, "") if any(True for _ in model.children()) else [("", root)]
     ):
-        if id(unwrap_module(module)) not in seen:
-            seen.add(id(unwrap_module(module)))
-            found[name] = module
-    return found
+        if id(unwrap_module(module)) not in ids:
+            ids.add(id(unwrap_module(module)))
+            layers[name] = module
+    return layers
 
 
 def _find_layers(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -175,7 +175,7 @@ def is_list(module: nn.Module) -> bool:
     )
 
 
-def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
+def layer_of(name: str, layers: Mapping[str, object]) -> tuple[str, str]:
     """Return the name of the layer to which a parameter or module belongs (empty: none), and the
     name of the parameter within this layer.
     """
@@ -183,7 +183,7 @@ def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
     # The longest name first: layers may lie inside of others.
     for length in range(len(words), 0, -1):
         layer = ".".join(words[:length])
-        if layer in found:
+        if layer in layers:
             return layer, ".".join(words[length:])
     return "", name
 

@@ -42,9 +42,9 @@ def pattern_causes(
         alike = product / (sizes * norms)
     same = _are_same(values, others, segments)
     # The same values whatever their order: each tensor's are sorted within its own segment.
-    ours, theirs = (found[np.lexsort((found, segments.numbers))] for found in (values, others))
+    ours, theirs = (side[np.lexsort((side, segments.numbers))] for side in (values, others))
     again = _are_same(ours, theirs, segments)
-    found = []
+    causes = []
     rows = zip(
         norms.tolist(),
         sizes.tolist(),
@@ -54,32 +54,32 @@ def pattern_causes(
         again.tolist(),
         strict=True,
     )
-    for at, (norm, size, factor, left, cosine, other_order) in enumerate(rows):
+    for at, (norm, size, factor, residual, cosine, other_order) in enumerate(rows):
         if not size or not norm:
-            found.append("A is all zeros" if size else "B is all zeros")
+            causes.append("A is all zeros" if size else "B is all zeros")
         # A factor that is nearer to 1 than what it leaves says nothing.
-        elif left <= CLOSE and abs(factor - 1) > left:
+        elif residual <= CLOSE and abs(factor - 1) > residual:
             # No update is reduced over ranks: that its factor is a number of ranks is chance.
-            found.append(_factor_text(factor, {} if phases and phases[at] == "update" else ratios))
+            causes.append(_factor_text(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
-            found.append(
+            causes.append(
                 "this update is equal in both runs, so the weights differed before the update"
             )
         elif other_order:
-            found.append(
+            causes.append(
                 "A has the values of B in another order: microbatches or samples are swapped"
             )
         else:
-            found.append(f"cosine {cosine:.4g}" + ("" if cosine > 0.5 else ": unrelated values"))
-    return found
+            causes.append(f"cosine {cosine:.4g}" + ("" if cosine > 0.5 else ": unrelated values"))
+    return causes
 
 
 def _are_same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
     """Return for each tensor whether its values in both runs are equal up to rounding."""
     with np.errstate(all="ignore"):
         apart = ~((np.abs(values - others) <= SAME * np.abs(others)) | (values == others))
-    found: NDArray[np.bool_] = segments.sums(apart.astype(np.float64)) == 0
-    return found
+    result: NDArray[np.bool_] = segments.sums(apart.astype(np.float64)) == 0
+    return result
 
 
 def fit_factor(values: Tensor, others: Tensor) -> tuple[float, float]:
@@ -96,7 +96,7 @@ TINY = 1e-300
 
 def _factor_text(factor: float, ratios: Mapping[str, float]) -> str:
     for what, size in ratios.items():
-        for wanted, inverse in ((size, ""), (1 / size, "one over ")):
-            if abs(factor - wanted) <= CLOSE * wanted:
+        for ratio, inverse in ((size, ""), (1 / size, "one over ")):
+            if abs(factor - ratio) <= CLOSE * ratio:
                 return f"A is {factor:.6g} times B; this factor is {inverse}the number of {what}"
     return f"A is {factor:.6g} times B"

@@ -26,9 +26,9 @@ def stages_of(target: Any) -> tuple[Any, ...]:
     """
     if hasattr(target, "submod") and hasattr(target, "stage_index"):
         return (target,)
-    found = getattr(target, "_stages", None) or [getattr(target, "_stage", None)]
+    stages = getattr(target, "_stages", None) or [getattr(target, "_stage", None)]
     return tuple(
-        stage for stage in found if hasattr(stage, "submod") and hasattr(stage, "stage_index")
+        stage for stage in stages if hasattr(stage, "submod") and hasattr(stage, "stage_index")
     )
 
 
@@ -58,7 +58,7 @@ class PipelineSource(ModuleSource):
             (stage.stage_index, list(naming.layers_by_name(stage.submod))) for stage in self.stages
         ]
         self._everywhere = sorted(pair for pairs in everyones(own) for pair in pairs)
-        names = {number: set(found) for number, found in self._everywhere}
+        names = {number: set(layers) for number, layers in self._everywhere}
         # With a name in common, the union is smaller than the sum.
         self._apart = sum(map(len, names.values())) != len(set().union(*names.values()))
         self._running, self._trial = 0, False
@@ -72,9 +72,11 @@ class PipelineSource(ModuleSource):
     def _enter(self) -> None:
         for index, stage in enumerate(self.stages):
 
-            def enter_stage(module: nn.Module, given: Any, named: Any, index: int = index) -> None:
+            def enter_stage(
+                module: nn.Module, arguments: Any, keywords: Any, index: int = index
+            ) -> None:
                 self._running = index
-                self.begin(given, named)
+                self.begin(arguments, keywords)
 
             stage.submod.register_forward_pre_hook(enter_stage, prepend=True, with_kwargs=True)
             self._ignore(stage)
@@ -87,10 +89,10 @@ class PipelineSource(ModuleSource):
         if plain is None:
             return
 
-        def trial(*given: Any, **named: Any) -> Any:
+        def trial(*arguments: Any, **keywords: Any) -> Any:
             self._trial = True
             try:
-                return plain(*given, **named)
+                return plain(*arguments, **keywords)
             finally:
                 self._trial = False
 
@@ -108,7 +110,7 @@ class PipelineSource(ModuleSource):
     def roots(self) -> Sequence[nn.Module]:
         return tuple(stage.submod for stage in self.stages)
 
-    def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def begin(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Handle the beginning of a forward pass, and count it separately for each stage. A trial
         pass is ignored.
         """
@@ -116,7 +118,7 @@ class PipelineSource(ModuleSource):
             self.quiet = True
             return
         before = self._passes
-        super().begin(given, named)
+        super().begin(arguments, keywords)
         if self._passes != before:
             # The first pass of a step: the counts are those of the step before.
             if not before:
@@ -146,7 +148,7 @@ class PipelineSource(ModuleSource):
             for stage in self.stages
             for name, module in naming.layers_by_name(stage.submod).items()
         }
-        order = [self._name(number, name) for number, found in self._everywhere for name in found]
+        order = [self._name(number, name) for number, names in self._everywhere for name in names]
         return {name: here.get(name) or nn.Identity() for name in order}
 
     def factors(self) -> Mapping[Unit, float]:
@@ -181,10 +183,10 @@ def mesh_of(stage: Any) -> Comm:
         Mesh({"data": world // size, "pipeline": size}),
         Mesh({"pipeline": size, "data": world // size}),
     )
-    found = next((mesh for mesh in grids if mesh.group(rank, "pipeline") == ranks), None)
-    if found is None:
+    grid = next((mesh for mesh in grids if mesh.group(rank, "pipeline") == ranks), None)
+    if grid is None:
         raise BridgeError(
             f"attach: found pipeline ranks {ranks} of {world}, expected ranks that form a grid of "
             "pipeline and data ranks"
         )
-    return Comm(found, rank)
+    return Comm(grid, rank)

@@ -65,31 +65,31 @@ class Placement:
         """Whether the rank holds the whole tensor."""
         return self.count == prod(self.whole)
 
-    def within(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the elements with the indices `wanted` (in the whole tensor, int64, row-major
+    def within(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the elements with these `indices` (in the whole tensor, int64, row-major
         order) in this part. Returns for each index whether the part has the element, and the
         indices within the part of those that it has.
         """
-        held = torch.ones_like(wanted, dtype=torch.bool)
-        place, rest = torch.zeros_like(wanted), wanted
+        mask = torch.ones_like(indices, dtype=torch.bool)
+        place, rest = torch.zeros_like(indices), indices
         for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
             stride = prod(self.whole[at + 1 :])
             index, rest = rest // stride - offset, rest % stride
-            held &= (index >= 0) & (index < size)
-            # Row-major inside of the box; what lies outside of it `held` leaves out.
+            mask &= (index >= 0) & (index < size)
+            # Row-major inside of the box; what lies outside of it `mask` leaves out.
             place = place * size + index
         place = place - self.start
-        held &= (place >= 0) & (place < self.count)
-        return held, place[held]
+        mask &= (place >= 0) & (place < self.count)
+        return mask, place[mask]
 
     def places(self) -> Tensor:
         """Return for each element of this part its index in the whole tensor, both in row-major
         order.
         """
-        found = torch.arange(self.start, self.stop)
-        place = torch.zeros_like(found)
+        elements = torch.arange(self.start, self.stop)
+        place = torch.zeros_like(elements)
         for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
             # An empty box has no element, and must not divide by 0.
-            index = found // prod(self.sizes[at + 1 :]) % size if size else found
+            index = elements // prod(self.sizes[at + 1 :]) % size if size else elements
             place = place + (index + offset) * prod(self.whole[at + 1 :])
         return place

@@ -31,21 +31,21 @@ def same_run(first: Folder, second: Folder) -> None:
     from bridge.trace.run import TracedRun
     from bridge.trace.run_comparison import compare_runs
 
-    found = compare_runs(TracedRun.read(first), TracedRun.read(second), every=False)
-    parted, why = found.divergence, found.diagnosis
-    if parted is not None:
+    comparison = compare_runs(TracedRun.read(first), TracedRun.read(second), every=False)
+    divergence, why = comparison.divergence, comparison.diagnosis
+    if divergence is not None:
         settings = [
-            f"settings differ: {setting}" for setting in found.settings if not setting.layout
+            f"settings differ: {setting}" for setting in comparison.settings if not setting.layout
         ]
-        told = [
-            f"the runs first differ at {parted.name}: {parted.verdict}; {parted.cause}",
+        lines = [
+            f"the runs first differ at {divergence.name}: {divergence.verdict}; {divergence.cause}",
             *settings,
         ]
         if why is not None:
-            told += [f"cause: {why.claim}"] if why.claim else []
-            told += [f"evidence: {line}" for line in why.evidence]
-        raise AssertionError(f"{first} and {second} are not the same run\n" + "\n".join(told))
-    if not any(line.verdict in ("equal", "rounding") for line in found.lines):
+            lines += [f"cause: {why.claim}"] if why.claim else []
+            lines += [f"evidence: {line}" for line in why.evidence]
+        raise AssertionError(f"{first} and {second} are not the same run\n" + "\n".join(lines))
+    if not any(line.verdict in ("equal", "rounding") for line in comparison.lines):
         raise AssertionError(
             f"{first} and {second}: no tensor has values in both logs, so nothing was compared; "
             "log at level 2 or more"

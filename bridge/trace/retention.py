@@ -69,16 +69,16 @@ def limit_notes(keep: Mapping[str, Any]) -> list[str]:
     """Return sentences that say to which steps and ranks these settings limit a log. They are
     settings as run.json holds them.
     """
-    found = []
+    notes = []
     if keep.get("every", 1) > 1:
-        found.append(f"the log has only one of every {keep['every']} steps")
+        notes.append(f"the log has only one of every {keep['every']} steps")
     if keep.get("ranks"):
-        found.append(f"the log has only rank {', '.join(map(str, keep['ranks']))}")
-    return found
+        notes.append(f"the log has only rank {', '.join(map(str, keep['ranks']))}")
+    return notes
 
 
-def indices_to_skip(seen: Sequence[Seen], comm: Comm) -> set[int]:
-    """Return the indices of the tensors in `seen` that this rank need not log, because an earlier
+def indices_to_skip(parts: Sequence[Seen], comm: Comm) -> set[int]:
+    """Return the indices of the tensors in `parts` that this rank need not log, because an earlier
     rank logs an equal copy. All ranks must call this at the same point of a step.
     """
     axes = tuple(axis for axis in comm.mesh.sizes if axis not in INSIDE)
@@ -86,7 +86,7 @@ def indices_to_skip(seen: Sequence[Seen], comm: Comm) -> set[int]:
     if group.size == 1:
         return set()
     alike = []
-    for at, part in enumerate(seen):
+    for at, part in enumerate(parts):
         name, placement = part.record.name, part.record.placement
         # Engines put wholes together of parts on each rank; their placements name no replicas.
         own = name.tensor.endswith(f"of rank {comm.rank}")
@@ -99,9 +99,9 @@ def indices_to_skip(seen: Sequence[Seen], comm: Comm) -> set[int]:
         return set()
     digests = torch.zeros(max(sizes), 2, dtype=torch.int64)
     for row, at in enumerate(alike):
-        record, kept = seen[at].record, seen[at].tensors
+        record, tensors = parts[at].record, parts[at].tensors
         subject = repr((record.name, record.microbatch, record.placement))
-        values = [seen[at].measured, *(kept[key] for key in sorted(kept))]
+        values = [parts[at].measured, *(tensors[key] for key in sorted(tensors))]
         raw = (
             value.contiguous().view(-1).view(torch.uint8) for value in values if value is not None
         )

@@ -40,8 +40,8 @@ class Roots:
         """Return the sum of the collected scalars, or None if there are none, and forget them. The
         call waits for the device.
         """
-        found, self._found = self._found, []
-        return sum(float(root) for root in found) if found else None
+        roots, self._found = self._found, []
+        return sum(float(root) for root in roots) if roots else None
 
 
 _listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
@@ -57,10 +57,10 @@ def _install_hook() -> None:
         return
 
     @functools.wraps(plain)
-    def backward(tensors: Any, *given: Any, **named: Any) -> None:
+    def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:
         for listener in tuple(_listeners):
             listener.began(tensors)
-        plain(tensors, *given, **named)
+        plain(tensors, *arguments, **keywords)
 
     backward.told_to = _listeners  # type: ignore[attr-defined]
     # `Tensor.backward` looks it up in this module at every call.

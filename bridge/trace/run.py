@@ -67,23 +67,23 @@ class LoggedPart:
             return None
         path = self.folder / f"{self.record.name.step:08d}.safetensors"
         try:
-            found = _open_tensors(path, path.stat().st_mtime_ns, self.digest).get(key)
+            values = _open_tensors(path, path.stat().st_mtime_ns, self.digest).get(key)
         except (SafetensorError, OSError, UnicodeEncodeError) as error:
             raise SourceError(f"{path}: {error}; the file is damaged") from None
-        if found is None:
+        if values is None:
             raise SourceError(
                 f"{path}: found no tensor {show_value(key)} in the file; the file is damaged"
             )
-        if found.dim() != 1 or (count is not None and len(found) != count):
+        if values.dim() != 1 or (count is not None and len(values) != count):
             raise SourceError(
-                f"{path}: {show_value(key)} has shape {tuple(found.shape)}, expected ({count},); the file is damaged"
+                f"{path}: {show_value(key)} has shape {tuple(values.shape)}, expected ({count},); the file is damaged"
             )
-        return found.double()
+        return values.double()
 
 
 @lru_cache(maxsize=128)
-def _open_tensors(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
-    """Read the tensors of a file, which are cached by the arguments. `written` is the time at
+def _open_tensors(path: Path, mtime: int, digest: str | None) -> Mapping[str, Tensor]:
+    """Read the tensors of a file, which are cached by the arguments. `mtime` is the time at
     which the file was modified, so that a later file with the same name is read anew.
     """
     if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
@@ -158,12 +158,12 @@ class LoggedTensor:
     @cached_property
     def summary(self) -> Summary | None:
         """The statistics of all parts, merged; None if the tensor was logged below level 2."""
-        found = [
+        summaries = [
             _scale_summary(part.record.summary, part.record.factor)
             for part in self.parts
             if part.record.summary
         ]
-        return Summary.merge_parts(found) if found else None
+        return Summary.merge_parts(summaries) if summaries else None
 
     @cached_property
     def samples(self) -> Tensor | None:
@@ -174,17 +174,17 @@ class LoggedTensor:
             return None
         if self.whole is not None:
             return self.whole.reshape(-1)[sample_indices(self.shape, self.first.level)]
-        found = [part for part in self.parts if part.record.samples]
-        if not found:
+        parts = [part for part in self.parts if part.record.samples]
+        if not parts:
             return None
         if (
-            len(found) == 1 and found[0].record.placement.complete
+            len(parts) == 1 and parts[0].record.placement.complete
         ):  # as most are: all samples, in order
-            only = found[0].tensor(
-                found[0].record.samples, len(sample_indices(self.shape, self.first.level))
+            only = parts[0].tensor(
+                parts[0].record.samples, len(sample_indices(self.shape, self.first.level))
             )
-            return None if only is None else only * found[0].record.factor
-        values = [part.tensor(part.record.samples) for part in found]
+            return None if only is None else only * parts[0].record.factor
+        values = [part.tensor(part.record.samples) for part in parts]
         # Before memory is taken: a shape that is damaged must not ask for all of it.
         _check_room(
             min(prod(self.shape), 2**self.first.level),
@@ -194,18 +194,18 @@ class LoggedTensor:
         samples = torch.full(
             (len(sample_indices(self.shape, self.first.level)),), math.nan, dtype=torch.float64
         )
-        for part, held in zip(found, values, strict=True):
-            assert held is not None, "expected sampled elements for this part of the tensor"
+        for part, elements in zip(parts, values, strict=True):
+            assert elements is not None, "expected sampled elements for this part of the tensor"
             key = part.record.samples
             assert key is not None, "expected sampled elements for this part of the tensor"
-            numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
+            numbers = part.tensor(key.removesuffix("samples") + "numbers", len(elements))
             assert numbers is not None, "expected sampled elements for this part of the tensor"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
                 reason = (
                     "found an index of a sample that the tensor does not have; the file is damaged"
                 )
                 raise SourceError(f"{part.folder}: {self.name}: {reason}")
-            samples[numbers.long()] = held * part.record.factor
+            samples[numbers.long()] = elements * part.record.factor
         return samples
 
     @cached_property
@@ -230,13 +230,15 @@ class LoggedTensor:
 
     def microbatches(self) -> dict[int, Summary]:
         """Return the statistics of each microbatch, by the microbatch's number."""
-        found: dict[int, list[Summary]] = defaultdict(list)
+        by_number: dict[int, list[Summary]] = defaultdict(list)
         for part in self.parts:
             if part.record.microbatch is not None and part.record.summary:
-                found[part.record.microbatch].append(
+                by_number[part.record.microbatch].append(
                     _scale_summary(part.record.summary, part.record.factor)
                 )
-        return {index: Summary.merge_parts(summaries) for index, summaries in sorted(found.items())}
+        return {
+            index: Summary.merge_parts(summaries) for index, summaries in sorted(by_number.items())
+        }
 
 
 LOOKED = 3
@@ -265,11 +267,11 @@ class TracedRun:
             raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
         about = read_head(path)
         sealed, ranks = about["format"] != UNSEALED, range(about["ranks"])
-        logged = {
+        lines = {
             rank_folder(path, rank): {line.step: line for line in read_lines(path, rank, sealed)}
             for rank in ranks
         }
-        return cls(path, about, logged)
+        return cls(path, about, lines)
 
     @property
     def layout(self) -> str:
@@ -287,24 +289,24 @@ class TracedRun:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Sentences that say which parts of the run its log lacks."""
-        found, left = (
+        sentences, gaps = (
             [*limit_notes(self.keep), *self.filter.notes()],
             [step for step in self.steps if step not in self._complete_steps],
         )
-        if left:
-            found.append(
-                f"the log has no tensors of {len(left)} of {len(self.steps)} steps, from step {left[0]} on, because "
+        if gaps:
+            sentences.append(
+                f"the log has no tensors of {len(gaps)} of {len(self.steps)} steps, from step {gaps[0]} on, because "
                 f"of its budget of {self.keep.get('budget')} bytes"
             )
-        return tuple(found)
+        return tuple(sentences)
 
     @cached_property
     def keep(self) -> Mapping[str, Any]:
         """The settings that limited the log (see `bridge.trace.retention.Keep`); empty if there were
         none.
         """
-        found = self.about.get("keep", {})
-        return found if isinstance(found, Mapping) else {}
+        settings = self.about.get("keep", {})
+        return settings if isinstance(settings, Mapping) else {}
 
     @cached_property
     def filter(self) -> Filter:
@@ -332,8 +334,8 @@ class TracedRun:
     @cached_property
     def steps(self) -> tuple[int, ...]:
         """The steps that every rank has written completely."""
-        written = [set(steps) for steps in self.lines.values()]
-        return tuple(sorted(set.intersection(*written))) if written else ()
+        step_sets = [set(steps) for steps in self.lines.values()]
+        return tuple(sorted(set.intersection(*step_sets))) if step_sets else ()
 
     def entries(self, step: int) -> tuple[LoggedTensor, ...]:
         """Return the tensors of a step, in the order in which one rank alone would run them."""
@@ -341,12 +343,12 @@ class TracedRun:
 
     def put_together(self, parts: Iterable[LoggedPart]) -> tuple[LoggedTensor, ...]:
         """Return the tensors to which these parts belong, in order of execution."""
-        found: dict[Name, dict[Any, list[LoggedPart]]] = defaultdict(lambda: defaultdict(list))
+        by_name: dict[Name, dict[Any, list[LoggedPart]]] = defaultdict(lambda: defaultdict(list))
         for part in parts:
-            found[part.record.name][without_replicas(part.record.placement)].append(part)
+            by_name[part.record.name][without_replicas(part.record.placement)].append(part)
         entries = (
             entry
-            for name, places in found.items()
+            for name, places in by_name.items()
             for entry in _whole_entries(name, list(places.values()))
         )
         return tuple(sorted(entries, key=lambda entry: self.order(entry.name)))
@@ -367,23 +369,23 @@ class TracedRun:
         in the model's order.
         """
         # Layers that ran change places among themselves; those that never did keep theirs.
-        told, ran = self.about.get("layers", ()), iter(seen := self._ran())
-        return tuple(next(ran) if layer in seen else layer for layer in told)
+        names, ran = self.about.get("layers", ()), iter(run_order := self._ran())
+        return tuple(next(ran) if layer in run_order else layer for layer in names)
 
     def _ran(self) -> list[str]:
         """Return the layers of which the first rank logged an output, in the order of the first
         logged step that has outputs.
         """
-        known, first = set(self.about.get("layers", ())), next(iter(self.lines.values()), {})
+        model_layers, first = set(self.about.get("layers", ())), next(iter(self.lines.values()), {})
         for step in self.steps_with_all_tensors[:LOOKED]:
             names = [
                 part.record.name for part in self._of(rank_folder(self.folder, 0), first[step])
             ]
-            found = dict.fromkeys(
+            layers = dict.fromkeys(
                 name.layer for name in names if (name.phase, name.kind) == ("forward", "output")
             )
-            if found:
-                return [layer for layer in found if layer in known]
+            if layers:
+                return [layer for layer in layers if layer in model_layers]
         return []
 
     @cached_property
@@ -411,7 +413,7 @@ def _whole_entries(name: Name, copies: Sequence[Sequence[LoggedPart]]) -> Iterat
     wholes: dict[Any, list[Sequence[LoggedPart]]] = defaultdict(list)
     for parts in copies:
         wholes[parts[0].record.placement.whole].append(parts)
-    for number, found in enumerate(wholes.values()):
+    for number, group in enumerate(wholes.values()):
         own = (
             name
             if len(wholes) == 1
@@ -419,8 +421,8 @@ def _whole_entries(name: Name, copies: Sequence[Sequence[LoggedPart]]) -> Iterat
         )
         yield LoggedTensor(
             own,
-            tuple(parts[0] for parts in found),
-            tuple(part for parts in found for part in parts[1:]),
+            tuple(parts[0] for parts in group),
+            tuple(part for parts in group for part in parts[1:]),
         )
 
 

@@ -71,11 +71,11 @@ class Comparison:
         """Return the largest distance in each layer and step, divided by the bound of this
         distance.
         """
-        found: dict[str, dict[int, float]] = defaultdict(dict)
+        table: dict[str, dict[int, float]] = defaultdict(dict)
         for line in self.lines:
-            layer = found[line.name.layer]
+            layer = table[line.name.layer]
             layer[line.name.step] = max(layer.get(line.name.step, 0.0), share_of_bound(line))
-        return found
+        return table
 
 
 def compare_runs(
@@ -86,22 +86,26 @@ def compare_runs(
 
     Raises `BridgeError` if there is no step to compare.
     """
-    wanted = set(first.steps_with_all_tensors) & set(second.steps_with_all_tensors)
-    wanted &= wanted if steps is None else set(steps)
-    if not wanted:
+    common_steps = set(first.steps_with_all_tensors) & set(second.steps_with_all_tensors)
+    common_steps &= common_steps if steps is None else set(steps)
+    if not common_steps:
         raise BridgeError(
             f"{first.folder}, {second.folder}: found {_steps_text(first.steps)} and {_steps_text(second.steps)}, "
             "expected a step that all ranks of both runs logged"
         )
     comparer = Comparer(first, second)
     lines: list[TensorVerdict] = []
-    ordered = sorted(wanted)
-    for at, step in enumerate(count_items(ordered)):
-        found = comparer.step(step)
-        lines += found
-        if not every and any(line.is_fault for line in found):
+    step_list = sorted(common_steps)
+    for at, step in enumerate(count_items(step_list)):
+        verdicts = comparer.step(step)
+        lines += verdicts
+        if not every and any(line.is_fault for line in verdicts):
             return Comparison(
-                first, second, tuple(lines), tuple(ordered[at + 1 :]), _format_differences(comparer)
+                first,
+                second,
+                tuple(lines),
+                tuple(step_list[at + 1 :]),
+                _format_differences(comparer),
             )
     return Comparison(first, second, tuple(lines), formats=_format_differences(comparer))
 

@@ -47,9 +47,9 @@ def is_alive(folder: Path) -> bool:
     if not path.exists():
         return False
     try:
-        found = parse_object(read_text(path, folder, MOST), path)
-        process = int(found["pid"])
-        if found["host"] == socket.gethostname():
+        mark = parse_object(read_text(path, folder, MOST), path)
+        process = int(mark["pid"])
+        if mark["host"] == socket.gethostname():
             os.kill(process, 0)
     except ProcessLookupError:
         return False

@@ -104,8 +104,8 @@ class LogLine:
             raise SourceError(
                 f"{self.path}: {error.strerror}; expected a file that can be read"
             ) from None
-        found = _parse_line(raw, self.where, self.sealed)
-        return _line_content(found, self.step, self.where)
+        fields = _parse_line(raw, self.where, self.sealed)
+        return _line_content(fields, self.step, self.where)
 
     @property
     def records(self) -> list[Any]:
@@ -117,22 +117,22 @@ def read_head(run: Path) -> dict[str, Any]:
     """Return the content of run.json. Raises `SourceError` if the file is missing or damaged."""
     path = run / RUN
     text = read_text(path, run, MOST_HEAD)
-    found = parse_object(text, path)
+    fields = parse_object(text, path)
     # A digest that is there has to hold, whatever format the file says it has.
-    sealed = found.get("format") != UNSEALED or "digest" in found
-    found = unseal(text, path) if sealed else found
+    sealed = fields.get("format") != UNSEALED or "digest" in fields
+    fields = unseal(text, path) if sealed else fields
     try:
-        Head.model_validate(found)
+        Head.model_validate(fields)
     except ValidationError as error:
         raise SourceError(
             *(_problem_text(path, one) for one in error.errors(include_url=False)[:5])
         ) from None
-    unknown = (name for name in found.get("formats", ()) if not _is_format(name))
+    unknown = (name for name in fields.get("formats", ()) if not _is_format(name))
     SourceError.raise_if(
         f"{path}: formats: found {show_value(name)}, which torch does not have; the file is damaged"
         for name in unknown
     )
-    return found
+    return fields
 
 
 def rank_folder(run: Path, rank: int) -> Path:
@@ -159,14 +159,16 @@ def read_lines(
                     return
                 where = f"{path}:{number}"
                 # A digest stands at the end of its line.
-                known = sealed or b'"digest": "' in raw[-81:]
-                step, owner = _read_step_and_rank(raw[:-1], where, known)
+                has_digest = sealed or b'"digest": "' in raw[-81:]
+                step, owner = _read_step_and_rank(raw[:-1], where, has_digest)
                 if sealed and owner != rank:
                     raise SourceError(
                         f"{where}: found a line of rank {show_value(owner)}, expected one of rank {rank}; the files of ranks"
                         " were mixed up"
                     )
-                yield LogLine(step, path, begin, len(raw) - 1, where, known, LEFT in raw[-300:])
+                yield LogLine(
+                    step, path, begin, len(raw) - 1, where, has_digest, LEFT in raw[-300:]
+                )
                 begin += len(raw)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
@@ -189,11 +191,11 @@ def _read_step_and_rank(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]
     # A line whose digest holds was written by a log: nothing else of it is needed now.
     if match and sealed and _has_digest(raw):
         return int(match[1]), int(match[2])
-    found = _parse_line(raw, where, sealed)
-    if type(found.get("step")) is not int:
+    fields = _parse_line(raw, where, sealed)
+    if type(fields.get("step")) is not int:
         raise SourceError(f"{where}: {NO_LINE}")
-    _line_content(found, found["step"], where)
-    return found["step"], found.get("rank")
+    _line_content(fields, fields["step"], where)
+    return fields["step"], fields.get("rank")
 
 
 def _has_digest(raw: bytes) -> bool:
@@ -211,11 +213,11 @@ def _parse_line(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
     """
     if not sealed or _has_digest(raw):
         try:
-            found = from_json(raw)
+            fields = from_json(raw)
         except ValueError:
-            found = None
-        if isinstance(found, dict):
-            return found
+            fields = None
+        if isinstance(fields, dict):
+            return fields
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -228,10 +230,10 @@ def _parse_line(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
 NO_LINE = "expected a line of a log, with `step` and `records`; the file is damaged"
 
 
-def _line_content(found: Mapping[str, Any], step: int, where: str) -> Content:
-    records, tensors, loss, clip = map(found.get, ("records", "tensors", "loss", "clip"))
+def _line_content(fields: Mapping[str, Any], step: int, where: str) -> Content:
+    records, tensors, loss, clip = map(fields.get, ("records", "tensors", "loss", "clip"))
     right = (
-        found.get("step") == step
+        fields.get("step") == step
         and isinstance(tensors, str | None)
         and isinstance(loss, float | int | None)
         and isinstance(clip, float | int | None)
@@ -252,29 +254,29 @@ def read_record(fields: Mapping[str, Any], step: int, where: object) -> Record:
     log can contain such a record; `where` is the place in the message.
     """
     try:
-        found = _record_adapter().validate_python(fields)
+        record = _record_adapter().validate_python(fields)
     except ValidationError as error:
         raise SourceError(_problem_text(where, error.errors(include_url=False)[0])) from None
-    reason = _impossible_reason(found, step)
+    reason = _impossible_reason(record, step)
     if reason:
-        raise SourceError(f"{where}: {show_value(str(found.name))}: {reason}; the file is damaged")
-    return found
+        raise SourceError(f"{where}: {show_value(str(record.name))}: {reason}; the file is damaged")
+    return record
 
 
-def _impossible_reason(found: Record, step: int) -> str:
+def _impossible_reason(record: Record, step: int) -> str:
     """Return the reason why no log can contain such a record, or an empty text if a log can."""
-    if found.name.step != step:
-        return f"found a record of step {found.name.step} in a line of step {step}"
-    if found.name.phase not in PHASES:
-        return f"found phase {show_value(found.name.phase)}, expected one of {', '.join(PHASES)}"
-    if not 0 <= found.level <= MOST_LEVEL:
-        return f"found level {found.level}, expected 0 to {MOST_LEVEL}"
-    if not _is_format(found.dtype):
-        return f"found number format {show_value(found.dtype)}, which torch does not have"
+    if record.name.step != step:
+        return f"found a record of step {record.name.step} in a line of step {step}"
+    if record.name.phase not in PHASES:
+        return f"found phase {show_value(record.name.phase)}, expected one of {', '.join(PHASES)}"
+    if not 0 <= record.level <= MOST_LEVEL:
+        return f"found level {record.level}, expected 0 to {MOST_LEVEL}"
+    if not _is_format(record.dtype):
+        return f"found number format {show_value(record.dtype)}, which torch does not have"
     return (
         ""
-        if _is_possible(found.placement)
-        else f"found a part {show_value(found.placement)} that is not within the whole tensor"
+        if _is_possible(record.placement)
+        else f"found a part {show_value(record.placement)} that is not within the whole tensor"
     )
 
 

@@ -28,8 +28,8 @@ class Segments:
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Segments:
         """Return segments with these lengths, one after the other."""
-        found = np.array(lengths, np.int64)
-        return cls(found, np.cumsum(found) - found, np.repeat(np.arange(len(found)), found))
+        sizes = np.array(lengths, np.int64)
+        return cls(sizes, np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), sizes))
 
     @property
     def size(self) -> int:
@@ -46,8 +46,8 @@ class Segments:
         """Return the sum of each segment of `values`: an array (elements,) becomes an array
         (segments,). The sum of an empty segment is 0.
         """
-        found: Floats = np.bincount(self.numbers, values, len(self.lengths)).astype(np.float64)
-        return found
+        totals: Floats = np.bincount(self.numbers, values, len(self.lengths)).astype(np.float64)
+        return totals
 
     def rms(self, values: Floats) -> Floats:
         """Return the root mean square of each segment of `values`, an array (elements,) or (rows,
@@ -56,8 +56,8 @@ class Segments:
         with np.errstate(all="ignore"):
             squares = values**2 if values.ndim == 1 else (values**2).sum(axis=0)
             count = np.maximum(self.lengths * (values.size // max(1, values.shape[-1])), 1)
-            found: Floats = np.sqrt(self.sums(squares) / count)
-        return found
+            result: Floats = np.sqrt(self.sums(squares) / count)
+        return result
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return each segment's value once for each of its elements: an array (segments,) becomes
@@ -71,7 +71,7 @@ def join_ranges(begins: Places, lengths: Places) -> Places:
     and a length.
     """
     ends = np.cumsum(lengths)
-    found: Places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+    integers: Places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
         begins - (ends - lengths), lengths
     )
-    return found
+    return integers

@@ -78,22 +78,22 @@ def setting_differences(
         pairs = [
             (name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))
         ]
-    found = [
+    differences = [
         SettingDifference(name, one, other, name.startswith(LAYOUT))
         for name, one, other in pairs
         if not _are_same(one, other)
     ]
     if first.get("mesh", {}) != second.get("mesh", {}):
-        found.append(SettingDifference("ranks", _mesh_text(first), _mesh_text(second), True))
+        differences.append(SettingDifference("ranks", _mesh_text(first), _mesh_text(second), True))
     if sorted(first.get("formats", ())) != sorted(second.get("formats", ())):
-        found.append(
+        differences.append(
             SettingDifference(
                 "number formats",
                 ", ".join(first.get("formats", ())),
                 ", ".join(second.get("formats", ())),
             )
         )
-    return tuple(sorted(found, key=lambda setting: setting.layout))
+    return tuple(sorted(differences, key=lambda setting: setting.layout))
 
 
 def _mesh_text(about: Mapping[str, Any]) -> str:
@@ -125,13 +125,13 @@ def _parse_value(value: Any) -> Any:
 
 
 def _settings_in_common(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
+    candidates = {
         name: [settings[key] for key in keys if settings.get(key) is not None]
         for name, keys in SHARED.items()
     }
     return {
         name: str(values[0]).lower() if name == "optimizer" else values[0]
-        for name, values in found.items()
+        for name, values in candidates.items()
         if values
     }
 

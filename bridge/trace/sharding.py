@@ -30,15 +30,15 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     If the device mesh has several data dimensions, torch shards weights along the last of them and
     replicates weights along the others.
     """
-    found = [
+    meshes = [
         weight.device_mesh
         for weight in parameters_by_name(model).values()
         if isinstance(weight, DTensor)
     ]
-    if not found or world == 1:
+    if not meshes or world == 1:
         return Mesh({"tensor": 1, "data": world})
     # Parts of a model may lie on meshes that are smaller than that of the whole.
-    device_mesh = max(found, key=lambda mesh: (mesh.size(), mesh.ndim))
+    device_mesh = max(meshes, key=lambda mesh: (mesh.size(), mesh.ndim))
     # Our first axis is the fastest, torch's the slowest.
     axes = dict(
         zip(
@@ -62,19 +62,19 @@ def _mesh_axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
     rank numbers grow fastest comes first.
     """
     names = device_mesh.mesh_dim_names or ("",) * device_mesh.ndim
-    found: list[str] = []
+    axes: list[str] = []
     for name in reversed(names):
         tensor = name in TENSOR_AXES or (
             device_mesh.ndim == 1 and not fully_sharded and name not in ("dp", "data", "fsdp")
         )
-        wanted = "replica"
-        if tensor and "tensor" not in found:
-            wanted = "tensor"
-        elif "data" not in found:
+        axis = "replica"
+        if tensor and "tensor" not in axes:
+            axis = "tensor"
+        elif "data" not in axes:
             # The fastest of several data axes shards; slower ones hold copies.
-            wanted = "data"
-        found.append(wanted if wanted not in found else f"replica {len(found)}")
-    return found
+            axis = "data"
+        axes.append(axis if axis not in axes else f"replica {len(axes)}")
+    return axes
 
 
 def is_split(tensor: Tensor) -> bool:
@@ -100,8 +100,8 @@ def part_and_placement(
         return tensor, Placement.full(tuple(tensor.shape), tuple(others))
     if not in_boxes(tensor):
         # Partial sums, and shards that are strided: all ranks together make them whole.
-        gathered: Tensor = tensor.full_tensor()
-        return gathered, Placement.full(tuple(gathered.shape))
+        whole: Tensor = tensor.full_tensor()
+        return whole, Placement.full(tuple(whole.shape))
     sizes, offsets = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
@@ -128,11 +128,14 @@ def local_gradient(weight: nn.Parameter) -> Tensor | None:
     """Return the gradient of this rank's part of a weight. Return None if there is no gradient, or
     if torch splits the gradient otherwise than the weight.
     """
-    found: Any = weight.grad
-    if isinstance(weight, DTensor) and isinstance(found, DTensor):
-        alike = (found.device_mesh, found.placements) == (weight.device_mesh, weight.placements)
-        return found._local_tensor if alike else None
-    return None if isinstance(weight, DTensor) or isinstance(found, DTensor) else found
+    gradient: Any = weight.grad
+    if isinstance(weight, DTensor) and isinstance(gradient, DTensor):
+        alike = (gradient.device_mesh, gradient.placements) == (
+            weight.device_mesh,
+            weight.placements,
+        )
+        return gradient._local_tensor if alike else None
+    return None if isinstance(weight, DTensor) or isinstance(gradient, DTensor) else gradient
 
 
 def in_boxes(tensor: Tensor) -> bool:
@@ -166,17 +169,17 @@ def flat_pieces(model: nn.Module) -> Mapping[int, list[FlatPiece]]:
 
     if not any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         return {}
-    found: dict[int, list[FlatPiece]] = {}
+    by_id: dict[int, list[FlatPiece]] = {}
     for root in FullyShardedDataParallel.fsdp_modules(model):
         flat = root._handle.flat_param if root._handle else None
         if flat is not None:
             pieces = list(_flat_pieces(flat, _wrapper_prefix(model, root)))
-            found[id(flat)] = [piece for piece, _ in pieces]
+            by_id[id(flat)] = [piece for piece, _ in pieces]
             # An original parameter is a view that begins with its own elements.
-            found |= {
+            by_id |= {
                 id(own): [replace(piece, offset=0)] for piece, own in pieces if own is not None
             }
-    return found
+    return by_id
 
 
 def _wrapper_prefix(model: nn.Module, wrapper: nn.Module) -> str:

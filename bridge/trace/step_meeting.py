@@ -43,13 +43,13 @@ class Meeting:
     more, and the training continues.
     """
 
-    def __init__(self, comm: Comm, lost: Callable[[str, tuple[int, ...], str], None]) -> None:
+    def __init__(self, comm: Comm, report: Callable[[str, tuple[int, ...], str], None]) -> None:
         global _made
         _made += 1
         # Ranks may have made other numbers of meetings: with the highest, their keys agree.
         numbers = gather_tensor(comm, "meeting", torch.tensor([_made]), comm.world)
         _made = int(numbers.max())
-        self.comm, self.lost = comm, lost
+        self.comm, self.lost = comm, report
         self.store: Any = PrefixStore(f"stagebridge meeting {_made}", _get_default_store())
         self.patience = timedelta(seconds=float(os.environ.get(VARIABLE, PATIENCE)))
         self.passes = self.steps = 0
@@ -83,11 +83,13 @@ class Meeting:
             if self._is_over():
                 return False
             waits += 1
-            gone = self._missing_ranks(number) or (self._absent(number) if waits == WAITS else None)
-            if gone:
-                self.store.set(OVER, json.dumps(gone))
+            finding = self._missing_ranks(number) or (
+                self._absent(number) if waits == WAITS else None
+            )
+            if finding:
+                self.store.set(OVER, json.dumps(finding))
                 self.over = True
-                self.lost(*gone)
+                self.lost(*finding)
                 return False
         return True
 
@@ -102,9 +104,9 @@ class Meeting:
         """Return the id, ranks and evidence of the finding that this rank waited in vain, for an
         unknown reason.
         """
-        waited = WAITS * self.patience.total_seconds()
-        told = f"rank {self.comm.rank} waited {waited:.3g} s in step {number + 1} for ranks that did not come"
-        return "rank-absent", (self.comm.rank,), told
+        seconds = WAITS * self.patience.total_seconds()
+        evidence = f"rank {self.comm.rank} waited {seconds:.3g} s in step {number + 1} for ranks that did not come"
+        return "rank-absent", (self.comm.rank,), evidence
 
     def _missing_ranks(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
         """Return a finding (id, ranks and evidence) if other ranks skipped this step or ended before
@@ -125,17 +127,17 @@ class Meeting:
                 f"{self.passes}",
             )
         # A rank that ended after fewer steps than this one will not come.
-        left = {
+        departures = {
             rank: count
             for rank in others
             if 0 < (count := self._read_counter(f"left {rank}")) <= number
         }
-        if left:
-            ended = ", ".join(
-                f"rank {rank} ended after {count} steps" for rank, count in left.items()
+        if departures:
+            text = ", ".join(
+                f"rank {rank} ended after {count} steps" for rank, count in departures.items()
             )
             here = f"rank {self.comm.rank} is in step {number + 1}"
-            return "skipped-alone", tuple(left), f"{ended}, while {here}"
+            return "skipped-alone", tuple(departures), f"{text}, while {here}"
         return None
 
     def _read_counter(self, key: str) -> int:

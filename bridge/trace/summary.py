@@ -37,23 +37,23 @@ class Summary:
     high: float
 
     @classmethod
-    def of(cls, measured: Tensor) -> Summary:
+    def of(cls, statistics: Tensor) -> Summary:
         """Return the summary for a result of `measure_statistics`. The call waits for the device."""
-        count, nans, infs, total, squares, low, high = measured.tolist()
+        count, nans, infs, total, squares, low, high = statistics.tolist()
         return cls(int(count), int(nans), int(infs), total, squares, low, high)
 
     @classmethod
     def merge_parts(cls, parts: Iterable[Summary]) -> Summary:
         """Return the summary of a tensor whose parts have the summaries `parts`."""
-        found = list(parts)
+        summaries = list(parts)
         return cls(
-            sum(part.count for part in found),
-            sum(part.nans for part in found),
-            sum(part.infs for part in found),
-            math.fsum(part.total for part in found),
-            math.fsum(part.squares for part in found),
-            min((part.low for part in found), default=math.inf),
-            max((part.high for part in found), default=-math.inf),
+            sum(part.count for part in summaries),
+            sum(part.nans for part in summaries),
+            sum(part.infs for part in summaries),
+            math.fsum(part.total for part in summaries),
+            math.fsum(part.squares for part in summaries),
+            min((part.low for part in summaries), default=math.inf),
+            max((part.high for part in summaries), default=-math.inf),
         )
 
     @property
@@ -140,11 +140,11 @@ def sample_indices(shape: tuple[int, ...], level: int) -> Tensor:
     This is the rule of Fast-LLM, so that its logs and ours show the same elements. The returned
     tensor is cached: do not change it.
     """
-    size, wanted = prod(shape), 2 ** (level - SAMPLES)
-    step = max(size // wanted, 1)
+    size, count = prod(shape), 2 ** (level - SAMPLES)
+    step = max(size // count, 1)
     while step > 1 and any(length > 1 and step % length == 0 for length in shape):
         step -= 1
-    return torch.arange(0, min(wanted * step, size), step)
+    return torch.arange(0, min(count * step, size), step)
 
 
 @torch.no_grad()
@@ -163,5 +163,5 @@ def _local_sample_indices(
     """Return two indices for each sample that lies in a rank's part: the index among all samples,
     and the index in the part. The result is cached: do not change it.
     """
-    held, places = placement.within(sample_indices(placement.whole, level))
-    return held.nonzero().view(-1), places.to(device)
+    mask, places = placement.within(sample_indices(placement.whole, level))
+    return mask.nonzero().view(-1), places.to(device)

@@ -86,15 +86,15 @@ class Half:
             if (rows := _common_parts(*pair, pairing))
         }
 
-    def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
-        """Return the indices of the pairs that have samples and whose names `wanted` accepts, and
-        these pairs as a batch.
+    def batch(self, condition: Callable[[Name], bool]) -> tuple[Places, Batch]:
+        """Return the indices of the pairs that have samples and whose names `condition` accepts,
+        and these pairs as a batch.
         """
         rows = np.array(
             [
                 at
                 for at, name in enumerate(self.names)
-                if self.pairs.sample_mask[at] and wanted(name)
+                if self.pairs.sample_mask[at] and condition(name)
             ],
             np.int64,
         )
@@ -209,18 +209,18 @@ class Comparer:
             sections |= own
         tables = Table.of(pairing.gatherings[0], both[0]), Table.of(pairing.gatherings[1], both[1])
         scales = pairing.scales(tables[1])
-        found: list[TensorVerdict | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
+        results: list[TensorVerdict | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
         for half in (early, late):
             if half.names:
-                self._half(half, pairing, both, tables, scales, step, found)
+                self._half(half, pairing, both, tables, scales, step, results)
         if self.updates is not None:
             self.updates.end()
         for at in pairing.alone[0]:
-            found[at] = self._alone(pairing.ours[at], step, True)
+            results[at] = self._alone(pairing.ours[at], step, True)
         for at, row in enumerate(pairing.alone[1], len(pairing.ours)):
-            found[at] = self._alone(pairing.theirs[row], step, False)
-        ordered = (found[at] for at in pairing.order)
-        return [line for line in ordered if line is not None]
+            results[at] = self._alone(pairing.theirs[row], step, False)
+        sequence = (results[at] for at in pairing.order)
+        return [line for line in sequence if line is not None]
 
     def _pair_columns(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
         patterns = both[0].pattern, both[1].pattern
@@ -249,45 +249,47 @@ class Comparer:
         tables: tuple[Table, Table],
         usual: Mapping[Section, float],
         step: int,
-        found: list[TensorVerdict | None],
+        results: list[TensorVerdict | None],
     ) -> None:
         scales = np.array([usual[phase_and_kind(name)] for name in half.names])
         values = half.pairs.values(tables)
         if self.updates is not None and len(half.begins[0]):
             self.updates.begin(half.begins[1], half.select_rows(values, half.begins[0]))
-        explained, bounds = self._bounds(half, values, scales, step)
-        judged = half.pairs.judge(tables, bounds, scales, self.ratios, explained)
+        rounding, bounds = self._bounds(half, values, scales, step)
+        judgement = half.pairs.judge(tables, bounds, scales, self.ratios, rounding)
         ranks = {
             at: half.ranks(at, *both)
-            for at, verdict in enumerate(judged.verdicts)
+            for at, verdict in enumerate(judgement.verdicts)
             if verdict in FAULTS
         }
-        changed = self._copies(half, pairing, both[0], tables, judged, scales, ranks)
+        odd_copies = self._copies(half, pairing, both[0], tables, judgement, scales, ranks)
         if self.updates is not None and len(half.gradients[0]):
             rows, batch = half.gradients
             # At least one rounding apart, even if the samples happen to be equal.
             noise = np.where(
-                half.units[rows] > judged.distances[rows], half.units[rows], judged.distances[rows]
+                half.units[rows] > judgement.distances[rows],
+                half.units[rows],
+                judgement.distances[rows],
             )
             self.updates.gradients(
                 batch, half.select_rows(values, rows), noise, usual["reduce", "gradient"]
             )
-        self._changes(half, judged, values, changed)
+        self._changes(half, judgement, values, odd_copies)
         rows_ = zip(
             half.pairs.ours.tolist(),
             half.names,
-            judged.verdicts,
-            judged.distances.tolist(),
-            judged.bounds.tolist(),
+            judgement.verdicts,
+            judgement.distances.tolist(),
+            judgement.bounds.tolist(),
             strict=True,
         )
         for at, (row, name, verdict, distance, bound) in enumerate(rows_):
-            found[row] = TensorVerdict(
+            results[row] = TensorVerdict(
                 Name(step, *name[1:]),
                 verdict,
                 distance,
                 bound,
-                judged.causes.get(at, ""),
+                judgement.causes.get(at, ""),
                 ranks.get(at, ()),
             )
 
@@ -312,15 +314,17 @@ class Comparer:
             wider = plain * UNKNOWN if drift is None else plain + GAIN * drift
             return None, np.where(half.starts, 0.0, wider)
         rows, batch = half.all_of
-        explained, _, lost = updates.weights(batch, half.select_rows(values, rows), scales[rows])
-        dropped = np.ones(len(half.names), bool)  # without samples, nothing can be followed
-        dropped[rows] = lost
+        rounding, _, incomputable = updates.weights(
+            batch, half.select_rows(values, rows), scales[rows]
+        )
+        gaps = np.ones(len(half.names), bool)  # without samples, nothing can be followed
+        gaps[rows] = incomputable
         # A weight that is lost leaves unknown what comes after it in order of execution.
-        unknown = np.concatenate([[drift is None], (np.cumsum(dropped) > 0)[:-1] | (drift is None)])
-        if dropped.any():
+        unknown = np.concatenate([[drift is None], (np.cumsum(gaps) > 0)[:-1] | (drift is None)])
+        if gaps.any():
             updates.drift = None
         spread = np.zeros(half.pairs.segments.size)
-        spread[half.pairs.segments.elements(rows)] = explained
+        spread[half.pairs.segments.elements(rows)] = rounding
         own = SLACK * half.own_units * depths
         return spread, np.where(
             half.pairs.sample_mask, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN
@@ -332,7 +336,7 @@ class Comparer:
         pairing: Pairing,
         columns: Columns,
         tables: tuple[Table, Table],
-        judged: Judged,
+        judgement: Judged,
         scales: Floats,
         ranks: dict[int, tuple[int, ...]],
     ) -> dict[int, Floats]:
@@ -356,49 +360,49 @@ class Comparer:
                 (
                     pairs,
                     pairs.judge(
-                        (table, tables[side]), judged.bounds[each], scales[each], self.ratios
+                        (table, tables[side]), judgement.bounds[each], scales[each], self.ratios
                     ),
                 )
             )
         (pairs, against), (_, own) = answers
-        changed: dict[int, Floats] = {}
-        parted = {copy.pair for copy in odd if judged.verdicts[copy.pair] in FAULTS}
+        odd_copies: dict[int, Floats] = {}
+        faults = {copy.pair for copy in odd if judgement.verdicts[copy.pair] in FAULTS}
         fine: dict[int, set[int]] = {}
         for at, copy in enumerate(odd):
             beyond = against.verdicts[at] in FAULTS
-            if copy.pair in parted and not beyond:
+            if copy.pair in faults and not beyond:
                 # This copy agrees with B's: its rank is not among those to report.
                 fine.setdefault(copy.pair, set()).add(copy.rank)
             elif (
-                copy.pair not in parted
-                and copy.pair not in changed
+                copy.pair not in faults
+                and copy.pair not in odd_copies
                 and beyond
                 and own.verdicts[at] in FAULTS
             ):
                 # The first rank's copy is right; this one differs from it and from B's.
-                judged.verdicts[copy.pair], judged.distances[copy.pair] = (
+                judgement.verdicts[copy.pair], judgement.distances[copy.pair] = (
                     against.verdicts[at],
                     against.distances[at],
                 )
-                judged.bounds[copy.pair], judged.causes[copy.pair] = (
+                judgement.bounds[copy.pair], judgement.causes[copy.pair] = (
                     against.bounds[at],
                     against.causes.get(at, ""),
                 )
                 ranks[copy.pair] = (copy.rank,)
-                changed[copy.pair] = against.values[0][pairs.segments.elements(np.array([at]))]
+                odd_copies[copy.pair] = against.values[0][pairs.segments.elements(np.array([at]))]
         for pair, others in fine.items():
             one = half.pairs.tensors[pair][0]
             ranks[pair] = tuple(
                 sorted({part.rank for part in (*one.parts, *one.replicas)} - others)
             )
-        return changed
+        return odd_copies
 
     def _changes(
         self,
         half: Half,
-        judged: Judged,
+        judgement: Judged,
         values: tuple[Floats, Floats],
-        copied: Mapping[int, Floats],
+        odd_copies: Mapping[int, Floats],
     ) -> None:
         """Describe a difference of weights by the difference of their updates, because the weights
         themselves hardly differ.
@@ -406,16 +410,16 @@ class Comparer:
         rows, batch = half.weights
         if not len(rows):
             return
-        taken = half.select_rows(values, rows)
-        pieces = np.split(taken, np.cumsum(batch.segments.lengths)[:-1], axis=1)
+        samples = half.select_rows(values, rows)
+        pieces = np.split(samples, np.cumsum(batch.segments.lengths)[:-1], axis=1)
         for at, key, pair in zip(rows.tolist(), batch.keys, pieces, strict=True):
-            if judged.verdicts[at] == "fault" and at not in half.pairs.verdicts_without_values:
+            if judgement.verdicts[at] == "fault" and at not in half.pairs.verdicts_without_values:
                 before = self._before.get(key)
                 # The copy that differs takes the place of the first rank's.
                 now = (
                     pair
-                    if at not in copied or copied[at].shape != pair[0].shape
-                    else np.stack([copied[at], pair[1]])
+                    if at not in odd_copies or odd_copies[at].shape != pair[0].shape
+                    else np.stack([odd_copies[at], pair[1]])
                 )
                 # Without weights before it, the change is not known: zeros, which say nothing.
                 change = (
@@ -424,7 +428,7 @@ class Comparer:
                 if change.any():
                     own = Segments.of([change.shape[1]])
                     looks = pattern_causes(change[0], change[1], own, {}, ["update"])[0]
-                    judged.causes[at] = f"of the updates: {looks}"
+                    judgement.causes[at] = f"of the updates: {looks}"
             self._before[key] = pair
 
     def _alone(self, entry: LoggedTensor, step: int, ours: bool) -> TensorVerdict:
@@ -475,10 +479,10 @@ def _layout_ratios(first: TracedRun, second: TracedRun) -> dict[str, float]:
     """Return, by name, the numbers of ranks along each axis and the numbers of microbatches in
     both runs. If a gradient is wrong by such a factor, it was reduced too often or not at all.
     """
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for label, run in (("A", first), ("B", second)):
         sizes: Mapping[str, Any] = run.about.get("mesh", {})
         counts = {f"{axis} ranks of {label}": size for axis, size in sizes.items()}
         counts[f"microbatches of {label}"] = run.about.get("accumulation") or 1
-        found.update({what: float(count) for what, count in counts.items() if count > 1})
-    return found
+        ratios.update({what: float(count) for what, count in counts.items() if count > 1})
+    return ratios

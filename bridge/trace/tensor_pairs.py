@@ -57,10 +57,10 @@ def _match_entries(
     """
     numbers: list[dict[Name, set[int | None]]] = []
     for entries in (ours, theirs):
-        found: dict[Name, set[int | None]] = defaultdict(set)
+        microbatches: dict[Name, set[int | None]] = defaultdict(set)
         for entry in entries:
-            found[entry.name._replace(microbatch=None)].add(entry.name.microbatch)
-        numbers.append(found)
+            microbatches[entry.name._replace(microbatch=None)].add(entry.name.microbatch)
+        numbers.append(microbatches)
     apart = {
         name
         for name in numbers[0].keys() & numbers[1].keys()
@@ -70,15 +70,15 @@ def _match_entries(
 
 
 def _join_entries(entries: Sequence[LoggedTensor], names: Collection[Name]) -> list[LoggedTensor]:
-    found: dict[Name, list[LoggedTensor]] = {}
+    groups: dict[Name, list[LoggedTensor]] = {}
     for entry in entries:
         whole = entry.name._replace(microbatch=None)
-        found.setdefault(whole if whole in names else entry.name, []).append(entry)
+        groups.setdefault(whole if whole in names else entry.name, []).append(entry)
     return [
         LoggedTensor(name, tuple(part for entry in parts for part in entry.parts), joined=True)
         if name in names
         else parts[0]
-        for name, parts in found.items()
+        for name, parts in groups.items()
     ]
 
 
@@ -99,8 +99,8 @@ class Table:
     @cached_property
     def finite(self) -> Floats:
         """For each tensor, the number of elements that are neither NaN nor infinite."""
-        found: Floats = self.figures[:, 0] - self.figures[:, 1] - self.figures[:, 2]
-        return found
+        counts: Floats = self.figures[:, 0] - self.figures[:, 1] - self.figures[:, 2]
+        return counts
 
     @cached_property
     def sizes(self) -> Floats:
@@ -152,16 +152,16 @@ class Pairs:
         """By the index of a pair whose values cannot be compared: its verdict, distance and
         reason.
         """
-        found: dict[int, tuple[Verdict, float, str]] = {}
+        verdicts: dict[int, tuple[Verdict, float, str]] = {}
         for at, (one, other) in enumerate(self.tensors):
             if one.joined != other.joined or (one.shape != other.shape and not one.joined):
-                found[at] = "other shape", 0.0, f"{list(one.shape)} against {list(other.shape)}"
+                verdicts[at] = "other shape", 0.0, f"{list(one.shape)} against {list(other.shape)}"
             elif (one.missing or other.missing) and self.partial and self.sample_mask[at]:
                 continue
             elif (one.missing or other.missing) and self.partial:
-                found[at] = "unseen", 0.0, ""
+                verdicts[at] = "unseen", 0.0, ""
             elif one.missing or other.missing:
-                found[at] = (
+                verdicts[at] = (
                     "fault",
                     math.inf,
                     f"no rank logged {one.missing or other.missing} elements of this tensor",
@@ -169,21 +169,21 @@ class Pairs:
             elif not (
                 self.gatherings[0].told[self.ours[at]] and self.gatherings[1].told[self.theirs[at]]
             ):
-                found[at] = (
+                verdicts[at] = (
                     "too coarse",
                     0.0,
                     "the logs have no values, because their level is below 2",
                 )
-        return found
+        return verdicts
 
     @cached_property
     def sample_mask(self) -> NDArray[np.bool_]:
         """For each pair, whether both runs have samples of the tensor, and equally many."""
         lengths = self.gatherings[0].lengths[self.ours]
-        found: NDArray[np.bool_] = (lengths == self.gatherings[1].lengths[self.theirs]) & (
+        mask: NDArray[np.bool_] = (lengths == self.gatherings[1].lengths[self.theirs]) & (
             lengths >= 0
         )
-        return found
+        return mask
 
     @cached_property
     def segments(self) -> Segments:
@@ -212,18 +212,18 @@ class Pairs:
         after the other.
         """
         to, first, second, rest = self._reading
-        found = np.empty(self.segments.size), np.empty(self.segments.size)
+        arrays = np.empty(self.segments.size), np.empty(self.segments.size)
         for values, table, places, which in zip(
-            found, tables, (first, second), (self.ours, self.theirs), strict=True
+            arrays, tables, (first, second), (self.ours, self.theirs), strict=True
         ):
             values[to] = table.samples[places]
             if len(rest):
                 values[rest] = table.statistics()[which[~self.sample_mask]].reshape(-1)
         if self.partial:
-            unseen = np.isnan(found[0]) | np.isnan(found[1])
+            unseen = np.isnan(arrays[0]) | np.isnan(arrays[1])
             # The same in both: it adds nothing to their distance.
-            found[0][unseen] = found[1][unseen] = 0.0
-        return found
+            arrays[0][unseen] = arrays[1][unseen] = 0.0
+        return arrays
 
     def judge(
         self,
@@ -231,17 +231,17 @@ class Pairs:
         bounds: Floats,
         scales: Floats,
         ratios: Mapping[str, float],
-        explained: Floats | None = None,
+        rounding: Floats | None = None,
     ) -> Judged:
         """Compare the pairs. `bounds` are the largest distances that count as rounding. `scales`
         are the usual sizes of such tensors, with which a tensor that is nearly zero is compared.
-        `explained` is the part of each sample's distance that has a known cause and does not
+        `rounding` is the part of each sample's distance that has a known cause and does not
         count.
         """
         values = self.values(tables)
         with np.errstate(all="ignore"):
             apart = np.abs(values[0] - values[1])
-            apart = apart if explained is None else np.maximum(apart - explained, 0)
+            apart = apart if rounding is None else np.maximum(apart - rounding, 0)
             own = self.segments.rms(values[1])
             sizes = np.where(scales > own, scales, own)
             # From zeros in B, every other value in A is infinitely far.
@@ -266,12 +266,12 @@ class Pairs:
         for at, (verdict, distance, why) in self.verdicts_without_values.items():
             verdicts[at], distances[at], words[at] = verdict, distance, why
             bounds[at] = bounds[at] if verdict == "fault" else 0.0
-        parted = np.array(
+        faults = np.array(
             [at for at, verdict in enumerate(verdicts) if verdict == "fault" and at not in words],
             np.int64,
         )
         return Judged(
-            verdicts, distances, bounds, words | self.looks(parted, values, ratios), values
+            verdicts, distances, bounds, words | self.looks(faults, values, ratios), values
         )
 
     def looks(
@@ -350,22 +350,20 @@ class Pairing:
             {phase_and_kind(entry.name) for entry in entries}
             for entries in (self.ours, self.theirs)
         )
-        known = {matching_name(entry.name): at for at, entry in enumerate(self.theirs)}
-        # What is left of `known` is in B alone.
-        found = [
-            (at, known.pop(matching_name(entry.name), None)) for at, entry in enumerate(self.ours)
+        places = {matching_name(entry.name): at for at, entry in enumerate(self.theirs)}
+        # What is left of `places` is in B alone.
+        pairs = [
+            (at, places.pop(matching_name(entry.name), None)) for at, entry in enumerate(self.ours)
         ]
-        self.alone = [at for at, other in found if other is None], list(known.values())
-        both = [(at, other) for at, other in found if other is not None]
+        self.alone = [at for at, other in pairs if other is None], list(places.values())
+        both = [(at, other) for at, other in pairs if other is not None]
         late = [self.ours[at].name.phase == "update" for at, _ in both]
         self.early, self.late = (
-            self._pairs(
-                [pair for pair, is_late in zip(both, late, strict=True) if is_late is wanted]
-            )
-            for wanted in (False, True)
+            self._pairs([pair for pair, is_late in zip(both, late, strict=True) if is_late is flag])
+            for flag in (False, True)
         )
         names = [
-            *(self.ours[at].name for at, _ in found),
+            *(self.ours[at].name for at, _ in pairs),
             *(self.theirs[at].name for at in self.alone[1]),
         ]
         self.order = sorted(range(len(names)), key=lambda at: first.order(names[at]))
@@ -388,10 +386,10 @@ class Pairing:
         """Return the usual size of tensors in run B, by phase and kind: the median of their root
         mean squares.
         """
-        found: dict[Section, float] = defaultdict(float)
+        medians: dict[Section, float] = defaultdict(float)
         for name, rows in self._by_section.items():
             sizes = table.sizes[rows][table.finite[rows] != 0]
             if len(sizes):
                 # The median: one tensor that exploded must not widen the bounds of all others.
-                found[name] = float(np.median(sizes))
-        return found
+                medians[name] = float(np.median(sizes))
+        return medians

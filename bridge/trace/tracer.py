@@ -129,12 +129,14 @@ class Tracer:
                 with freeze_names():
                     self._call_observer(observer, observer.reach_moment, moment)
 
-    def _call_observer(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
+    def _call_observer(
+        self, observer: Observer, call: Callable[[Any], None], argument: Any
+    ) -> None:
         """Call a method of an observer. If it raises anything but a `BridgeError`, the observer is
         removed with a warning.
         """
         try:
-            call(given)
+            call(argument)
         except BridgeError:
             raise
         except Exception as error:
@@ -154,9 +156,9 @@ class Tracer:
     def _batch_hook(self, module: nn.Module, inputs: Any) -> None:
         now = self.source.now()
         if module.training and not (now.again or is_recomputing()):
-            for held in self.source.batch():
+            for part in self.source.batch():
                 self._saw(
-                    now, "forward", held.layer, held.kind, held.tensor, held.local, held.placement
+                    now, "forward", part.layer, part.kind, part.tensor, part.local, part.placement
                 )
 
     def _output_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -210,11 +212,11 @@ class Tracer:
         """Observe the gradients of a layer's inputs, when backward has computed them. Each is
         observed once, even if a schedule splits backward in two.
         """
-        wanted = [
+        tensors = [
             (index, tensor) for index, tensor in _tensors_by_number(inputs) if tensor.requires_grad
         ]
-        call = self._call(now, layer, GRADIENT) if wanted else ""
-        for index, tensor in wanted:
+        call = self._call(now, layer, GRADIENT) if tensors else ""
+        for index, tensor in tensors:
             self._await_one(tensor, layer, (call + index).strip(), now)
 
     def _await_one(self, tensor: Tensor, layer: str, index: str, now: Now) -> None:
@@ -239,10 +241,10 @@ class Tracer:
         name = Name(
             now.step, phase, layer, None if now.microbatches else now.microbatch, kind, tensor
         )
-        batched: Callable[[Tensor], bool] = getattr(
+        has_batch: Callable[[Tensor], bool] = getattr(
             self.source, "has_batch_dimension", lambda tensor: True
         )
-        if not batched(local):
+        if not has_batch(local):
             if kind == GRADIENT:
                 return  # of what all samples share: a part of a sum, on each rank
             # It is no part of the step's batch: every rank has all of it.
@@ -275,5 +277,5 @@ def _tensors_by_number(values: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in nested `values`, each with its number as text; the text is empty for
     the first tensor.
     """
-    found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-    return ((str(index) if index else "", tensor) for index, tensor in enumerate(found))
+    leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return ((str(index) if index else "", tensor) for index, tensor in enumerate(leaves))

@@ -56,25 +56,25 @@ class ConfigPair:
         """The settings from which a difference in a plan field follows: one of the configs loses the
         difference, or gets another one, if it takes such a setting from the other.
         """
-        found: dict[str, list[str]] = {}
+        causes: dict[str, list[str]] = {}
         # Each setting costs one reading of a whole config.
         for path in self.changed[:TRIED]:
-            for config, held, meant in (
+            for config, values, meaning in (
                 (self.one, self.other.given, self.meant),
                 (self.other, self.one.given, self.kept),
             ):
-                taken = {path: held[path]} if path in held else {}
+                substitute = {path: values[path]} if path in values else {}
                 rest = {other: value for other, value in config.given.items() if other != path}
                 try:
-                    moved = unlike(
-                        meant, meaning_of(replace(config, given=Values({**rest, **taken})))
+                    fields = unlike(
+                        meaning, meaning_of(replace(config, given=Values({**rest, **substitute})))
                     )
                 except BridgeError:
                     continue  # the stack refuses this mixture: the other one may run
-                for ours in moved:
-                    found.setdefault(ours, []).append(path)
+                for ours in fields:
+                    causes.setdefault(ours, []).append(path)
                 break
-        return {ours: tuple(paths) for ours, paths in found.items()}
+        return {ours: tuple(paths) for ours, paths in causes.items()}
 
     @cached_property
     def changed(self) -> tuple[str, ...]:
@@ -89,9 +89,9 @@ class ConfigPair:
                 if self.one.world_size != self.other.world_size
                 else ""
             )
-        found = self.sources.get(ours) or self.changed
-        more = f" and {len(found) - SOURCES} other settings" if len(found) > SOURCES else ""
-        return f"this follows from {', '.join(found[:SOURCES])}{more}"
+        paths = self.sources.get(ours) or self.changed
+        more = f" and {len(paths) - SOURCES} other settings" if len(paths) > SOURCES else ""
+        return f"this follows from {', '.join(paths[:SOURCES])}{more}"
 
     def meaning(self, config: Config) -> Meaning:
         """Return the meaning of one of the two configs."""
@@ -114,17 +114,17 @@ class ConfigPair:
         with the reason, or None if it does not decide the effect of all of them.
         """
         sides = self.meant.plain, self.kept.plain
-        found = [effect_of_ranks(ours, *sides, self.uneven) for ours in fields]
-        known = [effect for effect in found if effect is not None]
-        if not known or len(known) < len(found):
+        verdicts = [effect_of_ranks(ours, *sides, self.uneven) for ours in fields]
+        effects = [effect for effect in verdicts if effect is not None]
+        if not effects or len(effects) < len(verdicts):
             return None
-        return min(known, key=lambda effect: effect[0].rank)
+        return min(effects, key=lambda effect: effect[0].rank)
 
     @classmethod
     def of(cls, one: Config, other: Config) -> ConfigPair:
         """The pair of the two configs; raises `BridgeError` if a stack refuses one of them."""
-        meant, kept = meaning_of(one), meaning_of(other)
-        return cls(one, other, meant, kept, frozenset(unlike(meant, kept)))
+        meaning, other_meaning = meaning_of(one), meaning_of(other)
+        return cls(one, other, meaning, other_meaning, frozenset(unlike(meaning, other_meaning)))
 
 
 def compare(one: Config, other: Config) -> tuple[Finding, ...]:
@@ -134,8 +134,8 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
     Raises `BridgeError` if a stack refuses its config.
     """
     pair = ConfigPair.of(one, other)
-    found = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
-    return (*_add_rule_findings(pair, [*found, *_find_world_difference(pair)]), *_unknown(pair))
+    rows = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
+    return (*_add_rule_findings(pair, [*rows, *_find_world_difference(pair)]), *_unknown(pair))
 
 
 def _unknown(pair: ConfigPair) -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def _unknown(pair: ConfigPair) -> Iterator[Finding]:
     """
     one, other = _unread(pair.one), _unread(pair.other)
     alike = pair.one.dialect.name == pair.other.dialect.name
-    launched = all(
+    launches = all(
         any(it.effect is Effect.NONE for it, *_ in side.values()) for side in (one, other)
     )
     for path in {**one, **other}:
@@ -157,16 +157,16 @@ def _unknown(pair: ConfigPair) -> Iterator[Finding]:
             origin = sides[1][0].origin if sides[1] else None
             change, rule = f"{before} -> {after}", f"{RULE}/unknown"
             row = replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
-            yield replace(row, effect=Effect.NUMBERS) if alike and launched else row
+            yield replace(row, effect=Effect.NUMBERS) if alike and launches else row
 
 
 def _unread(config: Config) -> dict[str, list[Finding]]:
     """Return the findings on settings of `config` that nobody knows, by path."""
-    found: dict[str, list[Finding]] = {}
+    findings: dict[str, list[Finding]] = {}
     for finding in config.remarks:
         if finding.unknown:
-            found.setdefault(finding.path, []).append(finding)
-    return found
+            findings.setdefault(finding.path, []).append(finding)
+    return findings
 
 
 def _add_rule_findings(pair: ConfigPair, rows: list[Finding]) -> Iterator[Finding]:
@@ -182,8 +182,8 @@ def _add_rule_findings(pair: ConfigPair, rows: list[Finding]) -> Iterator[Findin
             for at in about:
                 if rows[at].effect.rank > loss.effect.rank:
                     rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
-            remarked = bool(loss.about) and _is_remarked(pair, loss.effect, loss.about)
-            if not remarked and all(rows[at].effect is not loss.effect for at in about):
+            in_remarks = bool(loss.about) and _is_remarked(pair, loss.effect, loss.about)
+            if not in_remarks and all(rows[at].effect is not loss.effect for at in about):
                 rows.append(_as_difference(pair, loss, source))
     yield from rows
     yield from _find_remarks(pair)
@@ -202,9 +202,9 @@ def _losses(pair: ConfigPair, source: Config, target: Config) -> Iterator[Findin
         if loss.how is None or loss.how is How.MISSING or loss.effect is Effect.NONE:
             continue
         # A part of a section is none of the paths: that the other release lacks it is a loss.
-        kept = same and loss.path in source.given and loss.path in target.given
-        kept = kept and source.given[loss.path] == target.given[loss.path]
-        if not pair.strayed.isdisjoint(loss.about) if loss.about else not kept:
+        agrees = same and loss.path in source.given and loss.path in target.given
+        agrees = agrees and source.given[loss.path] == target.given[loss.path]
+        if not pair.strayed.isdisjoint(loss.about) if loss.about else not agrees:
             # The other config need not have the default of its stack.
             open_ = f"{source.dialect.title} leaves the value open"
             yield replace(loss, message=open_) if loss.how is How.DEFAULTED else loss
@@ -220,16 +220,16 @@ def _concerns(row: Finding, loss: Finding) -> bool:
 def _as_difference(pair: ConfigPair, loss: Finding, source: Config) -> Finding:
     """Return a loss in a translation of `source` as a difference between the two configs."""
     back = source is pair.other
-    held = (pair.meant if back else pair.kept).plain
+    values = (pair.meant if back else pair.kept).plain
     rule = claims(source.dialect).get(loss.path)
     # What the translation made of the value is not what the user's other config has.
     fields = loss.about or (rule.paths_of_plan(loss.path) if rule else ())
-    found = [held[ours] for ours in fields if ours in held]
-    other = found[0] if len(found) == 1 else None
+    others = [values[ours] for ours in fields if ours in values]
+    other = others[0] if len(others) == 1 else None
     before, after = (other, loss.before) if back else (loss.before, other)
     alone = f"{full_text(loss.before)}, {pair.alone(source)}"
-    turned = "" if before == after else f"{full_text(before)} -> {full_text(after)}"
-    change = alone if other is None else turned
+    transition = "" if before == after else f"{full_text(before)} -> {full_text(after)}"
+    change = alone if other is None else transition
     row = replace(
         loss,
         how=How.APPROXIMATE,
@@ -248,11 +248,11 @@ def _find_remarks(pair: ConfigPair) -> Iterator[Finding]:
     stack does something else than a setting says is no difference between two runs of the stack.
     """
     alike = pair.one.dialect.name == pair.other.dialect.name
-    known = [
+    remark_ids = [
         {(config.dialect.name, remark.id) for remark in remarks(config)}
         for config in (pair.one, pair.other)
     ]
-    for config, others in ((pair.one, known[1]), (pair.other, known[0])):
+    for config, others in ((pair.one, remark_ids[1]), (pair.other, remark_ids[0])):
         for remark in remarks(config):
             if remark.unknown or remark.effect is Effect.NONE:
                 continue
@@ -292,38 +292,38 @@ def _settings(pair: ConfigPair) -> Iterator[Finding]:
     """Differences between two configs of one stack, setting by setting."""
     one, other = pair.one, pair.other
     table, before, after = claims(one.dialect), one.effective.flat(), other.effective.flat()
-    written = one.given.keys() | other.given.keys()
-    changed, told = differing(before, after), set[str]()
+    explicit_paths = one.given.keys() | other.given.keys()
+    paths, finding_fields = differing(before, after), set[str]()
     # Written settings come first: one that nobody wrote differs because of them, and is left out if
     # they tell the same fields.
-    for path in sorted(changed, key=lambda path: (path not in written, path)):
+    for path in sorted(paths, key=lambda path: (path not in explicit_paths, path)):
         rule = table.get(path)
         if rule is None:
             continue
-        lost = tuple(ours for ours in rule.paths_of_plan(path) if ours in pair.strayed)
-        if path not in written and (not lost or told.issuperset(lost)):
+        fields = tuple(ours for ours in rule.paths_of_plan(path) if ours in pair.strayed)
+        if path not in explicit_paths and (not fields or finding_fields.issuperset(fields)):
             continue
-        told.update(lost)
+        finding_fields.update(fields)
         why = "; ".join(
             dict.fromkeys(_rounding_text(pair.one, path) + _rounding_text(pair.other, path))
         )
-        blurred = [config for config in (pair.one, pair.other) if _blurs(config, path)]
-        if rule.ours and not lost and not why and blurred:
-            why = told_of(rule, blurred[0])
-        elif path in rule.kernels and not lost:
+        lossy_configs = [config for config in (pair.one, pair.other) if _blurs(config, path)]
+        if rule.ours and not fields and not why and lossy_configs:
+            why = told_of(rule, lossy_configs[0])
+        elif path in rule.kernels and not fields:
             why = "another kernel for the same computation"
-        elif rule.ours and not lost and not why:
+        elif rule.ours and not fields and not why:
             why = "both configs mean the same here, or the setting has no effect in this run"
-        effect, why = pair.by_ranks(lost) or (_weight(pair, rule.ours, lost, path), why)
+        effect, why = pair.by_ranks(fields) or (_weight(pair, rule.ours, fields, path), why)
         whole = replace(
-            _finding(path, effect, why, before.get(path), after.get(path), pair), about=lost
+            _finding(path, effect, why, before.get(path), after.get(path), pair), about=fields
         )
-        yield from _in_parts(pair, rule, whole, lost)
-    yield from _untold(pair, told)
+        yield from _in_parts(pair, rule, whole, fields)
+    yield from _untold(pair, finding_fields)
 
 
 def _in_parts(
-    pair: ConfigPair, rule: Rule, whole: Finding, lost: tuple[str, ...]
+    pair: ConfigPair, rule: Rule, whole: Finding, fields: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Yield one finding for each setting that differs in a section, with its own line. A finding
     that is not on a section is yielded as it is.
@@ -339,14 +339,14 @@ def _in_parts(
     effects: dict[str, Effect] = {}
     for part in parts:
         effect = min(
-            _worth_of(rule, whole, part, lost), effects.get(part.path, Effect.NONE), key=_rank
+            _worth_of(rule, whole, part, fields), effects.get(part.path, Effect.NONE), key=_rank
         )
         effects[part.path] = effect
     # Settings may matter only together: then each of them has the effect of the section.
     apart = min(effects.values(), key=_rank) is whole.effect
     before, after = dict(leaves(one or {})), dict(leaves(other or {}))
     for part in {part.path: part for part in parts}.values():
-        found = _finding(
+        row = _finding(
             part.path,
             effects[part.path] if apart else whole.effect,
             whole.message,
@@ -354,11 +354,11 @@ def _in_parts(
             after.get(part.keys),
             pair,
         )
-        yield replace(found, given=True, rule=whole.rule, about=whole.about)
+        yield replace(row, given=True, rule=whole.rule, about=whole.about)
 
 
-def _worth_of(rule: Rule, whole: Finding, part: SectionSetting, lost: tuple[str, ...]) -> Effect:
-    mine = tuple(ours for ours in lost if ours in part.stands)
+def _worth_of(rule: Rule, whole: Finding, part: SectionSetting, fields: tuple[str, ...]) -> Effect:
+    mine = tuple(ours for ours in fields if ours in part.stands)
     if mine:
         return rule.effect_of_losing(mine, part.alone)
     return Effect.NONE if rule.ours and not part.behind else worth(rule, whole.effect, part)
@@ -368,20 +368,20 @@ def _rank(effect: Effect) -> int:
     return effect.rank
 
 
-def _weight(pair: ConfigPair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
+def _weight(pair: ConfigPair, ours: tuple[str, ...], fields: tuple[str, ...], path: str) -> Effect:
     """Return the effect on the run of a setting that differs between the two configs. Each config
     has an effect of losing the setting. Unless the rule states the effect of another value, the
     worse of these two effects is returned.
     """
-    held = not any(
+    lossless = not any(
         _rounding_text(config, path) or _blurs(config, path) for config in (pair.one, pair.other)
     )
     rule = claims(pair.one.dialect)[path]
-    if ours and not lost and held:
+    if ours and not fields and lossless:
         return Effect.ROUNDING if path in rule.kernels else Effect.NONE
     if rule.other:
         return rule.other
-    effects = (rule.effect_of_losing(lost, config.effective) for config in (pair.one, pair.other))
+    effects = (rule.effect_of_losing(fields, config.effective) for config in (pair.one, pair.other))
     return min(effects, key=lambda effect: effect.rank)
 
 
@@ -390,8 +390,8 @@ def _blurs(config: Config, path: str) -> bool:
     rule = claims(config.dialect).get(path)
     if rule is None or rule.blurs is None or path not in config.given:
         return False
-    seen = rule.values_in_view(rule.theirs, config.effective)
-    return rule.blurs(seen) and not (rule.becomes and not rule.becomes(path, seen))
+    view = rule.values_in_view(rule.theirs, config.effective)
+    return rule.blurs(view) and not (rule.becomes and not rule.becomes(path, view))
 
 
 def _rounding_text(config: Config, path: str) -> tuple[str, ...]:
@@ -399,31 +399,33 @@ def _rounding_text(config: Config, path: str) -> tuple[str, ...]:
     rule = claims(config.dialect).get(path)
     if rule is None or rule.becomes is None or path not in config.given:
         return ()
-    said = rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
-    return (said,) if said else ()
+    text = rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
+    return (text,) if text else ()
 
 
 def _finding(
     path: str, effect: Effect, why: str, before: Any, after: Any, pair: ConfigPair
 ) -> Finding:
-    given = path in pair.one.given or path in pair.other.given
+    explicit = path in pair.one.given or path in pair.other.given
     change = f"{full_text(before)} -> {full_text(after)}"
     origin, rule = pair.other.origins.get(path), f"{RULE}/{path}"
-    return Finding(path, why, effect, given, How.APPROXIMATE, before, after, origin, rule, change)
+    return Finding(
+        path, why, effect, explicit, How.APPROXIMATE, before, after, origin, rule, change
+    )
 
 
-def _untold(pair: ConfigPair, told: Iterable[str]) -> Iterator[Finding]:
-    """Yield a finding for each plan field that differs and is not in `told`, the plan fields that
-    findings on settings already report.
+def _untold(pair: ConfigPair, finding_fields: Iterable[str]) -> Iterator[Finding]:
+    """Yield a finding for each plan field that differs and is not in `finding_fields`, the plan
+    fields that findings on settings already report.
     """
-    for ours in sorted(pair.strayed.difference(told)):
+    for ours in sorted(pair.strayed.difference(finding_fields)):
         rule = plan_claims(pair.one.dialect)[ours]
         effects = (
             rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other)
         )
         effect, why = pair.by_ranks((ours,)) or (min(effects, key=_rank), "")
         why = why or pair.follows(ours) or rule.why(ours)
-        found = _finding(
+        row = _finding(
             _spoken(pair, ours),
             effect,
             why,
@@ -431,7 +433,7 @@ def _untold(pair: ConfigPair, told: Iterable[str]) -> Iterator[Finding]:
             pair.kept.plain.get(ours),
             pair,
         )
-        yield replace(found, rule=f"{RULE}/{ours}", about=(ours,))
+        yield replace(row, rule=f"{RULE}/{ours}", about=(ours,))
 
 
 def _spoken(pair: ConfigPair, ours: str) -> str:
@@ -494,7 +496,7 @@ def _counts(pair: ConfigPair, config: Config) -> Iterator[Finding]:
     """
     for path in config.given:
         rule = claims(config.dialect).get(path)
-        for said in _rounding_text(config, path):
+        for text in _rounding_text(config, path):
             if rule and pair.strayed.isdisjoint(rule.paths_of_plan(path)):
                 yield Finding(
                     path,
@@ -504,7 +506,7 @@ def _counts(pair: ConfigPair, config: Config) -> Iterator[Finding]:
                     before=config.given[path],
                     origin=config.origins.get(path) if config is pair.other else None,
                     rule=f"{RULE}/{path}",
-                    change=said,
+                    change=text,
                 )
 
 
@@ -554,25 +556,25 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
     weights = {ours: _worth(pair, ours) for ours in fields}
     worst = min(weights, key=lambda ours: weights[ours][0].rank)
     effect, why = weights[worst]
-    meant = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
-    before, after = _own(pair.one, mine, meant[0]), _own(pair.other, theirs, meant[1])
+    values = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
+    before, after = _own(pair.one, mine, values[0]), _own(pair.other, theirs, values[1])
     if worst.startswith(HABITS):
         why = why or _note_of_habit(pair, worst)
-    elif before != after and (before, after) != meant and (not why or pair.by_ranks((worst,))):
+    elif before != after and (before, after) != values and (not why or pair.by_ranks((worst,))):
         # The files' own values may be equal, or in other units: what they amount to differs.
-        amount = f"{in_words(worst)}: {full_text(meant[0])} -> {full_text(meant[1])}"
+        amount = f"{in_words(worst)}: {full_text(values[0])} -> {full_text(values[1])}"
         why = "; ".join(filter(None, (amount, why)))
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
     path = theirs if other and not own else mine if own else in_words(worst)
-    named = f"{theirs} " if other and theirs != path else ""
-    change = "" if before == after else f"{full_text(before)} -> {named}{full_text(after)}"
-    origin, given = pair.other.origins.get(theirs), mine in pair.one.given
+    label = f"{theirs} " if other and theirs != path else ""
+    change = "" if before == after else f"{full_text(before)} -> {label}{full_text(after)}"
+    origin, explicit = pair.other.origins.get(theirs), mine in pair.one.given
     row = Finding(
         path,
         why,
         effect,
-        given,
+        explicit,
         How.APPROXIMATE,
         before,
         after,
@@ -594,15 +596,16 @@ def _note_of_habit(pair: ConfigPair, ours: str) -> str:
     return best.note if best else ""
 
 
-def _own(config: Config, path: str, meant: Any) -> Any:
+def _own(config: Config, path: str, field_value: Any) -> Any:
     """Return the value at `path` as the file or its stack has it, or None if nobody wrote it and it
-    has no effect. Return `meant`, the value of the plan field, if `path` is no single setting.
+    has no effect. Return `field_value`, the value of the plan field, if `path` is no single
+    setting.
     """
     if path not in claims(config.dialect):
-        return meant
-    usual = None if meant is None else config.effective.get(path)
+        return field_value
+    usual = None if field_value is None else config.effective.get(path)
     value = config.given.get(path, usual)
-    return meant if isinstance(value, Mapping) else value
+    return field_value if isinstance(value, Mapping) else value
 
 
 def _worth(pair: ConfigPair, ours: str) -> tuple[Effect, str]:
@@ -614,12 +617,12 @@ def _worth(pair: ConfigPair, ours: str) -> tuple[Effect, str]:
     for config, values in sides:
         dialect = config.dialect
         elsewhere = not ours.startswith(dialect.about)
-        scripted = ours.startswith((HABITS, *SCRIPTED[dialect.model]))
+        in_script = ours.startswith((HABITS, *SCRIPTED[dialect.model]))
         rule = plan_claims(dialect).get(ours)
         # A size that only follows from others is the script's too.
         unset = rule is None or config.given.keys().isdisjoint(rule.carriers(ours))
         open_ = values.get(ours) is None or (unset and ours.startswith("model."))
-        if open_ and (elsewhere or scripted):
+        if open_ and (elsewhere or in_script):
             return (
                 Effect.NONE,
                 f"the training script sets this value, not the config of {dialect.title}",

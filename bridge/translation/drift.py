@@ -108,25 +108,25 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
     if problems:
         # A reader that stops at a name which the release lost says nothing about the values of the
         # others.
-        given = settable(
+        settings = settable(
             before.dialect, reword_settings(before, to_version), to_version, before.entry
         )
         _, more = _attempt(
-            lambda: before.dialect.config(given, to_version, before.world_size, before.entry)
+            lambda: before.dialect.config(settings, to_version, before.world_size, before.entry)
         )
         problems = dict.fromkeys((*problems, *more))
-    seen = after or readable(before, before.given, to_version)
-    migrated = migrate(before, to_version) if to_version != version else before
+    readable_config = after or readable(before, before.given, to_version)
+    target = migrate(before, to_version) if to_version != version else before
     changes = [*_find_renames(before, to_version)]
     for problem in problems:
         change = _change(before, _path_of(problem, before), ChangeKind.REFUSED, problem)
         changes.append(replace(change, effect=Effect.STOPS))
-    if seen:
-        changes += _unlike(before, seen)
-    known = {(finding.path, finding.message) for finding in before.findings}
+    if readable_config:
+        changes += _unlike(before, readable_config)
+    old_remarks = {(finding.path, finding.message) for finding in before.findings}
     # What nobody knows may have another meaning in the second release, and nothing shows it.
     remarks = (
-        [one for one in after.findings if one.unknown or (one.path, one.message) not in known]
+        [one for one in after.findings if one.unknown or (one.path, one.message) not in old_remarks]
         if after
         else []
     )
@@ -135,11 +135,11 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
         to_version,
         after,
         tuple(_merge_changes(changes)),
-        _alone(seen, before) if seen else {},
-        _alone(before, seen) if seen else {},
+        _alone(readable_config, before) if readable_config else {},
+        _alone(before, readable_config) if readable_config else {},
         tuple(remarks),
-        migrated,
-        tuple(_remaining_changes(before, migrated)) if migrated else (),
+        target,
+        tuple(_remaining_changes(before, target)) if target else (),
     )
 
 
@@ -150,23 +150,25 @@ def _attempt(read: Callable[[], Config]) -> tuple[Config | None, Iterable[str]]:
         return None, error.problems
 
 
-def _remaining_changes(before: Config, migrated: Config) -> Iterator[DriftChange]:
+def _remaining_changes(before: Config, target: Config) -> Iterator[DriftChange]:
     """Yield the changes between releases that remain in the migrated file. Fields that the migrated
     file sets through other settings do not count.
     """
-    renamed = {change.path for change in _find_renames(before, migrated.version)}
+    old_names = {change.path for change in _find_renames(before, target.version)}
     aim = Aim(before)
-    kept = aim.meaning.keys() - aim.differing_fields(migrated)
-    found = [*_find_removals(before, migrated), *_values(before, migrated)]
+    stable_fields = aim.meaning.keys() - aim.differing_fields(target)
+    changes = [*_find_removals(before, target), *_values(before, target)]
     for change in _merge_changes(
-        (*found, *_meanings(before, migrated, {change.path for change in found}))
+        (*changes, *_meanings(before, target, {change.path for change in changes}))
     ):
         rule = claims(before.dialect).get(change.path)
-        carried = rule.paths_of_plan(change.path) if rule else ()
-        moved = change.kind is ChangeKind.GONE or (
-            change.path in migrated.given and change.path not in before.given
+        plan_fields = rule.paths_of_plan(change.path) if rule else ()
+        elsewhere = change.kind is ChangeKind.GONE or (
+            change.path in target.given and change.path not in before.given
         )
-        if change.path not in renamed and not (moved and carried and kept.issuperset(carried)):
+        if change.path not in old_names and not (
+            elsewhere and plan_fields and stable_fields.issuperset(plan_fields)
+        ):
             yield change
 
 
@@ -174,23 +176,30 @@ def _merge_changes(changes: Iterable[DriftChange]) -> Iterator[DriftChange]:
     """Return one change for each path, the first one found. If one of the changes of a path is a
     refusal, the result has the message of this refusal.
     """
-    found: dict[str, DriftChange] = {}
+    by_path: dict[str, DriftChange] = {}
     for change in changes:
-        first = found.setdefault(change.path, change)
+        first = by_path.setdefault(change.path, change)
         if change.kind is ChangeKind.REFUSED and first is not change:
-            found[change.path] = replace(first, message=change.message, effect=change.effect)
+            by_path[change.path] = replace(first, message=change.message, effect=change.effect)
         elif first.kind is ChangeKind.REFUSED and change.kind is ChangeKind.GONE:
-            found[change.path] = replace(change, message=first.message, effect=first.effect)
-    return iter(found.values())
+            by_path[change.path] = replace(change, message=first.message, effect=first.effect)
+    return iter(by_path.values())
 
 
 def _change(
     config: Config, path: str, kind: ChangeKind, message: str, before: Any = None, after: Any = None
 ) -> DriftChange:
-    given = path in config.given
+    explicit = path in config.given
     before = config.given.get(path) if before is None else before
     return DriftChange(
-        path, kind, message, _effect(config, path), given, before, after, config.origins.get(path)
+        path,
+        kind,
+        message,
+        _effect(config, path),
+        explicit,
+        before,
+        after,
+        config.origins.get(path),
     )
 
 
@@ -206,13 +215,13 @@ def _find_renames(before: Config, version: str) -> Iterator[DriftChange]:
         return
     for move, forward in moves(before.dialect, before.version, version):
         path, words = (move.old[0], move.new) if forward else (move.new[0], move.old)
-        said = move.apply_to(before.given, forward)
-        if path in before.given and path not in said:
-            new = {name: said[name] for name in words if name in said}
-            spelled = ", ".join(f"{name}={show_value(value)}" for name, value in new.items())
-            message = f"here {spelled}"
+        settings = move.apply_to(before.given, forward)
+        if path in before.given and path not in settings:
+            new = {name: settings[name] for name in words if name in settings}
+            spelling = ", ".join(f"{name}={show_value(value)}" for name, value in new.items())
+            message = f"here {spelling}"
             if forward:
-                message = f"{spelled} since {move.since}" + (f"; {move.note}" if move.note else "")
+                message = f"{spelling} since {move.since}" + (f"; {move.note}" if move.note else "")
             yield _change(
                 before, path, ChangeKind.RENAMED, message, None, next(iter(new.values()), None)
             )
@@ -230,15 +239,15 @@ def _path_of(problem: str, config: Config) -> str:
         for path, origin in config.origins.items()
         if origin.spelling and path in config.given
     }
-    named = (head if head in config.given else spellings.get(head) for head in heads)
+    mentions = (head if head in config.given else spellings.get(head) for head in heads)
     inside = (path for head in heads for path in config.given if path.startswith(head + "."))
-    known = (head for head in heads if head in fields(config.dialect.schema))
-    return next((path for path in (*named, *inside, *known) if path), heads[0])
+    schema_names = (head for head in heads if head in fields(config.dialect.schema))
+    return next((path for path in (*mentions, *inside, *schema_names) if path), heads[0])
 
 
 def _unlike(before: Config, after: Config) -> Iterator[DriftChange]:
-    found = [*_find_removals(before, after), *_came(before, after), *_values(before, after)]
-    yield from (*found, *_meanings(before, after, {change.path for change in found}))
+    changes = [*_find_removals(before, after), *_came(before, after), *_values(before, after)]
+    yield from (*changes, *_meanings(before, after, {change.path for change in changes}))
 
 
 def _find_removals(before: Config, after: Config) -> Iterator[DriftChange]:
@@ -268,20 +277,22 @@ def _values(before: Config, after: Config) -> Iterator[DriftChange]:
         yield replace(_change(before, path, kind, message, None, now), before=was)
 
 
-def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[DriftChange]:
+def _meanings(before: Config, after: Config, change_paths: set[str]) -> Iterator[DriftChange]:
     """Yield a change for each setting that keeps its value and changes its meaning, and for each
     plan field whose value changes although no setting changes.
     """
-    rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
+    rules, aim, values = plan_claims(before.dialect), Aim(before), lift(after).values()
     for ours in aim.differing_fields(after):
-        rule, was, now = rules[ours], aim.meaning.get(ours), kept.get(ours)
+        rule, was, now = rules[ours], aim.meaning.get(ours), values.get(ours)
         same = [
             path
             for path in rule.theirs
             if path in before.given and before.given[path] == after.given.get(path)
         ]
         silent = (
-            was is not None and now is not None and explained.isdisjoint((*rule.theirs, *rule.sees))
+            was is not None
+            and now is not None
+            and change_paths.isdisjoint((*rule.theirs, *rule.sees))
         )
         if same or silent:
             message = f"the setting means {ours} {show_value(was)} in {before.version}, but {show_value(now)} in {after.version}"
@@ -295,9 +306,9 @@ def _alone(one: Config, other: Config) -> dict[str, Any]:
     """Return the settings that only the release of `one` has and that the file does not set, with
     their effective values.
     """
-    said = {
+    values = {
         path: value
         for path, value in one.effective.items()
         if path not in one.given and value is not None
     }
-    return {path: value for path, value in said.items() if not has(other, path, value)}
+    return {path: value for path, value in values.items() if not has(other, path, value)}

@@ -27,19 +27,19 @@ def edit_config(
         for path, value in {**lift(config).values(), **changes}.items()
         if value is not None
     }
-    given, context = dict(config.given), Context(version, world_size, frozenset(config.given))
+    settings, context = dict(config.given), Context(version, world_size, frozenset(config.given))
     for rule, values in rules_for(ours, config.dialect, world_size):
         # One rule may claim several settings; only those that carry a changed field are written
         # anew.
-        changed = [path for path in changes if path in rule.ours]
-        carriers = {path for ours in changed for path in rule.carriers(ours)} & {*rule.theirs}
+        fields = [path for path in changes if path in rule.ours]
+        carriers = {path for ours in fields for path in rule.carriers(ours)} & {*rule.theirs}
         if not carriers:
             continue
-        given = {path: value for path, value in given.items() if path not in carriers}
+        settings = {path: value for path, value in settings.items() if path not in carriers}
         for path, value in rule.write(values, context).items():
             if path in carriers and value is not None and knows(path, value, version, entry):
-                given[path] = value
-    return _with(config, given, world_size)
+                settings[path] = value
+    return _with(config, settings, world_size)
 
 
 def without(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -47,12 +47,12 @@ def without(config: Config, settings: Mapping[str, Any]) -> Config:
     setting. Raises `BridgeError` if the stack refuses the result.
     """
     # A None that the user wrote stays: it is a value, and only those in `settings` mean "unset".
-    given = {path: value for path, value in config.given.items() if path not in settings}
-    given |= {path: value for path, value in settings.items() if value is not None}
-    return _with(config, given, config.world_size)
+    values = {path: value for path, value in config.given.items() if path not in settings}
+    values |= {path: value for path, value in settings.items() if value is not None}
+    return _with(config, values, config.world_size)
 
 
-def _with(config: Config, given: Mapping[str, Any], world_size: int | None) -> Config:
-    changed = replace(config, given=Values(given), world_size=world_size)
-    _ = changed.effective  # a lazy property: the stack refuses here and not at the first use
-    return changed
+def _with(config: Config, settings: Mapping[str, Any], world_size: int | None) -> Config:
+    result = replace(config, given=Values(settings), world_size=world_size)
+    _ = result.effective  # a lazy property: the stack refuses here and not at the first use
+    return result

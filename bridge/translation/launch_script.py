@@ -35,22 +35,24 @@ def describe_model(result: Result) -> tuple[Config | None, tuple[Finding, ...]]:
     if result.config.dialect.model:
         return None, result.findings
     model = translate(result.source, about_models())
-    told = None if model.missing else model.config
-    held = result.config.dialect.model_fields_in_script(result.plan.values(), told)
+    model_config = None if model.missing else model.config
+    script_fields = result.config.dialect.model_fields_in_script(result.plan.values(), model_config)
     source = result.source.dialect
     # The target alone would lose every setting of the model. What its own config carries, or the
     # script holds, is not lost.
     rest = [one for one in result.findings if not (one.given and _is_about_model(source, one))]
-    kept = {
-        *held,
+    survivors = {
+        *script_fields,
         *(
             path
             for path, rule in claims(source).items()
-            if rule.ours and held.issuperset(rule.ours)
+            if rule.ours and script_fields.issuperset(rule.ours)
         ),
     }
-    lost = [one for one in model.findings if _is_about_model(source, one) and one.path not in kept]
-    return told, (*rest, *lost)
+    losses = [
+        one for one in model.findings if _is_about_model(source, one) and one.path not in survivors
+    ]
+    return model_config, (*rest, *losses)
 
 
 def about_models() -> Dialect:

@@ -75,8 +75,8 @@ def lower_values(
     """The plan values `ours` as a config of `dialect`; raises `BridgeError` if the stack would
     refuse the config.
     """
-    given, entry = settings_for(ours, dialect, version, world_size), dialect.default_entry
-    return dialect.config(settable(given, dialect, version, entry), version, world_size, entry)
+    settings, entry = settings_for(ours, dialect, version, world_size), dialect.default_entry
+    return dialect.config(settable(settings, dialect, version, entry), version, world_size, entry)
 
 
 def settings_for(
@@ -92,12 +92,12 @@ def settings_for(
     If a rule can choose between several settings, the rule prefers one in `had`, the settings of
     the config that is replaced.
     """
-    given: dict[str, Any] = {}
-    solved, context = _solve_batch(ours, world_size), Context(version, world_size, frozenset(had))
+    settings: dict[str, Any] = {}
+    values, context = _solve_batch(ours, world_size), Context(version, world_size, frozenset(had))
     for rule in dialect.rules:
         if rule.theirs:
-            given.update(rule.write(solved, context))
-    return given
+            settings.update(rule.write(values, context))
+    return settings
 
 
 def rules_for(
@@ -106,26 +106,26 @@ def rules_for(
     """Yield the rules of `dialect` that write settings, each with the plan values that the rule
     sees.
     """
-    solved = _solve_batch(ours, world_size)
+    values = _solve_batch(ours, world_size)
     yield from (
-        (rule, rule.values_in_view(rule.ours, solved))
+        (rule, rule.values_in_view(rule.ours, values))
         for rule in dialect.rules
         if rule.ours and rule.theirs
     )
 
 
 def settable(
-    given: Mapping[str, Any], dialect: Dialect, version: str, entry: str
+    settings: Mapping[str, Any], dialect: Dialect, version: str, entry: str
 ) -> dict[str, Any]:
-    """Return the settings in `given` that the release knows. The others are left out without a
+    """Return the settings in `settings` that the release knows. The others are left out without a
     message here; a translation reports a left-out setting as lost if the run then has another
     value.
     """
-    said = {path: value for path, value in given.items() if value is not None}
-    known = {
-        path: value for path, value in said.items() if dialect.knows(path, value, version, entry)
+    values = {path: value for path, value in settings.items() if value is not None}
+    release_settings = {
+        path: value for path, value in values.items() if dialect.knows(path, value, version, entry)
     }
-    return dialect.fitting(known, version)
+    return dialect.fitting(release_settings, version)
 
 
 def _solve_batch(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
@@ -136,10 +136,10 @@ def _solve_batch(ours: Mapping[str, Any], world_size: int | None) -> dict[str, A
             world_size // _model_ranks(ours) or None
         )  # a world smaller than one copy leaves it open
     triangle = solve(micro, accumulation, global_, data)
-    found = zip(
+    solution = zip(
         sides, (triangle.micro, triangle.accumulation, triangle.global_, triangle.data), strict=True
     )
-    return {**ours, **{side: value for side, value in found if value is not None}}
+    return {**ours, **{side: value for side, value in solution if value is not None}}
 
 
 def world_of(ours: Mapping[str, Any]) -> int | None:
@@ -170,23 +170,23 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """Return the paths whose values differ, or that have a value in one of the two mappings only."""
-    changed = {path for path, value in before.items() if after.get(path) != value}
-    return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
+    paths = {path for path, value in before.items() if after.get(path) != value}
+    return paths | {path for path in after.keys() - before.keys() if after[path] is not None}
 
 
-def unlike(meant: Meaning, kept: Meaning) -> set[str]:
+def unlike(one: Meaning, other: Meaning) -> set[str]:
     """Return the plan fields that have different values in the two meanings."""
-    changed = differing(meant.plain, kept.plain)
+    fields = differing(one.plain, other.plain)
     # Tables with equally many rows are the same tensors, however many of the rows stand for words.
-    if ROWS not in changed:
-        changed.discard("model.vocab")
+    if ROWS not in fields:
+        fields.discard("model.vocab")
     # "matrices" and "not_layernorm" spare the same parameters where all norms are LayerNorm. A default
     # tells the norms of a config that describes a model, and of no other.
-    norms = {side.get("model.norm.kind") for side in (meant, kept) if side.get("model.hidden")} - {
+    norms = {side.get("model.norm.kind") for side in (one, other) if side.get("model.hidden")} - {
         None
     }
-    scopes = {meant.plain.get(DECAYED), kept.plain.get(DECAYED)}
+    scopes = {one.plain.get(DECAYED), other.plain.get(DECAYED)}
     if norms == {"layer"} and scopes == {"matrices", "not_layernorm"}:
-        changed.discard(DECAYED)
+        fields.discard(DECAYED)
     # What follows from other fields alone differs because they do.
-    return changed & (meant.keys() | kept.keys())
+    return fields & (one.keys() | other.keys())

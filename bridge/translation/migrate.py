@@ -22,13 +22,13 @@ def migrate(config: Config, version: str) -> Config | None:
     """
     if version == config.version:
         return config
-    found = readable(config, reword_settings(config, version), version)
-    if found is None:
+    base = readable(config, reword_settings(config, version), version)
+    if base is None:
         return None
     # First everything that the release still accepts, then what its table writes for the rest, then
     # what comes nearer to the meaning; last, settings that turned out not to be needed are removed
     # again.
-    aim, start = Aim(config), grown(found, nearest_words(config, found))
+    aim, start = Aim(config), grown(base, nearest_words(config, base))
     near = aim.nearer(start, aim.groups(start))
     return replace(as_read(aim.trim_changes(near, start)), opaque=config.opaque)
 
@@ -37,11 +37,15 @@ def nearest_words(config: Config, start: Config) -> list[Group]:
     """Return the settings that can replace the settings of `config` that `start` had to leave out.
     Each group has the settings that one rule of the table writes.
     """
-    said = lower_for_release(config, start.version)
+    settings = lower_for_release(config, start.version)
     out = reword_settings(config, start.version).keys() - start.given.keys()
     rules = (rule for rule in config.dialect.rules if not out.isdisjoint(rule.theirs))
     return [
-        {path: said[path] for path in rule.theirs if path in said and path not in start.given}
+        {
+            path: settings[path]
+            for path in rule.theirs
+            if path in settings and path not in start.given
+        }
         for rule in rules
     ]
 
@@ -53,27 +57,25 @@ def as_read(config: Config) -> Config:
     return build_config(config, read, config.version) or config
 
 
-def readable(config: Config, given: Group, version: str) -> Config | None:
-    """Return a config with as many settings of `given` as the release accepts, or None if it
+def readable(config: Config, settings: Group, version: str) -> Config | None:
+    """Return a config with as many settings of `settings` as the release accepts, or None if it
     accepts none.
     """
-    known = settable(config.dialect, given, version, config.entry)
-    if whole := build_config(config, known, version):
+    release_settings = settable(config.dialect, settings, version, config.entry)
+    if whole := build_config(config, release_settings, version):
         return whole
     # Some stacks refuse an empty config, so the second base is what the table writes for the
     # meaning.
     base = build_config(config, {}, version) or build_config(
         config, lower_for_release(config, version), version
     )
-    return base and grown(base, [{path: value} for path, value in known.items()])
+    return base and grown(base, [{path: value} for path, value in release_settings.items()])
 
 
-def build_config(config: Config, given: Group, version: str) -> Config | None:
-    """Return a config of release `version` with the settings `given`, or None if the release
-    refuses these settings.
-    """
+def build_config(config: Config, settings: Group, version: str) -> Config | None:
+    """Return a config of release `version` with `settings`, or None if the release refuses them."""
     try:
-        return config.dialect.config(given, version, config.world_size, config.entry)
+        return config.dialect.config(settings, version, config.world_size, config.entry)
     except BridgeError:
         return None
 
@@ -85,18 +87,23 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
     The stack accepts most groups, so the search takes about log2(groups) attempts for each refused
     group.
     """
-    given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
-    more = build_config(config, given, config.version) if groups else config
+    settings = {
+        **config.given,
+        **{path: value for group in groups for path, value in group.items()},
+    }
+    more = build_config(config, settings, config.version) if groups else config
     if more is not None or len(groups) < 2:
         return more or config
     half = len(groups) // 2
     return grown(grown(config, groups[:half]), groups[half:])
 
 
-def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[str, Any]:
-    """Return the settings in `given` that a release knows."""
+def settable(dialect: Dialect, settings: Group, version: str, entry: str) -> dict[str, Any]:
+    """Return the settings in `settings` that a release knows."""
     return {
-        path: value for path, value in given.items() if dialect.knows(path, value, version, entry)
+        path: value
+        for path, value in settings.items()
+        if dialect.knows(path, value, version, entry)
     }
 
 
@@ -104,14 +111,14 @@ def lower_for_release(config: Config, version: str) -> dict[str, Any]:
     """Return the plan of `config` as settings of a release. Fields for which the release has no
     setting are left out.
     """
-    written: dict[str, Any] = {}
+    output: dict[str, Any] = {}
     for rule, values in rules_for(lift(config).values(), config.dialect, config.world_size):
         # A rule that cannot write these values for the release leaves its settings out; `differing_fields`
         # then shows the loss.
         with suppress(BridgeError):
-            written.update(rule.write(values, Context(version, config.world_size)))
-    said = {path: value for path, value in written.items() if value is not None}
-    return settable(config.dialect, said, version, config.entry)
+            output.update(rule.write(values, Context(version, config.world_size)))
+    settings = {path: value for path, value in output.items() if value is not None}
+    return settable(config.dialect, settings, version, config.entry)
 
 
 # Words
@@ -119,15 +126,15 @@ def lower_for_release(config: Config, version: str) -> dict[str, Any]:
 
 def reword_settings(config: Config, version: str) -> dict[str, Any]:
     """The settings given in `config`, under the names that release `version` has for them."""
-    given = dict(config.given)
+    settings = dict(config.given)
     for move, forward in moves(config.dialect, config.version, version):
-        said = move.apply_to(given, forward)
-        added = {path: value for path, value in said.items() if path not in given}
+        result = move.apply_to(settings, forward)
+        additions = {path: value for path, value in result.items() if path not in settings}
         # A move is made only if the release knows all of its new settings; else the old ones stay
         # and are told as lost.
-        if settable(config.dialect, added, version, config.entry) == added:
-            given = said
-    return given
+        if settable(config.dialect, additions, version, config.entry) == additions:
+            settings = result
+    return settings
 
 
 def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
@@ -154,8 +161,8 @@ def has(config: Config, path: str, value: Any) -> bool:
     """Return whether the release of `config` has a setting: the setting was given, has an effective
     value, or is known by name.
     """
-    known = config.dialect.knows(path, value, config.version, config.entry)
-    return path in config.given or config.effective.get(path) is not None or known
+    in_schema = config.dialect.knows(path, value, config.version, config.entry)
+    return path in config.given or config.effective.get(path) is not None or in_schema
 
 
 def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
@@ -163,8 +170,8 @@ def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
     two values.
     """
     paths = dict.fromkeys((*one.effective, *other.effective))
-    found = {path: (one.effective.get(path), other.effective.get(path)) for path in paths}
-    unlike = {path: pair for path, pair in found.items() if pair[0] != pair[1]}
+    pairs = {path: (one.effective.get(path), other.effective.get(path)) for path in paths}
+    unlike = {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
     return {
         path: pair
         for path, pair in unlike.items()
@@ -187,9 +194,11 @@ class Aim:
 
     def differing_fields(self, other: Config) -> list[str]:
         """Plan fields in which `other` differs from `config`."""
-        kept = lift(other).values()
+        values = lift(other).values()
         return [
-            path for path in {**self.meaning, **kept} if self.meaning.get(path) != kept.get(path)
+            path
+            for path in {**self.meaning, **values}
+            if self.meaning.get(path) != values.get(path)
         ]
 
     def distance(self, other: Config) -> tuple[int, int]:
@@ -203,11 +212,16 @@ class Aim:
         settings that the table writes for each plan field that differs, then each single setting
         whose effective value differs.
         """
-        said, strayed = lower_for_release(self.config, start.version), self.differing_fields(start)
+        settings, fields = (
+            lower_for_release(self.config, start.version),
+            self.differing_fields(start),
+        )
         rules = [
-            rule for rule in self.config.dialect.rules if not set(strayed).isdisjoint(rule.ours)
+            rule for rule in self.config.dialect.rules if not set(fields).isdisjoint(rule.ours)
         ]
-        planned = [{path: said[path] for path in rule.theirs if path in said} for rule in rules]
+        by_rule = [
+            {path: settings[path] for path in rule.theirs if path in settings} for rule in rules
+        ]
         # Settings that have another name by now would only be refused, or undo the move.
         old = self.config.given.keys() - reword_settings(self.config, start.version).keys()
         unlike = {
@@ -216,10 +230,10 @@ class Aim:
             if before is not None
         }
         values = {path: value for path, value in unlike.items() if path not in old}
-        spelled = settable(start.dialect, values, start.version, start.entry)
+        singles = settable(start.dialect, values, start.version, start.entry)
         return [
             group
-            for group in (*planned, *({path: value} for path, value in spelled.items()))
+            for group in (*by_rule, *({path: value} for path, value in singles.items()))
             if group
         ]
 
@@ -227,11 +241,11 @@ class Aim:
         """Return `config` with all groups added that bring it nearer to the aim. The search for
         these groups halves `groups` again and again.
         """
-        given = {
+        settings = {
             **config.given,
             **{path: value for group in groups for path, value in group.items()},
         }
-        more = build_config(config, given, config.version) if groups else None
+        more = build_config(config, settings, config.version) if groups else None
         if more is not None and self.distance(more) < self.distance(config):
             return more
         if len(groups) < 2:
@@ -244,9 +258,9 @@ class Aim:
         if this does not move the config away from the aim.
         """
         for path in [path for path in config.given if config.given[path] != start.given.get(path)]:
-            kept = {path: start.given[path]} if path in start.given else {}
+            old = {path: start.given[path]} if path in start.given else {}
             rest = {name: value for name, value in config.given.items() if name != path}
-            less = build_config(config, {**rest, **kept}, config.version)
+            less = build_config(config, {**rest, **old}, config.version)
             if less is not None and self.distance(less) <= self.distance(config):
                 config = less
         return config

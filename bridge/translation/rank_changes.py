@@ -68,13 +68,13 @@ def effect_of_ranks(
     if ours not in (*DERIVED, MICRO) or None in steps:
         return None
     cut = ours != "parallel.data" and one.get(MICRO) != other.get(MICRO)
-    if cut and (found := _by_microbatch(sides, uneven)):
-        return Effect.NUMBERS, found
+    if cut and (reason := _by_microbatch(sides, uneven)):
+        return Effect.NUMBERS, reason
     if steps[0] != steps[1]:
         return Effect.ROUNDING, LARGER
-    known, said = all(DROPOUT in values for values in sides), CUT if cut else SAME
+    certain, sentence = all(DROPOUT in values for values in sides), CUT if cut else SAME
     more = f"{UNKNOWN} or experts, or leaves tokens out of the loss" if cut else UNKNOWN
-    return Effect.ROUNDING, said if known else said + more
+    return Effect.ROUNDING, sentence if certain else sentence + more
 
 
 def _by_microbatch(sides: tuple[Values, Values], uneven: bool) -> str:

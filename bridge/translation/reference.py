@@ -118,22 +118,22 @@ def entry(dialect: Dialect, path: str, others: Sequence[Dialect] = ()) -> Entry:
 
 def entries(dialect: Dialect, others: Sequence[Dialect] = ()) -> Mapping[str, tuple[Entry, ...]]:
     """All fields of a dialect by section, in the order of its schema."""
-    found: dict[str, list[Entry]] = {}
+    sections: dict[str, list[Entry]] = {}
     for path in fields(dialect.schema):
-        found.setdefault(dialect.section(path), []).append(entry(dialect, path, others))
-    return MappingProxyType({section: tuple(group) for section, group in found.items()})
+        sections.setdefault(dialect.section(path), []).append(entry(dialect, path, others))
+    return MappingProxyType({section: tuple(group) for section, group in sections.items()})
 
 
 def unknown(dialect: Dialect, path: str) -> str:
     """The message for a field that a dialect does not have, with fields that end in the same word,
     else the nearest names.
     """
-    known = tuple(fields(dialect.schema))
+    names = tuple(fields(dialect.schema))
     last = path.rpartition(".")[2].lstrip("-").replace("-", "_")
-    alike = [name for name in known if name.rpartition(".")[2] == last]
-    close = get_close_matches(last, {name.rpartition(".")[2]: name for name in known}, n=1)
-    named = alike or [name for name in known if close and name.rpartition(".")[2] == close[0]]
-    hint = f"; did you mean {' or '.join(named[:3])}?" if named else nearest(path, known)
+    alike = [name for name in names if name.rpartition(".")[2] == last]
+    close = get_close_matches(last, {name.rpartition(".")[2]: name for name in names}, n=1)
+    matches = alike or [name for name in names if close and name.rpartition(".")[2] == close[0]]
+    hint = f"; did you mean {' or '.join(matches[:3])}?" if matches else nearest(path, names)
     return f"{path}: no such field in {dialect.title}{hint or f'; stagebridge show {dialect.name} lists all fields'}"
 
 
@@ -146,11 +146,11 @@ def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
     """Return the plan paths that each field stands for, by the rule that claims the field and by
     other rules that read it.
     """
-    found: dict[str, list[str]] = {}
+    plan_paths: dict[str, list[str]] = {}
     for ours, rule in plan_claims(dialect).items():
         for path in rule.carriers(ours):
-            found.setdefault(path, []).append(ours)
-    return MappingProxyType({path: tuple(group) for path, group in found.items()})
+            plan_paths.setdefault(path, []).append(ours)
+    return MappingProxyType({path: tuple(group) for path, group in plan_paths.items()})
 
 
 # Releases
@@ -161,21 +161,21 @@ def spans(dialect: Dialect, path: str) -> tuple[Span, ...]:
     """Return the releases that have a field, oldest first. Consecutive releases with one default
     form one span.
     """
-    found: list[Span] = []
+    history: list[Span] = []
     last = None
     for version in dialect.versions:
-        known = _defaults(dialect, version)
-        if path in known:
-            default, since = known[path], version
+        defaults = _defaults(dialect, version)
+        if path in defaults:
+            default, since = defaults[path], version
             # A span goes on only over neighbours: a field may go away and come back. Types are
             # compared too, as True equals 1.
-            if found and found[-1].until == last:
-                before = found[-1].default
+            if history and history[-1].until == last:
+                before = history[-1].default
                 if type(before) is type(default) and before == default:
-                    since = found.pop().since
-            found.append(Span(since, version, default))
+                    since = history.pop().since
+            history.append(Span(since, version, default))
         last = version
-    return tuple(found)
+    return tuple(history)
 
 
 @cache
@@ -194,23 +194,23 @@ def current(dialect: Dialect) -> frozenset[str]:
 
 def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
     """Return the result of translating the field at `path` of `source` to `target`."""
-    meant = meanings(source).get(path, ())
-    there = {ours: carriers(target, ours) for ours in meant}
-    found = tuple(dict.fromkeys(name for names in there.values() for name in names))
-    lost = tuple(ours for ours, names in there.items() if not names)
-    fixed = tuple((ours, value) for ours, value in always(target).items() if ours in lost)
-    limits = _limits(source, path, target) if found else ()
-    how = _how(source, path, found, bool(lost or limits))
-    missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in lost]
+    plan_fields = meanings(source).get(path, ())
+    there = {ours: carriers(target, ours) for ours in plan_fields}
+    target_paths = tuple(dict.fromkeys(name for names in there.values() for name in names))
+    gaps = tuple(ours for ours, names in there.items() if not names)
+    constants = tuple((ours, value) for ours, value in always(target).items() if ours in gaps)
+    limits = _limits(source, path, target) if target_paths else ()
+    how = _how(source, path, target_paths, bool(gaps or limits))
+    missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in gaps]
     own = claims(source)[path]
-    reasons = dict.fromkeys((*missing, *limits) if meant else (own.note or own.lossy,))
+    reasons = dict.fromkeys((*missing, *limits) if plan_fields else (own.note or own.lossy,))
     return Arrival(
         target.name,
         target.title,
-        found,
+        target_paths,
         how,
-        lost,
-        fixed,
+        gaps,
+        constants,
         tuple(reason for reason in reasons if reason),
     )
 
@@ -229,22 +229,24 @@ def always(dialect: Dialect) -> Mapping[str, Any]:
     """
     # Such a rule claims no setting, so it reads its value from nothing.
     context = Context(dialect.newest)
-    found = {
+    constants = {
         ours: value
         for rule in dialect.rules
         if not rule.theirs
         for ours, value in rule.read({}, context).items()
     }
-    return MappingProxyType(found)
+    return MappingProxyType(constants)
 
 
-def _how(source: Dialect, path: str, found: tuple[str, ...], limited: bool) -> How:
-    if not found:
+def _how(source: Dialect, path: str, target_paths: tuple[str, ...], partial: bool) -> How:
+    if not target_paths:
         return How.DROPPED
-    if limited:
+    if partial:
         return How.APPROXIMATE
-    meant = meanings(source)[path]
-    alone = len(meant) == len(found) == 1 and carriers(source, meant[0]) == (path,)
+    plan_fields = meanings(source)[path]
+    alone = len(plan_fields) == len(target_paths) == 1 and carriers(source, plan_fields[0]) == (
+        path,
+    )
     return How.EXACT if alone else How.DERIVED
 
 
@@ -252,13 +254,13 @@ def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
     """Return the reasons why some values do not survive, in reading the source or in writing the
     target.
     """
-    meant = meanings(source)[path]
-    mine = [plan_claims(source)[ours] for ours in meant]
+    plan_fields = meanings(source)[path]
+    mine = [plan_claims(source)[ours] for ours in plan_fields]
     # A reader loses something if its rule blurs values, or if one field stands for several plan
     # fields.
-    read = [rule.lossy for rule in mine if rule.blurs or len(meant) > 1]
-    written = [plan_claims(target)[ours].lossy for ours in meant]
-    return tuple(reason for reason in dict.fromkeys((*read, *written)) if reason)
+    read = [rule.lossy for rule in mine if rule.blurs or len(plan_fields) > 1]
+    write_limits = [plan_claims(target)[ours].lossy for ours in plan_fields]
+    return tuple(reason for reason in dict.fromkeys((*read, *write_limits)) if reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +330,8 @@ def pair(source: Dialect, target: Dialect) -> DialectPair:
     passages = []
     for path in fields(source.schema):
         if path in current(source):
-            found, effect = arrival(source, path, target), _effect(claims(source)[path])
-            passages.append(Passage(path, found.how, effect, found, path in meanings(source)))
+            outcome, effect = arrival(source, path, target), _effect(claims(source)[path])
+            passages.append(Passage(path, outcome.how, effect, outcome, path in meanings(source)))
     own = [
         path
         for path in fields(target.schema)
@@ -339,7 +341,7 @@ def pair(source: Dialect, target: Dialect) -> DialectPair:
 
 
 def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
-    defaults, seen = _defaults(target, target.newest), set[str]()
+    defaults, target_paths = _defaults(target, target.newest), set[str]()
     for ours in paths():
         if carriers(source, ours) or ours in always(source):
             continue
@@ -347,6 +349,6 @@ def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
             # A target field may stand for several plan paths, and the source may set it through
             # another of them.
             spoken = any(carriers(source, more) for more in meanings(target)[path])
-            if path not in seen and not spoken:
-                seen.add(path)
+            if path not in target_paths and not spoken:
+                target_paths.add(path)
                 yield Opening(path, ours, _effect(claims(target)[path]), defaults.get(path))

@@ -43,9 +43,9 @@ def sound(carry: Carry, dialect: Dialect) -> Given:
     )
 
 
-def _valid(dialect: Dialect, given: Given) -> bool:
+def _valid(dialect: Dialect, settings: Given) -> bool:
     try:
-        dialect.as_section(Values(given))
+        dialect.as_section(Values(settings))
     except ValueError:
         return False
     return True
@@ -178,10 +178,10 @@ class Way:
 
     def _values(self) -> Iterator[Given]:
         """Yield candidates for the given values, until the best one has no wrong field."""
-        edited = _with(self.settings_with_rule, self.edited, self.own)
+        candidate = _with(self.settings_with_rule, self.edited, self.own)
         yield self._slightly()
-        yield edited
-        yield {path: value for path, value in edited.items() if path not in self.overruling}
+        yield candidate
+        yield {path: value for path, value in candidate.items() if path not in self.overruling}
         for _ in range(ROUNDS):
             yield from self._mend_rules()
         yield _with(self.settings_with_rule, self.edited, self.anew)
@@ -198,13 +198,13 @@ class Way:
             for path in self.edited
             if not self.changed.isdisjoint(table[path].paths_of_plan(path))
         ]
-        written = {
+        merges = {
             path: _merge_values(
                 self.settings_with_rule.get(path), was.get(path), self.own.get(path)
             )
             for path in stand
         }
-        return _with(self.settings_with_rule, self.overruling.union(stand), {**self.own, **written})
+        return _with(self.settings_with_rule, self.overruling.union(stand), {**self.own, **merges})
 
     def _mend_rules(self) -> Iterator[Given]:
         """Yield a variant of the best values so far: the settings of each rule with a wrong field
@@ -232,9 +232,9 @@ class Way:
         whole = self._try_values(self.anew)
         if whole is None or (self.best is not None and whole.score[:2] >= self.best.score[:2]):
             return
-        best, left = self._fuller(whole)
-        for other in reversed(left):
-            almost = self._with_units(best, [unit for unit in left if unit != other])
+        best, rest = self._fuller(whole)
+        for other in reversed(rest):
+            almost = self._with_units(best, [unit for unit in rest if unit != other])
             if almost is not None:
                 best = almost
                 break
@@ -247,7 +247,7 @@ class Way:
         """
         # By halves: most units are compatible, so few attempts are needed, each of which builds a
         # config.
-        parts, left = [self._units()], list[Unit]()
+        parts, rest = [self._units()], list[Unit]()
         while parts:
             part = parts.pop()
             fuller = self._with_units(whole, part)
@@ -256,8 +256,8 @@ class Way:
             elif len(part) > 1:
                 parts += [part[len(part) // 2 :], part[: len(part) // 2]]
             else:
-                left += part
-        return whole, left
+                rest += part
+        return whole, rest
 
     def _with_units(self, whole: _Attempt, units: list[Unit]) -> _Attempt | None:
         """Return `whole` with the settings in `units` put back, or None if the stack refuses the
@@ -274,13 +274,13 @@ class Way:
         stands for is a unit alone.
         """
         effective = self.source.effective if self.source else Values()
-        ranked = [
+        rows = [
             (rule.effect_of(effective).rank, not rule.ours, unit)
             for rule in self.dialect.rules
             for unit in ([rule.theirs] if rule.ours else [(path,) for path in rule.theirs])
             if self.edited.isdisjoint(unit) and not self.settings_with_rule.keys().isdisjoint(unit)
         ]
-        return [unit for _, _, unit in sorted(ranked)]
+        return [unit for _, _, unit in sorted(rows)]
 
     def _try_values(self, values: Given) -> _Attempt | None:
         try:
@@ -294,60 +294,65 @@ class Way:
         """
         config = self._config(values)
         wrong = frozenset(unlike(self.goal, meaning_of(config)))
-        lost = {path for path in wrong & self.changed if path in self.ours}
-        gone = [
+        edit_losses = {path for path in wrong & self.changed if path in self.ours}
+        setting_losses = [
             path
             for path, value in self.settings_with_rule.items()
             if path not in self.edited and config.given.get(path) != value
         ]
-        return _Attempt(values, config, wrong, (len(lost), len(wrong) - len(lost), len(gone)))
+        return _Attempt(
+            values,
+            config,
+            wrong,
+            (len(edit_losses), len(wrong) - len(edit_losses), len(setting_losses)),
+        )
 
     def _config(self, values: Given) -> Config:
         """Make a config of `values`. Raises `BridgeError` if the stack refuses the config."""
-        ordered = {
+        in_table_order = {
             path: values[path]
             for rule in self.dialect.rules
             for path in rule.theirs
             if path in values
         }
-        given = settable(ordered, self.dialect, self.version, self.carry.entry)
+        settings = settable(in_table_order, self.dialect, self.version, self.carry.entry)
         try:
-            return self.dialect.config(given, self.version, self.world_size, self.carry.entry)
+            return self.dialect.config(settings, self.version, self.world_size, self.carry.entry)
         except ConfigError:
             if self.carry.world_size is not None:
                 raise
             # A source without a world size may have ranks that no plan knows, such as those of a
             # separate encoder. Then the other side's mesh does not have the size of the world.
-            return self.dialect.config(given, self.version, None, self.carry.entry)
+            return self.dialect.config(settings, self.version, None, self.carry.entry)
 
-    def as_it_was(self, kept: Meaning) -> set[str]:
-        """Return the plan fields that nobody edited and that have the same meaning in `kept` as
-        before the conversion.
+    def as_it_was(self, target_meaning: Meaning) -> set[str]:
+        """Return the plan fields that nobody edited and that have the same meaning in
+        `target_meaning` as before the conversion.
         """
-        return self.goal.plain.keys() - self.changed - unlike(self.goal, kept)
+        return self.goal.plain.keys() - self.changed - unlike(self.goal, target_meaning)
 
-    def findings_on_rest(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
-        """Yield a finding for each setting in `told` that no edit concerns and that could not be
-        put back; `told` are settings of the sidecar. Then yield a finding for each plan field whose
-        meaning changed although nobody edited the field.
+    def findings_on_rest(self, sidecar: Given, source: Config, target: Config) -> Iterator[Finding]:
+        """Yield a finding for each setting in `sidecar` that no edit concerns and that could not be
+        put back. Then yield a finding for each plan field whose meaning changed although nobody
+        edited the field.
         """
-        why = f"the edit of {', '.join(_names(edited, self.changed))} excludes the old setting"
-        table, odd, left = (
+        why = f"the edit of {', '.join(_names(source, self.changed))} excludes the old setting"
+        table, odd, rest = (
             claims(self.dialect),
             tuple(self._meaningless(target)),
-            tuple(self._not_put_back(told, target, why)),
+            tuple(self._not_put_back(sidecar, target, why)),
         )
         yield from odd
-        for path, reason in left:
-            yield from _finding_on_setting(path, told[path], reason, table.get(path), target)
+        for path, reason in rest:
+            yield from _finding_on_setting(path, sidecar[path], reason, table.get(path), target)
         yield from self._findings_on_meaning(
-            target, why, {*(finding.path for finding in odd), *(path for path, _ in left)}
+            target, why, {*(finding.path for finding in odd), *(path for path, _ in rest)}
         )
 
-    def _not_put_back(self, told: Given, target: Config, why: str) -> Iterator[tuple[str, str]]:
-        """Yield each setting of `told` whose value in the target differs, with the reason."""
+    def _not_put_back(self, sidecar: Given, target: Config, why: str) -> Iterator[tuple[str, str]]:
+        """Yield each setting of `sidecar` whose value in the target differs, with the reason."""
         dialect, table = self.dialect, claims(self.dialect)
-        for path, value in told.items():
+        for path, value in sidecar.items():
             if (
                 value is None
                 or path in self.edited
@@ -355,17 +360,17 @@ class Way:
                 or target.given.get(path, target.effective.get(path)) == value
             ):
                 continue
-            known = dialect.knows(path, value, target.version, self.carry.entry) and _valid(
+            valid = dialect.knows(path, value, target.version, self.carry.entry) and _valid(
                 dialect, {path: value}
             )
-            yield path, why if path in table and self.changed and known else _refusal(path, target)
+            yield path, why if path in table and self.changed and valid else _refusal(path, target)
 
     def _meaningless(self, target: Config) -> Iterator[Finding]:
         """Yield a finding for each value in the sidecar's `meant` that no plan can have. An edit of
         such a field cannot be recognised.
         """
-        table, meant = plan_claims(self.dialect), self.carry.meant
-        for path, value in meant.items() if not _of_a_plan(meant) else ():
+        table, values = plan_claims(self.dialect), self.carry.meant
+        for path, value in values.items() if not _of_a_plan(values) else ():
             if not _of_a_plan({path: value}):
                 effect = (
                     table[path].effect_of_losing((path,), target.effective)
@@ -378,17 +383,19 @@ class Way:
                 )
                 yield Finding(path, message, effect, True, How.DROPPED, value)
 
-    def _findings_on_meaning(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
+    def _findings_on_meaning(
+        self, target: Config, why: str, finding_paths: set[str]
+    ) -> Iterator[Finding]:
         """Yield a finding for each plan field that nobody edited and whose meaning is different
         now.
         """
         rules, now = plan_claims(self.dialect), meaning_of(target)
-        moved = unlike(self.goal, now) - self.changed if self.changed else ()
+        fields = unlike(self.goal, now) - self.changed if self.changed else ()
         for ours in sorted(
-            path for path in moved if self.goal.get(path) is not None and path in rules
+            path for path in fields if self.goal.get(path) is not None and path in rules
         ):
             carriers = rules[ours].carriers(ours)
-            if told.isdisjoint(carriers):
+            if finding_paths.isdisjoint(carriers):
                 path = next(
                     (
                         path
@@ -416,28 +423,28 @@ def _finding_on_setting(
     """Yield a finding for a setting that was not put back. For a section, yield one finding for
     each of its settings whose value in the target differs.
     """
-    held, effect = (
+    current, effect = (
         target.effective.get(path),
         rule.effect_of(target.effective) if rule else Effect.NUMBERS,
     )
     parts = section_settings(path, value, target.effective) if rule else ()
     rows = [
         (part.path, part.value, worth(rule, effect, part), None)
-        for part in settings_that_changed(parts, held)
+        for part in settings_that_changed(parts, current)
         if rule
     ]
-    for place, said, weight, now in rows if parts else [(path, value, effect, held)]:
+    for place, old, weight, now in rows if parts else [(path, value, effect, current)]:
         # A setting of the file is not missing: it has another value, which the edit leads to.
         stays = not parts and path in target.given
         fate = f"the file has {show_value(now, 30)}" if stays else "which was not put back"
         how = How.APPROXIMATE if stays else How.DROPPED
         yield Finding(
             place,
-            f"the sidecar says {show_value(said, 30)}, {fate}: {reason}",
+            f"the sidecar says {show_value(old, 30)}, {fate}: {reason}",
             weight,
             True,
             how,
-            said,
+            old,
             now,
         )
 
@@ -454,20 +461,20 @@ def _with(values: Given, paths: Collection[str], others: Given) -> dict[str, Any
     """Return `values` with the values of `others` at `paths`. A path that `others` lacks is
     removed.
     """
-    kept = {path: value for path, value in values.items() if path not in paths}
-    return kept | {path: value for path, value in others.items() if path in paths}
+    rest = {path: value for path, value in values.items() if path not in paths}
+    return rest | {path: value for path, value in others.items() if path in paths}
 
 
-def _merge_values(kept: Any, was: Any, now: Any) -> Any:
-    """Return `kept` with the changes from `was` to `now`. Mappings are changed entry by entry,
+def _merge_values(base: Any, was: Any, now: Any) -> Any:
+    """Return `base` with the changes from `was` to `now`. Mappings are changed entry by entry,
     other values are replaced as a whole.
     """
-    if not all(isinstance(value, Mapping) for value in (kept, was, now)):
+    if not all(isinstance(value, Mapping) for value in (base, was, now)):
         return now
-    others = {name: value for name, value in kept.items() if name in now or name not in was}
-    moved = {name: value for name, value in now.items() if name not in was or was[name] != value}
+    others = {name: value for name, value in base.items() if name in now or name not in was}
+    changes = {name: value for name, value in now.items() if name not in was or was[name] != value}
     return others | {
-        name: _merge_values(kept.get(name), was.get(name), value) for name, value in moved.items()
+        name: _merge_values(base.get(name), was.get(name), value) for name, value in changes.items()
     }
 
 
@@ -478,12 +485,12 @@ def _refusal(path: str, target: Config) -> str:
     return f"{dialect.title} {target.version} does not accept this value"
 
 
-def _names(source: Config, changed: Iterable[str]) -> list[str]:
+def _names(source: Config, fields: Iterable[str]) -> list[str]:
     """Return names for the edited fields, at most three: the settings of `source` that stand for
     them.
     """
     rules, names = plan_claims(source.dialect), dict[str, None]()
-    for ours in sorted(changed):
+    for ours in sorted(fields):
         carriers = rules[ours].carriers(ours) if ours in rules else ()
         names |= dict.fromkeys([path for path in carriers if path in source.given] or [ours])
     return [*names][:3]

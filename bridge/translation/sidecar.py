@@ -53,24 +53,24 @@ class Carry:
     files: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
-        """Return the carry-over of `source`, for a target that means the plan values `meant`."""
+    def of(cls, source: Config, target: Config, meaning: Mapping[str, Any]) -> Carry:
+        """Return the carry-over of `source`, for a target that means the plan values `meaning`."""
         return cls(
             source.dialect.name,
             source.version,
             source.world_size,
             source.entry,
             dict(source.given),
-            dict(meant),
+            dict(meaning),
         )
 
-    def text(self, written: str, files: Mapping[str, str] | None = None) -> str:
-        """Return the text of the sidecar for a file with the content `written`. `files` are the
+    def text(self, content: str, files: Mapping[str, str] | None = None) -> str:
+        """Return the text of the sidecar for a file with the content `content`. `files` are the
         texts of all files that are written, by name.
         """
         record = {
             "stagebridge": FORMAT,
-            "digest": digest_of(written),
+            "digest": digest_of(content),
             "dialect": self.dialect,
             "version": self.version,
             "world_size": self.world_size,
@@ -102,8 +102,8 @@ class Carry:
         now. A file that was edited since still has the name that the sidecar knows.
         """
         names = {path.name, code_beside(path).name, path.with_suffix(".code.py").name}
-        known = not self.files or not names.isdisjoint(self.files)
-        return known or self.digest == digest_of(text)
+        by_name = not self.files or not names.isdisjoint(self.files)
+        return by_name or self.digest == digest_of(text)
 
     def _without(self, values: dict[str, Any]) -> Any:
         return values if self.secrets is None else self.secrets.within(values)
@@ -182,7 +182,7 @@ def parse(text: str, where: str) -> Carry:
     """
     try:
         record = validate(_Record, _mapping(text, where))
-        given, meant = _settings("given", record.given), _settings("meant", record.meant)
+        settings, meaning = _settings("given", record.given), _settings("meant", record.meant)
     # Sidecars are files that anybody may have edited. JSON of deep lists ends in RecursionError,
     # numbers of thousands of digits in ValueError: both are damage to the file and not mistakes of
     # this program.
@@ -198,8 +198,8 @@ def parse(text: str, where: str) -> Carry:
         record.version,
         record.world_size,
         record.entry,
-        given,
-        meant,
+        settings,
+        meaning,
         record.digest,
         original,
         source=record.source,
@@ -211,10 +211,10 @@ def _settings(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Decode the settings in `part` of a sidecar. Raises `ValueError` if the result is not a
     mapping.
     """
-    found = _decode_tuples(values)
-    if not isinstance(found, dict):
-        raise ValueError(f"{part}: found {show_value(found)}, expected a mapping of settings")
-    return found
+    settings = _decode_tuples(values)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{part}: found {show_value(settings)}, expected a mapping of settings")
+    return settings
 
 
 def _mapping(text: str, where: str) -> dict[str, Any]:
@@ -239,14 +239,14 @@ def reveal_secrets(carry: Carry, secrets: Secrets) -> Carry:
     if original is not None:
         outside = {name: secrets.reveal(value) for name, value in original.outside.items()}
         original = replace(original, text=secrets.reveal(original.text), outside=outside)
-    given = {
+    settings = {
         path: value
         for path, value in secrets.reveal(dict(carry.given)).items()
         if not marks_in(value)
     }
     return replace(
         carry,
-        given=given,
+        given=settings,
         meant=secrets.reveal(dict(carry.meant)),
         original=original,
         secrets=secrets,
@@ -255,28 +255,28 @@ def reveal_secrets(carry: Carry, secrets: Secrets) -> Carry:
 
 def marks(carry: Carry) -> tuple[str, ...]:
     """Return the marks in `carry` that stand for secrets."""
-    kept = [
+    parts = [
         dict(carry.given),
         *([carry.original.text, dict(carry.original.outside)] if carry.original else []),
     ]
-    return tuple(marks_in(kept))
+    return tuple(marks_in(parts))
 
 
-def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
+def edits(carry: Carry, meaning: Mapping[str, Any]) -> set[str]:
     """Plan paths whose values differ from those at the time when the sidecar was written."""
-    return {path for path in {*carry.meant, *meant} if carry.meant.get(path) != meant.get(path)}
+    return {path for path in {*carry.meant, *meaning} if carry.meant.get(path) != meaning.get(path)}
 
 
-def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
+def overrulers(carry: Carry, dialect: Dialect, meaning: Mapping[str, Any]) -> set[str]:
     """Return the settings of the source whose old values, if restored, could overrule an edit. Such
     a setting stands for the edited plan field, although another rule claims the setting than the
     rule that writes the field.
     """
-    changed = edits(carry, meant)
-    rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))
+    fields = edits(carry, meaning)
+    rules = (rule for rule in dialect.rules if not fields.isdisjoint(rule.ours))
     return {
         path
         for rule in rules
         for path in rule.sees
-        if path in rule.carries and not changed.isdisjoint(rule.paths_of_plan(path))
+        if path in rule.carries and not fields.isdisjoint(rule.paths_of_plan(path))
     }

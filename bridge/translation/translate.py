@@ -102,17 +102,17 @@ class Result:
         source, whole = self.source, self.source.dialect.whole(self.source)
         # Within one stack, settings that the source lacked already are no news.
         same = source.dialect.name == self.config.dialect.name
-        known = {finding.path for finding in source.missing} if same else set()
-        found = []
+        source_paths = {finding.path for finding in source.missing} if same else set()
+        findings = []
         for finding in self.config.missing:
-            if finding.path in known:
+            if finding.path in source_paths:
                 continue
             if whole:
                 finding = replace(finding, effect=Effect.STOPS)
             elif finding.effect is Effect.STOPS:
                 finding = replace(finding, effect=Effect.NUMBERS)
-            found.append(finding)
-        return (*found, *self.lacking)
+            findings.append(finding)
+        return (*findings, *self.lacking)
 
     def has_arrived(self, path: str) -> bool:
         """Return whether the target has the whole meaning of a setting, if in other words or units."""
@@ -172,57 +172,63 @@ def translate(
     `carry` has the settings that an earlier translation could not express. These settings are
     restored, except those that an edit of the file concerns.
     """
-    release, meant = dialect.release(version), meaning_of(config)
-    world = world_size or world_of(meant) or config.world_size
-    same, told = dialect.name == config.dialect.name, carry
+    release, meaning = dialect.release(version), meaning_of(config)
+    world = world_size or world_of(meaning) or config.world_size
+    same, sidecar = dialect.name == config.dialect.name, carry
     if carry is None and same:
-        carry = Carry.of(config, config, meant)
-    if told is not None:
-        carry = replace(told, given=sound(told, dialect))
+        carry = Carry.of(config, config, meaning)
+    if sidecar is not None:
+        carry = replace(sidecar, given=sound(sidecar, dialect))
     way = (
-        Way(meant, dialect, release, world, carry)
+        Way(meaning, dialect, release, world, carry)
         if carry and carry.dialect == dialect.name
         else None
     )
     try:
-        target = way.best_config() if way else lower_values(meant, dialect, release, world)
+        target = way.best_config() if way else lower_values(meaning, dialect, release, world)
     except ConfigError as error:
         if same:
             raise
         # The problems name settings that the user never wrote.
-        refused = ConfigError(
+        refusal = ConfigError(
             *(f"converted to {dialect.title}: {problem}" for problem in error.problems)
         )
-        refused.words = error.words
-        raise refused from None
+        refusal.words = error.words
+        raise refusal from None
     if same:
         target = replace(target, opaque=config.opaque, program=config.program)
     # Loss is measured and not declared: the target is lifted again, and written back in the
     # source's own dialect.
-    kept = meaning_of(target)
-    back = target if same else _back(kept, config)
-    restored = set[str]()
-    if told is not None and told.dialect == dialect.name:
-        given = target.given
-        restored = {
+    target_meaning = meaning_of(target)
+    back = target if same else _back(target_meaning, config)
+    sidecar_paths = set[str]()
+    if sidecar is not None and sidecar.dialect == dialect.name:
+        target_settings = target.given
+        sidecar_paths = {
             path
-            for path, value in given.items()
-            if path in told.given and told.given[path] == value
+            for path, value in target_settings.items()
+            if path in sidecar.given and sidecar.given[path] == value
         }
-    as_it_was = way.as_it_was(kept) if way and told else set[str]()
-    lost = frozenset(unlike(meant, kept) - as_it_was)
-    trip = _Trip(config, meant, target, kept, back, lost, frozenset(restored))
+    as_it_was = way.as_it_was(target_meaning) if way and sidecar else set[str]()
+    differences = frozenset(unlike(meaning, target_meaning) - as_it_was)
+    trip = _Trip(
+        config, meaning, target, target_meaning, back, differences, frozenset(sidecar_paths)
+    )
     losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
     losses += tuple(_nameless(trip, losses))
-    left = way.findings_on_rest(told.given, config, target) if way and told else ()
+    rest = way.findings_on_rest(sidecar.given, config, target) if way and sidecar else ()
     without = f"no setting of {dialect.title} stands for this"
     rows = [replace(row, message=row.message or without) for row in (*losses, *openings)]
-    told_rows = (plainly(row, meant.plain, kept.plain) for row in rows)
-    findings = (*told_rows, *left, *_find_live_objects(config, target), *remarks(target))
-    return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
+    told_rows = (plainly(row, meaning.plain, target_meaning.plain) for row in rows)
+    findings = (*told_rows, *rest, *_find_live_objects(config, target), *remarks(target))
+    return Result(
+        config, target, Plan.of(meaning), findings, Carry.of(config, target, target_meaning), trip
+    )
 
 
-def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) -> Finding:
+def plainly(
+    loss: Finding, source_values: Mapping[str, Any], target_values: Mapping[str, Any]
+) -> Finding:
     """Return a finding whose setting has the same value before and after, or none, with what differs in
     its place: a plan field with its two values. Without one the value stands alone, which the target
     applies differently.
@@ -234,17 +240,20 @@ def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) ->
     fields = [
         ours
         for ours in dict.fromkeys(loss.about)
-        if ours != loss.path and meant.get(ours) != kept.get(ours)
+        if ours != loss.path and source_values.get(ours) != target_values.get(ours)
     ]
     if section and not fields:
         return loss
     turns = [
-        f"{ours} {full_text(meant.get(ours))} -> {full_text(kept.get(ours))}" for ours in fields
+        f"{ours} {full_text(source_values.get(ours))} -> {full_text(target_values.get(ours))}"
+        for ours in fields
     ]
     if loss.before is not None and not section:
         turns.insert(0, show_value(loss.before))
     ours = next(iter(fields), "")
-    return replace(loss, before=meant.get(ours), after=kept.get(ours), change="; ".join(turns))
+    return replace(
+        loss, before=source_values.get(ours), after=target_values.get(ours), change="; ".join(turns)
+    )
 
 
 def full_text(value: Any) -> str:
@@ -252,13 +261,16 @@ def full_text(value: Any) -> str:
     return "not set" if value is None else show_value(value, None)
 
 
-def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
-    """Return `config` after a translation to the target and back, where `kept` is the meaning of
-    the target. Return None if the source's stack refuses the result.
+def _back(target_meaning: Mapping[str, Any], config: Config) -> Config | None:
+    """Return `config` after a translation to the target and back, where `target_meaning` is the
+    meaning of the target. Return None if the source's stack refuses the result.
     """
     try:
         return lower_values(
-            kept, config.dialect, config.version, config.world_size or world_of(kept)
+            target_meaning,
+            config.dialect,
+            config.version,
+            config.world_size or world_of(target_meaning),
         )
     except BridgeError:
         return None
@@ -292,15 +304,15 @@ class _Trip:
         """
         if rule.blurs and rule.blurs(rule.values_in_view(rule.theirs, self.config.effective)):
             return False
-        meant, kept = self.meant.plain, self.kept.plain
+        meaning, target_meaning = self.meant.plain, self.kept.plain
         # A setting without fields of its own may tell those of another rule.
         rules = (
             [rule]
             if rule.ours
             else [one for one in self.config.dialect.rules if path in one.carries]
         )
-        said = [ours for one in rules for ours in one.paths_of_plan(path) if ours in meant]
-        return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
+        fields = [ours for one in rules for ours in one.paths_of_plan(path) if ours in meaning]
+        return bool(fields) and all(target_meaning.get(ours) == meaning[ours] for ours in fields)
 
     def has_changed(self, ours: str) -> bool:
         """Return whether the target has another value of a plan field."""
@@ -315,8 +327,8 @@ class _Trip:
         the value of the one field that the target sets, or `otherwise` if the target sets none or
         several of these fields.
         """
-        found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
-        return found[0] if len(found) == 1 else otherwise
+        values = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
+        return values[0] if len(values) == 1 else otherwise
 
 
 def _losses(trip: _Trip) -> Iterator[Finding]:
@@ -330,79 +342,79 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
         if value is not None and before.get(path) is None
     }
     theirs = differing(before, after) - elsewhere
-    for rule, claimed in _at_stake(config, theirs | elsewhere):
+    for rule, candidates in _at_stake(config, theirs | elsewhere):
         # A field of one value on both sides means something else there because of another field,
         # and the finding is about that one.
-        lost = tuple(ours for ours in rule.ours if ours in trip.lost and trip.has_changed(ours))
+        fields = tuple(ours for ours in rule.ours if ours in trip.lost and trip.has_changed(ours))
         # Fields that the source set explain the loss better than those that only the target set.
-        lost = tuple(path for path in lost if path in trip.meant) or lost
-        gone = set[str]()
-        if lost:
-            gone = elsewhere
+        fields = tuple(path for path in fields if path in trip.meant) or fields
+        absent = set[str]()
+        if fields:
+            absent = elsewhere
         elif not rule.ours:
-            gone = elsewhere - trip.target.given.keys()
-        changed = [path for path in claimed if path in theirs or path in gone]
+            absent = elsewhere - trip.target.given.keys()
+        differences = [path for path in candidates if path in theirs or path in absent]
         if not rule.ours:
-            changed = [path for path in changed if not trip.has_arrived(rule, path)]
-        if changed:
-            yield from _find_losses(trip, rule, changed, lost)
+            differences = [path for path in differences if not trip.has_arrived(rule, path)]
+        if differences:
+            yield from _find_losses(trip, rule, differences, fields)
 
 
-def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
-    """Yield the rules that claim a path in `moved`, each with the paths to compare. A rule with
-    plan fields appears once, with all its paths. A rule without plan fields appears once for each
-    given path in `moved`.
+def _at_stake(config: Config, differences: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
+    """Yield the rules that claim a path in `differences`, each with the paths to compare. A rule
+    with plan fields appears once, with all its paths. A rule without plan fields appears once for
+    each given path in `differences`.
     """
     table = claims(config.dialect)
-    touched = {id(table[path]) for path in moved if path in table}
+    rule_ids = {id(table[path]) for path in differences if path in table}
     yield from (
-        (rule, rule.theirs) for rule in config.dialect.rules if id(rule) in touched and rule.ours
+        (rule, rule.theirs) for rule in config.dialect.rules if id(rule) in rule_ids and rule.ours
     )
     yield from (
         (table[path], [path])
         for path in config.given
-        if path in moved and path in table and not table[path].ours
+        if path in differences and path in table and not table[path].ours
     )
 
 
 def _find_losses(
-    trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
+    trip: _Trip, rule: Rule, differences: Sequence[str], fields: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """Yield findings on the `changed` paths of one rule. `lost` are the rule's plan fields whose
-    meaning changed.
+    """Yield findings on the paths in `differences`, which one rule has. `fields` are the rule's
+    plan fields whose meaning changed.
     """
-    config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
-    if not lost and not any(path in config.given for path in changed):
+    config, back, finding_fields, finding_paths = trip.config, trip.back, set[str](), set[str]()
+    if not fields and not any(path in config.given for path in differences):
         return
-    seen = rule.values_in_view(rule.theirs, config.effective) if rule.blurs else {}
-    blurred = rule.blurs is not None and rule.blurs(seen)
-    unheld = blurred and _holds_nothing(rule, trip.meant)
-    effect = _weight(rule, lost, blurred, config, trip.target)
-    if not rule.ours and any(_is_ignored(config, path) for path in changed):
+    view = rule.values_in_view(rule.theirs, config.effective) if rule.blurs else {}
+    blur = rule.blurs is not None and rule.blurs(view)
+    unheld = blur and _holds_nothing(rule, trip.meant)
+    effect = _weight(rule, fields, blur, config, trip.target)
+    if not rule.ours and any(_is_ignored(config, path) for path in differences):
         effect = Effect.NONE
-    for path in sorted(changed, key=lambda path: path not in config.given):
-        before, after, given = (
+    for path in sorted(differences, key=lambda path: path not in config.given):
+        before, after, explicit = (
             config.effective.get(path, config.given.get(path)),
             trip.value_after_return(path),
             path in config.given,
         )
-        mine = tuple(ours for ours in lost if ours in rule.paths_of_plan(path))
+        mine = tuple(ours for ours in fields if ours in rule.paths_of_plan(path))
         whole = (
             rule.becomes is not None
             and not mine
             and not rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
         )
-        if not given and (
-            not lost
+        if not explicit and (
+            not fields
             or not effect.reaches(Effect.NUMBERS)
-            or _is_reported_elsewhere(trip, path, mine, told)
+            or _is_reported_elsewhere(trip, path, mine, finding_fields)
         ):
             continue
         how = _fate(
             rule,
             path,
             mine,
-            blurred and not whole,
+            blur and not whole,
             unheld or (bool(mine) and trip.all_open(rule.paths_of_plan(path))),
         )
         if how is How.DERIVED and trip.has_arrived(rule, path):
@@ -411,43 +423,45 @@ def _find_losses(
         moved_away = after is None if mine else not (back and path in back.given)
         if how is not How.DROPPED and moved_away:
             after = trip.target_value(mine or rule.paths_of_plan(path), after)
-        named = path
-        if not given:
+        subject = path
+        if not explicit:
             # The user knows the setting that was written and not the one that follows from it.
             carriers = (carrier for ours in mine for carrier in rule.carriers(ours))
-            named = next((carrier for carrier in carriers if carrier in config.given), path)
-        if named in named_ or (named != path and named in changed):
+            subject = next((carrier for carrier in carriers if carrier in config.given), path)
+        if subject in finding_paths or (subject != path and subject in differences):
             continue  # the setting that the user wrote has a finding of its own
-        if named != path:
-            before, after = config.effective.get(named), trip.value_after_return(named)
+        if subject != path:
+            before, after = config.effective.get(subject), trip.value_after_return(subject)
         weight = Effect.NONE if how is How.DERIVED else effect
-        reason = _reason_of(rule, how, mine, trip.target, seen, blurred, unheld)
-        told.update(mine)
-        named_.add(named)
+        reason = _reason_of(rule, how, mine, trip.target, view, blur, unheld)
+        finding_fields.update(mine)
+        finding_paths.add(subject)
         change = ""
         if rule.becomes and how is not How.DERIVED and not mine:
-            change = rule.becomes(named, rule.values_in_view(rule.theirs, config.effective))
+            change = rule.becomes(subject, rule.values_in_view(rule.theirs, config.effective))
         finding = Finding(
-            named,
+            subject,
             reason,
             weight,
-            given,
+            explicit,
             how,
             before,
             after,
-            config.origins.get(named),
+            config.origins.get(subject),
             change=change,
             about=mine,
         )
-        yield from _in_parts(trip, rule, lost, finding)
+        yield from _in_parts(trip, rule, fields, finding)
 
 
-def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
+def _holds_nothing(rule: Rule, meaning: Meaning) -> bool:
     """Return whether a plan leaves all fields of a rule open."""
-    return not any(ours in meant for ours in rule.ours)
+    return not any(ours in meaning for ours in rule.ours)
 
 
-def _is_reported_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
+def _is_reported_elsewhere(
+    trip: _Trip, path: str, mine: tuple[str, ...], finding_fields: set[str]
+) -> bool:
     """Return whether another finding reports the loss of the plan fields `mine`, which belong to a
     setting that the user did not write.
 
@@ -455,7 +469,7 @@ def _is_reported_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: 
     reports fields that the source leaves open, with the target's defaults, and `_nameless` reports
     facts of a model family.
     """
-    if mine and told.issuperset(mine):
+    if mine and finding_fields.issuperset(mine):
         return True
     if trip.config.effective.get(path) is not None:
         return False
@@ -465,29 +479,31 @@ def _is_reported_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: 
     return facts or not any(ours in trip.meant for ours in mine)
 
 
-def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
+def _in_parts(
+    trip: _Trip, rule: Rule, fields: tuple[str, ...], whole: Finding
+) -> Iterator[Finding]:
     """Split a finding on a section. Yield one finding for each setting of the section that changed,
     and one for the plan fields that these findings do not cover.
 
     A finding that is not on a section is yielded as it is.
     """
     config, section = trip.config, trip.value_after_return(whole.path)
-    changed = settings(config, rule, whole.path, section)
-    if not changed:
+    parts = settings(config, rule, whole.path, section)
+    if not parts:
         yield whole
         return
-    held = dict(leaves(section))
-    for part in changed:
-        mine = tuple(ours for ours in lost if ours in part.stands)
+    values = dict(leaves(section))
+    for part in parts:
+        mine = tuple(ours for ours in fields if ours in part.stands)
         how = _fate_of(rule, part, mine, trip)
         weight = Effect.NONE if how is How.DERIVED else _worth(trip, rule, whole, part, mine)
         after = (
             None
             if how is How.DROPPED
-            else trip.target_value(mine or tuple(part.stands), held.get(part.keys))
+            else trip.target_value(mine or tuple(part.stands), values.get(part.keys))
         )
-        told = rule.tells(part.alone) if part.behind and rule.tells else ""
-        reason = "; ".join(filter(None, (told, _reason(rule, how, mine, trip.target))))
+        text = rule.tells(part.alone) if part.behind and rule.tells else ""
+        reason = "; ".join(filter(None, (text, _reason(rule, how, mine, trip.target))))
         yield Finding(
             part.path,
             reason,
@@ -499,16 +515,16 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
             config.origins.get(part.path, whole.origin),
             about=mine,
         )
-    left = tuple(
+    rest = tuple(
         ours
-        for ours in lost
-        if not ours.startswith("model.") and not any(ours in part.stands for part in changed)
+        for ours in fields
+        if not ours.startswith("model.") and not any(ours in part.stands for part in parts)
     )
-    effect = rule.effect_of_losing(left, config.effective)
-    if left and rule.ours and effect.reaches(Effect.NUMBERS):
-        reason = _reason(rule, How.APPROXIMATE, left, trip.target)
+    effect = rule.effect_of_losing(rest, config.effective)
+    if rest and rule.ours and effect.reaches(Effect.NUMBERS):
+        reason = _reason(rule, How.APPROXIMATE, rest, trip.target)
         yield Finding(
-            whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, about=left
+            whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, about=rest
         )
 
 
@@ -533,14 +549,14 @@ def _worth(
 
 
 def _weight(
-    rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config
+    rule: Rule, fields: tuple[str, ...], blur: bool, config: Config, target: Config
 ) -> Effect:
-    """Return the effect of losing the plan fields `lost` on the run. If `blurred`, this includes
+    """Return the effect of losing the plan fields `fields` on the run. If `blur`, this includes
     the loss of values of the group that no plan can hold.
     """
     # A target without a model in its config loses nothing about it: the script brings the model.
     if rule.about_model and not target.dialect.model:
-        beside = tuple(path for path in lost if not path.startswith("model."))
+        beside = tuple(path for path in fields if not path.startswith("model."))
         return (
             rule.effect_of_losing(beside, config.effective)
             if rule.mixed and beside
@@ -548,37 +564,35 @@ def _weight(
         )
     # Without the setting, a stack's other release does something else, as with another value.
     same = not rule.ours and config.dialect is target.dialect
-    effect = (rule.other if same else None) or rule.effect_of_losing(lost, config.effective)
+    effect = (rule.other if same else None) or rule.effect_of_losing(fields, config.effective)
     return (
-        min(effect, rule.effect_of(config.effective), key=lambda one: one.rank)
-        if blurred
-        else effect
+        min(effect, rule.effect_of(config.effective), key=lambda one: one.rank) if blur else effect
     )
 
 
-def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
+def _nameless(trip: _Trip, findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield a finding for each fact about the model that is lost and that no setting's finding
     reports, such as a property of a whole model family.
 
     Facts that are lost for the same reason make one finding.
     """
-    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
-    table, named = (
+    config, meaning, target_meaning, target = trip.config, trip.meant, trip.kept, trip.target
+    table, finding_paths = (
         plan_claims(config.dialect),
-        {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)},
+        {finding.path for finding in findings if finding.effect.reaches(Effect.NUMBERS)},
     )
-    lost = trip.lost & meant.keys() if target.dialect.model else ()
-    yield from _otherwise(trip, named)
-    yield from _find_other_meanings(trip, {finding.path for finding in told})
+    differences = trip.lost & meaning.keys() if target.dialect.model else ()
+    yield from _otherwise(trip, finding_paths)
+    yield from _find_other_meanings(trip, {finding.path for finding in findings})
     open_: dict[str, list[str]] = {}
-    for ours in sorted(path for path in lost if path.startswith("model.")):
+    for ours in sorted(path for path in differences if path.startswith("model.")):
         rule = table[ours]
         effect = rule.effect_of_losing((ours,), config.effective)
         if not trip.has_changed(ours):
             continue  # another field changes what this one means, and has the finding
-        if effect.reaches(Effect.NUMBERS) and not is_told(config, rule, ours, named):
+        if effect.reaches(Effect.NUMBERS) and not is_told(config, rule, ours, finding_paths):
             reason = _reason(rule, How.DROPPED, (ours,), target)
-            if kept.get(ours) is None:
+            if target_meaning.get(ours) is None:
                 open_.setdefault(reason, []).append(ours)
             else:
                 yield Finding(
@@ -587,12 +601,12 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
                     effect,
                     False,
                     How.APPROXIMATE,
-                    meant[ours],
-                    kept[ours],
+                    meaning[ours],
+                    target_meaning[ours],
                     about=(ours,),
                 )
     for reason, fields in open_.items():
-        before = {path.removeprefix("model."): meant[path] for path in fields}
+        before = {path.removeprefix("model."): meaning[path] for path in fields}
         path = fields[0] if len(fields) == 1 else "model"
         yield Finding(
             path,
@@ -600,31 +614,31 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
             Effect.NUMBERS,
             False,
             How.DROPPED,
-            before if len(fields) > 1 else meant[path],
+            before if len(fields) > 1 else meaning[path],
             about=tuple(fields),
         )
 
 
-def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
+def _otherwise(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
     """Yield a finding for each plan field in `ALWAYS` that differs in the target although all
     settings have equal values.
     """
-    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
+    config, meaning, target_meaning, target = trip.config, trip.meant, trip.kept, trip.target
     for ours in ALWAYS:
-        said = meant.plain.get(ours) is not None and ours in trip.lost
-        if not said or kept.plain.get(ours) in (None, meant[ours]):
+        differs = meaning.plain.get(ours) is not None and ours in trip.lost
+        if not differs or target_meaning.plain.get(ours) in (None, meaning[ours]):
             continue
         rule = plan_claims(config.dialect)[ours]
         effect, carriers = rule.effect_of_losing((ours,), config.effective), rule.carriers(ours)
         if ours.startswith(rules.HABITS) and (rule.ours != (ours,) or not rule.theirs):
             # No setting says it, or a section that says much else.
-            remarked = has_remark(config, ours, effect) or has_remark(target, ours, effect)
-            if effect is Effect.NONE or remarked:
+            in_remarks = has_remark(config, ours, effect) or has_remark(target, ours, effect)
+            if effect is Effect.NONE or in_remarks:
                 continue
             carriers = ()
         path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
-        before = config.effective.get(path) if carriers and rule.theirs else meant[ours]
-        if named.isdisjoint({path, *carriers}):
+        before = config.effective.get(path) if carriers and rule.theirs else meaning[ours]
+        if finding_paths.isdisjoint({path, *carriers}):
             reason = _reason(rule, How.APPROXIMATE, (ours,), target)
             yield Finding(
                 path,
@@ -633,40 +647,40 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 False,
                 How.APPROXIMATE,
                 before,
-                kept.get(ours),
+                target_meaning.get(ours),
                 config.origins.get(path),
                 about=(ours,),
             )
 
 
-def _find_other_meanings(trip: _Trip, named: set[str]) -> Iterator[Finding]:
+def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
     """Yield a finding for each setting that has another meaning in the target, or none, although a
     translation back restores the setting's value, because it is the default of the source's stack.
     """
-    config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
+    config, meaning, target_meaning = trip.config, trip.meant.plain, trip.kept.plain
     for ours in sorted(trip.lost.difference(ALWAYS)):
-        if meant.get(ours) is None:
+        if meaning.get(ours) is None:
             continue
         rule = plan_claims(config.dialect).get(ours)
-        if rule is None or rule.about_model or is_told(config, rule, ours, named):
+        if rule is None or rule.about_model or is_told(config, rule, ours, finding_paths):
             continue
-        carriers, gone = rule.carriers(ours), kept.get(ours) is None
+        carriers, absent = rule.carriers(ours), target_meaning.get(ours) is None
         path = next((path for path in carriers if path in config.given), "")
         effect = rule.effect_of_losing((ours,), config.effective)
-        least = Effect.NUMBERS if gone else Effect.COST
+        least = Effect.NUMBERS if absent else Effect.COST
         if not path and _written(trip.target, ours):
             path = in_words(ours)
         if path and effect.reaches(least) and not has_remark(trip.target, ours, effect):
-            named.add(path)
+            finding_paths.add(path)
             reason = _reason(rule, How.APPROXIMATE, (ours,), trip.target)
             yield Finding(
                 path,
                 reason,
                 effect,
                 False,
-                How.DROPPED if gone else How.APPROXIMATE,
-                config.effective.get(path, meant[ours]),
-                kept.get(ours),
+                How.DROPPED if absent else How.APPROXIMATE,
+                config.effective.get(path, meaning[ours]),
+                target_meaning.get(ours),
                 config.origins.get(path),
                 about=(ours,),
             )
@@ -687,39 +701,39 @@ def has_remark(target: Config, ours: str, effect: Effect) -> bool:
     return any(remark.path in paths and remark.effect.reaches(effect) for remark in remarks(target))
 
 
-def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
-    if not rule.paths_of_plan(path) or gone:
+def _fate(rule: Rule, path: str, fields: tuple[str, ...], blur: bool, absent: bool) -> How:
+    if not rule.paths_of_plan(path) or absent:
         return How.DROPPED
-    if lost:
+    if fields:
         return How.APPROXIMATE
-    return How.APPROXIMATE if blurred else How.DERIVED
+    return How.APPROXIMATE if blur else How.DERIVED
 
 
 def _reason_of(
     rule: Rule,
     how: How,
-    lost: tuple[str, ...],
+    fields: tuple[str, ...],
     target: Config,
-    seen: Mapping[str, Any],
-    blurred: bool,
+    view: Mapping[str, Any],
+    blur: bool,
     unheld: bool,
 ) -> str:
     """Return a text that says why a setting is lost: first the reason why a plan cannot hold it. If
     a plan can hold a part of the setting, the reason why the target cannot hold this part is added.
     """
-    told = rule.tells(seen) if blurred and rule.tells else ""
+    text = rule.tells(view) if blur and rule.tells else ""
     if unheld:
-        return told or rule.lossy or rule.note
-    return "; ".join(filter(None, (told, _reason(rule, how, lost, target))))
+        return text or rule.lossy or rule.note
+    return "; ".join(filter(None, (text, _reason(rule, how, fields, target))))
 
 
-def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
+def _reason(rule: Rule, how: How, fields: tuple[str, ...], target: Config) -> str:
     if how is How.DERIVED:
         return "both configs mean the same here, or the setting has no effect in this run"
-    if not lost and how is How.DROPPED:
+    if not fields and how is How.DROPPED:
         return rule.note
     others = plan_claims(target.dialect)
-    reasons = dict.fromkeys(others[path].why(path) for path in lost if path in others)
+    reasons = dict.fromkeys(others[path].why(path) for path in fields if path in others)
     return (
         "; ".join(reason for reason in reasons if reason)
         or rule.lossy
@@ -752,20 +766,20 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
     """Yield a finding for each field that the source leaves open and for which the target's stack
     has its own default.
     """
-    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
-    mine, theirs, said, left = (
+    config, meaning, target_meaning, target = trip.config, trip.meant, trip.kept, trip.target
+    mine, theirs, source_values, target_values = (
         plan_claims(config.dialect),
         plan_claims(target.dialect),
-        meant.plain,
-        kept.plain,
+        meaning.plain,
+        target_meaning.plain,
     )
-    opened: dict[tuple[str, str], list[str]] = {}
-    for ours, value in kept.items():
+    openings: dict[tuple[str, str], list[str]] = {}
+    for ours, value in target_meaning.items():
         if (
-            ours in said
-            or ours in meant
+            ours in source_values
+            or ours in meaning
             or ours in as_it_was
-            or ours not in left
+            or ours not in target_values
             or ours not in mine
             or not _is_set_by(ours, config.dialect, target.dialect)
         ):
@@ -777,20 +791,20 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         if not trip.restored.isdisjoint(rule.carriers(ours)):
             continue  # nobody's default: it is as it was before the file was converted
         path, value = _setting_for(target, ours, value)
-        opened.setdefault((path, repr(value)), []).append(ours)
-    for (path, taken), fields in opened.items():
+        openings.setdefault((path, repr(value)), []).append(ours)
+    for (path, text), fields in openings.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
-        lost = next(
-            (mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None
+        loss = next(
+            (mine[ours] for ours in fields if untranslated(config, meaning, mine[ours])), None
         )
         why = f"{config.dialect.name} leaves {', '.join(fields)} open"
         cause = f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
-        if lost is not None:
+        if loss is not None:
             # The same words as in the finding on the setting itself: it is one cause.
-            why = cause = told_of(lost, config)
-        message = f"{why}; {target.dialect.name} uses {taken} by default"
+            why = cause = told_of(loss, config)
+        message = f"{why}; {target.dialect.name} uses {text} by default"
         effect = min(effects, key=lambda one: one.rank)
-        after = kept[fields[0]] if path in fields else target.effective.get(path)
+        after = target_meaning[fields[0]] if path in fields else target.effective.get(path)
         yield Finding(
             path,
             message,
@@ -822,17 +836,17 @@ def _setting_for(target: Config, ours: str, value: Any) -> tuple[str, Any]:
 
 def told_of(rule: Rule, config: Config) -> str:
     """Return what no plan holds of a rule's values in `config`, in words."""
-    seen = rule.values_in_view(rule.theirs, config.effective)
-    return (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
+    view = rule.values_in_view(rule.theirs, config.effective)
+    return (rule.tells(view) if rule.tells else "") or rule.lossy or rule.note
 
 
-def untranslated(config: Config, meant: Meaning, rule: Rule) -> str:
+def untranslated(config: Config, meaning: Meaning, rule: Rule) -> str:
     """Return the given setting of a rule that a plan cannot hold at all, or an empty string if the
     plan holds some of it.
     """
     if (
         rule.blurs is None
-        or not _holds_nothing(rule, meant)
+        or not _holds_nothing(rule, meaning)
         or not rule.blurs(rule.values_in_view(rule.theirs, config.effective))
     ):
         return ""
@@ -851,21 +865,21 @@ def _is_set_by(ours: str, dialect: Dialect, target: Dialect) -> bool:
         return True
     if ours.startswith(rules.HABITS):
         return False
-    scripted = ("run.",) if dialect.model else ("run.", "model.")
-    return ours.startswith(dialect.about) and not ours.startswith(scripted)
+    script_sections = ("run.",) if dialect.model else ("run.", "model.")
+    return ours.startswith(dialect.about) and not ours.startswith(script_sections)
 
 
 def _reports(trip: _Trip) -> Iterator[FieldReport]:
-    config, meant, target, restored = trip.config, trip.meant, trip.target, trip.restored
-    sources, table, said, left = (
+    config, meaning, target, sidecar_paths = trip.config, trip.meant, trip.target, trip.restored
+    sources, table, source_values, target_values = (
         plan_claims(config.dialect),
         claims(target.dialect),
-        meant.plain,
+        meaning.plain,
         trip.kept.plain,
     )
     for path, value in target.given.items():
         rule = table[path]
-        ours = tuple(name for name in rule.paths_of_plan(path) if name in meant)
+        ours = tuple(name for name in rule.paths_of_plan(path) if name in meaning)
         origins: tuple[str, ...] = ()
         for name in ours:
             if source := sources.get(name):
@@ -874,25 +888,28 @@ def _reports(trip: _Trip) -> Iterator[FieldReport]:
                     for one in source.carriers(name)
                     if one in config.given and one not in origins
                 )
-        changed = any(name in said and said[name] != left.get(name) for name in ours)
+        differs = any(
+            name in source_values and source_values[name] != target_values.get(name)
+            for name in ours
+        )
         how = (
             How.EXACT
-            if path in restored and not origins
-            else _came(rule, path, ours, origins, changed)
+            if path in sidecar_paths and not origins
+            else _came(rule, path, ours, origins, differs)
         )
-        origins = origins or ((CARRIED,) if path in restored or not rule.ours else ())
+        origins = origins or ((CARRIED,) if path in sidecar_paths or not rule.ours else ())
         effect = rule.effect_of(target.effective)
         note, default_of = (
-            rule.lossy if changed else rule.note,
+            rule.lossy if differs else rule.note,
             (config if ours else target).dialect.name,
         )
         yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)
 
 
 def _came(
-    rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool
+    rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], differs: bool
 ) -> How:
-    if changed:
+    if differs:
         return How.APPROXIMATE
     if not rule.ours:
         return How.EXACT

@@ -118,17 +118,17 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
     If no row has such a change, yield one set of changes after which the stack gives these numbers.
     None of the changes in the set can be left out.
     """
-    given, healed = suspect.config.given, False
+    settings, success = suspect.config.given, False
     for forms in _trials(suspect.config, suspect.backend, bench.world):
         form = next((form for form in forms if _heals(suspect, form, bench, rounding)), None)
         if form is not None:
-            healed = True
-            yield Cure(_difference(given, form.given), form)
-    if healed:
+            success = True
+            yield Cure(_difference(settings, form.given), form)
+    if success:
         return
     together = _together(suspect, bench, rounding)
     if together is not None:
-        yield Cure(_difference(given, together.given), together)
+        yield Cure(_difference(settings, together.given), together)
 
 
 def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
@@ -137,16 +137,16 @@ def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | No
     """
     # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
-    kept = [trial for trial in firsts if _try_changes(suspect, [trial], bench.world) is not None]
-    healed = _try_changes(suspect, kept, bench.world)
-    if healed is None or not _heals(suspect, healed, bench, rounding):
+    trials = [trial for trial in firsts if _try_changes(suspect, [trial], bench.world) is not None]
+    cure = _try_changes(suspect, trials, bench.world)
+    if cure is None or not _heals(suspect, cure, bench, rounding):
         return None
-    for trial in kept:
-        fewer = [other for other in kept if other is not trial]
+    for trial in trials:
+        fewer = [other for other in trials if other is not trial]
         config = _try_changes(suspect, fewer, bench.world)
         if config is not None and _heals(suspect, config, bench, rounding):
-            kept, healed = fewer, config
-    return healed
+            trials, cure = fewer, config
+    return cure
 
 
 def _try_changes(
@@ -170,11 +170,11 @@ def _try_changes(
 
 
 def plan_loss(
-    suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured, gap: Distance
+    suspect: Suspect, bench: Bench, rounding: Distance, reference: Measured, gap: Distance
 ) -> list[str]:
     """Return the names of settings that are not carried into the plan, if they cause the
     difference `gap`. To find out, the plan is written as a config again, and the stack trains with
-    this second config. The lost settings are the cause if this run gives the numbers `wanted`.
+    this second config. The lost settings are the cause if this run gives the numbers `reference`.
     Settings that change nothing of the difference are left out.
     """
     config, backend = suspect.config, suspect.backend
@@ -183,7 +183,7 @@ def plan_loss(
         mine, theirs = config.effective, again.effective
         settings = [path for path in config.given if mine.get(path) != theirs.get(path)]
         run = bench.measure(EngineRun(backend, again), suspect.plan) if settings else None
-        if run is None or differ_beyond_rounding(run, wanted, rounding):
+        if run is None or differ_beyond_rounding(run, reference, rounding):
             return []
     except BridgeError:
         return []
@@ -196,12 +196,12 @@ def plan_loss(
             config,
             {path: again.given.get(path) for path in _settings_of_rule(config, paths, again)},
         )
-        share = _share_without(suspect, partly, bench, gap, wanted) if partly else None
+        share = _share_without(suspect, partly, bench, gap, reference) if partly else None
         # A group that does not run alone is not cleared.
         if share is None or share >= LEAST:
             causes.append((share or 0.0, paths))
-    ranked = sorted(causes, key=lambda cause: -cause[0])
-    return [path for _, paths in ranked for path in paths] or settings
+    by_share = sorted(causes, key=lambda cause: -cause[0])
+    return [path for _, paths in by_share for path in paths] or settings
 
 
 LEAST = 0.1
@@ -216,16 +216,16 @@ def explain_by_findings(
 
     A finding is a cause if the difference changes with the finding alone taken away.
     """
-    found = []
+    causes = []
     for finding in suspect.config.findings:
         if not finding.effect.reaches(Effect.NUMBERS):
             continue
-        spared = _spare_finding(suspect, cures, finding.id)
-        share = _share_without(suspect, spared, bench, gap) if spared else None
+        variant = _spare_finding(suspect, cures, finding.id)
+        share = _share_without(suspect, variant, bench, gap) if variant else None
         if share is not None and share >= LEAST:
-            found.append((share, f"{finding.path}: {finding.message}"))
-    several = len(found) > 1
-    for share, words in sorted(found, reverse=True):
+            causes.append((share, f"{finding.path}: {finding.message}"))
+    several = len(causes) > 1
+    for share, words in sorted(causes, reverse=True):
         yield f"{words} ({share:.0%} of the difference)" if several else words
 
 
@@ -238,21 +238,21 @@ def _spare_finding(suspect: Suspect, cures: Sequence[Cure], id: str) -> Config |
     `id`. Return None if none of the `cures` removes the finding.
     """
     config = suspect.config
-    healed = [cure.config for cure in cures if id not in _ids(cure.config)]
-    if not healed:
+    configs = [cure.config for cure in cures if id not in _ids(cure.config)]
+    if not configs:
         return None
     with suppress(BridgeError):
         # The same meaning in other settings takes away nothing but the finding.
         plan = suspect.backend.meaning(config)
-        healed.insert(0, lower(plan, config.dialect, config.version, config.world_size))
-    for other in healed:
+        configs.insert(0, lower(plan, config.dialect, config.version, config.world_size))
+    for other in configs:
         before, after = config.given, other.given
-        changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-        for paths in (*([path] for path in changed), *_by_rule(config, changed)):
+        differences = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+        for paths in (*([path] for path in differences), *_by_rule(config, differences)):
             part = _set(config, {path: after.get(path) for path in paths})
             if part is not None and id not in _ids(part):
                 return part
-    return healed[-1]
+    return configs[-1]
 
 
 def _by_rule(config: Config, paths: Iterable[str]) -> Iterable[list[str]]:
@@ -280,21 +280,27 @@ def _set(config: Config, settings: Mapping[str, Any]) -> Config | None:
 
 
 def _share_without(
-    suspect: Suspect, changed: Config, bench: Bench, gap: Distance, wanted: Measured | None = None
+    suspect: Suspect,
+    variant: Config,
+    bench: Bench,
+    gap: Distance,
+    reference: Measured | None = None,
 ) -> float | None:
-    """Return the share of the difference `gap` that disappears with the config `changed`, or None
-    if it does not run. `wanted` are the numbers to compare with; None stands for those of the plan
-    of `changed`.
+    """Return the share of the difference `gap` that disappears with the config `variant`, or None
+    if it does not run. `reference` are the numbers to compare with; None stands for those of the
+    plan of `variant`.
     """
     try:
-        plan = suspect.meaning(changed)
+        plan = suspect.meaning(variant)
         run = bench.measure(
-            EngineRun(suspect.backend, changed), plan if wanted is None else suspect.plan
+            EngineRun(suspect.backend, variant), plan if reference is None else suspect.plan
         )
-        left = distance(run, bench.reference_numbers(plan) if wanted is None else wanted, gap.noise)
+        rest = distance(
+            run, bench.reference_numbers(plan) if reference is None else reference, gap.noise
+        )
     except BridgeError:
         return None
-    return 1 - _length(left) / _length(gap) if _length(gap) else None
+    return 1 - _length(rest) / _length(gap) if _length(gap) else None
 
 
 def _length(gap: Distance) -> float:
@@ -302,27 +308,27 @@ def _length(gap: Distance) -> float:
     return max(gap.loss / LOSS, (gap.norm or 0.0) / LOSS, gap.update / UPDATE)
 
 
-def _apart(wanted: Measured, rounding: Distance, run: Measured) -> float:
-    """Return the length of the difference between a run and the numbers `wanted`."""
+def _apart(reference: Measured, rounding: Distance, run: Measured) -> float:
+    """Return the length of the difference between a run and the numbers `reference`."""
     try:
-        return _length(distance(run, wanted, rounding.noise))
+        return _length(distance(run, reference, rounding.noise))
     except OtherModelError:
         return inf
 
 
-def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) -> bool:
+def _heals(suspect: Suspect, variant: Config, bench: Bench, rounding: Distance) -> bool:
     """Return whether two runs agree: the changed config on its own stack, and the plan of this
     config on the reference engine. Return False if one of them does not run.
     """
     try:
-        plan = suspect.meaning(changed)
-        run, expected = (
-            bench.measure(EngineRun(suspect.backend, changed), plan),
+        plan = suspect.meaning(variant)
+        run, reference = (
+            bench.measure(EngineRun(suspect.backend, variant), plan),
             bench.reference_numbers(plan),
         )
     except BridgeError:
         return False
-    return not differ_beyond_rounding(run, expected, rounding)
+    return not differ_beyond_rounding(run, reference, rounding)
 
 
 def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
@@ -342,9 +348,9 @@ def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Confi
 def _forms(config: Config, makes: Iterable[Callable[[], Config]]) -> Iterator[Config]:
     for make in makes:
         with suppress(BridgeError):
-            changed = make()
-            if changed.given != config.given:
-                yield changed
+            variant = make()
+            if variant.given != config.given:
+                yield variant
 
 
 def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
@@ -352,19 +358,19 @@ def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
     become data ranks.
     """
     # The global batch follows from the new number of data ranks.
-    freed = any(path.startswith("parallel.") for path in trial)
-    return {**trial, "parallel.data": world, "batch.global_": None} if freed else dict(trial)
+    has_ranks = any(path.startswith("parallel.") for path in trial)
+    return {**trial, "parallel.data": world, "batch.global_": None} if has_ranks else dict(trial)
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Return a text with the changed settings and their new values, by the stack's own names.
     Settings that were unset and are now off are left out, unless nothing else changed.
     """
-    changed = [
+    differences = [
         path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)
     ]
-    told = [path for path in changed if path in before or after[path]] or changed
-    return " and ".join(f"{path} {_value_text(after.get(path))}" for path in told)
+    paths = [path for path in differences if path in before or after[path]] or differences
+    return " and ".join(f"{path} {_value_text(after.get(path))}" for path in paths)
 
 
 def _value_text(value: Any) -> str:
@@ -372,7 +378,7 @@ def _value_text(value: Any) -> str:
 
 
 def plan_causes(
-    source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance
+    source: Plan, target: Plan, bench: Bench, reference: Measured, rounding: Distance
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the fields that explain why `target` gives other numbers than `source`, with a text on
     their values. A field is a cause if `source` gives other numbers once this field alone is
@@ -386,15 +392,17 @@ def plan_causes(
         if mine.get(path) != theirs.get(path):
             together = next((section for section in TOGETHER if path.startswith(section)), path)
             groups.setdefault(together, {})[path] = theirs.get(path)
-    felt = partial(_felt, source, bench, wanted, rounding)
+    felt = partial(_felt, source, bench, reference, rounding)
     causes = list(_alone(list(groups.values()), felt))
-    for changed in _rank_causes(causes, source, target, bench, partial(_apart, wanted, rounding)):
-        told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
+    for changes in _rank_causes(
+        causes, source, target, bench, partial(_apart, reference, rounding)
+    ):
+        paths = [path for path, new in changes.items() if new or mine.get(path)] or list(changes)
         words = (
-            f"{path} changed from {_value_text(mine.get(path))} to {_value_text(changed[path])}"
-            for path in told
+            f"{path} changed from {_value_text(mine.get(path))} to {_value_text(changes[path])}"
+            for path in paths
         )
-        yield tuple(changed), " and ".join(words)
+        yield tuple(changes), " and ".join(words)
 
 
 Changes = Mapping[str, Any]
@@ -414,43 +422,43 @@ def _rank_causes(
         return causes
     mine = source.values()
     whole = length(bench.reference_numbers(target))
-    found = []
-    for at, changed in enumerate(causes):
-        back = {path: mine.get(path) for path in changed}
+    ranking = []
+    for at, changes in enumerate(causes):
+        back = {path: mine.get(path) for path in changes}
         share = 1.0
         with suppress(BridgeError):
-            left = length(bench.reference_numbers(change_plan(target, back)))
-            share = abs(1 - left / whole) if 0 < whole < inf else 1.0
+            rest = length(bench.reference_numbers(change_plan(target, back)))
+            share = abs(1 - rest / whole) if 0 < whole < inf else 1.0
         if share >= LEAST:
-            found.append((-share, at, changed))
-    return [changed for _, _, changed in sorted(found, key=lambda cause: cause[:2])] or causes
+            ranking.append((-share, at, changes))
+    return [changes for _, _, changes in sorted(ranking, key=lambda cause: cause[:2])] or causes
 
 
 def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Iterator[Changes]:
     """Yield each group of changes that changes the numbers by itself."""
     # By halves, since most groups are not felt: a half that is not felt as a whole needs no more
     # runs. If a half does not run, it is divided all the same.
-    found = (
-        felt({path: value for changed in groups for path, value in changed.items()})
+    differs = (
+        felt({path: value for changes in groups for path, value in changes.items()})
         if groups
         else False
     )
-    if len(groups) > 1 and found is not False:
+    if len(groups) > 1 and differs is not False:
         middle = len(groups) // 2
         yield from (*_alone(groups[:middle], felt), *_alone(groups[middle:], felt))
-    elif found:
+    elif differs:
         yield from groups
 
 
 def _felt(
-    source: Plan, bench: Bench, wanted: Measured, rounding: Distance, changed: Changes
+    source: Plan, bench: Bench, reference: Measured, rounding: Distance, changes: Changes
 ) -> bool | None:
-    """Return whether `source` with the changes `changed` gives other numbers than `wanted`, or None
-    if the changed plan does not run.
+    """Return whether `source` with the changes `changes` gives other numbers than `reference`, or
+    None if the changed plan does not run.
     """
     with suppress(BridgeError):
         return differ_beyond_rounding(
-            bench.reference_numbers(change_plan(source, changed)), wanted, rounding
+            bench.reference_numbers(change_plan(source, changes)), reference, rounding
         )
     return None
 

@@ -113,7 +113,7 @@ class Report:
             if silent
             else []
         )
-        taken = [
+        removals = [
             f"{path} {before} -> {after}"
             for path, (before, after) in self.changes.items()
             if is_taken(path, before, after)
@@ -125,7 +125,7 @@ class Report:
             *self.unread,
             *idle,
             *beside,
-            *([f"taken out: {', '.join(taken)}"] if taken else ()),
+            *([f"taken out: {', '.join(removals)}"] if removals else ()),
             *hidden,
         )
 
@@ -241,9 +241,9 @@ def _parts(pair: TranslationPair, backends: Iterable[Backend]) -> int:
     fp64. The source and the target run on their own stacks, and a second time in fp32 if the plan
     computes in a narrower format.
     """
-    installed = sum(backend.release is not None for backend in backends)
+    engine_count = sum(backend.release is not None for backend in backends)
     narrow = (pair.plans["source"].precision.compute or "fp32") not in ("fp32", "fp64")
-    return TWO + installed + 1 + TWO + (TWO + min(TWO, installed) if narrow else 0)
+    return TWO + engine_count + 1 + TWO + (TWO + min(TWO, engine_count) if narrow else 0)
 
 
 def _wider(plan: Plan) -> Plan:
@@ -299,7 +299,7 @@ class Court:
         yield target
         yield self._result_of_side("target", target)
 
-    def _result_of_side(self, side: Side, meant: VerdictRow | None = None) -> VerdictRow:
+    def _result_of_side(self, side: Side, plan_row: VerdictRow | None = None) -> VerdictRow:
         """Return the result of the file of `side` on its own stack. If no difference shows in a
         narrow format, the run is repeated in fp32.
         """
@@ -309,11 +309,11 @@ class Court:
             return VerdictRow(
                 side, config.dialect.title, True, "not run", "there is no engine of this stack"
             )
-        row = self._ran(side, backend, meant, self.pair.script if side == "target" else None)
+        row = self._ran(side, backend, plan_row, self.pair.script if side == "target" else None)
         # In bf16, a small difference drowns in rounding. It is looked for once more in fp32.
         if row.verdict != "same" or self.finer is None:
             return row
-        finer = self.finer._result_of_side(side, meant)
+        finer = self.finer._result_of_side(side, plan_row)
         if finer.verdict != "differs":
             return row
         return replace(
@@ -325,7 +325,7 @@ class Court:
         )
 
     def _ran(
-        self, side: Side, backend: Backend, meant: VerdictRow | None, script: Written | None
+        self, side: Side, backend: Backend, plan_row: VerdictRow | None, script: Written | None
     ) -> VerdictRow:
         """Return the result of the config of `side` on its own stack. The written `script` runs the
         config, if there is one. Otherwise, or if that script fails, a script of stagebridge runs
@@ -339,11 +339,13 @@ class Court:
             self.pair.plans[side],
         )
         row = self._judge_row(
-            VerdictRow(side, title, True, "same"), run, partial(self._blame, side, backend, meant)
+            VerdictRow(side, title, True, "same"),
+            run,
+            partial(self._blame, side, backend, plan_row),
         )
         if script is None or row.verdict != "not run":
             return row
-        alone = self._ran(side, backend, meant, None)
+        alone = self._ran(side, backend, plan_row, None)
         return replace(
             alone, lacks=f"the script and the model's config.json did not run: {row.cause}"
         )
@@ -383,46 +385,46 @@ class Court:
         self.note(f"{line}, in fp32")
 
     def _blame(
-        self, side: Side, backend: Backend, meant: VerdictRow | None, measured: Measured
+        self, side: Side, backend: Backend, plan_row: VerdictRow | None, numbers: Measured
     ) -> str:
         """Return a text on the reason why a stack gives other numbers than the reference. There are
         three: the config has another meaning, another written file changes the training, or the
         stack does not do what the config says.
         """
         config = self.pair.config(side)
-        if meant is not None and meant.verdict == "differs":
-            return meant.cause.partition(": ")[2]
+        if plan_row is not None and plan_row.verdict == "differs":
+            return plan_row.cause.partition(": ")[2]
         self.note(f"{backend.title}: looking for the cause")
         self.bench.course.further(TWO * len(TRIALS))
-        beside = self._beside(backend, measured) if side == "target" and self.pair.script else ""
+        beside = self._beside(backend, numbers) if side == "target" and self.pair.script else ""
         if beside:
             return f"{self.pair.fault}: {beside}"
         suspect = Suspect(config, backend, self.pair.plans[side])
         cures = list(stack_cures(suspect, self.bench, self.rounding))
-        healed = "none of the tested changes removes the difference"
+        cure_text = "none of the tested changes removes the difference"
         if cures:
-            healed = (
+            cure_text = (
                 f"the difference disappears with {', or with '.join(cure.words for cure in cures)}"
             )
-        gap = self._gap(measured)
-        known = "; ".join(explain_by_findings(suspect, cures, self.bench, gap))
-        if known:
-            return f"{backend.title} does not do what the file says; {healed}; known fault: {known}"
-        lost = plan_loss(suspect, self.bench, self.rounding, self.reference, gap)
-        held = (
-            f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.findings_text(lost)}"
+        gap = self._gap(numbers)
+        defects = "; ".join(explain_by_findings(suspect, cures, self.bench, gap))
+        if defects:
+            return f"{backend.title} does not do what the file says; {cure_text}; known fault: {defects}"
+        losses = plan_loss(suspect, self.bench, self.rounding, self.reference, gap)
+        loss_text = f"stagebridge's plan of the file lacks {', '.join(losses)}{self.pair.findings_text(losses)}"
+        fault = (
+            loss_text if losses else f"stagebridge reads the file differently from {backend.title}"
         )
-        fault = held if lost else f"stagebridge reads the file differently from {backend.title}"
-        return f"{self.pair.fault}: {fault}; {healed}"
+        return f"{self.pair.fault}: {fault}; {cure_text}"
 
-    def _gap(self, measured: Measured) -> Distance:
+    def _gap(self, numbers: Measured) -> Distance:
         """Return the distance of a run from the reference; of another model it is infinite."""
         try:
-            return distance(measured, self.reference, self.rounding.noise)
+            return distance(numbers, self.reference, self.rounding.noise)
         except OtherModelError:
             return Distance(inf, None, inf, inf, "", inf, noise=self.rounding.noise)
 
-    def _beside(self, backend: Backend, measured: Measured) -> str:
+    def _beside(self, backend: Backend, numbers: Measured) -> str:
         """Return a text that blames a file written beside the config, such as the script or
         config.json. The text is empty if the config alone, without these files, gives wrong numbers
         too.
@@ -442,17 +444,17 @@ class Court:
             )
         # The first loss and gradient depend on the model alone, and not yet on optimizer and
         # schedule.
-        first, expected = measured.steps[0], self.reference.steps[0]
-        if _far(first.loss, expected.loss, self.rounding.loss) or _far(
-            first.grad_norm, expected.grad_norm, self.rounding.norm
+        first, reference = numbers.steps[0], self.reference.steps[0]
+        if _far(first.loss, reference.loss, self.rounding.loss) or _far(
+            first.grad_norm, reference.grad_norm, self.rounding.norm
         ):
-            found = (
+            observation = (
                 f"found loss {first.loss:.7g} and gradient norm {_norm(first)} in the first step"
             )
-            wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
+            expectation = f"expected {reference.loss:.7g} and {_norm(reference)}"
             return (
                 "the written config.json, or the script that reads it, makes a different "
-                f"model: {found}, {wanted}; {config_alone}"
+                f"model: {observation}, {expectation}; {config_alone}"
             )
         evidence = "loss and gradient norm of the first step are right, but later steps differ"
         return f"the script, or the model's config.json, changes the training: {evidence}; {config_alone}"
@@ -469,9 +471,9 @@ class Court:
             if name in own or backend.release is None:
                 continue
             row = VerdictRow("source", f"{backend.title} {backend.release}", False, "same")
-            refused = backend.refusals(plan, self.bench.world)
-            if refused:
-                yield VerdictRow(row.side, row.engine, False, "not run", "; ".join(refused))
+            refusals = backend.refusals(plan, self.bench.world)
+            if refusals:
+                yield VerdictRow(row.side, row.engine, False, "not run", "; ".join(refusals))
             else:
                 run = partial(self.bench.measure, EngineRun(backend, plan), plan)
                 yield self._judge_row(row, run, partial(_otherwise, backend))
@@ -490,33 +492,36 @@ class Court:
         if row.verdict != "same":
             return row
         mine, theirs = _exact(mine), _exact(theirs)
-        wanted, found = self.bench.reference_numbers(mine), self.bench.reference_numbers(theirs)
-        gap = distance(found, wanted)
+        reference, numbers = (
+            self.bench.reference_numbers(mine),
+            self.bench.reference_numbers(theirs),
+        )
+        gap = distance(numbers, reference)
         further = gap.beyond(EXACT)
         if not further:
             return row
-        words = f"in fp64, {in_numbers(further, gap)}: {self._differences_text(mine, theirs, wanted, EXACT)}"
-        return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
+        words = f"in fp64, {in_numbers(further, gap)}: {self._differences_text(mine, theirs, reference, EXACT)}"
+        return replace(row, verdict="differs", cause=words, measured=numbers, distance=gap)
 
-    def _changes_text(self, measured: Measured) -> str:
+    def _changes_text(self, numbers: Measured) -> str:
         """Return a text on the fields that the translation changed and that change the numbers.
-        `measured` is not used, because the plans run again, in their own number formats.
+        `numbers` is not used, because the plans run again, in their own number formats.
         """
         return self._differences_text(
             self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding
         )
 
     def _differences_text(
-        self, source: Plan, target: Plan, wanted: Measured, rounding: Distance
+        self, source: Plan, target: Plan, reference: Measured, rounding: Distance
     ) -> str:
         """Return a text on the fields in which `target` differs from `source` and that change the
         numbers.
         """
         self.note("native engine: looking for the cause")
         self.bench.course.further(TWO)
-        changed = plan_causes(source, target, self.bench, wanted, rounding)
-        found = [f"{words}{self.pair.findings_text(paths)}" for paths, words in changed]
-        causes = "; ".join(found) or "several settings together"
+        changes = plan_causes(source, target, self.bench, reference, rounding)
+        texts = [f"{words}{self.pair.findings_text(paths)}" for paths, words in changes]
+        causes = "; ".join(texts) or "several settings together"
         return f"{self.pair.fault}, settings have another meaning: {causes}"
 
     def _judge_row(
@@ -531,7 +536,7 @@ class Court:
             )
         )
         try:
-            measured = run()
+            numbers = run()
         except BridgeError as error:
             return VerdictRow(
                 row.side,
@@ -541,7 +546,7 @@ class Court:
                 "; ".join(dict.fromkeys(error.problems)),
             )
         try:
-            gap = distance(measured, self.reference, self.rounding.noise)
+            gap = distance(numbers, self.reference, self.rounding.noise)
             gap = gap if self.scaled else replace(gap, scale="")
         except OtherModelError as error:
             return VerdictRow(
@@ -549,37 +554,31 @@ class Court:
                 row.engine,
                 row.written,
                 "differs",
-                f"{error.problems[0]}: {cause(measured)}",
-                measured,
+                f"{error.problems[0]}: {cause(numbers)}",
+                numbers,
             )
         further = gap.beyond(self.rounding)
-        words = f"{in_numbers(further, gap)}: {cause(measured)}" if further else ""
+        words = f"{in_numbers(further, gap)}: {cause(numbers)}" if further else ""
         return VerdictRow(
-            row.side,
-            row.engine,
-            row.written,
-            "differs" if further else "same",
-            words,
-            measured,
-            gap,
+            row.side, row.engine, row.written, "differs" if further else "same", words, numbers, gap
         )
 
 
-def _far(found: float | None, expected: float | None, rounding: float | None) -> bool:
+def _far(value: float | None, reference: float | None, rounding: float | None) -> bool:
     """Return whether two numbers differ by more than rounding. Return False if one of them is None,
     because its stack does not report it.
     """
-    if found is None or expected is None:
+    if value is None or reference is None:
         return False
-    return abs(found - expected) > (LOSS + MARGIN * (rounding or 0.0)) * abs(expected)
+    return abs(value - reference) > (LOSS + MARGIN * (rounding or 0.0)) * abs(reference)
 
 
 def _norm(step: Step) -> str:
     return "not told" if step.grad_norm is None else f"{step.grad_norm:.7g}"
 
 
-def _otherwise(backend: Backend, measured: Measured) -> str:
-    first, last = measured.losses[0], measured.losses[-1]
+def _otherwise(backend: Backend, numbers: Measured) -> str:
+    first, last = numbers.losses[0], numbers.losses[-1]
     return f"{backend.title} computes other numbers: the loss goes from {first:.6g} to {last:.6g}"
 
 

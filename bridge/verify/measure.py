@@ -81,15 +81,15 @@ def measure(
     ranks wait for it in a collective, the failed rank raises `StrandedError`. If a rank fails
     otherwise, every rank raises `BridgeError`.
     """
-    found, problem = _attempt(run, workload, steps, padded)
+    result, problem = _attempt(run, workload, steps, padded)
     # A rank that failed waits for the others to fail as well. If they do not, they are in a
     # collective, and would not come to the comparison below.
     if not together(PATIENCE if problem else 0.0) and problem:
         raise StrandedError(problem)
-    said = everyones(problem)
-    BridgeError.raise_if(problem for problem in said if problem)
-    assert found is not None, "no rank reported a problem, yet there is no result"
-    return Measured(everyones(found.steps)[0], found.weights, found.first)
+    problems = everyones(problem)
+    BridgeError.raise_if(problem for problem in problems if problem)
+    assert result is not None, "no rank reported a problem, yet there is no result"
+    return Measured(everyones(result.steps)[0], result.weights, result.first)
 
 
 def _attempt(
@@ -116,15 +116,17 @@ def _train(
 ) -> Measured:
     first = trainer.resume(start) if start else 0
     shape = workload.architecture
-    drawn = workload.folder is not None
-    own = workload.rows or (Drawn(shape.vocab, shape.sequence, workload.seed) if drawn else None)
+    random_data = workload.folder is not None
+    own = workload.rows or (
+        Drawn(shape.vocab, shape.sequence, workload.seed) if random_data else None
+    )
     text = own or Text.of(None, shape.sequence, workload.seed)
-    weights, done = [dict(trainer.weights())], []
+    weights, results = [dict(trainer.weights())], []
     for step in count_items(range(first, first + steps)):
-        done.append(trainer.train_batch(batches(text, trainer, step, padded)))
+        results.append(trainer.train_batch(batches(text, trainer, step, padded)))
         if step in (first, first + steps - 1):
             weights.append(dict(trainer.weights()))
-    return Measured(tuple(done), tuple(weights), first)
+    return Measured(tuple(results), tuple(weights), first)
 
 
 def batches(
@@ -197,16 +199,16 @@ class Distance:
         """
         loss, update = LOSS * rounding.floor, UPDATE * rounding.floor
         noise = MARGIN * rounding.update
-        turned = noise * noise / 2  # the loss of share that noise of this length causes
+        share_loss = noise * noise / 2  # the loss of share that noise of this length causes
         too_far = self.update > noise + update
-        too_short = abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + turned + update
-        found = {
+        too_short = abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + share_loss + update
+        verdicts = {
             "loss": self.loss > MARGIN * rounding.loss + loss,
             "norm": self.norm is not None and self.norm > MARGIN * (rounding.norm or 0.0) + loss,
             "weights": too_far or too_short,
             "scale": bool(self.scale),
         }
-        return tuple(name for name, further in found.items() if further)
+        return tuple(name for name, further in verdicts.items() if further)
 
 
 MARGIN = 4.0
@@ -265,17 +267,19 @@ def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Dis
     problem = next(filter(None, everyones(unlike)), "")
     if problem:
         raise OtherModelError(problem)
-    found = everyones(_distance(run, other, noise) if first else None)[0]
-    assert found is not None, "the first rank computes the distance"
-    return found
+    gap = everyones(_distance(run, other, noise) if first else None)[0]
+    assert gap is not None, "the first rank computes the distance"
+    return gap
 
 
 def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distance:
     loss = max(
         _relative(first, second) for first, second in zip(run.losses, other.losses, strict=True)
     )
-    told = [(one.grad_norm, two.grad_norm) for one, two in zip(run.steps, other.steps, strict=True)]
-    norms = [_relative(one, two) for one, two in told if one is not None and two is not None]
+    norm_pairs = [
+        (one.grad_norm, two.grad_norm) for one, two in zip(run.steps, other.steps, strict=True)
+    ]
+    norms = [_relative(one, two) for one, two in norm_pairs if one is not None and two is not None]
     # What training added to each tensor in both runs, after the first step and in the end.
     ends = [
         {

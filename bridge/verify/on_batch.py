@@ -55,7 +55,7 @@ class Given:
         If `own` is true, the engine builds the model from the config. Such an engine also gets the
         weights, by the names of the native engine.
         """
-        said = change_plan(
+        plan = change_plan(
             lift(self.model),
             {
                 "model.sequence": self.rows.sequence,
@@ -63,7 +63,7 @@ class Given:
                 **UNDROPPED,
             },
         )
-        words = said.model.vocab or int(self.rows.planes[:, 0].max()) + 1
+        words = plan.model.vocab or int(self.rows.planes[:, 0].max()) + 1
         shape = Architecture(vocab=words, sequence=self.rows.sequence)
         first = None
         if own and facts is not None:
@@ -74,7 +74,7 @@ class Given:
         return Workload(
             shape,
             self.seed,
-            model=said.model if own else None,
+            model=plan.model if own else None,
             folder=self.folder,
             first=first,
             rows=self.rows,
@@ -90,21 +90,21 @@ class Given:
             return []
         # Attention is causal, so that a token sees the ones before it that the mask leaves.
         unseeing = mask.cumsum(1) == 0
-        found: list[int] = (
+        rows: list[int] = (
             (unseeing & (self.rows.targets != IGNORED)).any(1).nonzero().view(-1).tolist()
         )
-        return found
+        return rows
 
     def refusals(self, engines: Mapping[Side, Backend]) -> Iterator[str]:
         """Yield a reason for each engine that cannot train on this batch."""
-        known = ("input_ids", "attention_mask", "position_ids")
+        inputs = ("input_ids", "attention_mask", "position_ids")
         for engine in engines.values():
             if engine.name not in OWN_MODEL:
                 continue
             yield from (
                 f"{engine.name}: {name}: the model of this engine has no such input; remove it from the batch"
                 for name in self.rows.names
-                if name not in known
+                if name not in inputs
             )
             blind = self._blind()
             if blind:
@@ -138,10 +138,10 @@ class OnBatch(Bench):
 
     def _measure_plan(self, run: EngineRun, plan: Plan) -> Measured:
         workload = replace(self.trained[run.backend.name in OWN_MODEL], micro=self.micro)
-        found = measure(run, workload, self.steps)
+        result = measure(run, workload, self.steps)
         if self.facts is None:
-            return found
-        return replace(found, weights=tuple(neutral(part, self.facts) for part in found.weights))
+            return result
+        return replace(result, weights=tuple(neutral(part, self.facts) for part in result.weights))
 
     def reference_numbers(self, plan: Plan) -> Measured:
         """Return the numbers of `plan` on the reference engine, where all ranks are data ranks."""
@@ -153,26 +153,26 @@ class OnBatch(Bench):
 def judge_on_batch(
     pair: TranslationPair,
     engines: Mapping[Side, Backend],
-    given: Given,
+    inputs: Given,
     steps: int | None,
     note: Callable[[str], object] = print,
 ) -> Report:
     """Run two configs on the user's model and batch, and return a report. The reference is the plan
     of the first config on the native engine.
     """
-    BridgeError.raise_if(given.refusals(engines))
+    BridgeError.raise_if(inputs.refusals(engines))
     own = {engine.name in OWN_MODEL for engine in engines.values()}
-    facts = parameter_names.describe_config(given.model) if any(own) else None
-    trained = {wanted: given.workload(wanted, facts) for wanted in {*own, False}}
+    facts = parameter_names.describe_config(inputs.model) if any(own) else None
+    workloads = {is_own: inputs.workload(is_own, facts) for is_own in {*own, False}}
     steps = steps or max(map(steps_for, pair.plans.values()))
     bench = OnBatch(
-        pair.size.micro, steps, False, pair.size.world, NATIVE, trained=trained, facts=facts
+        pair.size.micro, steps, False, pair.size.world, NATIVE, trained=workloads, facts=facts
     )
-    dropped = {name: (value, 0.0) for name, value in dropping(settings(given.folder)).items()}
-    whole = replace(pair, changes={**pair.changes, **dropped})
+    dropouts = {name: (value, 0.0) for name, value in dropping(settings(inputs.folder)).items()}
+    whole = replace(pair, changes={**pair.changes, **dropouts})
     report = verify(whole, {}, None, note=note, engines=engines, bench=bench)
     return replace(
-        report, rows=tuple(_explain_other_model(row, pair, given.model) for row in report.rows)
+        report, rows=tuple(_explain_other_model(row, pair, inputs.model) for row in report.rows)
     )
 
 
@@ -194,14 +194,14 @@ def _explain_other_model(row: VerdictRow, pair: TranslationPair, folder: Config)
     """
     if not row.written or row.verdict not in ("differs", "not run"):
         return row
-    said, known = lift(pair.config(row.side)).values(), lift(folder).values()
+    values, model_values = lift(pair.config(row.side)).values(), lift(folder).values()
     differences = [
-        f"{path}: found {said[path]}, config.json has {known[path]}"
-        for path in known
+        f"{path}: found {values[path]}, config.json has {model_values[path]}"
+        for path in model_values
         if path.startswith("model.")
         and not path.startswith(UNLIKE)
-        and path in said
-        and said[path] != known[path]
+        and path in values
+        and values[path] != model_values[path]
     ]
     return (
         replace(

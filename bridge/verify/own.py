@@ -57,37 +57,37 @@ class AsMeant(Backend):
         return self.inner.open(plan, workload)
 
 
-def engine_named(name: str, known: Mapping[str, Backend]) -> Backend:
+def engine_named(name: str, backends: Mapping[str, Backend]) -> Backend:
     """Return the engine with this name. If there is none, raises `BridgeError` and suggests the
     most similar name.
     """
-    if name not in known:
+    if name not in backends:
         raise BridgeError(
-            f"--on: found {name}, expected two engines of {', '.join(sorted(known))}{nearest(name, known)}"
+            f"--on: found {name}, expected two engines of {', '.join(sorted(backends))}{nearest(name, backends)}"
         )
-    return known[name]
+    return backends[name]
 
 
 def engines_of(
-    configs: tuple[Config, Config], on: tuple[str, str] | None, known: Mapping[str, Backend]
+    configs: tuple[Config, Config], on: tuple[str, str] | None, backends: Mapping[str, Backend]
 ) -> dict[Side, Backend]:
     """Return the engines that run the two configs: the engines named by `on`, or else those of the
     configs' own stacks.
     """
-    found: dict[Side, Backend] = {}
+    engines: dict[Side, Backend] = {}
     for at, (side, config) in enumerate(zip(SIDES, configs, strict=True)):
         own = config.dialect.name
         name = on[at] if on else own
         if name == own:
             BridgeError.raise_if(
                 []
-                if own in known
+                if own in backends
                 else [f"{own}: there is no engine of this stack; name one with --on A,B"]
             )
-            found[side] = known[own]
+            engines[side] = backends[own]
         else:
-            found[side] = AsMeant(engine_named(name, known))
-    return found
+            engines[side] = AsMeant(engine_named(name, backends))
+    return engines
 
 
 def pair_configs(
@@ -105,17 +105,17 @@ def pair_configs(
     open_ = [change_plan(plan, {"parallel.data": None}) for plan in plans]
     size = _whole(Size.of(open_[0], max(limit, *(engine.least for engine in engines.values()))))
     other = _like(size, open_[0], open_[1])
-    wanted = _without_model(changes(plans[0], size))
-    theirs = _without_model(changes_like(plans[1], other, plans[0], wanted))
+    edits = _without_model(changes(plans[0], size))
+    theirs = _without_model(changes_like(plans[1], other, plans[0], edits))
     small = [
         in_small(config, wish, place, {config.dialect.name: engines[side]})
         for side, config, wish, place in zip(
-            SIDES, configs, (wanted, theirs), (size, other), strict=True
+            SIDES, configs, (edits, theirs), (size, other), strict=True
         )
     ]
-    told = {
+    differences = {
         path: (plans[0].values().get(path), value)
-        for path, value in wanted.items()
+        for path, value in edits.items()
         if not path.startswith("debug.")
     }
     after = [
@@ -124,7 +124,7 @@ def pair_configs(
     ]
     meanings: dict[Side, Plan] = {"source": alone(after[0], size), "target": alone(after[1], other)}
     return TranslationPair(
-        small[0], small[1], meanings, told, size, unread=unread(*configs), translated=False
+        small[0], small[1], meanings, differences, size, unread=unread(*configs), translated=False
     )
 
 
@@ -140,21 +140,21 @@ def _like(size: Size, first: Plan, second: Plan) -> Size:
     of the second plan are smaller or larger than those of the first plan, they stay so in the small
     runs.
     """
-    found = size.like(first, second)
-    solved = [
+    result = size.like(first, second)
+    solutions = [
         solve(it.batch.micro, it.batch.accumulation, it.batch.global_, it.parallel.data)
         for it in (first, second)
     ]
-    mine, theirs = (one.micro for one in solved)  # None if the plan leaves it open
-    if mine and theirs and theirs < mine and found.micro > 1:
-        found = replace(found, micro=found.micro // 2, accumulation=found.accumulation * 2)
-    elif mine and theirs and theirs > mine and found.accumulation % 2 == 0:
-        found = replace(found, micro=found.micro * 2, accumulation=found.accumulation // 2)
-    return _whole(found)
+    mine, theirs = (one.micro for one in solutions)  # None if the plan leaves it open
+    if mine and theirs and theirs < mine and result.micro > 1:
+        result = replace(result, micro=result.micro // 2, accumulation=result.accumulation * 2)
+    elif mine and theirs and theirs > mine and result.accumulation % 2 == 0:
+        result = replace(result, micro=result.micro * 2, accumulation=result.accumulation // 2)
+    return _whole(result)
 
 
-def _without_model(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: value for path, value in wanted.items() if not path.startswith("model.")}
+def _without_model(edits: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in edits.items() if not path.startswith("model.")}
 
 
 def alone(plan: Plan, size: Size) -> Plan:

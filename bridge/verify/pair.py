@@ -80,24 +80,24 @@ class TranslationPair:
         """
         if not self.translated:
             return ""
-        wanted = set(paths)
+        plan_fields = set(paths)
         rules = [
             rule
             for config in (self.source, self.target)
             for rule in config.dialect.rules
-            if wanted & {*rule.ours}
+            if plan_fields & {*rule.ours}
         ]
-        carried = (
+        entries = (
             field
             for rule in rules
             for field, stands_for in rule.carries.items()
-            if wanted & {*stands_for}
+            if plan_fields & {*stands_for}
         )
-        fields = {*wanted, *carried, *(field for rule in rules for field in rule.theirs)}
-        found = [message for field, message in self.told if field in fields]
+        fields = {*plan_fields, *entries, *(field for rule in rules for field in rule.theirs)}
+        messages = [message for field, message in self.told if field in fields]
         return (
-            f" (`convert` reports this: {'; '.join(dict.fromkeys(found))})"
-            if found
+            f" (`convert` reports this: {'; '.join(dict.fromkeys(messages))})"
+            if messages
             else " (`convert` does not report this)"
         )
 
@@ -116,8 +116,8 @@ def fit_pair(
     target = result.config
     first, second = meaning_of(source, backends), meaning_of(target, backends)
     size = Size.of(first, limit)
-    wanted = changes(first, size)
-    smaller = in_small(source, wanted, size, backends)
+    edits = changes(first, size)
+    smaller = in_small(source, edits, size, backends)
     # A stack may be unable to make one number smaller alone. The target follows what the source
     # became.
     became = meaning_of(smaller, backends).values()
@@ -125,15 +125,15 @@ def fit_pair(
         second,
         size.like(first, second),
         first,
-        {**wanted, **{path: became.get(path) for path in wanted}},
+        {**edits, **{path: became.get(path) for path in edits}},
     )
     small = smaller, in_small(target, theirs, size, backends)
     # Changes to what watches a run, and to axes of experts that the model does not have, are none
     # to the run.
     idle = ("debug.",) if first.model.experts else ("debug.", "parallel.expert")
-    told = {
+    differences = {
         path: (first.values().get(path), value)
-        for path, value in wanted.items()
+        for path, value in edits.items()
         if not path.startswith(idle)
     }
     plans: dict[Side, Plan] = {
@@ -161,27 +161,27 @@ def fit_pair(
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
     differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
     return TranslationPair(
-        *small, plans, told, size, differ, model is not None, nearest, unread(source)
+        *small, plans, differences, size, differ, model is not None, nearest, unread(source)
     )
 
 
 def unread(*configs: Config) -> tuple[str, ...]:
     """Return the settings of the configs that nobody knows, each with its value."""
-    found = (finding for config in configs for finding in config.remarks if finding.unknown)
-    return tuple(f"not known: {it.path} {it.change}".rstrip() for it in found)
+    findings = (finding for config in configs for finding in config.remarks if finding.unknown)
+    return tuple(f"not known: {it.path} {it.change}".rstrip() for it in findings)
 
 
 def in_small(
-    config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]
+    config: Config, edits: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]
 ) -> Config:
-    """Return `config` with the changes `changed` of plan fields. The engine of the config's stack
+    """Return `config` with the changes `edits` of plan fields. The engine of the config's stack
     makes the changes, if there is one.
     """
     backend = backends.get(config.dialect.name)
     return (
-        backend.edit_config(config, changed, size.world)
+        backend.edit_config(config, edits, size.world)
         if backend
-        else edit_config(config, changed, size.world)
+        else edit_config(config, edits, size.world)
     )
 
 

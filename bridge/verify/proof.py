@@ -64,8 +64,8 @@ def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
     the run continues with them.
     """
     batch, ranks = plan.batch, plan.parallel
-    solved = solve(batch.micro, batch.accumulation, batch.global_, ranks.data)
-    micro, accumulation = min(solved.micro or TWO, TWO), min(solved.accumulation or 1, TWO)
+    solution = solve(batch.micro, batch.accumulation, batch.global_, ranks.data)
+    micro, accumulation = min(solution.micro or TWO, TWO), min(solution.accumulation or 1, TWO)
     sizes = {
         "batch.micro": micro,
         "batch.accumulation": accumulation,
@@ -74,7 +74,7 @@ def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
     axes = dict.fromkeys(
         ("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert"), 1
     )
-    wanted = {
+    edits = {
         "parallel.data": world,
         **axes,
         **sizes,
@@ -83,7 +83,7 @@ def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
     }
     values = plan.values()
     return {
-        path: value for path, value in wanted.items() if path in values and values[path] != value
+        path: value for path, value in edits.items() if path in values and values[path] != value
     }
 
 
@@ -94,23 +94,23 @@ def small(
     after.
     """
     plan = backend.meaning(config)
-    wanted = changes(plan, world, layers)
-    if not wanted and config.world_size == world:
+    edits = changes(plan, world, layers)
+    if not edits and config.world_size == world:
         return config, {}
-    told = {
+    differences = {
         path: (plan.values().get(path), value)
-        for path, value in wanted.items()
+        for path, value in edits.items()
         if not path.startswith("debug.")
     }
-    found = backend.edit_config(config, wanted, world)
+    result = backend.edit_config(config, edits, world)
     # Lengths in samples follow the smaller batch. They are set again to the steps that they were.
-    schedule, after = (dict(it.values()) for it in (plan, backend.meaning(found)))
-    moved = {
+    schedule, after = (dict(it.values()) for it in (plan, backend.meaning(result)))
+    lengths = {
         path: schedule[path]
         for path in LENGTHS
         if path in schedule and schedule[path] != after.get(path)
     }
-    return (backend.edit_config(found, moved, world) if moved else found), told
+    return (backend.edit_config(result, lengths, world) if lengths else result), differences
 
 
 LENGTHS = tuple(
@@ -163,9 +163,9 @@ def prove(
         return report("not run", None, None, "")
     compute = source.backend.meaning(source.config).precision.compute or "fp32"
     try:
-        measured = distance(runs["wider"], runs["source"]) if "wider" in runs else NOTHING
+        precision_gap = distance(runs["wider"], runs["source"]) if "wider" in runs else NOTHING
         # Another loss scale is never rounding.
-        rounding = replace(measured.at_least(DIGITS.get(compute, 0.0)), scale="")
+        rounding = replace(precision_gap.at_least(DIGITS.get(compute, 0.0)), scale="")
         gap = distance(runs["target"], runs["source"], rounding.noise)
     except OtherModelError as error:
         return report("differs", None, None, error.problems[0])
@@ -183,8 +183,8 @@ def neutral(weights: Weights, facts: Model) -> Weights:
         return weights
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
     return {
-        name: held.weight.whole()
-        for name, held in parameter_names.rename_parameters(
+        name: parameter.weight.whole()
+        for name, parameter in parameter_names.rename_parameters(
             hub, parameter_names.Neutral(), facts
         ).parameters.items()
     }
@@ -245,14 +245,14 @@ def _fields(
         }
         for party in (source, target)
     ]
-    found = {**_far(gap), "tensor": gap.tensor} if gap else None
-    known = _far(rounding) if rounding else None
+    gap_fields = {**_far(gap), "tensor": gap.tensor} if gap else None
+    rounding_fields = _far(rounding) if rounding else None
     return {
         "verdict": verdict,
         "steps": steps,
         "cause": cause,
-        "distance": found,
-        "rounding": known,
+        "distance": gap_fields,
+        "rounding": rounding_fields,
         "runs": rows,
     }
 

@@ -60,14 +60,14 @@ class Size:
         has two ranks here, as long as there are enough.
         """
         axes, batch = dict(_axes(plan, limit)), plan.batch
-        solved = solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data)
+        solution = solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data)
         # With fewer microbatches than pipeline ranks, never are all ranks at work.
-        accumulation = max(min(solved.accumulation or 1, TWO), axes["pipeline"])
+        accumulation = max(min(solution.accumulation or 1, TWO), axes["pipeline"])
         return cls(
             axes["data"],
             axes["tensor"],
             axes["pipeline"],
-            min(solved.micro or TWO, TWO),
+            min(solution.micro or TWO, TWO),
             accumulation,
         )
 
@@ -92,10 +92,10 @@ def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
         sizes["tensor"] = 1  # no engine here splits experts over tensor ranks
     if plan.parallel.data is None:
         sizes["data"] = TWO
-    left = limit
+    rest = limit
     for axis in AXES:
-        size = TWO if sizes[axis] > 1 and left >= TWO else 1
-        left //= size
+        size = TWO if sizes[axis] > 1 and rest >= TWO else 1
+        rest //= size
         yield axis, size
 
 
@@ -146,12 +146,12 @@ def changes(plan: Plan, size: Size) -> dict[str, Any]:
     """Return the plan fields to change for the given size, with their new values. The value None
     unsets a field.
     """
-    values, wanted = plan.values(), dict(_required_fields(plan, size))
-    known = {
-        path: value for path, value in wanted.items() if path in values and values[path] != value
+    values, fields = plan.values(), dict(_required_fields(plan, size))
+    edits = {
+        path: value for path, value in fields.items() if path in values and values[path] != value
     }
     return {
-        **known,
+        **edits,
         **_length(plan),
         **(PLAIN_CHOICE if plan.model.moe.balance == "sinkhorn" else {}),
     }
@@ -164,19 +164,17 @@ microbatch.
 """
 
 
-def changes_like(plan: Plan, size: Size, other: Plan, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `plan` to change for the given size, with their new values. `changed`
+def changes_like(plan: Plan, size: Size, other: Plan, edits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `plan` to change for the given size, with their new values. `edits`
     are the changes that made the plan `other` small.
 
     Numbers that differ between the two large plans also differ between the small ones.
     """
     mine, theirs, own = plan.values(), other.values(), changes(plan, size)
     both = [
-        path
-        for path in SCALED
-        if path in mine and theirs.get(path) and changed.get(path) is not None
+        path for path in SCALED if path in mine and theirs.get(path) and edits.get(path) is not None
     ]
-    return {**own, **{path: _alike(theirs[path], changed[path], mine[path]) for path in both}}
+    return {**own, **{path: _alike(theirs[path], edits[path], mine[path]) for path in both}}
 
 
 SCALED = (
@@ -193,9 +191,9 @@ def _alike(full: float, small: float, other: float) -> Any:
     """
     if other == full:
         return small
-    found = type(small)(max(1, round(small * other / full)))
+    result = type(small)(max(1, round(small * other / full)))
     # A difference in the large must not be rounded away in the small.
-    return found if found != small else type(small)(max(1, small + (1 if other > full else -1)))
+    return result if result != small else type(small)(max(1, small + (1 if other > full else -1)))
 
 
 def steps_for(plan: Plan) -> int:
@@ -253,8 +251,8 @@ def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
     groups = model.kv_heads or model.heads or 1
     yield "model.kv_heads", TWO if groups < (model.heads or 1) else SIZES["model.heads"]
     # The small vocabulary gets rows without a word if the large one has some.
-    filled = (model.embedding.padded_vocab or 0) > (model.vocab or 0) > 0
-    padded = SIZES["model.vocab"] + (FILLED if filled else 0)
+    has_empty_rows = (model.embedding.padded_vocab or 0) > (model.vocab or 0) > 0
+    padded = SIZES["model.vocab"] + (FILLED if has_empty_rows else 0)
     yield from (
         ("model.embedding.max_positions", SEQUENCE),
         ("model.embedding.padded_vocab", padded),
@@ -386,6 +384,6 @@ def here() -> Iterator[tuple[str, Any]]:
     yield from ((path, None) for path in paths() if path.startswith("debug."))
 
 
-def change_plan(plan: Plan, changed: Mapping[str, Any]) -> Plan:
-    """Return the plan with the fields `changed` set to their new values."""
-    return Plan.of({**plan.values(), **changed})
+def change_plan(plan: Plan, edits: Mapping[str, Any]) -> Plan:
+    """Return the plan with the fields `edits` set to their new values."""
+    return Plan.of({**plan.values(), **edits})

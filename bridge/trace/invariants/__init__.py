@@ -58,13 +58,15 @@ class Passes(Check):
     """
 
     def local(self, step: int) -> Iterator[TraceFinding]:
-        expected, passes = self.source.accumulation, self.source.passes
-        if expected and (passes % expected or (passes > expected and self.source.strict)):
+        accumulation, passes = self.source.accumulation, self.source.passes
+        if accumulation and (
+            passes % accumulation or (passes > accumulation and self.source.strict)
+        ):
             yield TraceFinding(
                 "accumulation-differs",
                 step,
                 "",
-                f"found {passes} passes in a step, expected {expected}",
+                f"found {passes} passes in a step, expected {accumulation}",
             )
 
 
@@ -120,23 +122,23 @@ class Invariants:
     def saw(self, sight: Sight) -> None:
         self._point("saw", sight)
 
-    def _point(self, name: str, *given: Any) -> None:
+    def _point(self, name: str, *arguments: Any) -> None:
         for call in self._calls[name]:
-            call(*given)
+            call(*arguments)
 
-    def _passing(self, given: Sequence[Any], named: Any) -> None:
-        self._point("passing", given, named)
+    def _passing(self, arguments: Sequence[Any], keywords: Any) -> None:
+        self._point("passing", arguments, keywords)
 
-    def _hook_output(self, module: Any, given: Any, output: Any) -> None:
+    def _hook_output(self, module: Any, arguments: Any, output: Any) -> None:
         if self.source.quiet:
             return
         self._point("end_forward")
-        fired: list[bool] = []
+        calls: list[bool] = []
 
         def begins(gradient: Tensor) -> None:
             # A forward pass may have several outputs; its backward begins once.
-            if not fired:
-                fired.append(True)
+            if not calls:
+                calls.append(True)
                 self._point("backward")
 
         for leaf in tree_leaves(output):
@@ -155,14 +157,14 @@ class Invariants:
         else:
             self._point("end_step")
 
-    def _each(self, name: str, *given: Any) -> Iterator[TraceFinding]:
+    def _each(self, name: str, *arguments: Any) -> Iterator[TraceFinding]:
         """Call the method `name` of each check, and yield the findings that it returns."""
         for check in self.checks:
-            yield from self._ask_check(check, name, *given)
+            yield from self._ask_check(check, name, *arguments)
 
     @staticmethod
-    def _ask_check(check: Check, name: str, *given: Any) -> Sequence[TraceFinding]:
-        return check.safe(lambda: list(getattr(check, name)(*given)))() or ()
+    def _ask_check(check: Check, name: str, *arguments: Any) -> Sequence[TraceFinding]:
+        return check.safe(lambda: list(getattr(check, name)(*arguments)))() or ()
 
     def _check_failures(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding for each check that failed with an error since the last call. Such a
@@ -174,17 +176,19 @@ class Invariants:
                 continue
             self._said.add(check)
             check.close()
-            told = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            yield TraceFinding("check-ended", step, type(check).__name__, told)
+            evidence = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            yield TraceFinding("check-ended", step, type(check).__name__, evidence)
 
     def _start(self) -> None:
         flat = flat_pieces(self.source.module)  # whose parts have a shape of their own on each rank
-        named = naming.parameters_by_name(self.source.module).items()
-        own = sorted(name if flat else f"{name} {list(weight.shape)}" for name, weight in named)
-        known = gather_values(self.source.comm, SAID, own, self.source.data)
-        self._alike = all(other == known[0] for other in known)
+        parameters = naming.parameters_by_name(self.source.module).items()
+        own = sorted(
+            name if flat else f"{name} {list(weight.shape)}" for name, weight in parameters
+        )
+        lists = gather_values(self.source.comm, SAID, own, self.source.data)
+        self._alike = all(other == lists[0] for other in lists)
         if not self._alike:
-            odd = next(name for other in known for name in sorted(set(other) ^ set(known[0])))
+            odd = next(name for other in lists for name in sorted(set(other) ^ set(lists[0])))
             self._kept.append(
                 TraceFinding(
                     "models-differ",
@@ -195,54 +199,59 @@ class Invariants:
             )
         self._tell([*self._each("start"), *self._check_failures(0)])
 
-    def _gather(self, step: int, updated: bool) -> None:
+    def _gather(self, step: int, after_update: bool) -> None:
         """Gather the rows of all checks from the data ranks in one collective, and collect the
         findings that each check makes from its rows.
         """
         if not self._alike:
             return
-        asked = [check for check in self.checks if not check.over]
-        own = {check: check.safe(check.later if updated else check.row)(step) for check in asked}
+        checks = [check for check in self.checks if not check.over]
+        own = {
+            check: check.safe(check.later if after_update else check.row)(step) for check in checks
+        }
         sizes = {
             check: size
-            for check, size in self._row_lengths(updated, own).items()
+            for check, size in self._row_lengths(after_update, own).items()
             if size and not check.over
         }
         # A row has as many numbers on all ranks: all leave here, or none.
         if not sizes:
             return
         # In front of each row, whether its check failed on this rank.
-        sent = [_row_to_send(own[check], size) for check, size in sizes.items()]
-        rows = gather_tensor(self.source.comm, ROWS, torch.cat(sent), self.source.data)
+        payload = [_row_to_send(own[check], size) for check, size in sizes.items()]
+        rows = gather_tensor(self.source.comm, ROWS, torch.cat(payload), self.source.data)
         for check, part in zip(
-            sizes, torch.split(rows, [len(part) for part in sent], 1), strict=True
+            sizes, torch.split(rows, [len(part) for part in payload], 1), strict=True
         ):
             if bool(part[:, 0].any()):
                 self._stop_check(check, part[:, 0])
                 continue
-            found = self._ask_check(
-                check, "judge_rows_after_update" if updated else "judge_rows", step, part[:, 1:]
+            findings = self._ask_check(
+                check,
+                "judge_rows_after_update" if after_update else "judge_rows",
+                step,
+                part[:, 1:],
             )
             # All ranks were given the same rows, and found the same in them.
             if self.source.data.size == self.source.comm.world.size:
-                self.findings.add(found)
+                self.findings.add(findings)
             else:
-                self._kept += found
+                self._kept += findings
 
     def _row_lengths(
-        self, updated: bool, own: Mapping[Check, Tensor | None]
+        self, after_update: bool, own: Mapping[Check, Tensor | None]
     ) -> Mapping[Check, int]:
         """Return the length of each check's row. Data ranks exchange the lengths in the first
         step, so that a rank whose check failed knows how many numbers to send.
         """
-        if updated not in self._sizes:
+        if after_update not in self._sizes:
             sizes = torch.tensor([-1 if part is None else len(part) for part in own.values()])
             every = gather_tensor(self.source.comm, ROWS, sizes, self.source.data)
-            self._sizes[updated] = dict(zip(own, every.amax(0).tolist(), strict=True))
+            self._sizes[after_update] = dict(zip(own, every.amax(0).tolist(), strict=True))
             for check, column in zip(own, every.T, strict=True):
                 if column.min() < 0:
                     self._stop_check(check, column < 0)
-        return self._sizes[updated]
+        return self._sizes[after_update]
 
     def _stop_check(self, check: Check, there: Tensor) -> None:
         """Stop a check on all ranks because it failed on some of them. `there` says for each data
@@ -268,13 +277,13 @@ class Invariants:
         self._kept = []
         if not bool(gather_tensor(self.source.comm, SAID, torch.tensor([len(own)]), world).any()):
             return
-        said: dict[tuple[str, str], tuple[dict[str, Any], set[int]]] = {}
+        records: dict[tuple[str, str], tuple[dict[str, Any], set[int]]] = {}
         for every in gather_values(self.source.comm, SAID, [asdict(one) for one in own], world):
             for one in every:
-                said.setdefault((one["id"], one["where"]), (one, set()))[1].update(one["ranks"])
-        for one, ranks in said.values():
-            told = tuple(sorted(ranks)) if len(ranks) < world.size else ()
-            self.findings.add([TraceFinding(**{**one, "ranks": told})])
+                records.setdefault((one["id"], one["where"]), (one, set()))[1].update(one["ranks"])
+        for one, ranks in records.values():
+            few_ranks = tuple(sorted(ranks)) if len(ranks) < world.size else ()
+            self.findings.add([TraceFinding(**{**one, "ranks": few_ranks})])
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -295,6 +304,8 @@ def _row_to_send(own: Tensor | None, size: int) -> Tensor:
     )
 
 
-def _findings_on_ranks(found: Iterable[TraceFinding], ranks: Sequence[int]) -> list[TraceFinding]:
+def _findings_on_ranks(
+    findings: Iterable[TraceFinding], ranks: Sequence[int]
+) -> list[TraceFinding]:
     """Return the findings, with `ranks` for those that name no rank."""
-    return [replace(one, ranks=one.ranks or tuple(ranks)) for one in found]
+    return [replace(one, ranks=one.ranks or tuple(ranks)) for one in findings]

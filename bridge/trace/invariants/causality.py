@@ -44,20 +44,20 @@ class Causal(Check):
         if not self.done:
             self.handles.append(_Targets(self))
 
-    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def passing(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         if self.done or self.given is not None:
             return
-        leaves = tree_leaves(in_order(self.source.current_module, tuple(given), named))
+        leaves = tree_leaves(in_order(self.source.current_module, tuple(arguments), keywords))
         whole = (
             leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_floating_point()
         )
         tokens = [leaf for leaf in whole if leaf.dim() == 2 and leaf.shape[1] > 3]
-        if tokens and "attention_mask" not in named:
-            self.given, self.tokens = (tuple(given), {**named}), tokens[0]
+        if tokens and "attention_mask" not in keywords:
+            self.given, self.tokens = (tuple(arguments), {**keywords}), tokens[0]
         # A mask may hide the last token; without one, every token is seen.
         elif tokens:
-            named = {name: value for name, value in named.items() if name != "attention_mask"}
-            self.given, self.tokens = (tuple(given), named), tokens[0]
+            keywords = {name: value for name, value in keywords.items() if name != "attention_mask"}
+            self.given, self.tokens = (tuple(arguments), keywords), tokens[0]
 
     def compare_targets(self, targets: Tensor) -> None:
         """Compare the targets of a loss with the input tokens, and record whether they are the
@@ -72,11 +72,11 @@ class Causal(Check):
                 continue
             rows = targets.reshape(batch, width)[:, : length - 1]
             # `cross_entropy` leaves out targets of -100, its default.
-            known = rows >= 0
+            mask = rows >= 0
             # Fewer agree by chance.
-            if int(known.sum()) >= 8:
-                same = (rows == self.tokens[:, 1 : rows.shape[1] + 1]) & known
-                self.next |= float(same.sum()) >= SHARE * float(known.sum())
+            if int(mask.sum()) >= 8:
+                same = (rows == self.tokens[:, 1 : rows.shape[1] + 1]) & mask
+                self.next |= float(same.sum()) >= SHARE * float(mask.sum())
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         if self.done:
@@ -85,11 +85,11 @@ class Causal(Check):
         if self.next and self.given is not None and self.tokens is not None:
             layer = self._leak()
             if layer is not None:
-                told = (
+                evidence = (
                     "with another last token, the layer's outputs for earlier tokens"
                     " change, though the loss is for next tokens"
                 )
-                yield TraceFinding("future-seen", step, layer, told)
+                yield TraceFinding("future-seen", step, layer, evidence)
         self.given = self.tokens = None
 
     def _leak(self) -> str | None:
@@ -97,12 +97,12 @@ class Causal(Check):
         if there is no such layer.
         """
         assert self.tokens is not None and self.given is not None
-        changed = self.tokens.clone()
+        variant = self.tokens.clone()
         # Another token of the same row is one that the vocabulary has.
-        changed[:, -1] = torch.where(changed[:, -1] == changed[:, 0], changed[:, 1], changed[:, 0])
-        if torch.equal(changed, self.tokens):
+        variant[:, -1] = torch.where(variant[:, -1] == variant[:, 0], variant[:, 1], variant[:, 0])
+        if torch.equal(variant, self.tokens):
             return None
-        runs = [self._run(self.tokens), self._run(changed)]
+        runs = [self._run(self.tokens), self._run(variant)]
         for layer, output in runs[0].items():
             other = runs[1].get(layer)
             if (
@@ -124,14 +124,14 @@ class Causal(Check):
         are as before.
         """
         assert self.given is not None
-        source, model, found = self.source, self.source.model, dict[str, Tensor]()
-        given = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
+        source, model, outputs = self.source, self.source.model, dict[str, Tensor]()
+        arguments = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
         modes = [
             (module, module.training, dict(module.__dict__), _copy_buffers(module))
             for module in model.modules()
         ]
         hooks = [
-            layer.register_forward_hook(_make_hook(found, name))
+            layer.register_forward_hook(_make_hook(outputs, name))
             for name, layer in source.layers.items()
         ]
         # These passes are not of the training.
@@ -139,19 +139,19 @@ class Causal(Check):
         try:
             model.eval()
             with torch.no_grad(), torch.random.fork_rng([]):
-                model(*given[0], **given[1])
+                model(*arguments[0], **arguments[1])
         finally:
             source.quiet = quiet
-            for module, mode, kept, buffers in modes:
-                module.__dict__.update(kept)
-                for name in set(module.__dict__) - set(kept):
+            for module, mode, attributes, buffers in modes:
+                module.__dict__.update(attributes)
+                for name in set(module.__dict__) - set(attributes):
                     del module.__dict__[name]
                 module.training = mode
                 for name, (buffer, old) in buffers.items():
                     module._buffers[name] = buffer.copy_(old)
             for hook in hooks:
                 hook.remove()
-        return found
+        return outputs
 
     def end_step(self) -> None:
         self.close()
@@ -161,12 +161,12 @@ def _copy_buffers(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the buffers of a module, without those of its children, by name: each buffer with a
     copy of its content.
     """
-    found = module._buffers.items()
-    return {name: (buffer, buffer.clone()) for name, buffer in found if buffer is not None}
+    buffers = module._buffers.items()
+    return {name: (buffer, buffer.clone()) for name, buffer in buffers if buffer is not None}
 
 
-def _make_hook(found: dict[str, Tensor], name: str) -> Any:
-    def hook(module: nn.Module, given: Any, output: Any) -> None:
+def _make_hook(outputs: dict[str, Tensor], name: str) -> Any:
+    def hook(module: nn.Module, arguments: Any, output: Any) -> None:
         first = next(
             (
                 leaf
@@ -176,7 +176,7 @@ def _make_hook(found: dict[str, Tensor], name: str) -> Any:
             None,
         )
         if first is not None:
-            found[name] = first.detach()
+            outputs[name] = first.detach()
 
     return hook
 
@@ -196,11 +196,13 @@ class _Targets:
 
     def __init__(self, check: Causal) -> None:
         self.plain = plain = nn.functional.cross_entropy
-        told = check.safe(check.compare_targets)
+        report = check.safe(check.compare_targets)
 
-        def call_and_compare(input: Tensor, target: Tensor, *given: Any, **named: Any) -> Tensor:
-            told(target)
-            return plain(input, target, *given, **named)
+        def call_and_compare(
+            input: Tensor, target: Tensor, *arguments: Any, **keywords: Any
+        ) -> Tensor:
+            report(target)
+            return plain(input, target, *arguments, **keywords)
 
         nn.functional.cross_entropy = call_and_compare
 

@@ -41,7 +41,7 @@ class Check:
         """Yield the findings that can be made before the first step."""
         yield from ()
 
-    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def passing(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """Called when a forward pass begins."""
 
     def end_forward(self) -> None:
@@ -93,10 +93,10 @@ class Check:
         and then `call` is not called again.
         """
 
-        def safely(*given: Any, **named: Any) -> Any:
+        def safely(*arguments: Any, **keywords: Any) -> Any:
             if self.error is None:
                 try:
-                    return call(*given, **named)
+                    return call(*arguments, **keywords)
                 except Exception as error:
                     self.error = error
             return None
@@ -109,15 +109,15 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 class Watched:
     """Replaces the function `name` of `torch.nn.utils.clip_grad` by one that also passes its
-    results to `told`, until `remove` is called.
+    results to `report`, until `remove` is called.
     """
 
-    def __init__(self, name: str, told: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, report: Callable[[Any], None]) -> None:
         self.name, self.plain = name, getattr(clip_grad, name)
 
-        def call(*given: Any, **named: Any) -> Any:
-            result = self.plain(*given, **named)
-            told(result)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            result = self.plain(*arguments, **keywords)
+            report(result)
             return result
 
         self._put(call)
@@ -135,11 +135,11 @@ class Watched:
 
 def floats_as_integers(values: Tensor | Sequence[float]) -> Tensor:
     """Return values as fp64 numbers whose bits are viewed as int64, so that a row can hold them."""
-    found = (
+    tensor = (
         values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
     )
     # The rows of all checks go in one gather, which has one number format.
-    return found.detach().double().cpu().reshape(-1).view(torch.int64)
+    return tensor.detach().double().cpu().reshape(-1).view(torch.int64)
 
 
 def integers_as_floats(rows: Tensor) -> Tensor:

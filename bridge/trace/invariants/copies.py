@@ -26,22 +26,22 @@ class Buffers(Check):
         self.last = self._digests()
 
     def _digests(self) -> list[int]:
-        found = naming.buffers_by_name(self.source.module)
+        buffers = naming.buffers_by_name(self.source.module)
         return [
-            int(digest_tensor(found[name])[0]) if name in found and found[name].numel() else 0
+            int(digest_tensor(buffers[name])[0]) if name in buffers and buffers[name].numel() else 0
             for name in self.names
         ]
 
     def row(self, step: int) -> Tensor:
         now = self._digests()
-        changed = [int(one != other) for one, other in zip(now, self.last, strict=True)]
+        changes = [int(one != other) for one, other in zip(now, self.last, strict=True)]
         self.last = now
-        return torch.tensor([now, changed], dtype=torch.int64).view(-1)
+        return torch.tensor([now, changes], dtype=torch.int64).view(-1)
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
-        digests, changed = rows.view(len(rows), 2, len(self.names)).unbind(1)
+        digests, changes = rows.view(len(rows), 2, len(self.names)).unbind(1)
         # What a forward pass changes, as running means, differs with the samples.
-        odd = (digests != digests[0]).any(0) & ~changed.any(0)
+        odd = (digests != digests[0]).any(0) & ~changes.any(0)
         names = [self.names[at] for at in odd.nonzero().view(-1).tolist()]
         if names:
             yield TraceFinding(
@@ -82,8 +82,8 @@ class Calls(Check):
                 f"{count} on rank {self.at(place)}"
                 for place, count in enumerate(rows[:, 0].tolist())
             )
-            told = f"data ranks made different numbers of forward passes in this step: {passes}"
-            yield TraceFinding("layers-differ", step, "", told)
+            evidence = f"data ranks made different numbers of forward passes in this step: {passes}"
+            yield TraceFinding("layers-differ", step, "", evidence)
             return
         odd = (rows[:, 1:] != rows[0, 1:]).any(0).nonzero().view(-1).tolist()
         names = list(self.counts)
@@ -94,8 +94,8 @@ class Calls(Check):
             )
             rest = len(odd) - 1
             more = f"; likewise {rest} more layers" if rest else ""
-            told = f"the layer made different numbers of output tensors: {counts}{more}"
-            yield TraceFinding("layers-differ", step, names[odd[0]], told)
+            evidence = f"the layer made different numbers of output tensors: {counts}{more}"
+            yield TraceFinding("layers-differ", step, names[odd[0]], evidence)
 
     def end_step(self) -> None:
         self.counts = dict.fromkeys(self.counts, 0)
@@ -109,29 +109,34 @@ class Ties(Check):
 
     def start(self) -> Iterator[TraceFinding]:
         model = self.source.model
-        named = naming.parameters_by_name(self.source.module)
-        names = {id(weight): name for name, weight in named.items()}
+        parameters = naming.parameters_by_name(self.source.module)
+        names = {id(weight): name for name, weight in parameters.items()}
         inputs, outputs = _weights_of_kind(model, nn.Embedding), _weights_of_kind(model, nn.Linear)
         for one in inputs:
             for other in outputs:
-                trained = (
+                comparable = (
                     one.requires_grad
                     and other.requires_grad
                     and one is not other
                     and one.shape == other.shape
                 )
-                if trained and self._alike(one, other) and id(one) in names and id(other) in names:
-                    told = (
+                if (
+                    comparable
+                    and self._alike(one, other)
+                    and id(one) in names
+                    and id(other) in names
+                ):
+                    evidence = (
                         f"{names[id(one)]} and {names[id(other)]} have the same {one.numel()} "
                         "values but are two parameters"
                     )
-                    yield TraceFinding("untied", 0, names[id(other)], told)
+                    yield TraceFinding("untied", 0, names[id(other)], evidence)
                     return
         config = getattr(model, "config", None)
-        wanted = getattr(config, "tie_word_embeddings", False) and callable(
+        ties = getattr(config, "tie_word_embeddings", False) and callable(
             getattr(model, "get_output_embeddings", None)
         )
-        head = model.get_output_embeddings() if wanted else None  # type: ignore[operator]
+        head = model.get_output_embeddings() if ties else None  # type: ignore[operator]
         embedding = model.get_input_embeddings() if head is not None else None  # type: ignore[operator]
         pair = [getattr(part, "_parameters", {}).get("weight") for part in (head, embedding)]
         if (
@@ -140,11 +145,11 @@ class Ties(Check):
             and pair[0] is not pair[1]
             and type(pair[0]) is nn.Parameter
         ):
-            told = (
+            evidence = (
                 "the model's config sets tie_word_embeddings, but input and output embeddings are "
                 "two parameters"
             )
-            yield TraceFinding("untied", 0, names.get(id(pair[0]), "head"), told)
+            yield TraceFinding("untied", 0, names.get(id(pair[0]), "head"), evidence)
 
     @staticmethod
     def _alike(one: Tensor, other: Tensor) -> bool:
@@ -165,5 +170,5 @@ def _weights_of_kind(model: nn.Module, kind: type[nn.Module]) -> list[nn.Paramet
     """Return the weights of all modules of a kind. Weights that are computed when they are read, as
     under `spectral_norm`, are left out, because reading would change them.
     """
-    found = (part._parameters.get("weight") for part in model.modules() if isinstance(part, kind))
-    return [weight for weight in found if weight is not None]
+    weights = (part._parameters.get("weight") for part in model.modules() if isinstance(part, kind))
+    return [weight for weight in weights if weight is not None]

@@ -97,12 +97,12 @@ class Explained(Check):
 
     def later(self, step: int) -> Tensor:
         if self.before:
-            named, owners = (
+            parameters, owners = (
                 naming.parameters_by_name(self.source.module),
                 self._owners(self.source.moving),
             )
             for name, before in self.before.items():
-                weight = named.get(name)
+                weight = parameters.get(name)
                 if weight is not None and id(weight) in owners:
                     self._compare_change(name, weight, before, *owners[id(weight)])
         return NOTHING
@@ -145,8 +145,8 @@ class Explained(Check):
         if self.odd:
             names = list(self.odd)
             count = f"{len(names)} of {len(self.before)} updates are not as computed: {few_names(names)}"
-            told = f"{count}; {self.odd[names[0]]}"
-            yield TraceFinding("update-unexplained", step, names[0], told)
+            evidence = f"{count}; {self.odd[names[0]]}"
+            yield TraceFinding("update-unexplained", step, names[0], evidence)
 
 
 def _adam_change(
@@ -159,15 +159,15 @@ def _adam_change(
     beta, other = map(float, group["betas"])
     # torch's AdamW is Adam with this setting: decay goes beside the gradient, not into it.
     apart = bool(group.get("decoupled_weight_decay"))
-    given = -gradient if group.get("maximize") else gradient
-    given = given if apart else given + decay * before.weight
-    old = torch.zeros_like(given) if before.first is None else before.first
+    direction = -gradient if group.get("maximize") else gradient
+    direction = direction if apart else direction + decay * before.weight
+    old = torch.zeros_like(direction) if before.first is None else before.first
     # From before, not read after the step: so a moment that came out wrong is found too.
-    first = beta * old + (1 - beta) * given
-    kept = sample_tensor(
+    first = beta * old + (1 - beta) * direction
+    second = sample_tensor(
         local_part(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"])
     )
-    size = kept.sqrt() / (1 - other**step) ** 0.5 + float(group["eps"])
+    size = second.sqrt() / (1 - other**step) ** 0.5 + float(group["eps"])
     answer: Tensor = first / (1 - beta**step) / size
     return -rate * (answer + decay * before.weight if apart else answer)
 
@@ -176,15 +176,15 @@ def _sgd_change(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
     """Return the change that SGD makes to a weight."""
-    given = (-gradient if group.get("maximize") else gradient) + float(
+    direction = (-gradient if group.get("maximize") else gradient) + float(
         group["weight_decay"]
     ) * before.weight
-    kept = state.get("momentum_buffer")
-    if kept is None or not group["momentum"]:
-        return -float(group["lr"]) * given
-    moment = sample_tensor(local_part(kept))
+    buffer = state.get("momentum_buffer")
+    if buffer is None or not group["momentum"]:
+        return -float(group["lr"]) * direction
+    moment = sample_tensor(local_part(buffer))
     return -float(group["lr"]) * (
-        given + float(group["momentum"]) * moment if group.get("nesterov") else moment
+        direction + float(group["momentum"]) * moment if group.get("nesterov") else moment
     )
 
 

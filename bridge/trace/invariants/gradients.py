@@ -79,13 +79,17 @@ class Cleared(Check):
         }
         # Only as a step begins: within it, gradients of its passes add up as they should.
         for number in [number for number, count in self.since.items() if not count]:
-            left = {name: weight for name, weight in self._of(number) if _any_nonzero(weight.grad)}
-            self.left |= left
+            leftovers = {
+                name: weight for name, weight in self._of(number) if _any_nonzero(weight.grad)
+            }
+            self.left |= leftovers
             # What `autograd.grad` returns is added to no gradient. A loop may put it in the place of
             # the one before, or add it, as torch's pipelines with split backward passes do.
             if self.grades.inside:
                 self.same |= {
-                    name: weight.grad for name, weight in left.items() if weight.grad is not None
+                    name: weight.grad
+                    for name, weight in leftovers.items()
+                    if weight.grad is not None
                 }
         self.since = {number: count + 1 for number, count in self.since.items()}
         if self.grades.inside:
@@ -97,11 +101,11 @@ class Cleared(Check):
         """Return the trained parameters that the optimizer with index `number` holds, with their
         names.
         """
-        held = self.source.groups_by_parameter([number])
+        groups = self.source.groups_by_parameter([number])
         return (
             (name, weight)
             for name, weight in _trainable_parameters(self.source)
-            if id(weight) in held
+            if id(weight) in groups
         )
 
     def _stepping(self, number: int) -> None:
@@ -117,37 +121,40 @@ class Cleared(Check):
         self.ever |= got
 
     def row(self, step: int) -> Tensor:
-        lost = len(self.missing) if self.backwards else 0
+        missing = len(self.missing) if self.backwards else 0
         return torch.tensor(
             [
                 self.backwards + self.graded,
                 len(self.stale),
-                lost,
+                missing,
                 self.parameters,
                 self.source.evaluating,
             ]
         )
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
-        backwards, _, lost, trained, quiet = rows.T
-        gone = (lost == trained) & (backwards > 0) & (trained > 0)
-        if gone.any():
-            ranks = tuple(self.at(place) for place in gone.nonzero().view(-1).tolist())
-            told = (
+        backwards, _, missing, parameters, quiet = rows.T
+        empty = (missing == parameters) & (backwards > 0) & (parameters > 0)
+        if empty.any():
+            ranks = tuple(self.at(place) for place in empty.nonzero().view(-1).tolist())
+            evidence = (
                 f"{int(backwards.max())} backward passes ran, but none of the"
-                f" {int(trained[0])} trained parameters has a gradient"
+                f" {int(parameters[0])} trained parameters has a gradient"
             )
             yield TraceFinding(
-                "gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ()
+                "gradient-lost", step, "", evidence, ranks if len(ranks) < len(rows) else ()
             )
         if (quiet > 0).all() and self.trained and (self.source.passes == 0):
-            told = f"{int(quiet.max())} forward passes ran in evaluation mode and none in training mode, unlike in earlier steps"
-            yield TraceFinding("not-training", step, "", told)
+            evidence = (
+                f"{int(quiet.max())} forward passes ran in evaluation mode and none in training mode, "
+                "unlike in earlier steps"
+            )
+            yield TraceFinding("not-training", step, "", evidence)
         # One that was met within this step follows another, which took the backward pass.
         elif (
             self.known
             and not backwards.any()
-            and not gone.any()
+            and not empty.any()
             and set(self.source.moving) & set(self.since)
         ):
             yield TraceFinding(
@@ -159,13 +166,13 @@ class Cleared(Check):
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         if self.stale:
-            told = (
+            evidence = (
                 f"{len(self.stale)} of {self.parameters} gradients are not zero when backward "
                 f"begins: {few_names(self.stale)}"
             )
-            yield TraceFinding("gradient-stale", step, self.stale[0], told)
-        known = (name for name in self.missing if name not in self.ever)
-        missing = list(known) if step <= 2 and self.backwards else []
+            yield TraceFinding("gradient-stale", step, self.stale[0], evidence)
+        names = (name for name in self.missing if name not in self.ever)
+        missing = list(names) if step <= 2 and self.backwards else []
         if missing and len(missing) < self.parameters:
             yield TraceFinding(
                 "gradient-missing",
@@ -179,9 +186,9 @@ class Cleared(Check):
         self.trained |= self.source.passes > 0
         for number in self.source.moving:
             self.since[number] = 0
-            held = self.source.groups_by_parameter([number])
+            groups = self.source.groups_by_parameter([number])
             self.left = {
-                name: weight for name, weight in self.left.items() if id(weight) not in held
+                name: weight for name, weight in self.left.items() if id(weight) not in groups
             }
         self.same = {name: gradient for name, gradient in self.same.items() if name in self.left}
         self.backwards, self.graded, self.parameters = 0, False, 0
@@ -198,10 +205,10 @@ class _Graded:
         self.plain = plain = torch.autograd.grad
 
         @functools.wraps(plain)
-        def call_counted(*given: Any, **named: Any) -> Any:
+        def call_counted(*arguments: Any, **keywords: Any) -> Any:
             self.inside += 1
             try:
-                return plain(*given, **named)
+                return plain(*arguments, **keywords)
             finally:
                 self.inside -= 1
 
@@ -224,15 +231,15 @@ class Reduced(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        held = {id(weight) for group in source.groups for weight in group["params"]}
-        known = [
+        weight_ids = {id(weight) for group in source.groups for weight in group["params"]}
+        pairs = [
             (name, weight)
             for name, weight in _trainable_parameters(source)
-            if id(weight) in held
+            if id(weight) in weight_ids
             and not isinstance(weight, DTensor)
             and type(weight).__name__ != "FlatParameter"
         ]
-        self.named = known if _hooks_precede_reduction(source) else []
+        self.named = pairs if _hooks_precede_reduction(source) else []
         self.coarse = _compresses_gradients(source)
         self.sums = [ZEROS] * len(self.named)
         """Sums of sketches, on the device of the gradients: to fetch each of them would make the
@@ -246,20 +253,20 @@ class Reduced(Check):
         self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
         self.handles.append(Watched("clip_grad_value_", lambda _: setattr(self, "bounded", True)))
         for at, (_, weight) in enumerate(self.named):
-            left = self.safe(lambda gradient, at=at: self._add_gradient_sketch(at, gradient))
-            self.handles.append(weight.register_hook(left))  # type: ignore[no-untyped-call]
+            hook = self.safe(lambda gradient, at=at: self._add_gradient_sketch(at, gradient))
+            self.handles.append(weight.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def _add_gradient_sketch(self, at: int, gradient: Tensor) -> None:
         """Add the sketch of a gradient that backward computed on this rank, and that is not
         reduced yet, to the parameter's sum in `sums`.
         """
         weight = self.named[at][1]
-        found, before = sketch_tensor(gradient), self.sums[at]
+        sketch, before = sketch_tensor(gradient), self.sums[at]
         # The gradient begins with this pass if what was summed before was cleared.
         if weight.grad is not None and before is not ZEROS:
             some = True if self.fired[at] else _sample_nonzero(weight.grad)
-            found = found + before.to(found.device) * some
-        self.sums[at] = found
+            sketch = sketch + before.to(sketch.device) * some
+        self.sums[at] = sketch
         self.fired[at] += 1
         self.source.last_gradient = perf_counter()
 
@@ -271,8 +278,8 @@ class Reduced(Check):
         if not self.named:
             return NOTHING
         own = _gradient_rows([weight.grad for _, weight in self.named])
-        fired = torch.tensor(self.fired, dtype=torch.float64)[:, None]
-        return floats_as_integers(torch.cat([on_host(self.sums), own, fired], 1))
+        counts = torch.tensor(self.fired, dtype=torch.float64)[:, None]
+        return floats_as_integers(torch.cat([on_host(self.sums), own, counts], 1))
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         self.rows = rows
@@ -284,13 +291,13 @@ class Reduced(Check):
         if not rows.shape[1]:
             return
         every = integers_as_floats(rows).view(len(rows), len(self.named), 2 * COUNT + 2)
-        own, got, norm, fired = torch.split(every, [COUNT, COUNT, 1, 1], 2)
-        held = self.source.groups_by_parameter(self.source.moving)
+        own, got, norm, counts = torch.split(every, [COUNT, COUNT, 1, 1], 2)
+        groups = self.source.groups_by_parameter(self.source.moving)
         # Gradients of an optimizer that does not step are not for this step.
-        moving = torch.tensor([id(weight) in held for _, weight in self.named])
-        fired = fired * moving[None, :, None]
+        moving = torch.tensor([id(weight) in groups for _, weight in self.named])
+        counts = counts * moving[None, :, None]
         there = (
-            (fired > 0).any(0).view(-1)
+            (counts > 0).any(0).view(-1)
             & (norm > 0).all(0).view(-1)
             & torch.isfinite(norm).all(0).view(-1)
         )
@@ -298,7 +305,7 @@ class Reduced(Check):
         size = norm.amax(0)
         factor = _reduction_factor(first[there], mean[there], size[there])
         yield from self._judge_gradients(step, own, got, mean, size, there, factor)
-        yield from self._find_zeros(step, own, norm, fired)
+        yield from self._find_zeros(step, own, norm, counts)
         self.before = first
 
     def _judge_gradients(
@@ -314,21 +321,21 @@ class Reduced(Check):
         ranks = len(own)
         if factor is None or self.bounded:
             return
-        for wanted, name in (
+        for reference, name in (
             (float(ranks), "gradient-summed"),
             (1 / ranks, "gradient-averaged-twice"),
         ):
             # Clipping scales by any number below 1, which may be 1 / ranks.
             if (
                 ranks > 1
-                and abs(factor - wanted) < 1e-3 * wanted
+                and abs(factor - reference) < 1e-3 * reference
                 and not (name != "gradient-summed" and self.clipped)
             ):
-                told = (
+                evidence = (
                     f"every gradient is {factor:.6g} times the mean of the gradients that backward "
                     f"computed on {ranks} data ranks"
                 )
-                yield TraceFinding(name, step, "", told)
+                yield TraceFinding(name, step, "", evidence)
         # Each number of a sketch is about as large as the norm: COUNT of them COUNT**0.5 times.
         apart = (got - factor * mean).norm(dim=2).amax(0) / (size.view(-1) * COUNT**0.5).clamp(
             min=1e-300
@@ -337,17 +344,17 @@ class Reduced(Check):
         kinds: dict[str, list[int]] = {}
         for at in odd:
             kinds.setdefault(self._kind(at, own, got, mean, size, factor), []).append(at)
-        for kind, found in kinds.items():
+        for kind, places in kinds.items():
             if kind == "gradient-changed" and self.coarse:
                 continue
-            names = [self.named[at][0] for at in found]
-            worst = max(float(apart[at]) for at in found)
-            alone = self._alone(found[0], own, got) if kind == "gradient-not-reduced" else ()
-            told = (
+            names = [self.named[at][0] for at in places]
+            worst = max(float(apart[at]) for at in places)
+            alone = self._alone(places[0], own, got) if kind == "gradient-not-reduced" else ()
+            evidence = (
                 f"{few_names(names)}: the gradient differs by {worst:.2g} times its norm from the mean of the "
                 "gradients that backward computed; all other gradients agree with their means"
             )
-            yield TraceFinding(kind, step, names[0], told, alone)
+            yield TraceFinding(kind, step, names[0], evidence, alone)
 
     def _kind(
         self, at: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, factor: float
@@ -369,21 +376,21 @@ class Reduced(Check):
         """
         if len(own) == 1:
             return ()
-        mine, given, mean = own[:, at], got[:, at], own[:, at].mean(0)
-        scales = (given * mine).sum(1) / mine.square().sum(1).clamp(min=1e-300)
-        rest = (given - scales[:, None] * mine).norm(dim=1) / given.norm(dim=1).clamp(min=1e-300)
+        mine, result, mean = own[:, at], got[:, at], own[:, at].mean(0)
+        scales = (result * mine).sum(1) / mine.square().sum(1).clamp(min=1e-300)
+        rest = (result - scales[:, None] * mine).norm(dim=1) / result.norm(dim=1).clamp(min=1e-300)
         apart = (mine - mean).norm(dim=1) > self._tolerance() * mean.norm()
         return tuple(
             self.at(place) for place in ((rest < 1e-4) & apart).nonzero().view(-1).tolist()
         )
 
     def _find_zeros(
-        self, step: int, own: Tensor, norm: Tensor, fired: Tensor
+        self, step: int, own: Tensor, norm: Tensor, counts: Tensor
     ) -> Iterator[TraceFinding]:
         """Yield a finding if the gradients of some parameters became zero after backward."""
-        left = (own.norm(dim=2) > 0).any(0) & (fired > 0).any(0).view(-1)
-        zero = left & (norm == 0).all(0).view(-1)
-        if zero.any() and not zero[left].all():
+        nonzero = (own.norm(dim=2) > 0).any(0) & (counts > 0).any(0).view(-1)
+        zero = nonzero & (norm == 0).all(0).view(-1)
+        if zero.any() and not zero[nonzero].all():
             names = [self.named[at][0] for at in zero.nonzero().view(-1).tolist()]
             yield TraceFinding(
                 "gradient-changed",
@@ -398,9 +405,9 @@ class Reduced(Check):
         return min(0.2, max(1e-2, SLACK * coarse))
 
     def end_step(self) -> None:
-        held = self.source.groups_by_parameter(self.source.moving)
+        groups = self.source.groups_by_parameter(self.source.moving)
         for at, (_, weight) in enumerate(self.named):
-            if id(weight) in held:
+            if id(weight) in groups:
                 self.fired[at] = 0
                 self.sums[at] = ZEROS
         self.clipped = self.bounded = False
@@ -412,21 +419,21 @@ def _reduction_factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
     """
     weights = mean.norm(dim=1) / size.view(-1)
     # A mean that is small beside the norm tells no factor: its parts cancel.
-    known = weights > 0.1
-    if not known.any():
+    large = weights > 0.1
+    if not large.any():
         return None
-    found = (got[known] * mean[known]).sum(1) / mean[known].square().sum(1)
+    ratios = (got[large] * mean[large]).sum(1) / mean[large].square().sum(1)
     # The median: a few gradients that were changed must not move it.
-    return float(found.median()) if bool(torch.isfinite(found).all()) else None
+    return float(ratios.median()) if bool(torch.isfinite(ratios).all()) else None
 
 
 def _gradient_rows(gradients: Sequence[Tensor | None]) -> Tensor:
     """Return the sketch and the norm of each gradient, on the CPU; zeros for None."""
-    found = on_host(
+    sketches = on_host(
         [ZEROS if gradient is None else sketch_tensor(gradient) for gradient in gradients]
     )
     # A sketch tells the norm of a large gradient well enough, without reading it once more.
-    norms = found.norm(dim=1) / COUNT**0.5
+    norms = sketches.norm(dim=1) / COUNT**0.5
     small = {
         at: _gradient_norm(gradient)
         for at, gradient in enumerate(gradients)
@@ -434,7 +441,7 @@ def _gradient_rows(gradients: Sequence[Tensor | None]) -> Tensor:
     }
     if small:
         norms[list(small)] = on_host(list(small.values()))
-    return torch.cat([found, norms[:, None]], 1)
+    return torch.cat([sketches, norms[:, None]], 1)
 
 
 def _gradient_norm(gradient: Tensor) -> Tensor:

@@ -30,10 +30,10 @@ class Samples(Check):
         self.passes: list[int] = []
         self.before: list[int] = []
 
-    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def passing(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         tensors = [
             leaf
-            for leaf in tree_leaves((list(given), dict(named)))
+            for leaf in tree_leaves((list(arguments), dict(keywords)))
             if isinstance(leaf, Tensor) and leaf.numel() > 1
         ]
         fed = 0
@@ -48,25 +48,25 @@ class Samples(Check):
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         places: dict[int, list[int]] = {}
-        for place, seen in enumerate(rows[:, 0].tolist()):
-            places.setdefault(seen, []).append(place)
-        for seen, found in places.items():
-            if seen and len(found) > 1:
-                ranks = tuple(self.at(place) for place in found)
-                told = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {int(rows[0, 1])} passes of the step"
+        for place, digest in enumerate(rows[:, 0].tolist()):
+            places.setdefault(digest, []).append(place)
+        for digest, group in places.items():
+            if digest and len(group) > 1:
+                ranks = tuple(self.at(place) for place in group)
+                evidence = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {int(rows[0, 1])} passes of the step"
                 yield TraceFinding(
-                    "same-data", step, "", told, ranks if len(ranks) < len(rows) else ()
+                    "same-data", step, "", evidence, ranks if len(ranks) < len(rows) else ()
                 )
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         within = len(self.passes) - len(set(self.passes))
         earlier = len(set(self.passes) & set(self.before))
         if within or earlier:
-            told = (
+            evidence = (
                 f"of {len(self.passes)} passes, {within} get the samples of another pass of this step, "
                 f"and {earlier} those of a pass of the step before"
             )
-            yield TraceFinding("data-repeated", step, "", told)
+            yield TraceFinding("data-repeated", step, "", evidence)
 
     def end_step(self) -> None:
         self.seen, self.before, self.passes = 0, self.passes, []
@@ -96,7 +96,7 @@ class Randomness(Check):
             )
         return int(digest_tensor(torch.get_rng_state())[0])
 
-    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def passing(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         if self.drops:
             self.begun = self._state()
             self.first = self.first or self.begun
@@ -113,15 +113,15 @@ class Randomness(Check):
         return torch.tensor([self.first if self.used else 0, self.repeated])
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
-        states, repeated = rows.T
-        if repeated.any():
-            ranks = tuple(self.at(place) for place in repeated.nonzero().view(-1).tolist())
-            told = (
-                f"{int(repeated.max())} passes of the step began with the random state of an "
+        states, repeats = rows.T
+        if repeats.any():
+            ranks = tuple(self.at(place) for place in repeats.nonzero().view(-1).tolist())
+            evidence = (
+                f"{int(repeats.max())} passes of the step began with the random state of an "
                 "earlier pass"
             )
             yield TraceFinding(
-                "dropout-repeated", step, "", told, ranks if len(ranks) < len(rows) else ()
+                "dropout-repeated", step, "", evidence, ranks if len(ranks) < len(rows) else ()
             )
         if len(rows) > 1 and states.all() and len(set(states.tolist())) < len(rows):
             yield TraceFinding(
@@ -153,33 +153,33 @@ class Positions(Check):
         for name, module in source.model.named_modules():
             if isinstance(module, nn.Embedding) and not source.hidden:
                 hook = self.safe(
-                    lambda module, given, name=name: self._record_start(name, module, given)
+                    lambda module, arguments, name=name: self._record_start(name, module, arguments)
                 )
                 self.handles.append(module.register_forward_pre_hook(hook))
 
-    def _record_start(self, name: str, module: nn.Module, given: Any) -> None:
+    def _record_start(self, name: str, module: nn.Module, arguments: Any) -> None:
         if (
-            not (module.training and given and isinstance(given[0], Tensor))
+            not (module.training and arguments and isinstance(arguments[0], Tensor))
             or self.source.quiet
             or name in self.moved
         ):
             return
-        numbers = given[0].detach()
+        numbers = arguments[0].detach()
         # Two numbers follow each other by chance.
         if numbers.dim() < 1 or numbers.shape[-1] < 3:
             return
         row = numbers.reshape(-1, numbers.shape[-1])[0]
         start = int(row[0]) if bool((row[1:] - row[:-1] == 1).all()) else None
-        known = self.starts.setdefault(name, start)
+        first = self.starts.setdefault(name, start)
         self.times[name] = self.times.get(name, 0) + 1
-        if known is not None and start is None:
+        if first is not None and start is None:
             self.starts[name] = None
-        elif known is not None and start != known:
+        elif first is not None and start != first:
             self.moved[name] = (
-                f"the positions begin with {start}, and began with {known} in the {self.times[name] - 1} passes before"
+                f"the positions begin with {start}, and began with {first} in the {self.times[name] - 1} passes before"
             )
 
     def local(self, step: int) -> Iterator[TraceFinding]:
-        for name, told in self.moved.items():
+        for name, evidence in self.moved.items():
             if self.starts.get(name) is not None:
-                yield TraceFinding("positions-moved", step, name, told)
+                yield TraceFinding("positions-moved", step, name, evidence)

@@ -38,26 +38,28 @@ class Masters:
     def reach_moment(self, moment: Moment | None) -> None:
         if moment == "reduced":
             gradients = {
-                _tensor_key(held): sample_tensor(held.local)
-                for held in self.source.tensors("gradient")
+                _tensor_key(part): sample_tensor(part.local)
+                for part in self.source.tensors("gradient")
             }
             weights = (
-                (_tensor_key(held), sample_tensor(held.local))
-                for held in self.source.tensors("weight")
+                (_tensor_key(part), sample_tensor(part.local))
+                for part in self.source.tensors("weight")
             )
             self._old = {key: (weight, gradients.get(key)) for key, weight in weights}
         elif moment == "updated":
-            found = list(self._find_coarse_weights(self.source.now().step))
+            findings = list(self._find_coarse_weights(self.source.now().step))
             comm = self.source.comm
-            there = gather_tensor(comm, "findings", torch.tensor([len(found)]), comm.world).view(-1)
+            there = gather_tensor(comm, "findings", torch.tensor([len(findings)]), comm.world).view(
+                -1
+            )
             ranks = tuple(
                 rank
                 for rank, number in zip(comm.world.ranks, there.tolist(), strict=True)
                 if number
             )
             # The first rank writes findings, and may have found nothing itself.
-            if ranks and not found:
-                found = [
+            if ranks and not findings:
+                findings = [
                     TraceFinding(
                         "updates-lost",
                         self.source.now().step,
@@ -65,42 +67,45 @@ class Masters:
                         "sampled weights on other ranks did not change, or lost precision",
                     )
                 ]
-            self.findings.add(found)
+            self.findings.add(findings)
 
     def _find_coarse_weights(self, step: int) -> Iterator[TraceFinding]:
-        lost = seen = coarse = moved = 0
-        for held in self.source.tensors("weight"):
-            old, gradient = self._old.get(_tensor_key(held), (None, None))
-            now = sample_tensor(held.local)
+        losses = short_total = coarse = fp32_total = 0
+        for part in self.source.tensors("weight"):
+            old, gradient = self._old.get(_tensor_key(part), (None, None))
+            now = sample_tensor(part.local)
             if old is None or old.shape != now.shape or not now.is_floating_point():
                 continue
-            changed = now != old
+            differs = now != old
             if now.dtype in FORMATS and gradient is not None and gradient.shape == now.shape:
-                wanted = gradient != 0
-                seen, lost = seen + int(wanted.sum()), lost + int((wanted & ~changed).sum())
-            elif now.dtype == torch.float32 and changed.any():
-                values = now[changed]
-                moved += len(values)
+                mask = gradient != 0
+                short_total, losses = (
+                    short_total + int(mask.sum()),
+                    losses + int((mask & ~differs).sum()),
+                )
+            elif now.dtype == torch.float32 and differs.any():
+                values = now[differs]
+                fp32_total += len(values)
                 # fp32 values that a 16-bit format holds exactly were most likely rounded to it.
                 coarse += int(
                     torch.stack([values == values.to(kind).float() for kind in FORMATS])
                     .any(0)
                     .sum()
                 )
-        if seen >= 64 and 2 * lost > seen:
+        if short_total >= 64 and 2 * losses > short_total:
             yield TraceFinding(
                 "updates-lost",
                 step,
                 "",
-                f"{lost} of {seen} sampled 16-bit weights that have a gradient did not change",
+                f"{losses} of {short_total} sampled 16-bit weights that have a gradient did not change",
             )
-        if moved >= 64 and coarse > 0.98 * moved:
-            told = (
-                f"{coarse} of {moved} sampled fp32 weights have only the precision of a 16-bit format "
+        if fp32_total >= 64 and coarse > 0.98 * fp32_total:
+            evidence = (
+                f"{coarse} of {fp32_total} sampled fp32 weights have only the precision of a 16-bit format "
                 "after their update"
             )
-            yield TraceFinding("updates-lost", step, "", told)
+            yield TraceFinding("updates-lost", step, "", evidence)
 
 
-def _tensor_key(held: Held) -> tuple[str, str, int]:
-    return held.layer, held.tensor, held.placement.start
+def _tensor_key(part: Held) -> tuple[str, str, int]:
+    return part.layer, part.tensor, part.placement.start

@@ -43,31 +43,31 @@ class Groups(Check):
     def start(self) -> Iterator[TraceFinding]:
         if not self.source.plain:
             return
-        named = naming.parameters_by_name(self.source.module)
-        held = Counter(id(weight) for group in self.source.groups for weight in group["params"])
+        parameters = naming.parameters_by_name(self.source.module)
+        counts = Counter(id(weight) for group in self.source.groups for weight in group["params"])
         self.without = [
             (name, weight)
-            for name, weight in named.items()
-            if weight.requires_grad and id(weight) not in held
+            for name, weight in parameters.items()
+            if weight.requires_grad and id(weight) not in counts
         ]
-        twice = [name for name, weight in named.items() if held[id(weight)] > 1]
+        twice = [name for name, weight in parameters.items() if counts[id(weight)] > 1]
         if twice:
             yield TraceFinding("in-two-groups", 0, twice[0], few_names(twice))
-        known = {id(weight) for weight in self.source.module.parameters()} | {
-            id(weight) for weight in named.values()
+        model_ids = {id(weight) for weight in self.source.module.parameters()} | {
+            id(weight) for weight in parameters.values()
         }
-        strangers = sum(1 for weight in held if weight not in known)
+        strangers = sum(1 for weight in counts if weight not in model_ids)
         if self._has_masters():
             self.without = []
         # Some beside those of the model, as of a loss, may be meant.
-        elif strangers and strangers == len(held):
+        elif strangers and strangers == len(counts):
             yield TraceFinding(
                 "not-of-the-model",
                 0,
                 "",
                 f"none of the {strangers} parameters in the optimizer belongs to the model",
             )
-        yield from self._find_norm_decay(named)
+        yield from self._find_norm_decay(parameters)
 
     def _has_masters(self) -> bool:
         """Return whether the optimizer holds fp32 copies of the model's 16-bit weights. Then the
@@ -82,8 +82,8 @@ class Groups(Check):
         short = Counter(weight.shape for _, weight in self.without if weight.dtype in SHORT)
         return bool(short) and short.total() == len(self.without) and short <= shapes
 
-    def _find_norm_decay(self, named: dict[str, nn.Parameter]) -> Iterator[TraceFinding]:
-        decayed = {
+    def _find_norm_decay(self, parameters: dict[str, nn.Parameter]) -> Iterator[TraceFinding]:
+        decay_ids = {
             id(weight)
             for group in self.source.groups
             if group.get("weight_decay")
@@ -91,8 +91,8 @@ class Groups(Check):
         }
         flat = [
             name
-            for name, weight in named.items()
-            if id(weight) in decayed and weight.dim() < 2 and weight.requires_grad
+            for name, weight in parameters.items()
+            if id(weight) in decay_ids and weight.dim() < 2 and weight.requires_grad
         ]
         if flat:
             yield TraceFinding(
@@ -104,24 +104,26 @@ class Groups(Check):
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding if parameters get gradients but are in no group of an optimizer."""
-        held = {id(weight) for group in self.source.groups for weight in group["params"]}
-        named = naming.parameters_by_name(self.source.module)
+        weight_ids = {id(weight) for group in self.source.groups for weight in group["params"]}
+        parameters = naming.parameters_by_name(self.source.module)
         missing = [
-            name for name, _ in self.without if name in named and id(named[name]) not in held
+            name
+            for name, _ in self.without
+            if name in parameters and id(parameters[name]) not in weight_ids
         ]
         idle = [
             name
             for name in missing
-            if named[name].grad is not None
-            and bool(sample_tensor(local_part(named[name].grad)).any())
+            if parameters[name].grad is not None
+            and bool(sample_tensor(local_part(parameters[name].grad)).any())
         ]
         if idle:
             layer = naming.layer_of(self.source.global_name(idle[0]), self.source.layers)[0]
-            told = (
-                f"{len(idle)} of {len(named)} parameters get gradients but are in no group of an "
+            evidence = (
+                f"{len(idle)} of {len(parameters)} parameters get gradients but are in no group of an "
                 f"optimizer: {few_names(idle)}"
             )
-            yield TraceFinding("not-in-optimizer", step, layer or idle[0], told)
+            yield TraceFinding("not-in-optimizer", step, layer or idle[0], evidence)
 
 
 class Updated(Check):
@@ -155,54 +157,56 @@ class Updated(Check):
     def row(self, step: int) -> Tensor:
         self.old, self.taken, self.found = {}, None, []
         if self.source.plain and not self.source.late:
-            named = naming.parameters_by_name(self.source.module)
+            parameters = naming.parameters_by_name(self.source.module)
             weights, gradients = dict[str, Tensor](), dict[str, Tensor]()
-            for name, weight in named.items():
+            for name, weight in parameters.items():
                 if weight.grad is not None and weight.requires_grad:
                     weights[name] = local_part(weight)
                     gradient = local_gradient(weight) if weight.dtype in SHORT else None
                     gradients |= {} if gradient is None else {name: gradient}
             # Fetched after the update: the host would wait for backward here.
             self.taken = start_sampling(weights), start_sampling(gradients)
-            self.found = list(self._find_lost_state(step, named))
+            self.found = list(self._find_lost_state(step, parameters))
         return torch.empty(0, dtype=torch.int64)
 
     def _fetch(self) -> None:
         """Set the sampled elements from before the update."""
         if self.taken is not None:
-            weights, gradients = (fetched() for fetched in self.taken)
-            self.old = {name: (found, gradients.get(name)) for name, found in weights.items()}
+            weights, gradients = (fetch() for fetch in self.taken)
+            self.old = {name: (sample, gradients.get(name)) for name, sample in weights.items()}
             self.taken = None
 
     def _find_foreign_changes(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding about weights that changed between the last update and this one."""
-        apart = differing_names(self.now, {name: found for name, (found, _) in self.old.items()})
-        moved = [name for name in self.now if name in apart]
+        apart = differing_names(self.now, {name: sample for name, (sample, _) in self.old.items()})
+        names = [name for name in self.now if name in apart]
         # NaN is not equal to itself.
-        moved = [name for name in moved if not bool(self.now[name].isnan().any())]
-        if moved:
-            told = (
-                f"{len(moved)} of {len(self.now)} weights changed between the last update and this one: "
-                f"{few_names(moved)}"
+        names = [name for name in names if not bool(self.now[name].isnan().any())]
+        if names:
+            evidence = (
+                f"{len(names)} of {len(self.now)} weights changed between the last update and this one: "
+                f"{few_names(names)}"
             )
-            yield TraceFinding("weights-changed", step, moved[0], told)
+            yield TraceFinding("weights-changed", step, names[0], evidence)
 
-    def _find_lost_state(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[TraceFinding]:
+    def _find_lost_state(
+        self, step: int, parameters: dict[str, nn.Parameter]
+    ) -> Iterator[TraceFinding]:
         """Yield a finding if the optimizer, or its state, was lost since the last update."""
         if self.source.replaced:
             yield TraceFinding("optimizer-replaced", step, "", self.source.replaced)
             return
-        gone = [
+        names = [
             name
             for name, count in self.known.items()
-            if name in named and self._state(named[name]) < count
+            if name in parameters and self._state(parameters[name]) < count
         ]
-        if gone:
-            told = (
-                f"{len(gone)} of {len(self.known)} parameters lost their optimizer state since the last update: "
-                f"{few_names(gone)}"
+        if names:
+            evidence = (
+                f"{len(names)} of {len(self.known)} parameters lost their optimizer state since the last update: "
+                f"{few_names(names)}"
             )
-            yield TraceFinding("moments-lost", step, gone[0], told)
+            yield TraceFinding("moments-lost", step, names[0], evidence)
 
     def _state(self, weight: nn.Parameter) -> int:
         return sum(len(optimizer.state.get(weight, ())) for optimizer in self.source.optimizers)
@@ -211,35 +215,35 @@ class Updated(Check):
         self.steps += 1
         self._fetch()
         self.found = [*self._find_foreign_changes(step), *self.found]
-        named = naming.parameters_by_name(self.source.module) if self.old else {}
+        parameters = naming.parameters_by_name(self.source.module) if self.old else {}
         self.now = sample_tensors(
-            {name: local_part(named[name]) for name in self.old if name in named}
+            {name: local_part(parameters[name]) for name in self.old if name in parameters}
         )
-        self.known = {name: self._state(named[name]) for name in self.now}
+        self.known = {name: self._state(parameters[name]) for name in self.now}
         self.found += self._check_weights(step) if self.old else []
         return torch.empty(0, dtype=torch.int64)
 
     def _check_weights(self, step: int) -> Iterator[TraceFinding]:
-        named = naming.parameters_by_name(self.source.module)
+        parameters = naming.parameters_by_name(self.source.module)
         groups = self.source.groups_by_parameter(self.source.moving)
-        still, lost, seen = [], 0, 0
-        apart = differing_names(self.now, {name: found for name, (found, _) in self.old.items()})
+        still, losses, total = [], 0, 0
+        apart = differing_names(self.now, {name: tensor for name, (tensor, _) in self.old.items()})
         for name, (old, gradient) in self.old.items():
-            group = groups.get(id(named[name])) if name in named else None
+            group = groups.get(id(parameters[name])) if name in parameters else None
             if group is None or not _learning_rate(group) or not old.numel():
                 continue
             if old.dtype not in SHORT:
                 if name in apart:
                     continue
-                found = local_gradient(named[name])
-                gradient = None if found is None else sample_tensor(found).cpu()
-            wanted = torch.zeros(0) if gradient is None else gradient.isfinite() & (gradient != 0)
-            if gradient is None or not wanted.any():
+                tensor = local_gradient(parameters[name])
+                gradient = None if tensor is None else sample_tensor(tensor).cpu()
+            mask = torch.zeros(0) if gradient is None else gradient.isfinite() & (gradient != 0)
+            if gradient is None or not mask.any():
                 continue
-            moved = self.now[name] != old
+            differs = self.now[name] != old
             if old.dtype in SHORT and old.numel() > 1:
-                lost, seen = lost + int((wanted & ~moved).sum()), seen + int(wanted.sum())
-            elif not moved.any():
+                losses, total = losses + int((mask & ~differs).sum()), total + int(mask.sum())
+            elif not differs.any():
                 # An update shows if it is larger than rounding; those of SGD grow with gradients.
                 rounding = float(old.abs().max()) * torch.finfo(old.dtype).eps
                 largest = 1.0 if "betas" in group else float(gradient.abs().max())
@@ -247,19 +251,21 @@ class Updated(Check):
                     still.append(name)
         if still:
             everything = len(still) == len(self.old)
-            told = (
+            evidence = (
                 "no weight changed"
                 if everything
                 else f"{len(still)} of {len(self.old)} weights did not change: {few_names(still)}"
             )
-            yield TraceFinding("not-updated", step, "" if everything else still[0], told)
-        if seen >= 64 and lost > 0.5 * seen:
-            told = f"{lost} of {seen} sampled 16-bit weights that have a gradient did not change"
-            yield TraceFinding("updates-lost", step, "", told)
-        yield from self._large(step, named, groups)
+            yield TraceFinding("not-updated", step, "" if everything else still[0], evidence)
+        if total >= 64 and losses > 0.5 * total:
+            evidence = (
+                f"{losses} of {total} sampled 16-bit weights that have a gradient did not change"
+            )
+            yield TraceFinding("updates-lost", step, "", evidence)
+        yield from self._large(step, parameters, groups)
 
     def _large(
-        self, step: int, named: dict[str, nn.Parameter], groups: dict[int, Any]
+        self, step: int, parameters: dict[str, nn.Parameter], groups: dict[int, Any]
     ) -> Iterator[TraceFinding]:
         """Yield a finding about the first weight whose update is too large.
 
@@ -267,7 +273,7 @@ class Updated(Check):
         run they are at most (1 - beta1) / sqrt(1 - beta2) times the rate.
         """
         for name, (old, _) in self.old.items():
-            group = groups.get(id(named[name])) if name in named else None
+            group = groups.get(id(parameters[name])) if name in parameters else None
             if (
                 group is None
                 or not old.numel()
@@ -291,10 +297,10 @@ class Updated(Check):
                 and rate
                 and bool((change > most).any())
             ):
-                told = (
+                evidence = (
                     f"{name} changes by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
                 )
-                yield TraceFinding("update-too-large", step, name, told)
+                yield TraceFinding("update-too-large", step, name, evidence)
                 return
 
     def local(self, step: int) -> Iterator[TraceFinding]:
@@ -324,19 +330,23 @@ class Resumed(Check):
         states = [
             state for optimizer in self.source.optimizers for state in optimizer.state.values()
         ]
-        counted = [
+        pairs = [
             (int(state["step"]), state["exp_avg_sq"])
             for state in states
             if {"step", "exp_avg_sq"} <= set(state)
         ]
         if self.source.done and not states:
-            told = f"the run resumes after step {self.source.done}, but the optimizer has no state"
-            yield TraceFinding("moments-not-resumed", 0, "", told)
-        steps = max((count for count, _ in counted), default=0)
-        moved = any(bool(sample_tensor(local_part(moment)).any()) for _, moment in counted)
+            evidence = (
+                f"the run resumes after step {self.source.done}, but the optimizer has no state"
+            )
+            yield TraceFinding("moments-not-resumed", 0, "", evidence)
+        steps = max((count for count, _ in pairs), default=0)
+        nonzero = any(bool(sample_tensor(local_part(moment)).any()) for _, moment in pairs)
         # A single step may have been one without gradients, so that it says nothing of its moments.
-        if counted and (not moved if steps > 1 else moved and not steps):
-            moments = "some second moments are not zero" if moved else "all second moments are zero"
+        if pairs and (not nonzero if steps > 1 else nonzero and not steps):
+            moments = (
+                "some second moments are not zero" if nonzero else "all second moments are zero"
+            )
             yield TraceFinding(
                 "moments-missing",
                 0,

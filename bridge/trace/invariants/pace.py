@@ -47,7 +47,7 @@ class Late(Check):
         self.times[phase] += max(0.0, (until or now) - self.last)
         self.last = now
 
-    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def passing(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         self._took(0)
 
     def end_forward(self) -> None:
@@ -77,11 +77,11 @@ class Late(Check):
             late = gap > LEAST and gap > SHARE * whole
             count = self.rows[rank, phase] = self.rows.get((rank, phase), 0) + 1 if late else 0
             if count == TIMES:
-                told = (
+                evidence = (
                     f"in {TIMES} consecutive steps, rank {self.at(rank)} took much longer {when} than the "
                     f"other ranks: {gap:.2g} s longer in this step, in which others work {whole:.2g} s"
                 )
-                yield TraceFinding("rank-late", step, "", told, (self.at(rank),))
+                yield TraceFinding("rank-late", step, "", evidence, (self.at(rank),))
 
     def end_step(self) -> None:
         self.times = [0.0] * len(PHASES)
@@ -114,17 +114,17 @@ class Schedules(Check):
         if self.done or self.steps < 3:
             return
         self.done = True
-        taken = [count for count in map(_steps_of_state, self.source.optimizers) if count]
+        counts = [count for count in map(_steps_of_state, self.source.optimizers) if count]
         for key, calls in self.calls.items():
             # A schedule that goes by epochs says nothing about steps.
-            if calls < self.steps - 1 or not taken:
+            if calls < self.steps - 1 or not counts:
                 continue
-            before, counted = max(taken) - self.steps, self.counts[key] - calls
-            told = f"the optimizer counts {max(0, before)} steps before this run, and the schedule {max(0, counted)}"
-            if before >= 2 and counted <= 0:
-                yield TraceFinding("schedule-not-resumed", step, "", told)
-            elif counted >= 2 and before <= 0:
-                yield TraceFinding("moments-not-resumed", step, "", told)
+            before, schedule_steps = max(counts) - self.steps, self.counts[key] - calls
+            evidence = f"the optimizer counts {max(0, before)} steps before this run, and the schedule {max(0, schedule_steps)}"
+            if before >= 2 and schedule_steps <= 0:
+                yield TraceFinding("schedule-not-resumed", step, "", evidence)
+            elif schedule_steps >= 2 and before <= 0:
+                yield TraceFinding("moments-not-resumed", step, "", evidence)
 
     def end_step(self) -> None:
         if self.done:
@@ -144,11 +144,11 @@ class _Stepped:
 
     def __init__(self, check: Schedules) -> None:
         self.plain = plain = LRScheduler.step
-        told = check.safe(check.count_step)
+        report = check.safe(check.count_step)
 
-        def step_and_report(scheduler: LRScheduler, *given: Any, **named: Any) -> None:
-            plain(scheduler, *given, **named)
-            told(scheduler)
+        def step_and_report(scheduler: LRScheduler, *arguments: Any, **keywords: Any) -> None:
+            plain(scheduler, *arguments, **keywords)
+            report(scheduler)
 
         LRScheduler.step = step_and_report  # type: ignore[method-assign, assignment]
 

@@ -53,7 +53,7 @@ class Recomputed(Check):
         for name, module in naming.modules_by_path(self.source.module):
             if name:
                 hook = self.safe(
-                    lambda module, given, output, name=name: self._ran(name, module, output)
+                    lambda module, arguments, output, name=name: self._ran(name, module, output)
                 )
                 self.handles.append(module.register_forward_hook(hook))
 
@@ -71,16 +71,16 @@ class Recomputed(Check):
         if first is None:
             return
         with torch.no_grad():
-            found = sample_tensor(getattr(first, "_local_tensor", first), 32)
+            sample = sample_tensor(getattr(first, "_local_tensor", first), 32)
         if not is_recomputing():
-            self.seen.setdefault(name, []).append(found)
+            self.seen.setdefault(name, []).append(sample)
             return
         self.any = True
-        before = [other for other in self.seen.get(name, ()) if other.shape == found.shape]
+        before = [other for other in self.seen.get(name, ()) if other.shape == sample.shape]
         if before and name not in self.odd:
             # The nearest of the step's passes: which one is computed again is not known.
-            apart = min(float((found - other).float().norm()) for other in before)
-            size = max(float(found.float().norm()), 1e-30)
+            apart = min(float((sample - other).float().norm()) for other in before)
+            size = max(float(sample.float().norm()), 1e-30)
             if apart > TOLERANCE * size:
                 self.odd[name] = apart / size
 
@@ -88,11 +88,11 @@ class Recomputed(Check):
         if self.odd:
             names = list(self.odd)
             layer = naming.layer_of(names[0], self.source.layers)[0]
-            told = (
+            evidence = (
                 f"{few_names(names)}: the recomputed outputs differ from those of the forward pass by up to "
                 f"{max(self.odd.values()):.2g} of their size"
             )
-            yield TraceFinding("recompute-differs", step, layer or names[0], told)
+            yield TraceFinding("recompute-differs", step, layer or names[0], evidence)
 
     def end_step(self) -> None:
         self.seen.clear()

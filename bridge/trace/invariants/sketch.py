@@ -28,17 +28,17 @@ def sketch_tensor(tensor: Tensor) -> Tensor:
         _random_signs(COLUMNS, wide.dtype, wide.device, 1),
         _random_signs(rows + 1, wide.dtype, wide.device, 2),
     )
-    found = []
+    parts = []
     if rows:
         # Over rows first: so a CPU reads the tensor at the speed of its memory.
         sums = weights[:rows].T @ wide[: rows * COLUMNS].view(rows, COLUMNS)
-        found.append((sums * columns.T).sum(1, dtype=torch.float64))
+        parts.append((sums * columns.T).sum(1, dtype=torch.float64))
     rest = wide[rows * COLUMNS :]
     if rest.numel():
-        found.append(((rest @ columns[: rest.numel()]) * weights[rows]).double())
-    if not found:
+        parts.append(((rest @ columns[: rest.numel()]) * weights[rows]).double())
+    if not parts:
         return wide.new_zeros(COUNT, dtype=torch.float64)
-    return found[0] + found[1] if len(found) > 1 else found[0]
+    return parts[0] + parts[1] if len(parts) > 1 else parts[0]
 
 
 @lru_cache(maxsize=256)
@@ -85,11 +85,11 @@ def start_sampling(
     copies = [(names, torch.cat([views[name] for name in names])) for names in kinds.values()]
 
     def fetch_samples() -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        samples: dict[str, Tensor] = {}
         for names, whole in copies:
             parts = torch.split(whole.cpu(), [sizes[name] for name in names])
-            found.update(zip(names, parts, strict=True))
-        return {name: found[name] for name in sizes}
+            samples.update(zip(names, parts, strict=True))
+        return {name: samples[name] for name in sizes}
 
     return fetch_samples
 
@@ -103,12 +103,12 @@ def differing_names(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -
         other = second.get(name)
         if other is not None and one.shape == other.shape:
             alike.setdefault((one.shape, one.dtype, other.dtype), []).append(name)
-    found: set[str] = set()
+    odd_names: set[str] = set()
     for names in alike.values():
         ours, theirs = (torch.stack([part[name] for name in names]) for part in (first, second))
         apart = (ours != theirs).flatten(1).any(1)
-        found.update(name for name, odd in zip(names, apart.tolist(), strict=True) if odd)
-    return found
+        odd_names.update(name for name, odd in zip(names, apart.tolist(), strict=True) if odd)
+    return odd_names
 
 
 def on_host(tensors: Sequence[Tensor]) -> Tensor:
@@ -118,10 +118,10 @@ def on_host(tensors: Sequence[Tensor]) -> Tensor:
         places.setdefault(tensor.device, []).append(at)
     if len(places) == 1:
         return torch.stack(list(tensors)).cpu()
-    found = torch.stack([torch.zeros_like(tensor, device="cpu") for tensor in tensors])
+    stack = torch.stack([torch.zeros_like(tensor, device="cpu") for tensor in tensors])
     for own in places.values():
-        found[own] = torch.stack([tensors[at] for at in own]).cpu()
-    return found
+        stack[own] = torch.stack([tensors[at] for at in own]).cpu()
+    return stack
 
 
 def _spread_elements(tensor: Tensor, most: int) -> Tensor:

@@ -45,40 +45,43 @@ SHOWN = 200
 Levels = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
 
 
-def run_page(found: Series) -> str:
+def run_page(series: Series) -> str:
     """Return the page of one run."""
     body = [
-        _about_run("Run", found),
-        _findings_section([("", found.findings)]),
-        *_render_charts([("", found)], {}),
+        _about_run("Run", series),
+        _findings_section([("", series.findings)]),
+        *_render_charts([("", series)], {}),
     ]
-    if found.sizes.size:
+    if series.sizes.size:
         body += [
-            f"<h2>Norms of {escape_text(found.mapped)}, by layer and step</h2>",
+            f"<h2>Norms of {escape_text(series.mapped)}, by layer and step</h2>",
             _map_legend(TIMES_WORDS, "the norm compared with the layer's median over all steps"),
         ]
-        body += [draw_map(panel) for panel in _run_maps(found)]
-    return _render_page(f"{found.folder}", body)
+        body += [draw_map(panel) for panel in _run_maps(series)]
+    return _render_page(f"{series.folder}", body)
 
 
-def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
+def comparison_page(comparison: Comparison, both: tuple[Series, Series]) -> str:
     """Return the page of two compared runs."""
-    first = found.divergence
+    first = comparison.divergence
     marks = {} if first is None else {first.name.step: "the runs first differ"}
     body = [
-        _verdict_section(found),
+        _verdict_section(comparison),
         _about_run("A", both[0]),
         _about_run("B", both[1]),
-        _settings_section(found),
+        _settings_section(comparison),
     ]
     body.append(
         "<h2>Distance by layer and step</h2>"
         + _map_legend(SHARE_WORDS, "the largest distance of a tensor in this layer and step")
     )
-    body += [draw_map(panel) for panel in _comparison_maps(found)]
-    body += [*_render_charts([("A", both[0]), ("B", both[1])], marks), *_differences_section(found)]
+    body += [draw_map(panel) for panel in _comparison_maps(comparison)]
+    body += [
+        *_render_charts([("A", both[0]), ("B", both[1])], marks),
+        *_differences_section(comparison),
+    ]
     body.append(_findings_section([("A", both[0].findings), ("B", both[1].findings)]))
-    return _render_page(f"{found.first.folder} against {found.second.folder}", body)
+    return _render_page(f"{comparison.first.folder} against {comparison.second.folder}", body)
 
 
 def _render_page(title: str, body: Iterable[str]) -> str:
@@ -92,21 +95,21 @@ def _render_page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def _about_run(label: str, found: Series) -> str:
-    if found.run is None:
-        return f"<p>{label}: {escape_text(found.folder)}: this run has findings, but no log of tensors.</p>"
-    steps = f"steps {found.steps[0]} to {found.steps[-1]}" if found.steps else "no whole step"
-    ranks = len(found.run.lines)
+def _about_run(label: str, series: Series) -> str:
+    if series.run is None:
+        return f"<p>{label}: {escape_text(series.folder)}: this run has findings, but no log of tensors.</p>"
+    steps = f"steps {series.steps[0]} to {series.steps[-1]}" if series.steps else "no whole step"
+    ranks = len(series.run.lines)
     more = f"; the first {MOST_RANKS} of {ranks} ranks are shown" if ranks > MOST_RANKS else ""
-    noted = "".join(f"<br>{escape_text(note)}" for note in found.run.notes)
-    return f"<p>{label}: {escape_text(found.folder)}: {escape_text(found.run.layout)}; {steps}{more}.{noted}</p>"
+    notes = "".join(f"<br>{escape_text(note)}" for note in series.run.notes)
+    return f"<p>{label}: {escape_text(series.folder)}: {escape_text(series.run.layout)}; {steps}{more}.{notes}</p>"
 
 
 # Findings
 
 
 def _findings_section(both: Sequence[tuple[str, Sequence[FindingOfFile]]]) -> str:
-    rows = [(label, told) for label, found in both for told in found]
+    rows = [(label, finding) for label, findings in both for finding in findings]
     if not rows:
         return (
             "<h2>Findings</h2><p>There are no findings: no invariant was violated, or none was "
@@ -126,15 +129,15 @@ def _findings_section(both: Sequence[tuple[str, Sequence[FindingOfFile]]]) -> st
     cells = [
         [
             *([label] if several else []),
-            f"{'✕' if told.severity == 'fault' else '!'} {told.severity}",
-            told.id,
-            told.step,
-            told.where or "the run",
-            _ranks_text(told.ranks),
-            told.evidence,
-            told.meaning,
+            f"{'✕' if finding.severity == 'fault' else '!'} {finding.severity}",
+            finding.id,
+            finding.step,
+            finding.where or "the run",
+            _ranks_text(finding.ranks),
+            finding.evidence,
+            finding.meaning,
         ]
-        for label, told in rows[:SHOWN]
+        for label, finding in rows[:SHOWN]
     ]
     more = f"<p>and {len(rows) - SHOWN} more findings</p>" if len(rows) > SHOWN else ""
     return f"<h2>Findings</h2>{_render_table(heads, cells)}{more}"
@@ -156,27 +159,27 @@ def _render_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str
 
 
 def _render_charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> list[str]:
-    named = [(f" of {label}" if label else "", found) for label, found in both]
+    pairs = [(f" of {label}" if label else "", series) for label, series in both]
     loss = []
-    for label, found in named:
-        if found.losses.size:
+    for label, series in pairs:
+        if series.losses.size:
             # Over the ranks that know it; NaN if none does, or if one has NaN.
-            known = ~np.isnan(found.losses).all(axis=0)
-            none = np.full(len(found.losses), np.nan)
-            mean: Floats = found.losses[:, known].mean(axis=1) if known.any() else none
-            loss.append(Curve(f"loss{label}", found.steps, mean))
-    kinds = dict.fromkeys(kind for _, found in named for kind in found.norms)
+            mask = ~np.isnan(series.losses).all(axis=0)
+            none = np.full(len(series.losses), np.nan)
+            mean: Floats = series.losses[:, mask].mean(axis=1) if mask.any() else none
+            loss.append(Curve(f"loss{label}", series.steps, mean))
+    kinds = dict.fromkeys(kind for _, series in pairs for kind in series.norms)
     charts = [draw_chart("Loss that backward starts from, mean over ranks", loss, marks)]
     for kind in kinds:
         curves = [
-            Curve(f"norm of {kind}{label}", found.steps, found.norms[kind])
-            for label, found in named
-            if kind in found.norms
+            Curve(f"norm of {kind}{label}", series.steps, series.norms[kind])
+            for label, series in pairs
+            if kind in series.norms
         ]
         charts.append(draw_chart(f"Norm of all {kind}", curves, marks))
-    shown = [one for one in charts if one]
+    figures = [one for one in charts if one]
     missing = "" if charts[0] else "<p>The loss is not in the log.</p>"
-    return ["<h2>Loss and norms</h2>", missing, *shown] if shown else []
+    return ["<h2>Loss and norms</h2>", missing, *figures] if figures else []
 
 
 # Maps
@@ -202,34 +205,34 @@ def _map_legend(words: Sequence[str], of: str) -> str:
 
 def _group_levels(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
     """Return the levels by groups of ranks: ranks with the same levels share a map."""
-    found: dict[bytes, list[int]] = defaultdict(list)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     for rank, own in enumerate(levels):
-        found[own.tobytes()].append(rank)
-    return {tuple(ranks): levels[ranks[0]] for ranks in found.values()}
+        groups[own.tobytes()].append(rank)
+    return {tuple(ranks): levels[ranks[0]] for ranks in groups.values()}
 
 
-def _run_maps(found: Series) -> list[Map]:
+def _run_maps(series: Series) -> list[Map]:
     with np.errstate(all="ignore"):
-        usual = np.array([[_median_of_finite(row) for row in rank] for rank in found.sizes])[
+        usual = np.array([[_median_of_finite(row) for row in rank] for rank in series.sizes])[
             :, :, None
         ]
         # So many times larger, or so many times smaller.
-        times = np.maximum(found.sizes / usual, usual / found.sizes)
-    levels = np.full(found.sizes.shape, -1, np.int8)
-    there = ~np.isnan(found.sizes)
+        times = np.maximum(series.sizes / usual, usual / series.sizes)
+    levels = np.full(series.sizes.shape, -1, np.int8)
+    there = ~np.isnan(series.sizes)
     levels[there] = 0
     for level, least in enumerate(TIMES, 1):
         levels[there & (times >= least)] = level
     # Last: it outweighs what the size says.
-    levels[there & ((found.odd > 0) | ~np.isfinite(found.sizes))] = 4
+    levels[there & ((series.odd > 0) | ~np.isfinite(series.sizes))] = 4
     rows, columns = np.flatnonzero(there.any(axis=(0, 2))), np.flatnonzero(there.any(axis=(0, 1)))
     layers, steps = (
-        [found.layers[at] for at in rows.tolist()],
-        [found.steps[at] for at in columns.tolist()],
+        [series.layers[at] for at in rows.tolist()],
+        [series.steps[at] for at in columns.tolist()],
     )
     if not layers or not steps:
         return []
-    rank, frames = _places_of_findings(found.findings, layers, steps)
+    rank, frames = _places_of_findings(series.findings, layers, steps)
     groups = _group_levels([own[rows][:, columns] for own in levels])
     return [
         Map(_ranks_phrase(ranks, len(levels)), layers, steps, own, frames if rank in ranks else ())
@@ -249,16 +252,16 @@ def _places_of_findings(
     """Return where the map marks the first finding that names a layer: the rank, and a list
     with the layer, step and caption. The list is empty if there is no such finding.
     """
-    for told in findings:
+    for finding in findings:
         # The longest name: a finding names a parameter, and layers may lie inside of others.
         layer = max(
-            (layer for layer in layers if layer and f"{told.where}.".startswith(f"{layer}.")),
+            (layer for layer in layers if layer and f"{finding.where}.".startswith(f"{layer}.")),
             key=len,
             default=None,
         )
-        if layer is not None and told.step in steps:
-            return min(told.ranks, default=0), [
-                (layer, told.step, f"{told.id}, step {told.step}, {layer}")
+        if layer is not None and finding.step in steps:
+            return min(finding.ranks, default=0), [
+                (layer, finding.step, f"{finding.id}, step {finding.step}, {layer}")
             ]
     return 0, []
 
@@ -274,15 +277,15 @@ def _ranks_phrase(ranks: Sequence[int], world: int) -> str:
     return f"{word} {', '.join(map(str, ranks[:16]))}{more}"
 
 
-def _comparison_maps(found: Comparison) -> list[Map]:
-    world, first = min(len(found.first.lines), MOST_RANKS), found.divergence
-    used = {line.name.layer for line in found.lines}
-    layers = [layer for layer in ("", *found.first.layers) if layer in used]
+def _comparison_maps(comparison: Comparison) -> list[Map]:
+    world, first = min(len(comparison.first.lines), MOST_RANKS), comparison.divergence
+    used = {line.name.layer for line in comparison.lines}
+    layers = [layer for layer in ("", *comparison.first.layers) if layer in used]
     layers += sorted(used - set(layers))
-    steps = sorted({line.name.step for line in found.lines})
+    steps = sorted({line.name.step for line in comparison.lines})
     rows, columns = ({name: at for at, name in enumerate(names)} for names in (layers, steps))
     levels = np.full((world, len(layers), len(steps)), -1, np.int8)
-    for line in found.lines:
+    for line in comparison.lines:
         if line.verdict in ("unseen", "too coarse"):
             continue
         place = rows[line.name.layer], columns[line.name.step]
@@ -312,16 +315,16 @@ def _comparison_maps(found: Comparison) -> list[Map]:
 # Comparing
 
 
-def _verdict_section(found: Comparison) -> str:
-    first, why = found.divergence, found.diagnosis
+def _verdict_section(comparison: Comparison) -> str:
+    first, why = comparison.divergence, comparison.diagnosis
     if first is None:
-        measured = any(line.verdict in ("equal", "rounding") for line in found.lines)
-        said = (
+        has_values = any(line.verdict in ("equal", "rounding") for line in comparison.lines)
+        text = (
             "✓ The runs are equal up to rounding."
-            if measured
+            if has_values
             else "No tensor has values in both logs, so nothing was compared."
         )
-        return f"<p class='verdict'>{said}</p>"
+        return f"<p class='verdict'>{text}</p>"
     lines = [
         f"✕ The runs first differ at <strong>{escape_text(first.name)}</strong>: {escape_text(first.verdict)}."
     ]
@@ -345,25 +348,25 @@ def _verdict_section(found: Comparison) -> str:
     return f"<p class='verdict'>{'<br>'.join(lines)}</p>"
 
 
-def _settings_section(found: Comparison) -> str:
-    if not found.settings:
+def _settings_section(comparison: Comparison) -> str:
+    if not comparison.settings:
         return "<h2>Settings</h2><p>The runs have the same settings.</p>"
     rows = [
         (setting.path, setting.first, setting.second, "layout" if setting.layout else "number")
-        for setting in found.settings
+        for setting in comparison.settings
     ]
     return f"<h2>Settings that differ</h2>{_render_table(('setting', 'A', 'B', 'of the'), rows[:SHOWN])}"
 
 
-def _differences_section(found: Comparison) -> list[str]:
+def _differences_section(comparison: Comparison) -> list[str]:
     """Return the table of all differences by phase and kind of tensor: first those in the first
     step that differs, then those in all later steps.
     """
     groups: dict[tuple[str, str, bool], list[TensorVerdict]] = defaultdict(list)
-    for line in found.faults:
-        groups[line.name.phase, line.name.kind, line.name.step > found.faults[0].name.step].append(
-            line
-        )
+    for line in comparison.faults:
+        groups[
+            line.name.phase, line.name.kind, line.name.step > comparison.faults[0].name.step
+        ].append(line)
     if not groups:
         return []
     rows = []
@@ -373,8 +376,10 @@ def _differences_section(found: Comparison) -> list[str]:
         worst = max(map(share_of_bound, lines))
         furthest = f"{worst:.3g} times its bound" if math.isfinite(worst) else "no bound"
         first = lines[0]
-        told = (first.name, furthest, _ranks_text(first.ranks), first.cause)
-        rows.append((steps, phase, kind, len(lines), *told))
+        cells = (first.name, furthest, _ranks_text(first.ranks), first.cause)
+        rows.append((steps, phase, kind, len(lines), *cells))
     heads = ("steps", "phase", "kind", "tensors", "first", "furthest", "ranks", "looks like")
-    left = f"<p>{len(found.left)} later steps were not compared.</p>" if found.left else ""
-    return ["<h2>Differences, in order of execution</h2>", _render_table(heads, rows), left]
+    note = (
+        f"<p>{len(comparison.left)} later steps were not compared.</p>" if comparison.left else ""
+    )
+    return ["<h2>Differences, in order of execution</h2>", _render_table(heads, rows), note]

@@ -90,19 +90,19 @@ def one_finding(line: str, where: str) -> FindingOfFile:
     damaged; `where` is the place in the message.
     """
     try:
-        found = json.loads(line)
-        known = MEANINGS.get(found["id"])
+        fields = json.loads(line)
+        entry = MEANINGS.get(fields["id"])
         meaning, severity = (
-            (known.text, known.severity)
-            if known
-            else (str(found["meaning"]), str(found["severity"]))
+            (entry.text, entry.severity)
+            if entry
+            else (str(fields["meaning"]), str(fields["severity"]))
         )
-        ranks = tuple(int(rank) for rank in found["ranks"])
+        ranks = tuple(int(rank) for rank in fields["ranks"])
         return FindingOfFile(
-            str(found["id"]),
-            int(found["step"]),
-            str(found["where"]),
-            str(found["evidence"]),
+            str(fields["id"]),
+            int(fields["step"]),
+            str(fields["where"]),
+            str(fields["evidence"]),
             ranks,
             severity,
             meaning,
@@ -117,21 +117,21 @@ def read_series(folder: Path) -> Series:
     """Return the data of the page of the run in `folder`. Raises `SourceError` if the folder has
     neither a log nor findings.
     """
-    found = read_findings(folder) if folder.is_dir() else []
+    findings = read_findings(folder) if folder.is_dir() else []
     if not (folder / RUN).exists():
-        if not found:
+        if not findings:
             raise SourceError(
                 f"{folder}: expected the folder of a traced run, with {RUN} or {FILE} in it"
             )
         none = np.zeros((0, 0))
         return Series(
-            folder, None, (), (), none, {}, "", np.zeros((0, 0, 0)), np.zeros((0, 0, 0)), found
+            folder, None, (), (), none, {}, "", np.zeros((0, 0, 0)), np.zeros((0, 0, 0)), findings
         )
-    return series_of_run(TracedRun.read(folder), found)
+    return series_of_run(TracedRun.read(folder), findings)
 
 
-def series_of_run(run: TracedRun, found: Sequence[FindingOfFile]) -> Series:
-    """Return the data of the page of a run that has a log; `found` are its findings."""
+def series_of_run(run: TracedRun, findings: Sequence[FindingOfFile]) -> Series:
+    """Return the data of the page of a run that has a log; `findings` are its findings."""
     reader, ranks = ColumnReader(run), min(len(run.lines), MOST_RANKS)
     layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
@@ -139,7 +139,7 @@ def series_of_run(run: TracedRun, found: Sequence[FindingOfFile]) -> Series:
     last = (
         {phase_and_kind(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
     )
-    wanted = next((name for name in SECTIONS if name in last), ("", ""))
+    section = next((name for name in SECTIONS if name in last), ("", ""))
     shape = ranks, len(layers), len(run.steps)
     losses, norms = (
         np.full((len(run.steps), ranks), np.nan),
@@ -149,33 +149,35 @@ def series_of_run(run: TracedRun, found: Sequence[FindingOfFile]) -> Series:
         },
     )
     sizes, odd, clips = np.full(shape, np.nan), np.zeros(shape), np.full(len(run.steps), np.nan)
-    known: dict[int, Reading] = {}
+    readings: dict[int, Reading] = {}
     for at, step in enumerate(run.steps):
         columns = reader.columns(step)
         # A reading holds its pattern, so that no other pattern gets its id.
-        reading = known.setdefault(
-            id(columns.pattern), Reading(columns.pattern, places, ranks, wanted)
+        reading = readings.setdefault(
+            id(columns.pattern), Reading(columns.pattern, places, ranks, section)
         )
         losses[at] = [np.nan if loss is None else loss for loss in columns.losses[:ranks]]
         for name, norm in reading.norms(columns).items():
             norms[name][at] = norm
         reading.sizes(columns, sizes[:, :, at], odd[:, :, at])
         clips[at] = columns.clip or np.nan
-    kept = {name: values for name, values in norms.items() if not np.isnan(values).all()}
+    curves = {name: values for name, values in norms.items() if not np.isnan(values).all()}
     if np.array_equal(norms["gradients"], norms[CLIPPED], equal_nan=True):
-        kept.pop(CLIPPED, None)  # nothing was clipped
-    mapped = WORDS.get(wanted, "")
-    if mapped == "gradients":
-        mapped = USED if USED in kept else mapped
-        sizes /= 1.0 if USED in kept else clips
-    return Series(run.folder, run, run.steps, layers, losses, kept, mapped, sizes, odd, found)
+        curves.pop(CLIPPED, None)  # nothing was clipped
+    map_name = WORDS.get(section, "")
+    if map_name == "gradients":
+        map_name = USED if USED in curves else map_name
+        sizes /= 1.0 if USED in curves else clips
+    return Series(
+        run.folder, run, run.steps, layers, losses, curves, map_name, sizes, odd, findings
+    )
 
 
 class Reading:
     """Computes norms and cells of the map from the statistics of steps that have the same pattern."""
 
     def __init__(
-        self, pattern: Pattern, layers: Mapping[str, int], ranks: int, mapped: tuple[str, str]
+        self, pattern: Pattern, layers: Mapping[str, int], ranks: int, section: tuple[str, str]
     ) -> None:
         self.pattern = pattern
         parts = {
@@ -185,14 +187,14 @@ class Reading:
         self._gatherings = [
             (WORDS[name], Gathering(entries, pattern)) for name, entries in parts.items() if entries
         ]
-        found = [
+        rows = [
             (pattern.rows[id(part)], part.rank, layers[entry.name.layer])
-            for entry in parts.get(mapped, [])
+            for entry in parts.get(section, [])
             for part in (*entry.parts, *entry.replicas)
             if part.record.summary and part.rank < ranks and entry.name.layer in layers
         ]
         self._rows, self._ranks, self._layers = (
-            np.array([one[at] for one in found], np.int64) for at in range(3)
+            np.array([one[at] for one in rows], np.int64) for at in range(3)
         )
 
     def norms(self, columns: Columns) -> dict[str, float]:
@@ -202,16 +204,18 @@ class Reading:
         factor of clipping, if it is known.
         """
         with np.errstate(all="ignore"):
-            found = {
+            values = {
                 name: float(np.sqrt(figures[:, 4].sum())) if not figures[:, 1:3].any() else np.nan
                 for name, gathering in self._gatherings
                 if gathering.told.any()
                 for figures in [gathering.figures(columns)]
             }
-        used, clip = found.pop("gradients", None), columns.clip
+        used, clip = values.pop("gradients", None), columns.clip
         if used is None:
-            return found
-        return ({USED: used} if clip is None else {"gradients": used / clip, CLIPPED: used}) | found
+            return values
+        return (
+            {USED: used} if clip is None else {"gradients": used / clip, CLIPPED: used}
+        ) | values
 
     def sizes(self, columns: Columns, sizes: Any, odd: Any) -> None:
         """Write the norms of a step into `sizes` and the numbers of NaNs and infinities into

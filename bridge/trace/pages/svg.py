@@ -125,24 +125,24 @@ def _distinct_labels(values: Sequence[float]) -> list[str]:
         [f"{value:.{digits}g}" for value in values] for digits in range(DIGITS, 2 * DIGITS + 4)
     )
     return next(
-        (found for found in labels if len(set(found)) == len(found)), list(map(repr, values))
+        (texts for texts in labels if len(set(texts)) == len(texts)), list(map(repr, values))
     )
 
 
 def _draw_line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
     pieces: list[list[str]] = [[]]
-    gone: list[int] = []
+    gaps: list[int] = []
     for step, value in _thin_points(curve):
         if math.isfinite(value):
             pieces[-1].append(f"{scale.x(step):.1f} {scale.y(value):.1f}")
         # A value that is not finite ends the piece: no line is drawn across it.
         elif pieces[-1]:
             pieces.append([])
-            gone.append(step)
+            gaps.append(step)
     for piece in filter(None, pieces):
         shape = f"M{'L'.join(piece)}" if len(piece) > 1 else f"M{piece[0]}h1"
         yield f'<path class="line line{at % len(DASHES)}" stroke-dasharray="{DASHES[at % len(DASHES)]}" d="{shape}"/>'
-    for step in gone[:20]:
+    for step in gaps[:20]:
         yield f'<text class="mark" x="{scale.x(step):.1f}" y="{HIGH - 2}">NaN</text>'
 
 
@@ -197,28 +197,28 @@ class Map:
     frames: Sequence[tuple[str, int, str]] = ()
 
 
-def draw_map(found: Map) -> str:
+def draw_map(panel: Map) -> str:
     """Return a map as SVG. The higher the level, the more of the cell is filled; each level also
     has a colour.
     """
     rows, columns = (
-        _divide_into_bins(len(found.layers), ROWS),
-        _divide_into_bins(len(found.steps), COLUMNS),
+        _divide_into_bins(len(panel.layers), ROWS),
+        _divide_into_bins(len(panel.steps), COLUMNS),
     )
     # Of cells that fall into one, the worst is shown.
-    levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
+    levels = np.maximum.reduceat(np.maximum.reduceat(panel.levels, rows, axis=0), columns, axis=1)
     width = (WIDE - LEFT - 20) / len(columns)
     high = len(rows) * CELL
-    parts = [*_draw_names(found, rows), *_draw_cells(levels, width)]
+    parts = [*_draw_names(panel, rows), *_draw_cells(levels, width)]
     for at in sorted({0, len(columns) // 2, len(columns) - 1}):
-        x, step = LEFT + (at + 0.5) * width, found.steps[columns[at]]
+        x, step = LEFT + (at + 0.5) * width, panel.steps[columns[at]]
         parts.append(f'<text class="below" x="{x:.1f}" y="{high + 40}">step {step}</text>')
-    for layer, step, words in found.frames:
-        parts.append(_mark_cell(found, layer, step, words, rows, columns, width))
-    said = f"{found.label}: {int((levels >= 2).sum())} of {levels.size} cells have level 2 or more"
+    for layer, step, words in panel.frames:
+        parts.append(_mark_cell(panel, layer, step, words, rows, columns, width))
+    text = f"{panel.label}: {int((levels >= 2).sum())} of {levels.size} cells have level 2 or more"
     return (
-        f'<figure><figcaption>{escape_text(found.label)}</figcaption><svg viewBox="0 0 {WIDE} {high + 44}" role="img"'
-        f' aria-label="{escape_text(said)}"><title>{escape_text(said)}</title>{"".join(parts)}</svg></figure>'
+        f'<figure><figcaption>{escape_text(panel.label)}</figcaption><svg viewBox="0 0 {WIDE} {high + 44}" role="img"'
+        f' aria-label="{escape_text(text)}"><title>{escape_text(text)}</title>{"".join(parts)}</svg></figure>'
     )
 
 
@@ -230,11 +230,11 @@ def _divide_into_bins(count: int, most: int) -> list[int]:
     return [at * count // number for at in range(number)]
 
 
-def _draw_names(found: Map, rows: Sequence[int]) -> Iterable[str]:
-    ends = [*rows[1:], len(found.layers)]
+def _draw_names(panel: Map, rows: Sequence[int]) -> Iterable[str]:
+    ends = [*rows[1:], len(panel.layers)]
     for at, (first, end) in enumerate(zip(rows, ends, strict=True)):
-        name = found.layers[first] or "the run"
-        last, rest = found.layers[end - 1], end - first - 1
+        name = panel.layers[first] or "the run"
+        last, rest = panel.layers[end - 1], end - first - 1
         whole = f"{name} to {last}" if rest else name
         short = name if len(name) <= 26 else f"…{name[-25:]}"
         more = f" +{rest}" if rest else ""
@@ -250,7 +250,7 @@ def _draw_cells(
     """Yield one SVG path for each level, with the filled part of all cells of this level."""
     for level in range(LEVELS):
         high = (CELL - 2) * (level + 1) / LEVELS
-        places = zip(*(found.tolist() for found in (levels == level).nonzero()), strict=True)
+        places = zip(*(indices.tolist() for indices in (levels == level).nonzero()), strict=True)
         shapes = [
             f"M{LEFT + column * width:.1f} {24 + row * CELL + CELL - 1 - high:.1f}v{high:.1f}"
             for row, column in places
@@ -261,7 +261,7 @@ def _draw_cells(
 
 
 def _mark_cell(
-    found: Map,
+    panel: Map,
     layer: str,
     step: int,
     words: str,
@@ -269,7 +269,7 @@ def _mark_cell(
     columns: Sequence[int],
     width: float,
 ) -> str:
-    place, time = found.layers.index(layer), found.steps.index(step)
+    place, time = panel.layers.index(layer), panel.steps.index(step)
     row, column = (
         int(np.searchsorted(bins, at, "right")) - 1 for bins, at in ((rows, place), (columns, time))
     )
