@@ -95,6 +95,7 @@ def inspect(config: Config) -> Iterator[Finding]:
     yield from TRAPS.remarks(seen, config.origins)
     if TRAPS.releases.since(config.version, STRICT):
         given = {**(others if isinstance(others, dict) else {}), **config.given}
-        refused = find_refused_values(str(values.get("model_type")), given)
+        untold = {path: value for path, value in given.items() if path not in TOKENS}
+        refused = find_refused_values(str(values.get("model_type")), untold)
         yield from report_remarks(refused, seen, config.origins)
     yield from foreign(config.given, config.origins)

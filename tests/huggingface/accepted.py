@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import inspect
 import json
 import sys
 from collections import Counter
@@ -33,7 +34,7 @@ def kinds(annotation: Any) -> set[str]:
         return {f"list of {kinds(arguments[0]).pop()}"}
     if list in (annotation, origin) or tuple in (annotation, origin):
         return {"list"}
-    if origin is dict or isinstance(annotation, type) and issubclass(annotation, dict):
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, dict)):
         return {"dict"}
     return {"any"}
 
@@ -50,7 +51,7 @@ def annotations(cls: type) -> dict[str, Any]:
     """The annotations of a class and of those that it inherits from."""
     values: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        for name, annotation in base.__dict__.get("__annotations__", {}).items():
+        for name, annotation in inspect.get_annotations(base).items():
             module = {**vars(builtins), **vars(sys.modules[base.__module__])}
             try:
                 values[name] = (

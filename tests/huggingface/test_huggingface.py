@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accepted import harvest
 from harvest import defaults
 
 import bridge
@@ -44,6 +45,9 @@ SAME_MEANING = {
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+ACCEPTED = Path(bridge.__file__).parent / "plan" / "families" / "accepted.json"
 
 
 @cache
@@ -197,6 +201,13 @@ def test_defaults_are_those_of_the_classes() -> None:
     for family in FAMILIES.values():
         if family.config:
             assert family.defaults == defaults(family.config, family.keys_it_reads), family.name
+
+
+def test_kinds_are_those_that_the_classes_check() -> None:
+    """The committed kinds are those of the installed transformers."""
+    pytest.importorskip("transformers", minversion="5.23")
+
+    assert json.loads(ACCEPTED.read_text("utf-8")) == harvest()
 
 
 def oracle() -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -428,6 +439,7 @@ def test_norms_behind_the_sum_end_without_one() -> None:
 
 
 LLAMA = {"model_type": "llama", "hidden_size": 96, "num_attention_heads": 8, "head_dim": 16}
+FACTORS = {"factor": 8.0, "low_freq_factor": 1.0, "rope_theta": 1e4}
 STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("head_dim", {"model_type": "falcon", "head_dim": 64}, {"model_type": "falcon"}),
     ("hidden_size", {**LLAMA, "hidden_size": 100}, LLAMA),
@@ -444,6 +456,32 @@ STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("bos_token_id", {**LLAMA, "bos_token_id": "<s>"}, {**LLAMA, "bos_token_id": 1}),
     ("torch_dtype", {**LLAMA, "torch_dtype": "bf16"}, {**LLAMA, "torch_dtype": "bfloat16"}),
     ("eos_token_id", {**LLAMA, "eos_token_id": ["</s>"]}, {**LLAMA, "eos_token_id": [2, 3]}),
+    ("pad_token_id", {**LLAMA, "pad_token_id": 32000}, {**LLAMA, "pad_token_id": 31999}),
+    (
+        "pad_token_id",
+        {"model_type": "smollm3", "vocab_size": 49152},
+        {"model_type": "smollm3", "vocab_size": 49152, "pad_token_id": None},
+    ),
+    (
+        "head_dim",
+        {**LLAMA, "head_dim": 17},
+        {**LLAMA, "head_dim": 17, "partial_rotary_factor": 0.5},
+    ),
+    (
+        "initializer_range",
+        {**LLAMA, "initializer_range": 1.5},
+        {"model_type": "mistral", "initializer_range": 1.5},
+    ),
+    (
+        "query_pre_attn_scalar",
+        {"model_type": "gemma2", "query_pre_attn_scalar": 256.5},
+        {"model_type": "gemma2", "query_pre_attn_scalar": 256},
+    ),
+    (
+        "rope_parameters",
+        {**LLAMA, "rope_parameters": {"rope_type": "llama3", **FACTORS}},
+        {**LLAMA, "rope_parameters": {"rope_type": "llama3", **FACTORS, "high_freq_factor": 4.0}},
+    ),
 )
 
 

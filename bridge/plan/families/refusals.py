@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.plan.families.schema import spell_value
+from bridge.plan.families.source import NULL
 from bridge.plan.families.table import accepted_kinds
 from bridge.stack.checks import Check, Remark, Seen
 from bridge.stack.rules import Effect
@@ -23,7 +25,16 @@ _PADDED = (
 )
 PADDED = frozenset(_PADDED.split())
 """Families whose embeddings know the number of the padding token."""
-ROTATED = frozenset(PADDED - {"deepseek_v2", "opt"})
+PADDING = {
+    **dict.fromkeys(("olmoe", "olmo2", "opt"), 1),
+    "phi3": 32_000,
+    "smollm3": 128_004,
+    **dict.fromkeys(("glm", "glm4"), 151_329),
+}
+"""Numbers of the padding token that the config classes have by default, if above 0."""
+LATENT = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe_lite"})
+"""Families whose rotated part of a head has a size of its own."""
+ROTATED = frozenset(PADDED - {"opt"})
 """Families whose configs have the size of a head, and rotate it."""
 DIVIDED = frozenset({"llama", "mistral", "cohere2"})
 """Of these, the families that compute a size that is not given."""
@@ -99,17 +110,22 @@ def _uneven(values: Keys, given: Keys) -> bool:
 
 
 def _has_odd_head(values: Keys, given: Keys) -> bool:
-    size = values.get("head_dim")
+    size = None if values.get("head_dim") == NULL else values.get("head_dim")
+    if values["model_type"] in LATENT and "qk_rope_head_dim" in given:
+        size = given["qk_rope_head_dim"]
     if size is None and values["model_type"] in DIVIDED and not _uneven(values, given):
         size = (values.get("hidden_size") or 0) // (values.get("num_attention_heads") or 1)
     scaling = next((given[key] for key in ROPE if isinstance(given.get(key), Mapping)), {})
     share = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if values["model_type"] == "minimax_m2" and size and "rotary_dim" in given:
+        share = given["rotary_dim"] / size
     # Smaller heads are let through, and a part of a head is rounded.
     return bool(size and size > 4 and size % 2 and (share is None or int(size * share) == size))
 
 
 def _is_no_token(values: Keys, given: Keys) -> bool:
-    token, vocab = values.get("pad_token_id"), values.get("vocab_size")
+    token = values.get("pad_token_id", PADDING.get(values["model_type"]))
+    vocab = values.get("vocab_size")
     return isinstance(token, int) and bool(vocab) and not -vocab <= token < vocab
 
 
@@ -120,13 +136,15 @@ def find_refused_values(family: str, given: Keys, start: str = "") -> Iterator[R
     kinds = accepted_kinds(family)
     for path, value in given.items():
         key = path.removeprefix(start)
-        if path.startswith(start) and key in kinds and not _is_accepted(value, kinds[key]):
+        spelt = spell_value(key, value)
+        if path.startswith(start) and key in kinds and not _is_accepted(spelt, kinds[key]):
             message = (
-                f"found {value!r}, which the config class of {family} refuses when transformers builds it;"
+                f"found {spelt!r}, which the config class of {family} refuses when transformers builds it;"
                 f" expected {' or '.join(kinds[key].split('|'))}"
             )
             yield path, message, Effect.STOPS
-    for path in (start + key for key in ROPE):
+    # Code that comes with a model's weights is not known.
+    for path in (start + key for key in ROPE if kinds):
         for name, scaling in _scalings(given.get(path)):
             kind = str(scaling.get("rope_type") or scaling.get("type"))
             for key in SCALES.get(kind, ()):
@@ -167,7 +185,7 @@ def _has_kind(value: Any, kind: str) -> bool:
     kind, _, inner = kind.partition(" of ")
     if kind in ("any", "None"):
         return kind == "any" or value is None
-    if kind == "int" and isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
+    if (kind == "int" and isinstance(value, bool)) or not isinstance(value, _TYPES[kind]):
         return False
     return not inner or all(_has_kind(part, inner) for part in value)
 
@@ -177,8 +195,8 @@ REFUSALS = (
         "pad_token_id",
         PADDED,
         _is_no_token,
-        "found a token that is not in the vocabulary ({vocab_size}): torch stops when the embeddings are"
-        " built; use a token below it, or null",
+        "is, if not by the config then by its class, no token of the vocabulary ({vocab_size}): torch stops when the"
+        " embeddings are built; set one below it, or null",
         "models/llama/modeling_llama.py: nn.Embedding(vocab_size, hidden_size, padding_idx), and its like",
         "no-token-of-the-vocabulary",
     ),
