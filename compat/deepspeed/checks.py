@@ -244,6 +244,21 @@ TRAPS = Checks(
         name="the-scripts-optimizer-has-to-be-deepspeeds",
     ),
     Check(
+        MOMENTS,
+        lambda seen: (
+            _zero_masters(seen)
+            and bool(seen[MOMENTS])
+            and offloads_optimizer(seen.values)
+            and seen["optimizer.type"] is None
+        ),
+        "found with offload_optimizer, and the optimizer is the script's: DeepSpeed stops unless it is"
+        " DeepSpeedCPUAdam(..., fp32_optimizer_states=False)",
+        Effect.COST,
+        BASE,
+        since="0.19.1",
+        name="the-scripts-optimizer-has-to-keep-moments-in-bf16",
+    ),
+    Check(
         OFFLOAD + ".super_offload",
         lambda seen: bool(seen[OFFLOAD + ".super_offload"]) and seen.stage < 3,
         "DeepSpeed ignores this key below ZeRO stage 3; drop the key, or use stage 3",

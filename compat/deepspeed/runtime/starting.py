@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -63,7 +63,9 @@ def _engine(data: Mapping[str, Any], piped: bool) -> None:
     )
     offloads = (data.get("zero_optimization") or {}).get("offload_optimizer") or {}
     on_cpu = offloads.get("device", "none") != "none"
-    given = {} if data.get("optimizer") else {"optimizer": _on_cpu if on_cpu else _client}
+    narrow = bool((data.get("bf16") or {}).get("bf16_optimizer_states"))
+    client = partial(_on_cpu, fp32_optimizer_states=not narrow) if on_cpu else _client
+    given = {} if data.get("optimizer") else {"optimizer": client}
     deepspeed.initialize(
         model=model,
         model_parameters=[*model.parameters()],
@@ -79,10 +81,10 @@ def _client(parameters: Any) -> Any:
     return optim.AdamW(parameters, lr=1e-3)
 
 
-def _on_cpu(parameters: Any) -> Any:
+def _on_cpu(parameters: Any, **options: Any) -> Any:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    return DeepSpeedCPUAdam(parameters, lr=1e-3)
+    return DeepSpeedCPUAdam(parameters, lr=1e-3, **options)
 
 
 @cache
