@@ -470,7 +470,11 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
             yield row
     for config in (pair.one, pair.other):
         yield from _counts(pair, config)
+        other = pair.other if config is pair.one else pair.one
         for finding in unheld(config):
+            # The script that builds the model of the other has to build the same: the verdict says so.
+            if claims(config.dialect)[finding.path].about_model and not other.dialect.model:
+                continue
             for part in _alone(config, finding):
                 change = f"{full_text(part.before)}, {pair.alone(config)}"
                 origin = part.origin if config is pair.other else None
@@ -640,7 +644,7 @@ def _worth(pair: ConfigPair, ours: str) -> tuple[Effect, str]:
             unheld = (
                 told_of(rule, config) if untranslated(config, pair.meaning(config), rule) else ""
             )
-            open_, why = True, unheld or why or rule.why(ours)
+            open_, why = True, unheld or why or f"{config.dialect.title} leaves the value open"
     # A field that no table knows may change the numbers: unknown is not harmless.
     effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)
     # What a stack decides by itself costs neither more nor less than a value. A value that the

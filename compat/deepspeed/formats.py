@@ -354,7 +354,7 @@ class _KeyReader(Reader):
                     "bfloat16",
                     "DeepSpeed ignores the section bfloat16, because the config also has bf16; drop"
                     " bfloat16",
-                    Effect.NUMBERS,
+                    Effect.NONE if value == data["bf16"] else Effect.NUMBERS,
                 )
             elif (
                 not path

@@ -122,6 +122,11 @@ SINGLE: Mapping[Why, str] = {
         "Megatron bounds attention logits during training", Use.COMPUTES
     ): "qk_clip qk_clip_alpha qk_clip_threshold",
     Why("torch.autocast inside Megatron's layers", Use.COMPUTES): "enable_autocast autocast_dtype",
+    # core/optimizer/__init__.py: get_mup_config_overrides
+    Why(
+        "Megatron divides learning rates and eps by the width, in addition to how it initialises and scales the model",
+        Use.COMPUTES,
+    ): "use_mup mup_base_hidden_size",
     Why("a setting of how Megatron initialises weights", Use.STARTS): (
         "use_cpu_initialization perform_initialization data_parallel_random_init init_method_xavier_uniform"
     ),
