@@ -36,20 +36,20 @@ class Refusal:
         the family of a config.
         """
 
-        def when(seen: Seen) -> bool:
-            if family(seen) not in self.families:
+        def when(view: Seen) -> bool:
+            if family(view) not in self.families:
                 return False
-            given = {
-                path.removeprefix(start): seen.given[path]
-                for path in seen.given
+            keys = {
+                path.removeprefix(start): view.given[path]
+                for path in view.given
                 if path.startswith(start)
             }
             values = {
-                path.removeprefix(start): seen.values[path]
-                for path in seen.values
+                path.removeprefix(start): view.values[path]
+                for path in view.values
                 if path.startswith(start)
             }
-            return bool(self.holds(values, given))
+            return bool(self.holds(values, keys))
 
         return Check(
             start + self.key,
@@ -64,13 +64,13 @@ class Refusal:
 def rope(values: Keys) -> str | None:
     """Return the kind of rotary scaling that a config names, under its old or its new key."""
     for key in ("rope_parameters", "rope_scaling"):
-        found = values.get(key)
-        if isinstance(found, Mapping) and (found.get("rope_type") or found.get("type")):
-            return str(found.get("rope_type") or found["type"])
+        scaling = values.get(key)
+        if isinstance(scaling, Mapping) and (scaling.get("rope_type") or scaling.get("type")):
+            return str(scaling.get("rope_type") or scaling["type"])
     return None
 
 
-def _uneven(values: Keys, given: Keys) -> bool:
+def _uneven(values: Keys, keys: Keys) -> bool:
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     return bool(hidden and heads and hidden % heads)
 
@@ -79,7 +79,7 @@ REFUSALS = (
     Refusal(
         "head_dim",
         frozenset({"falcon"}),
-        lambda values, given: "head_dim" in given,
+        lambda values, keys: "head_dim" in keys,
         "found with Falcon, whose config computes this size and takes none: transformers stops when it"
         " builds the config; drop the key",
         "models/falcon/configuration_falcon.py: head_dim has no setter",
@@ -88,7 +88,7 @@ REFUSALS = (
     Refusal(
         "rope_scaling",
         frozenset({"phi3"}),
-        lambda values, given: rope(given) not in (None, "default", "longrope", "su"),
+        lambda values, keys: rope(keys) not in (None, "default", "longrope", "su"),
         "found another kind than longrope, which is the only one that Phi-3 has: transformers stops"
         " when it builds the config; use longrope, or another family",
         "models/phi3/configuration_phi3.py: Phi3Config.validate_rope",
@@ -97,7 +97,7 @@ REFUSALS = (
     Refusal(
         "num_key_value_heads",
         frozenset({"nemotron"}),
-        lambda values, given: values.get("num_key_value_heads") is None,
+        lambda values, keys: values.get("num_key_value_heads") is None,
         "missing: Nemotron has no default for it and stops when it builds the model; set it",
         "models/nemotron/modeling_nemotron.py: NemotronAttention.__init__",
         "nemotron-needs-it",
