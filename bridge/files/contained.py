@@ -75,12 +75,12 @@ def read_bytes(path: Path, root: Path, most: int) -> bytes:
     """
     try:
         with regular(path, root).open("rb") as file:
-            found = file.read(most + 1)
+            content = file.read(most + 1)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
-    if len(found) > most:
+    if len(content) > most:
         raise SourceError(f"{path}: found more than {most} bytes; a file of this kind is smaller")
-    return found
+    return content
 
 
 def read_text(path: Path, root: Path, most: int) -> str:

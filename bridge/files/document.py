@@ -159,14 +159,14 @@ def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
 def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
     """Raise `SourceError` for more values than `limits.VALUES`, or for nesting deeper than `limits.DEPTH`."""
     if nodes > limits.VALUES:
-        found = f"found more than {limits.VALUES:,} values, aliases expanded"
+        problem = f"found more than {limits.VALUES:,} values, aliases expanded"
         raise SourceError(
-            f"{name}: line {line}: {found}; a config is smaller, is this the right file?"
+            f"{name}: line {line}: {problem}; a config is smaller, is this the right file?"
         )
     if depth > limits.DEPTH:
-        found = f"found nesting deeper than {limits.DEPTH} levels"
+        problem = f"found nesting deeper than {limits.DEPTH} levels"
         raise SourceError(
-            f"{name}: line {line}: {found}; no config is nested that deep, is this the right file?"
+            f"{name}: line {line}: {problem}; no config is nested that deep, is this the right file?"
         )
 
 
@@ -179,8 +179,8 @@ def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
     while level:
         nodes, depth = nodes + len(level), depth + 1
         if nodes > most or depth > limits.DEPTH:
-            found = f"more than {most:,} values or {limits.DEPTH} levels of nesting"
-            raise SourceError(f"{name}: found {found}; a config is smaller")
+            problem = f"more than {most:,} values or {limits.DEPTH} levels of nesting"
+            raise SourceError(f"{name}: found {problem}; a config is smaller")
         # Level by level, and counted: data with a cycle ends at the limit.
         following: list[Any] = []
         for value in level:
@@ -194,9 +194,9 @@ def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
 def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
     """Raise `SourceError` for NaN, infinity, numbers out of range, and text with half a surrogate pair."""
     if isinstance(value, float) and not math.isfinite(value):
-        found = "found NaN, infinity or a number out of range"
+        problem = "found NaN, infinity or a number out of range"
         raise SourceError(
-            f"{name}: line {line}: {key_with_dots(key)}: {found}; write a finite number"
+            f"{name}: line {line}: {key_with_dots(key)}: {problem}; write a finite number"
         )
     if isinstance(value, int) and abs(value) > limits.INTEGER:
         raise SourceError(

@@ -28,13 +28,13 @@ class ForeignKind:
 
     def fits(self, data: Mapping[Any, Any]) -> bool:
         """Return whether a file is of this kind."""
-        found = sum(_value(data, key) is not None for key in self.usual)
-        return all(_value(data, key) is not None for key in self.needed) and found >= self.least
+        count = sum(_value(data, key) is not None for key in self.usual)
+        return all(_value(data, key) is not None for key in self.needed) and count >= self.least
 
     def sentence_about(self, data: Mapping[Any, Any]) -> str:
         """Return the sentence about a file of this kind."""
-        named = _value(data, self.naming) if self.naming else None
-        file = named if isinstance(named, str) and named.endswith(FILES) else ""
+        name = _value(data, self.naming) if self.naming else None
+        file = name if isinstance(name, str) and name.endswith(FILES) else ""
         advice = f"give {file} instead, which its key {self.naming} names" if file else self.advice
         return f"{self.title}, which stagebridge does not read; {advice}"
 
@@ -49,10 +49,10 @@ def _value(data: Any, key: str) -> Any:
 
 
 def _kind(
-    title: str, source: str, needed: str, usual: str = "", least: int = 0, **more: str
+    title: str, source: str, needs: str, usual: str = "", least: int = 0, **more: str
 ) -> ForeignKind:
     return ForeignKind(
-        title, source, frozenset(needed.split()), frozenset(usual.split()), least, **more
+        title, source, frozenset(needs.split()), frozenset(usual.split()), least, **more
     )
 
 

@@ -55,9 +55,9 @@ def load_json(text: str, name: str = TEXT) -> Document:
         )
     # The values are those of the standard library. The HJSON parser, which reads JSON as well, adds
     # lines and duplicates.
-    found = replace(load_hjson(text, name), data=data, format="json")
-    _check_scalars(found.data, found)
-    return found
+    document = replace(load_hjson(text, name), data=data, format="json")
+    _check_scalars(document.data, document)
+    return document
 
 
 def load_hjson(text: str, name: str = TEXT) -> Document:
@@ -92,7 +92,7 @@ def _malformed_error(error: Exception, text: str, name: str) -> MalformedError:
     position = min(getattr(error, "pos", len(text)), len(text))
     if position >= len(text.rstrip()):
         return MalformedError(f"{name}: ends within a value; is the file complete?", lax=False)
-    found = text[position : position + 20].partition("\n")[0]
+    excerpt = text[position : position + 20].partition("\n")[0]
     problem = (
         getattr(error, "msg", str(error))
         .removesuffix(" starting at")
@@ -101,8 +101,8 @@ def _malformed_error(error: Exception, text: str, name: str) -> MalformedError:
     )
     line = text.count("\n", 0, position) + 1
     problem = problem[:1].lower() + problem[1:]
-    message = f"{name}: line {line}: found {found!r}; {problem}; fix the syntax there"
-    return MalformedError(message, lax=re.match(r"[#/'\w}\]]", found) is not None)
+    message = f"{name}: line {line}: found {excerpt!r}; {problem}; fix the syntax there"
+    return MalformedError(message, lax=re.match(r"[#/'\w}\]]", excerpt) is not None)
 
 
 def _constant_line(text: str) -> int:
@@ -181,11 +181,11 @@ class _Scan:
     ) -> tuple[Node, int]:
         from hjson.decoder import JSONObject
 
-        located = self.scan_with_lines(scan)
+        line_scan = self.scan_with_lines(scan)
         return self.scan_inner(
             state,
             "mapping",
-            lambda: JSONObject(state, encoding, strict, located, None, _entries, *rest),
+            lambda: JSONObject(state, encoding, strict, line_scan, None, _entries, *rest),
         )
 
     def items(self, state: tuple[str, int], scan: Any) -> tuple[Node, int]:

@@ -43,9 +43,9 @@ class OutsideError(SourceError):
 
 
 @contextmanager
-def reaching(folder: str | Path, allowed: Iterable[str | Path] = ()) -> Iterator[None]:
-    """Return a context in which an input in `folder` may name files inside `folder`, and the `allowed` files and folders."""
-    token = _REACH.set(Reach(Path(folder), tuple(Path(path) for path in allowed)))
+def reaching(folder: str | Path, extra_paths: Iterable[str | Path] = ()) -> Iterator[None]:
+    """Return a context in which an input in `folder` may name files inside it, and the files and folders of `extra_paths`."""
+    token = _REACH.set(Reach(Path(folder), tuple(Path(path) for path in extra_paths)))
     try:
         yield
     finally:
@@ -74,17 +74,17 @@ def find(name: str, folder: Path | None = None) -> Path | None:
     `folder` is the folder of that input; None: the folder of the current input. Raises
     `OutsideError`, and opens nothing, if the file lies outside the folder and is not allowed.
     """
-    known = _REACH.get() or Reach()
-    reach = Reach(known.folder if folder is None else folder, known.allowed)
+    current = _REACH.get() or Reach()
+    reach = Reach(current.folder if folder is None else folder, current.allowed)
     places = list(reach.candidates(name))
-    found = next((place for place in places if reach.holds(place) and is_file(place)), None)
-    if found is None:
+    path = next((place for place in places if reach.holds(place) and is_file(place)), None)
+    if path is None:
         # A name that leads out is refused, whether or not a file is there.
         outside = [place for place in places if not reach.holds(place)]
         there = next((place for place in outside if is_file(place)), None)
         if there or (outside and not reach.holds(places[0])):
             raise OutsideError(_outside(name, there or outside[0], reach))
-    return found
+    return path
 
 
 def path_of_name(name: str) -> str | Path:

@@ -17,12 +17,12 @@ characters are kept, and the rest is cut.
 """
 
 
-def clean(text: str, kept: str = KEPT["line"]) -> str:
+def clean(text: str, exceptions: str = KEPT["line"]) -> str:
     """`text` with control characters, line breaks, bidirectional overrides and half surrogates as escapes (`\\x1b`)."""
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() or letter in kept else escape_character(letter)
+        letter if letter.isprintable() or letter in exceptions else escape_character(letter)
         for letter in text
     )
 

@@ -35,7 +35,7 @@ def count_items(
         yield from items
         return
     sizes = [size(item) for item in items]
-    total, done = sum(sizes), 0.0
+    total, progress = sum(sizes), 0.0
     for item, one in zip(items, sizes, strict=True):
         # The caller works on the item at the yield, with loops of its own: those must not report a
         # second, smaller total.
@@ -44,8 +44,8 @@ def count_items(
             yield item
         finally:
             _LISTENER.reset(inside)
-        done += one
-        listener(done, total)
+        progress += one
+        listener(progress, total)
 
 
 class Course:
@@ -68,7 +68,7 @@ class Course:
         listener = _LISTENER.get()
         behind, whole = self.done, max(self.parts, self.done + 1)
         with (
-            listening(lambda done, total: listener(behind + done / total, whole))
+            listening(lambda progress, total: listener(behind + progress / total, whole))
             if listener
             else nullcontext()
         ):

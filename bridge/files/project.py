@@ -23,20 +23,20 @@ def _texts(value: Any) -> tuple[str, ...] | None:
 
 
 def _patterns(value: Any) -> tuple[str, ...] | None:
-    found = _texts([value] if isinstance(value, str) else value)
+    texts = _texts([value] if isinstance(value, str) else value)
     # A bracket that is not closed would stand for itself, and the pattern for no file.
-    if any("[" in SET.sub("", one) for one in found or ()):
+    if any("[" in SET.sub("", one) for one in texts or ()):
         return None
     try:
-        return tuple(one for one in found or () if re.compile(_regex(one))) or None
+        return tuple(one for one in texts or () if re.compile(_regex(one))) or None
     except re.error:
         return None
 
 
 def _pairs(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, dict):
-        found = _texts(value)
-        return found if found is None or all("=" in one for one in found) else None
+        texts = _texts(value)
+        return texts if texts is None or all("=" in one for one in texts) else None
     if not all(isinstance(one, str | int | float | list) for one in value.values()):
         return None
     # As they are typed on the command line.
@@ -117,8 +117,8 @@ SET = re.compile(r"\[!?[^\]]+\]")
 TOKEN = re.compile(rf"\*+|\?|{SET.pattern}|.")
 
 
-def _token(found: re.Match[str]) -> str:
-    token = found[0]
+def _token(match: re.Match[str]) -> str:
+    token = match[0]
     if len(token) > 1 and token.startswith("["):
         body = token[1:-1].replace("\\", "\\\\")
         return f"[^{body[1:]}]" if body.startswith("!") else f"[{body}]"
@@ -149,13 +149,13 @@ class Project:
         `path` is relative to `folder`; None: a file outside of it, or standard input. Lists of all
         tables are joined; of two values with one name, the last counts.
         """
-        found = dict(self.reading)
+        values = dict(self.reading)
         for table in self.files:
             if path is not None and table.takes(path):
                 for name, value in table.reading.items():
-                    joined = (*found.get(name, ()), *value) if isinstance(value, tuple) else value
-                    found[name] = joined
-        return found
+                    items = (*values.get(name, ()), *value) if isinstance(value, tuple) else value
+                    values[name] = items
+        return values
 
 
 def project_of(text: str, where: str) -> Project:
@@ -176,7 +176,7 @@ def project_of(text: str, where: str) -> Project:
         raise BridgeError(f"{place}: found {section!r}, expected a table")
     folder, tables = Path(where).parent, section.get(FILES, [])
     rest = {name: value for name, value in section.items() if name != FILES}
-    found = _values(rest, {**GATE, **READING}, place, problems, more=FILES)
+    values = _values(rest, {**GATE, **READING}, place, problems, more=FILES)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         problems.append(
             f"{place}.{FILES}: expected tables, each under [[tool.stagebridge.{FILES}]]"
@@ -184,42 +184,42 @@ def project_of(text: str, where: str) -> Project:
         tables = []
     files = list(_tables(tables, f"{place}.{FILES}", problems, folder))
     BridgeError.raise_if(problems)
-    gate = {name.replace("-", "_"): value for name, value in found.items() if name in GATE}
-    return Project(folder, **gate, reading=_resolve_paths(found, folder), files=tuple(files))
+    gate = {name.replace("-", "_"): value for name, value in values.items() if name in GATE}
+    return Project(folder, **gate, reading=_resolve_paths(values, folder), files=tuple(files))
 
 
 def _tables(
     tables: list[dict[str, Any]], place: str, problems: list[str], folder: Path
 ) -> Iterator[Table]:
     for number, table in enumerate(tables, 1):
-        found = _values(table, {**PATTERN, **READING}, f"{place}[{number}]", problems)
+        values = _values(table, {**PATTERN, **READING}, f"{place}[{number}]", problems)
         if "pattern" not in table:
             problems.append(f"{place}[{number}]: has no pattern; say which files it is for")
         else:
-            yield Table(found.get("pattern", ()), _resolve_paths(found, folder))
+            yield Table(values.get("pattern", ()), _resolve_paths(values, folder))
 
 
 def _values(
-    given: Mapping[str, Any],
+    table: Mapping[str, Any],
     kinds: Mapping[str, Kind],
     place: str,
     problems: list[str],
     more: str = "",
 ) -> dict[str, Any]:
     """Return the values by the names of their keys, with dashes; add a message to `problems` for each wrong one."""
-    found = dict[str, Any]()
-    for name, value in given.items():
+    values = dict[str, Any]()
+    for name, value in table.items():
         key = name.replace("_", "-")
         if key not in kinds:
-            expected = ", ".join(filter(None, (*kinds, more)))
+            names = ", ".join(filter(None, (*kinds, more)))
             guess = nearest(key, (*kinds, more))
-            problems.append(f"{place}.{name}: unknown key; expected one of {expected}{guess}")
+            problems.append(f"{place}.{name}: unknown key; expected one of {names}{guess}")
             continue
         words, read = kinds[key]
-        found[key] = read(value)
-        if found[key] is None:
+        values[key] = read(value)
+        if values[key] is None:
             problems.append(f"{place}.{name}: found {value!r}, expected {words}")
-    return found
+    return values
 
 
 def _resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

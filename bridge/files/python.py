@@ -76,9 +76,9 @@ def _node(value: ast.expr, name: str, depth: int) -> Node:
             return Node(
                 [_entry(key, item, name, depth) for key, item in pairs], value.lineno, "mapping"
             )
-    found = _source(value)
+    text = _source(value)
     raise NotPythonError(
-        f"{name}: line {value.lineno}: found {found}, expected a literal; code is not run, so "
+        f"{name}: line {value.lineno}: found {text}, expected a literal; code is not run, so "
         "write the value"
     )
 
@@ -92,8 +92,8 @@ def _source(value: ast.expr) -> str:
 
 def _entry(key: ast.expr | None, value: ast.expr, name: str, depth: int) -> Entry:
     if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-        found = "**" if key is None else _source(key)
+        text = "**" if key is None else _source(key)
         raise NotPythonError(
-            f"{name}: line {value.lineno}: found the key {found}, expected text in quotes"
+            f"{name}: line {value.lineno}: found the key {text}, expected text in quotes"
         )
     return key.value, _node(value, name, depth + 1), key.lineno

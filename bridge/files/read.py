@@ -64,8 +64,8 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
     For an unknown suffix, the content decides the format.
     """
     if len(text) > limits.TEXT:
-        found = f"found more than {limits.TEXT >> 10} KiB of text"
-        raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
+        description = f"found more than {limits.TEXT >> 10} KiB of text"
+        raise SourceError(f"{name}: {description}; a config is smaller, is this the right file?")
     if not text.strip():
         raise SourceError(f"{name}: empty; expected a config")
     try:
@@ -74,9 +74,9 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
         template = _unfilled(text, name) if SYNTAX.search(str(error)) else None
         raise template or error from None
     if not isinstance(document.data, dict | list | Script):
-        found = show_value(document.data, 30)
+        description = show_value(document.data, 30)
         raise SourceError(
-            f"{name}: found only {found}; expected a mapping of settings or a list of flags"
+            f"{name}: found only {description}; expected a mapping of settings or a list of flags"
         )
     return document
 
@@ -86,11 +86,11 @@ def _unfilled(text: str, name: str) -> SourceError | None:
     # Outside of JSON most of them are texts like any other, and so they are within quotes.
     loose = not text.lstrip().startswith(("{", "["))
     for number, line in enumerate(text.split("\n"), 1):
-        for found in TEMPLATE.finditer(line):
-            if line.count('"', 0, found.start()) % 2 == 0 and (
-                found[0].startswith("{") or not loose
+        for match in TEMPLATE.finditer(line):
+            if line.count('"', 0, match.start()) % 2 == 0 and (
+                match[0].startswith("{") or not loose
             ):
-                problem = f"{found[0]} is a placeholder of a template that is not filled in; put a value there"
+                problem = f"{match[0]} is a placeholder of a template that is not filled in; put a value there"
                 return SourceError(f"{name}: line {number}: {problem}")
     return None
 
@@ -100,10 +100,10 @@ def _loader(text: str, suffix: str) -> Loader:
 
     A text that starts with a flag is a list of flags.
     """
-    known = LOADERS.get(suffix)
-    if known is load_script or (known is None and re.match(r"#!.*sh\b", text)):
+    loader = LOADERS.get(suffix)
+    if loader is load_script or (loader is None and re.match(r"#!.*sh\b", text)):
         return load_words if _opens_with_flag(_start(text)) else load_script
-    return known or _loader_of_text(text)
+    return loader or _loader_of_text(text)
 
 
 def _start(text: str) -> str:
@@ -211,8 +211,8 @@ def read_stream(stream: BinaryIO, name: str) -> str:
 
 def _check_size(size: int, name: str | Path) -> None:
     if size > limits.FILE:
-        found = f"found more than {limits.FILE >> 20} MiB"
-        raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
+        description = f"found more than {limits.FILE >> 20} MiB"
+        raise SourceError(f"{name}: {description}; a config is smaller, is this the right file?")
 
 
 def _decode_bytes(content: bytes, name: str) -> str:

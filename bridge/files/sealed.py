@@ -45,14 +45,14 @@ def parse_object(text: str, where: object) -> dict[str, Any]:
     Raises `SourceError`, with a message that starts with `where`, for any other text.
     """
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{where}: no JSON ({error}); the file is damaged") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise SourceError(
-            f"{where}: found {show_value(found, 30)}, expected an object; the file is damaged"
+            f"{where}: found {show_value(data, 30)}, expected an object; the file is damaged"
         )
-    return found
+    return data
 
 
 def _digest(text: str) -> str:

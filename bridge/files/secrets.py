@@ -214,8 +214,8 @@ REGISTRIES = (
 )
 LOGIN = r"(?:[ \t]+(?:registry|remote))?[ \t]+login\b"
 SAID = tuple(
-    (wanted, name, re.compile(pattern))
-    for wanted, name, pattern in (
+    (fragment, name, re.compile(pattern))
+    for fragment, name, pattern in (
         ("://", "password", r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@"),
         ("://", "token", r"https?://(?P<value>(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{16,200})@"),
         ("hooks.slack.com/", "token", r"hooks\.slack\.com/services/(?P<value>[\w/]{20,})"),
@@ -299,8 +299,8 @@ def is_secret(name: str, value: str) -> bool:
         return names
     # The name leaves it open: a key of a service is long, has letters and digits, and no blanks or
     # slashes.
-    mixed = bool(DIGIT.search(value)) and bool(LETTER.search(value))
-    return len(value) >= 16 and mixed and not BROKEN.search(value)
+    letters_and_digits = bool(DIGIT.search(value)) and bool(LETTER.search(value))
+    return len(value) >= 16 and letters_and_digits and not BROKEN.search(value)
 
 
 @lru_cache(10_000)
@@ -336,15 +336,15 @@ def spans(text: str) -> list[tuple[int, int, str]]:
         # those in `text`.
         small = "".join(min(letter.lower(), letter, key=len) for letter in text)
     # At one place the longest comes first, and all that overlap it are dropped.
-    found = sorted(
+    candidates = sorted(
         [*_find_by_name(text, small), *_find_by_shape(text, small)],
         key=lambda span: (span[0], -span[1]),
     )
-    kept: list[tuple[int, int, str]] = []
-    for span in found:
-        if not kept or span[0] >= kept[-1][1]:
-            kept.append(span)
-    return kept
+    result: list[tuple[int, int, str]] = []
+    for span in candidates:
+        if not result or span[0] >= result[-1][1]:
+            result.append(span)
+    return result
 
 
 def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, int] | None:
@@ -355,8 +355,8 @@ def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, in
     """
     for word, place in places.items():
         if place < position:
-            found = small.find(word, position)
-            places[word] = found if found >= 0 else len(small)
+            next_place = small.find(word, position)
+            places[word] = next_place if next_place >= 0 else len(small)
     place, word = min((place, word) for word, place in places.items())
     return (place, place + len(word)) if place < len(small) else None
 
@@ -392,8 +392,8 @@ def _find_by_name(text: str, small: str) -> Iterator[tuple[int, int, str]]:
             # Many names may stand in one long word. Its end is searched once, or the time would
             # grow with the square.
             if start >= end:
-                found = END.search(text, start)
-                end = found.start() if found else len(text)
+                match = END.search(text, start)
+                end = match.start() if match else len(text)
             stop = end
         if is_secret(name, text[start : min(stop, start + JUDGED)]):
             yield start, stop, _word(name)
@@ -413,8 +413,8 @@ def _find_by_shape(text: str, small: str) -> Iterator[tuple[int, int, str]]:
     yield from (
         (*match.span(), "token") for shape in _shapes(text) for match in shape.finditer(text)
     )
-    for wanted, name, pattern in SAID:
-        for match in pattern.finditer(small) if wanted in small else ():
+    for fragment, name, pattern in SAID:
+        for match in pattern.finditer(small) if fragment in small else ():
             if not match["value"].startswith("{") and not NOTHING.fullmatch(match["value"]):
                 yield *match.span("value"), _word(name or text[slice(*match.span("name"))])
     digits = text.encode("ascii", "replace").translate(DIGITS)
@@ -446,17 +446,15 @@ class Secrets:
     """Lengths of the known values by the first characters of these values, the longest first."""
 
     @classmethod
-    def of(cls, text: str, named: Mapping[str, str] | None = None) -> Secrets:
-        """Return the secrets of a text, and the secrets among the values in `named`, which are
-        given by name.
-        """
-        found = cls()
+    def of(cls, text: str, values: Mapping[str, str] | None = None) -> Secrets:
+        """Return the secrets of a text, and the secrets among `values`, which are given by name."""
+        result = cls()
         for start, end, name in spans(text):
-            found.add(name, text[start:end])
-        for name, value in (named or {}).items():
+            result.add(name, text[start:end])
+        for name, value in (values or {}).items():
             if is_secret(name, value):
-                found.add(_word(name), value)
-        return found
+                result.add(_word(name), value)
+        return result
 
     def add(self, name: str, value: str) -> str:
         """Add a secret value and return its mark. If the value was added before, this is the old
@@ -496,20 +494,20 @@ class Secrets:
         """`text` with marks instead of secrets."""
         if text in self.marks:
             return self.marks[text]
-        parts, done = list[str](), 0
+        parts, position = list[str](), 0
         for start, end, name in spans(text):
-            parts += (text[done:start], self.marks.get(text[start:end]) or f"__hidden_{name}__")
-            done = end
-        return self.hide_known("".join((*parts, text[done:])))
+            parts += (text[position:start], self.marks.get(text[start:end]) or f"__hidden_{name}__")
+            position = end
+        return self.hide_known("".join((*parts, text[position:])))
 
     def hide_known(self, text: str) -> str:
         """`text` with marks in place of known values and of everything that has the shape of a
         secret.
         """
-        found = self._replace_known(text) if self._begun else text
-        for shape in _shapes(found):
-            found = shape.sub("__hidden_token__", found)
-        return found
+        result = self._replace_known(text) if self._begun else text
+        for shape in _shapes(result):
+            result = shape.sub("__hidden_token__", result)
+        return result
 
     def _replace_known(self, text: str) -> str:
         """Return `text` with marks in place of known values. If several values begin at one
@@ -523,10 +521,10 @@ class Secrets:
                 if len(value) >= SHORTEST:
                     text = text.replace(value, self.marks[value])
             return text
-        parts, done, place = list[str](), 0, 0
+        parts, position, place = list[str](), 0, 0
         while place < len(text):
             lengths = self._begun.get(text[place : place + SHORTEST], ())
-            found = next(
+            secret = next(
                 (
                     text[place : place + size]
                     for size in lengths
@@ -534,11 +532,11 @@ class Secrets:
                 ),
                 "",
             )
-            if found:
-                parts += (text[done:place], self.marks[found])
-                done = place + len(found)
-            place += len(found) or 1
-        return "".join((*parts, text[done:]))
+            if secret:
+                parts += (text[position:place], self.marks[secret])
+                position = place + len(secret)
+            place += len(secret) or 1
+        return "".join((*parts, text[position:]))
 
     def within(self, value: Any, name: str = "") -> Any:
         """Plain data with marks in place of secrets; `name` is the key of `value`."""
@@ -594,9 +592,9 @@ secret.
 """
 
 
-def keep_hidden(text: str, named: Mapping[str, str] | None = None) -> None:
+def keep_hidden(text: str, values: Mapping[str, str] | None = None) -> None:
     """Hide the secrets of `text` in everything that is printed from now on."""
-    HIDDEN.learn(Secrets.of(text, named).marks)
+    HIDDEN.learn(Secrets.of(text, values).marks)
 
 
 def hide(text: str) -> str:

@@ -47,15 +47,15 @@ def pieces(text: str, name: str = TEXT) -> list[Pieces]:
 def _words(text: str, name: str) -> Iterator[tuple[int, int, str]]:
     position, line = 0, 1
     while position < len(text):
-        found = BLANK.match(text, position) or WORD.match(text, position)
-        if found is None:
+        match = BLANK.match(text, position) or WORD.match(text, position)
+        if match is None:
             raise SourceError(
                 f"{name}: line {line}: found an open quote, or a backslash at the end; close or remove it"
             )
-        if not BLANK.fullmatch(found[0]):
-            yield position, line, found[0]
-        line += found[0].count("\n")
-        position = found.end()
+        if not BLANK.fullmatch(match[0]):
+            yield position, line, match[0]
+        line += match[0].count("\n")
+        position = match.end()
 
 
 def _unquote_word(word: str) -> str:

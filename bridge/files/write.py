@@ -63,23 +63,23 @@ def write_all(
         for path in beside
         if path in texts and path.is_symlink()
     )
-    staged: dict[Path, Path] = {}
+    staging: dict[Path, Path] = {}
     path = Path()
     try:
         for path, text in targets.items():
             # In the same folder, as only there a rename replaces a file at once.
-            staged[path] = path.parent / f".stagebridge-{os.getpid()}-{os.urandom(8).hex()}.tmp"
-            _stage(path, staged[path], text)
+            staging[path] = path.parent / f".stagebridge-{os.getpid()}-{os.urandom(8).hex()}.tmp"
+            _stage(path, staging[path], text)
         with ExitStack() as locks:
             # In one order, so that two writers of the same folders do not wait for each other.
             for folder in sorted({path.parent for path in targets}):
                 locks.enter_context(exclusive(folder))
-            _rename(staged)
+            _rename(staging)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise SourceError(f"{path}: cannot be written ({reason}); nothing was written") from None
     finally:
-        for leftover in staged.values():
+        for leftover in staging.values():
             leftover.unlink(missing_ok=True)
 
 
@@ -113,19 +113,19 @@ def _stage(path: Path, beside: Path, text: str | bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def _rename(staged: Mapping[Path, Path]) -> None:
+def _rename(staging: Mapping[Path, Path]) -> None:
     """Move the temporary files to their final paths.
 
     If one cannot be moved, restore the files that were replaced already.
     """
-    before = {path: path.read_bytes() if path.exists() else None for path in staged}
-    moved: list[Path] = []
+    before = {path: path.read_bytes() if path.exists() else None for path in staging}
+    replacements: list[Path] = []
     try:
-        for path, beside in staged.items():
+        for path, beside in staging.items():
             os.replace(beside, path)
-            moved.append(path)
+            replacements.append(path)
     except BaseException:
-        for path in moved:
+        for path in replacements:
             _put_back(path, before[path])
         raise
 

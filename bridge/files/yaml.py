@@ -113,8 +113,8 @@ class _Events:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
 
-        if found := TAGGED.search(text):
-            line = text.count("\n", 0, found.start()) + 1
+        if match := TAGGED.search(text):
+            line = text.count("\n", 0, match.start()) + 1
             raise self.refuse(line, f"found a tag of more than {limits.NAME} characters; drop it")
         yaml: Any = YAML(typ="safe", pure=True)
         yaml.version = (1, 1)
@@ -212,19 +212,19 @@ class _Events:
         value = text if kind == "str" else plain_scalar(text)
         if kind == "float" and (isinstance(value, int) or ONLY_OURS.fullmatch(text)):
             value = float(text.replace("_", ""))
-        wanted = {"str": str, "int": int, "float": float, "bool": bool, "null": type(None)}[kind]
-        if type(value) is not wanted:
+        kind_type = {"str": str, "int": int, "float": float, "bool": bool, "null": type(None)}[kind]
+        if type(value) is not kind_type:
             raise self.refuse(
                 line, f"found {text!r}, expected !!{kind}; drop the tag or fix the value"
             )
         return _Named(value, line, key=text)
 
-    def check_tag(self, tag: str | None, known: tuple[str, ...], line: int) -> None:
-        if tag is not None and tag != "!" and tag not in {TAG + kind for kind in known}:
-            found = "!!" + tag.removeprefix(TAG) if tag.startswith(TAG) else tag
+    def check_tag(self, tag: str | None, kinds: tuple[str, ...], line: int) -> None:
+        if tag is not None and tag != "!" and tag not in {TAG + kind for kind in kinds}:
+            tag_text = "!!" + tag.removeprefix(TAG) if tag.startswith(TAG) else tag
             raise self.refuse(
                 line,
-                f"found the tag {found}, expected plain data; code in tags is not run, so write "
+                f"found the tag {tag_text}, expected plain data; code in tags is not run, so write "
                 "the value",
             )
 
@@ -233,18 +233,18 @@ class _Events:
 
         The mapping's own keys win over merged keys.
         """
-        merged: dict[str, Entry] = {}
+        merges: dict[str, Entry] = {}
         own: list[Entry] = []
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, _Named):
                 raise self.refuse(key.line, f"found a {key.kind} as a key, expected a name")
             if key.merge:
-                merged.update({entry[0]: entry for entry in self.merge_entries(value, key.line)})
+                merges.update({entry[0]: entry for entry in self.merge_entries(value, key.line)})
             else:
                 own.append((key.key, value, key.line))
         for name, _, _ in own:
-            merged.pop(name, None)
-        return [*merged.values(), *own]
+            merges.pop(name, None)
+        return [*merges.values(), *own]
 
     def merge_entries(self, value: Node, line: int) -> list[Entry]:
         sources = value.value if value.kind == "list" else [value]

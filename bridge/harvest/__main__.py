@@ -137,18 +137,18 @@ def compare_facts(todo: Job, facts: Facts) -> list[FactChange]:
     ]
 
 
-def add_release(todo: Job, facts: Facts, found: Sequence[FactChange]) -> dict[Path, str]:
+def add_release(todo: Job, facts: Facts, changes: Sequence[FactChange]) -> dict[Path, str]:
     """Return the content of the files of facts, by path, after the release is added."""
-    known = todo.table(KNOWN)
+    releases = todo.table(KNOWN)
     newest = todo.releases.known[-1]
     if Version(todo.release) < Version(newest):
         raise VersionError(
             f"{todo.stack}: {todo.release} is older than {newest}, the newest known; add releases "
             "in order of their versions"
         )
-    texts = {todo.into / KNOWN: json.dumps({**known, todo.release: todo.day}, indent=1) + "\n"}
+    texts = {todo.into / KNOWN: json.dumps({**releases, todo.release: todo.day}, indent=1) + "\n"}
     for file, keys in {**todo.part.TABLES, PLACES: ("place",)}.items():
-        mine = [change for change in found if change.file == file]
+        mine = [change for change in changes if change.file == file]
         if mine:
             texts[todo.into / file] = text(update_rows(todo.table(file), mine, todo.release, keys))
     for file, names in facts.gathered.items():
@@ -158,14 +158,14 @@ def add_release(todo: Job, facts: Facts, found: Sequence[FactChange]) -> dict[Pa
     return texts
 
 
-def print_changes(todo: Job, facts: Facts, found: Sequence[FactChange]) -> None:
+def print_changes(todo: Job, facts: Facts, changes: Sequence[FactChange]) -> None:
     """Print the changes, and the decisions that a person has to make."""
-    settings = [change for change in found if change.file != PLACES]
-    begun = sum(change.after is not None for change in settings)
-    ended = sum(change.before is not None for change in settings)
-    unchanged = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - begun
+    settings = [change for change in changes if change.file != PLACES]
+    begins = sum(change.after is not None for change in settings)
+    ends = sum(change.before is not None for change in settings)
+    stable = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - begins
     print(
-        f"{todo.stack} {todo.release}: {unchanged} facts unchanged, {begun} rows begin, {ended} rows end"
+        f"{todo.stack} {todo.release}: {stable} facts unchanged, {begins} rows begin, {ends} rows end"
     )
     for heading, lines in (
         (
@@ -174,7 +174,7 @@ def print_changes(todo: Job, facts: Facts, found: Sequence[FactChange]) -> None:
         ),
         (
             "changed functions that rules and checks name",
-            decide.functions_that_changed([c for c in found if c.file == PLACES]),
+            decide.functions_that_changed([c for c in changes if c.file == PLACES]),
         ),
         ("facts not read from this release", facts.unread),
     ):
@@ -214,25 +214,25 @@ def main(
 
 def run(todo: Job, record: bool) -> int:
     """Add the release, or compare it with the repository if it is known. Returns the exit code."""
-    known = todo.release in todo.releases.known
+    is_known = todo.release in todo.releases.known
     facts = harvest_release(todo)
     # For a known release, a function that only one side names is a matter of our rules and not of
     # the release.
-    found = [
+    changes = [
         change
         for change in compare_facts(todo, facts)
-        if not known or change.file != PLACES or change.both
+        if not is_known or change.file != PLACES or change.both
     ]
-    print_changes(todo, facts, found)
-    if not known:
-        write_all(add_release(todo, facts, found))
+    print_changes(todo, facts, changes)
+    if not is_known:
+        write_all(add_release(todo, facts, changes))
         say(f"{todo.stack} {todo.release}: facts are written; judging {todo.count} configs")
         # In a new process: this one has read the facts without the release and keeps them.
         again = [sys.executable, "-m", SCRIPTED, *again_with(todo), "--record"]
         return subprocess.run(again, check=False).returncode if todo.count else Exit.CLEAN
     if record and (code := judge(todo)):
         return code
-    return Exit.FINDINGS if found else Exit.CLEAN
+    return Exit.FINDINGS if changes else Exit.CLEAN
 
 
 def again_with(todo: Job) -> Iterable[str]:
@@ -244,45 +244,47 @@ def again_with(todo: Job) -> Iterable[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The command-line parser."""
-    found = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog=f"python -m {SCRIPTED}",
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("stack", help="name of a folder in compat/")
-    found.add_argument(
+    command_line.add_argument("stack", help="name of a folder in compat/")
+    command_line.add_argument(
         "release",
         help="the release, such as 0.7.0; 0.20.0.dev20260822 for a main branch of that day",
     )
-    found.add_argument(
+    command_line.add_argument(
         "--from",
         dest="root",
         type=Path,
         metavar="PATH",
         help="a source tree, or a folder that pip --target made",
     )
-    found.add_argument(
+    command_line.add_argument(
         "--count",
         type=int,
         default=400,
         help="number of generated configs for the release to judge; 0 for none",
     )
-    found.add_argument("--day", default="", metavar="YYYY-MM-DD", help="the date of the release")
-    found.add_argument(
+    command_line.add_argument(
+        "--day", default="", metavar="YYYY-MM-DD", help="the date of the release"
+    )
+    command_line.add_argument(
         "--record",
         action="store_true",
         help="for a known release: judge configs again, and write the verdicts",
     )
-    found.add_argument(
+    command_line.add_argument(
         "--into",
         type=Path,
         metavar="FOLDER",
         help="folder for files of facts; default: the stack's own",
     )
-    found.add_argument(
+    command_line.add_argument(
         "--tests", type=Path, metavar="FOLDER", help="folder for verdicts; default: tests/STACK"
     )
-    return found
+    return command_line
 
 
 if __name__ == "__main__":

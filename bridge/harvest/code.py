@@ -30,22 +30,22 @@ def first(names: Sequence[str]) -> Any:
     for name in names:
         module, _, attribute = name.partition(":")
         try:
-            found = getattr(import_module(module), attribute, None)
+            candidate = getattr(import_module(module), attribute, None)
         except ModuleNotFoundError as error:
             # A missing module of the stack is an answer; one that the stack itself needs is a
             # broken installation.
             if not module.startswith(str(error.name)):
                 raise
-            found = None
-        if found is not None:
-            return found
+            candidate = None
+        if candidate is not None:
+            return candidate
     return None
 
 
-def arguments(cls: Any, made: Any = None) -> Iterator[Row]:
+def arguments(cls: Any, instance: Any = None) -> Iterator[Row]:
     """Yield the arguments of a class or function: name, type in one spelling, and default.
 
-    A dataclass that is a default is split into its fields. With `made`, an object that was made
+    A dataclass that is a default is split into its fields. With `instance`, an object that was made
     without arguments, the defaults are its values. Arguments that a dataclass does not store are
     left out.
     """
@@ -63,7 +63,7 @@ def arguments(cls: Any, made: Any = None) -> Iterator[Row]:
         factory = fields[name].default_factory if name in fields else dataclasses.MISSING
         if factory is not dataclasses.MISSING:
             default = factory()
-        default = getattr(made, name, default)
+        default = getattr(instance, name, default)
         row = {"name": name, "type": _type(parameter.annotation)}
         if dataclasses.is_dataclass(default) and not isinstance(default, type):
             yield {**row, "default": None}
@@ -116,15 +116,15 @@ def fields_of_class(path: Path, name: str) -> Iterator[Row]:
     """
     tree = _parse_file(path)
     kinds = ast.ClassDef | ast.FunctionDef
-    found = next(
+    definition = next(
         (node for node in tree.body if isinstance(node, kinds) and node.name == name), None
     )
-    if isinstance(found, ast.FunctionDef):
-        names = found.args.args
-        missing = [None] * (len(names) - len(found.args.defaults))
-        for one, default in zip(names, (*missing, *found.args.defaults), strict=True):
+    if isinstance(definition, ast.FunctionDef):
+        names = definition.args.args
+        missing = [None] * (len(names) - len(definition.args.defaults))
+        for one, default in zip(names, (*missing, *definition.args.defaults), strict=True):
             yield _field_row(one.arg, one.annotation, default)
-    for node in found.body if isinstance(found, ast.ClassDef) else ():
+    for node in definition.body if isinstance(definition, ast.ClassDef) else ():
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield _field_row(node.target.id, node.annotation, node.value)
 
@@ -137,13 +137,17 @@ def signatures_in(path: Path) -> Iterator[tuple[str, list[str]]]:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
-        made = [
+        constructors = [
             one
             for one in inner
             if isinstance(one, ast.FunctionDef) and one.name in ("__init__", node.name)
         ]
-        found = [one for one in ast.walk(made[0].args) if isinstance(one, ast.arg)] if made else []
-        names = [one.arg for one in found] or [
+        nodes = (
+            [one for one in ast.walk(constructors[0].args) if isinstance(one, ast.arg)]
+            if constructors
+            else []
+        )
+        names = [one.arg for one in nodes] or [
             str(row["name"]) for row in fields_of_class(path, node.name)
         ]
         yield node.name, [name for name in names if name not in SKIPPED]
@@ -177,20 +181,20 @@ def _literal(node: ast.expr | None) -> Any:
 
 def functions_in_rules(texts: Sequence[Path]) -> list[tuple[str, str]]:
     """Return the files and functions of a stack that the rules and checks of its dialect name as sources."""
-    found = {match.groups() for path in texts for match in PLACE.finditer(path.read_text("utf-8"))}
-    return sorted((file, name) for file, name in found)
+    pairs = {match.groups() for path in texts for match in PLACE.finditer(path.read_text("utf-8"))}
+    return sorted((file, name) for file, name in pairs)
 
 
-def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
+def places(folder: Path, functions: Sequence[tuple[str, str]]) -> Iterator[Row]:
     """Yield a digest of each existing function or class, with its place, such as `training/arguments.py: validate_args`."""
     files = sorted(path for path in folder.rglob("*.py") if "tests" not in path.parts)
-    for file, name in wanted:
+    for file, name in functions:
         here = [path for path in files if f"/{path.relative_to(folder)}".endswith(f"/{file}")]
         # Several files may end in the same name; the one nearest to the root of the package is
         # meant.
         digests = (digest(path, name) for path in sorted(here, key=lambda path: len(path.parts)))
-        if found := next(filter(None, digests), ""):
-            yield {"place": f"{file}: {name}", "digest": found}
+        if value := next(filter(None, digests), ""):
+            yield {"place": f"{file}: {name}", "digest": value}
 
 
 def digest(path: Path, name: str) -> str:
@@ -201,12 +205,12 @@ def digest(path: Path, name: str) -> str:
     node: ast.AST | None = _parse_file(path)
     for part in name.split("."):
         inside = ast.walk(node) if isinstance(node, ast.Module) else getattr(node, "body", ())
-        defined = (
+        definitions = (
             one
             for one in inside
             if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         )
-        node = next((one for one in defined if one.name == part), None)
+        node = next((one for one in definitions if one.name == part), None)
     if node is None:
         return ""
     # Parsed anew, because the visitor changes the tree, and the tree of the file is cached.

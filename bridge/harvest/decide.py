@@ -22,17 +22,17 @@ def questions(
 ) -> Iterator[str]:
     """Yield a line for each changed fact that needs a person's decision, the most important first."""
     rows = [(path_of(change.file, change.row), change) for change in changes]
-    known = fields(dialect.schema)
+    leaves = fields(dialect.schema)
     for path, change in rows:
         # Its own line in the schema, a section that is kept as one mapping, or fields inside it.
         parents = path.split(".")
         starts = [".".join(parents[:size]) for size in range(1, len(parents) + 1)]
-        declared = any(start in known or f"{start}.*" in known for start in starts)
-        if change.before is None and not declared:
+        in_schema = any(start in leaves or f"{start}.*" in leaves for start in starts)
+        if change.before is None and not in_schema:
             yield f"{path}: new, {show_value(change.row.get('default'))} by default; add a line to the schema and a rule"
     yield from _each(
         f"{path}: in the schema, but no rule claims it"
-        for path in known
+        for path in leaves
         if path not in claims(dialect)
     )
     yield from _each(
@@ -62,8 +62,10 @@ def _describe_change(dialect: Dialect, path: str, change: FactChange) -> Iterato
             continue
         rule = claims(dialect).get(path)
         effect = rule.effect if rule else Effect.NUMBERS
-        told = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
-        yield f"{path}: {show_value(was)} by default until now, {show_value(now)} from now on ({told})"
+        effect_text = (
+            effect.value if isinstance(effect, Effect) else "the effect depends on the value"
+        )
+        yield f"{path}: {show_value(was)} by default until now, {show_value(now)} from now on ({effect_text})"
 
 
 def _unlike(was: Any, now: Any) -> tuple[Any, Any]:
@@ -83,9 +85,9 @@ def functions_that_changed(changes: Sequence[FactChange]) -> Iterator[str]:
             yield f"{change.row['place']}: {event}; look at the rules and checks that name this place"
 
 
-def disagreements(found: Counter[str]) -> Iterator[str]:
+def disagreements(counts: Counter[str]) -> Iterator[str]:
     """Yield the differences between our reader and the release, most frequent first."""
-    yield from (f"{count} times: {what}" for what, count in found.most_common())
+    yield from (f"{count} times: {what}" for what, count in counts.most_common())
 
 
 def heading_and_lines(heading: str, lines: Sequence[str]) -> Iterator[str]:

@@ -99,12 +99,14 @@ class Process:
 
     def __call__(self, config: Config) -> Verdict:
         """Return the release's verdict on a config."""
-        question, expected = import_module(f"compat.{self.stack}.runtime.real").pose_config(config)
+        question, expectation = import_module(f"compat.{self.stack}.runtime.real").pose_config(
+            config
+        )
         answer = self.ask(question)
         return Verdict(
             answer.get("held", {}),
             answer.get("refused", ""),
-            json.loads(json.dumps(expected, default=str)),
+            json.loads(json.dumps(expectation, default=str)),
         )
 
     def close(self) -> None:

@@ -34,9 +34,9 @@ class FactChange:
     @property
     def row(self) -> Row:
         """The row after the change, or the row before it if there is none."""
-        found = self.after or self.before
-        assert found is not None
-        return found
+        value = self.after or self.before
+        assert value is not None
+        return value
 
 
 @dataclass(frozen=True)
@@ -83,41 +83,43 @@ def changes(
 
 
 def update_rows(
-    rows: Sequence[Row], found: Sequence[FactChange], release: str, keys: Sequence[str]
+    rows: Sequence[Row], changes: Sequence[FactChange], release: str, keys: Sequence[str]
 ) -> list[Row]:
-    """Return the rows after a release that makes the changes `found`.
+    """Return the rows after a release that makes `changes`.
 
     Changed rows end at `release`, new rows begin there, and all other rows stay.
     """
-    ended = {_key(change.before, keys) for change in found if change.before}
+    end_keys = {_key(change.before, keys) for change in changes if change.before}
     # A row that ended before is history, and may have the same key as the one that ends now.
-    kept = [
-        row if row.get("until") or _key(row, keys) not in ended else {**row, "until": release}
+    rest = [
+        row if row.get("until") or _key(row, keys) not in end_keys else {**row, "until": release}
         for row in rows
     ]
-    begun = [
-        {**change.after, **({"since": release} if rows else {})} for change in found if change.after
+    new_rows = [
+        {**change.after, **({"since": release} if rows else {})}
+        for change in changes
+        if change.after
     ]
-    return sorted((*kept, *begun), key=lambda row: _key(row, keys)) if begun else kept
+    return sorted((*rest, *new_rows), key=lambda row: _key(row, keys)) if new_rows else rest
 
 
-def unite_names(old: Any, found: Any) -> Any:
+def unite_names(old: Any, new: Any) -> Any:
     """Return the union of names over all releases.
 
     Mappings and lists are merged; of two texts, the old one is kept.
     """
-    if isinstance(old, Mapping) and isinstance(found, Mapping):
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
         both = {
-            name: unite_names(old[name], found[name]) if name in old and name in found else None
-            for name in {**old, **found}
+            name: unite_names(old[name], new[name]) if name in old and name in new else None
+            for name in {**old, **new}
         }
         return {
-            name: value if value is not None else old.get(name, found.get(name))
+            name: value if value is not None else old.get(name, new.get(name))
             for name, value in both.items()
         }
-    if isinstance(old, list) and isinstance(found, list):
-        return old if {*found} <= {*old} else sorted({*old, *found})
-    return old or found
+    if isinstance(old, list) and isinstance(new, list):
+        return old if {*new} <= {*old} else sorted({*old, *new})
+    return old or new
 
 
 def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
@@ -166,8 +168,8 @@ class _Plain(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         """Replace a quoted type by the type."""
-        quoted = isinstance(node.value, str) and node.value.isidentifier()
-        return ast.Name(NAMES.get(str(node.value), str(node.value))) if quoted else node
+        is_name = isinstance(node.value, str) and node.value.isidentifier()
+        return ast.Name(NAMES.get(str(node.value), str(node.value))) if is_name else node
 
 
 def text(rows: Any) -> str:
@@ -176,11 +178,11 @@ def text(rows: Any) -> str:
         return "[\n" + ",\n".join(_line(row) for row in rows) + "\n]\n"
     entries = []
     for name, value in rows.items():
-        written = _line(value)
+        entry = _line(value)
         if isinstance(value, Mapping):
             inside = (f"  {_line(key)}: {_line(inner)}" for key, inner in value.items())
-            written = "{\n" + ",\n".join(inside) + "\n}"
-        entries.append(f"{_line(name)}: {written}")
+            entry = "{\n" + ",\n".join(inside) + "\n}"
+        entries.append(f"{_line(name)}: {entry}")
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 

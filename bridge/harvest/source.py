@@ -51,22 +51,22 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
             f"{path}: no folder {package.folder} in it; name a source tree or an installation of "
             f"{package.name}"
         )
-    found: Distribution | None = None
+    dist: Distribution | None = None
     for one in distributions(path=[str(path)]) if path else ():
         # Registries take `_` and `-` for the same; metadata has either.
         if str(one.metadata["Name"]).lower().replace("_", "-") == package.name:
-            found = one
+            dist = one
             break
     if path is None:
         try:
-            found = distribution(package.name)
+            dist = distribution(package.name)
         except PackageNotFoundError:
             advice = (
                 f"pip install --no-deps {package.name}=={release}, or name its source with --from"
             )
             raise VersionError(f"{package.name}: not installed; {advice}") from None
-    root = path or Path(str(found.locate_file("") if found else ""))
-    version = found.version if found else version_in(root / package.folder / package.info)
+    root = path or Path(str(dist.locate_file("") if dist else ""))
+    version = dist.version if dist else version_in(root / package.folder / package.info)
     if not same(release, version):
         advice = (
             f"pip install --no-deps {package.name}=={release}, or name its source tree with --from"
@@ -83,23 +83,23 @@ def version_in(file: Path) -> str:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{file}: has no version ({error})") from None
-    said: dict[str, str] = dict(STATED.findall(text))
-    if said.keys() >= {*PARTS[:3]}:
-        return ".".join(said[name] for name in PARTS[:3]) + said.get(PARTS[3], "")
-    told = said.get("version", text.strip())
-    if not re.fullmatch(r"\d[\w.+]*", told):
+    parts: dict[str, str] = dict(STATED.findall(text))
+    if parts.keys() >= {*PARTS[:3]}:
+        return ".".join(parts[name] for name in PARTS[:3]) + parts.get(PARTS[3], "")
+    version = parts.get("version", text.strip())
+    if not re.fullmatch(r"\d[\w.+]*", version):
         raise SourceError(f"{file}: sets neither version nor {', '.join(PARTS[:3])}")
-    return told
+    return version
 
 
-def same(release: str, told: str) -> bool:
-    """Return whether a tree that states version `told` is `release`.
+def same(release: str, version: str) -> bool:
+    """Return whether a tree that states `version` is `release`.
 
     A tree between two releases may state the version of the release before or after.
     """
     try:
-        wanted, have = Version(release), Version(told)
+        target, have = Version(release), Version(version)
     except InvalidVersion:
-        return release == told
-    between = wanted.is_devrelease or wanted.is_postrelease
-    return wanted.public == have.public or (between and wanted.base_version == have.base_version)
+        return release == version
+    between = target.is_devrelease or target.is_postrelease
+    return target.public == have.public or (between and target.base_version == have.base_version)

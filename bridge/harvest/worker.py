@@ -44,10 +44,10 @@ def answer_question(stack: str, question: Any, tree: tuple[str, str]) -> dict[st
 
 def _facts(stack: str, release: str, root: str) -> dict[str, Any]:
     harvest = import_module(f"compat.{stack}.harvest")
-    found = locate(harvest.PACKAGE, release, Path(root) if root else None)
-    facts: Facts = harvest.facts(found)
-    named = code.functions_in_rules(sorted(Path(str(harvest.__file__)).parent.rglob("*.py")))
-    facts.rows[PLACES] = list(code.places(found.folder, named))
+    tree = locate(harvest.PACKAGE, release, Path(root) if root else None)
+    facts: Facts = harvest.facts(tree)
+    functions = code.functions_in_rules(sorted(Path(str(harvest.__file__)).parent.rglob("*.py")))
+    facts.rows[PLACES] = list(code.places(tree.folder, functions))
     return asdict(facts)
 
 

@@ -227,9 +227,9 @@ class Architecture:
         """Return whether the layers that the setting `name` is about have biases. If the setting is
         None, `bias` decides; for `norm_bias`, LayerNorm has a bias and RMSNorm has none.
         """
-        told: bool | None = getattr(self, name)
-        if told is not None:
-            return told
+        setting: bool | None = getattr(self, name)
+        if setting is not None:
+            return setting
         return self.norm == "layer" if name == "norm_bias" else self.bias
 
     @property
@@ -302,29 +302,29 @@ class Architecture:
         all in fp32. The keys of `stages` are the numbers of these layers, and the values are the
         stages that run them.
         """
-        found: dict[str, Parameter] = {}
+        by_name: dict[str, Parameter] = {}
         for layer, stage in stages.items():
             for parameter in self._local_parameters(layer, share):
                 # Embedding and head may name the same weight; it is one parameter that two stages
                 # use.
-                users = found[parameter.name].stages if parameter.name in found else ()
-                found[parameter.name] = replace(
+                users = by_name[parameter.name].stages if parameter.name in by_name else ()
+                by_name[parameter.name] = replace(
                     parameter, stages=tuple(dict.fromkeys((*users, stage)))
                 )
-        return list(found.values())
+        return list(by_name.values())
 
     def sites(self, layers: Iterable[int], share: Share) -> list[Site]:
         """Sites of `layers` at which tensor ranks exchange activations."""
         if share.ranks == 1:
             return []
         names = self.tensor_plan(share.ranks)
-        found = [site for layer in layers for site in _collective_sites(self.parts(layer), names)]
-        scattered = [
+        result = [site for layer in layers for site in _collective_sites(self.parts(layer), names)]
+        scatters = [
             Site(name, "scatter", self.hidden)
             for name in names.scattered
             if share.sequence and 0 in layers
         ]
-        return found + scattered
+        return result + scatters
 
     def _embedding(self) -> tuple[LayerPart, ...]:
         width = self.width or self.hidden
@@ -436,9 +436,9 @@ class Architecture:
             # expert is whole.
             whole = part.copies > 1 and share.within == 1
             for name, shape in part.shapes.items():
-                held = Parameter(name, shape, "fp32", ())
+                parameter = Parameter(name, shape, "fp32", ())
                 if names is not None and not whole:
-                    held = _split_parameter(part, name, shape, names, share)
+                    parameter = _split_parameter(part, name, shape, names, share)
                 if part.copies > 1:
                     # All local experts in one parameter, stacked along a new first dimension. If
                     # they do not divide evenly, some ranks have one less; the larger number is
@@ -448,8 +448,10 @@ class Architecture:
                         for index in (0, share.experts - 1)
                     )
                     local = max(map(len, ends))
-                    held = replace(held, shape=(local, *held.shape), same=share.same, partial=False)
-                yield held
+                    parameter = replace(
+                        parameter, shape=(local, *parameter.shape), same=share.same, partial=False
+                    )
+                yield parameter
 
 
 def _stated_settings(model: Model) -> dict[str, Any]:
@@ -457,7 +459,7 @@ def _stated_settings(model: Model) -> dict[str, Any]:
     plan leaves open.
     """
     norm, attention = model.norm, model.attention
-    told = {
+    settings = {
         "norm": norm.kind,
         "norm_bias": norm.bias,
         "place": norm.place,
@@ -467,19 +469,19 @@ def _stated_settings(model: Model) -> dict[str, Any]:
         "mlp_bias": model.mlp.bias,
         "dropout": model.dropout,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _attention_settings(model: Model) -> dict[str, Any]:
     attention, latent = model.attention, model.attention.latent
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "head_size": attention.head_size,
         "head_norm": attention.norm or "none",
         "sinks": bool(attention.sinks),
         "shared_norm": bool(model.norm.parallel and model.norm.shared),
     }
     if latent.kv_rank is None:
-        return found
+        return settings
     widths = (
         latent.query_rank,
         latent.kv_rank,
@@ -487,7 +489,7 @@ def _attention_settings(model: Model) -> dict[str, Any]:
         latent.rotary_size,
         latent.value_size,
     )
-    return found | {"latent": Latent(*(width or 0 for width in widths))}
+    return settings | {"latent": Latent(*(width or 0 for width in widths))}
 
 
 def _feed_forward(model: Model) -> dict[str, Any]:
@@ -558,7 +560,7 @@ in the table is not split.
 
 
 def _collective_sites(parts: Iterable[LayerPart], names: TensorPlan) -> Iterator[Site]:
-    entered: set[str] = set()
+    parents: set[str] = set()
     for part in parts:
         role, parent = part.role(names), part.name.rpartition(".")[0]
         if role == "embed":
@@ -569,8 +571,8 @@ def _collective_sites(parts: Iterable[LayerPart], names: TensorPlan) -> Iterator
             yield Site(part.name, "logits", 1)
         # Query, key and value share their input, and so do up and gate: the activations enter all
         # of them in one collective.
-        if role in ("column", "shared", "vocabulary") and parent not in entered:
-            entered.add(parent)
+        if role in ("column", "shared", "vocabulary") and parent not in parents:
+            parents.add(parent)
             yield Site(part.name, "enter", part.inputs)
 
 

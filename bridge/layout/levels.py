@@ -23,18 +23,18 @@ def find_dearer_level(
     the slices of weights there are two more. With few stages, slices and buffers together can take
     more memory than whole copies of all stages.
     """
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for level in range(1, layout.level):
         # Buffer counts of the plan would override the level.
         update = {"stage": level, "weight_buffers": None, "grad_buffers": None}
         lower = plan.model_copy(update={"zero": plan.zero.model_copy(update=update)})
         other = Layout.of(lower, parameters, layout.stages, layout.data)
-        kept[level] = sum(other.bytes().values())
-    best = min(kept, key=lambda level: kept[level], default=layout.level)
+        sizes[level] = sum(other.bytes().values())
+    best = min(sizes, key=lambda level: sizes[level], default=layout.level)
     own = sum(layout.bytes().values())
-    if best == layout.level or kept[best] >= own:
+    if best == layout.level or sizes[best] >= own:
         return None
-    here, there = (f"{size / MEBIBYTE:,.1f} MiB" for size in (own, kept[best]))
+    here, there = (f"{size / MEBIBYTE:,.1f} MiB" for size in (own, sizes[best]))
     why = f"with {layout.stages} stages, two whole buffers take more memory than slices save"
-    said = f"ZeRO level {layout.level} takes {here} on a rank, level {best} only {there}: {why}; use level {best}"
-    return Finding("zero.stage", said, Effect.COST, given=True)
+    message = f"ZeRO level {layout.level} takes {here} on a rank, level {best} only {there}: {why}; use level {best}"
+    return Finding("zero.stage", message, Effect.COST, given=True)

@@ -107,8 +107,8 @@ class Mesh:
 
 
 def _wrong_product(sizes: Mapping[str, int], world: int) -> str:
-    given = {axis: size for axis, size in sizes.items() if size > 1}
-    product = " x ".join(f"{axis} ({size})" for axis, size in given.items()) or "data (1)"
+    axes = {axis: size for axis, size in sizes.items() if size > 1}
+    product = " x ".join(f"{axis} ({size})" for axis, size in axes.items()) or "data (1)"
     contradicts = "is not the" if world % prod(sizes.values()) == 0 else "does not divide"
     return f"parallel: {product} {contradicts} world size ({world}); {_advice(sizes, world)}"
 
@@ -144,9 +144,9 @@ def _order(order: str | None) -> tuple[str, ...]:
 
 
 def _order_problems(names: list[str]) -> Iterator[str]:
-    known = (*AXES, "expert")
+    axes = (*AXES, "expert")
     for name in names:
-        if name not in known:
-            yield f"parallel.order: found {name!r}, expected axes of {'-'.join(known)}{nearest(name, known)}"
+        if name not in axes:
+            yield f"parallel.order: found {name!r}, expected axes of {'-'.join(axes)}{nearest(name, axes)}"
         elif names.count(name) > 1:
             yield f"parallel.order: {name} occurs {names.count(name)} times, expected once; remove the others"

@@ -82,9 +82,9 @@ class Outline:
             plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"]
         )
         accumulation = triangle.accumulation or 1
-        shown, notes = describe_pipeline(plan, accumulation, shape.facts())
-        pipelines, periods = _pipelines_to_simulate(shown, shape, accumulation)
-        found = cls(
+        runnable_plan, notes = describe_pipeline(plan, accumulation, shape.facts())
+        pipelines, periods = _pipelines_to_simulate(runnable_plan, shape, accumulation)
+        outline = cls(
             plan,
             shape,
             mesh,
@@ -95,8 +95,8 @@ class Outline:
             periods,
             notes,
         )
-        ConfigError.raise_if(found._problems())
-        return found
+        ConfigError.raise_if(outline._problems())
+        return outline
 
     @property
     def stages(self) -> tuple[range, ...]:
@@ -142,8 +142,8 @@ class Outline:
         """Findings about pipeline ranks on which a lower ZeRO level takes fewer bytes. Equal
         findings of several ranks are listed once.
         """
-        found = (self._places[rank, 0].costly for rank in range(self.mesh.sizes["pipeline"]))
-        return tuple(dict.fromkeys(finding for finding in found if finding))
+        findings = (self._places[rank, 0].costly for rank in range(self.mesh.sizes["pipeline"]))
+        return tuple(dict.fromkeys(finding for finding in findings if finding))
 
     def bytes(self, rank: int) -> dict[str, int]:
         """Return the number of bytes that `rank` stores between steps, for each of weights,
@@ -168,14 +168,14 @@ class Outline:
         }
 
     def _place(self, pipeline: int, tensor: int) -> OutlinePlace:
-        held, homes = self.local_stages(pipeline), self.pipeline.schedule.homes
+        local, homes = self.local_stages(pipeline), self.pipeline.schedule.homes
         # The first and the last layer may share a weight, whichever ranks they are on.
-        mine = {*held, 0, len(self.stages) - 1}
+        mine = {*local, 0, len(self.stages) - 1}
         stages = {layer: stage for stage in sorted(mine) for layer in self.stages[stage]}
         share = self._share(tensor)
         parameters = on_rank(self.shape.parameters(stages, share), homes, pipeline)
-        layout = Layout.of(self.plan, parameters, len(held), self.shards)
-        layers = tuple(layer for stage in held for layer in self.stages[stage])
+        layout = Layout.of(self.plan, parameters, len(local), self.shards)
+        layers = tuple(layer for stage in local for layer in self.stages[stage])
         return OutlinePlace(
             layout,
             tuple(self.shape.sites(layers, share)),
@@ -210,8 +210,8 @@ class Outline:
         if not further:
             return first
         return {
-            key: add_traffic(found, _multiply_traffic(further[-1][key], found, self.periods))
-            for key, found in first.items()
+            key: add_traffic(traffic, _multiply_traffic(further[-1][key], traffic, self.periods))
+            for key, traffic in first.items()
         }
 
     def _follow_traffic(
@@ -221,18 +221,18 @@ class Outline:
             program_rows(pipeline.schedule),
             chunks_by_stage(self.plan.recompute, self.stages),
         )
-        found: dict[object, Mapping[str, Traffic]] = {}
+        by_layout: dict[object, Mapping[str, Traffic]] = {}
         by_place = {}
         for (rank, tensor), place in self._places.items():
             # Tensor ranks whose flats have the same sizes send the same, so one of them is simulated.
             alike = (rank, *((flat.size, flat.shards) for flat in place.layout.flats))
-            if alike not in found:
+            if alike not in by_layout:
                 names, sequence = self.shape.names, bool(self.plan.parallel.sequence)
                 step = Step(
                     rank, place.layout, pipeline, rows[rank], parts, names, place.sites, sequence
                 )
-                found[alike] = step.traffic(self._sizes, self.mesh.world)
-            by_place[rank, tensor] = found[alike]
+                by_layout[alike] = step.traffic(self._sizes, self.mesh.world)
+            by_place[rank, tensor] = by_layout[alike]
         return by_place
 
     @property
@@ -263,13 +263,13 @@ def _multiply_traffic(
     after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int
 ) -> dict[str, Traffic]:
     """Return, for each collective, the difference `after` - `before`, multiplied by `times`."""
-    found = {}
+    result = {}
     for name, total in after.items():
         less = before.get(name, Traffic())
-        found[name] = Traffic(
+        result[name] = Traffic(
             (total.count - less.count) * times, (total.bytes - less.bytes) * times
         )
-    return found
+    return result
 
 
 def _pipelines_to_simulate(

@@ -80,13 +80,13 @@ def cut_within(layers: Layers, within: Sequence[range]) -> tuple[range, ...]:
 
 
 def _fill_gap(part: range, sizes: Sequence[int]) -> Iterator[range]:
-    first, held = part.start, 0
+    first, size = part.start, 0
     for layer in part:
-        held += sizes[layer]
+        size += sizes[layer]
         # Cut only if the layers behind can fill a stage too; otherwise they join this one.
-        if held >= SMALL and sum(sizes[layer + 1 : part.stop]) >= SMALL:
+        if size >= SMALL and sum(sizes[layer + 1 : part.stop]) >= SMALL:
             yield range(first, layer + 1)
-            first, held = layer + 1, 0
+            first, size = layer + 1, 0
     if first < part.stop:
         yield range(first, part.stop)
 
@@ -140,30 +140,30 @@ def balance_stages(costs: Sequence[int], parts: int) -> Boundaries:
     sums = [0, *accumulate(costs)]
 
     @cache
-    def best(first: int, left: int) -> tuple[int, Boundaries]:
-        """Cut the layers from `first` to the end into `left` stages. Return the smallest possible
+    def best(first: int, count: int) -> tuple[int, Boundaries]:
+        """Cut the layers from `first` to the end into `count` stages. Return the smallest possible
         sum of the squared costs of the stages, and the boundaries that give this sum.
         """
-        if left == 1:
+        if count == 1:
             return (sums[-1] - sums[first]) ** 2, (len(costs),)
         # The first of these stages may cost at most `limit`, and a layer must be left for each of
         # the others.
-        furthest = min(bisect_right(sums, sums[first] + limit) - 1, len(costs) - left + 1)
+        furthest = min(bisect_right(sums, sums[first] + limit) - 1, len(costs) - count + 1)
         options = (
-            (cut, *best(cut, left - 1))
+            (cut, *best(cut, count - 1))
             for cut in range(first + 1, furthest + 1)
-            if fits(cut, left - 1)
+            if fits(cut, count - 1)
         )
         return min(
             ((sums[cut] - sums[first]) ** 2 + rest, (cut, *tail)) for cut, rest, tail in options
         )
 
     @cache
-    def fits(first: int, left: int) -> bool:
-        """Return whether the layers from `first` to the end can be cut into `left` stages that each
+    def fits(first: int, count: int) -> bool:
+        """Return whether the layers from `first` to the end can be cut into `count` stages that each
         have a layer and cost at most `limit`.
         """
-        return _greedy_count(costs[first:], limit) <= left <= len(costs) - first
+        return _greedy_count(costs[first:], limit) <= count <= len(costs) - first
 
     return (0, *best(0, parts)[1])
 
@@ -236,8 +236,10 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
             " then the number of layers"
         )
     elif boundaries[-1] not in (layers.body, layers.count):
-        known = " or ".join(str(number) for number in dict.fromkeys((layers.body, layers.count)))
-        yield f"stages.boundaries: found {boundaries[-1]} as the last number, expected the number of layers, {known}"
+        counts_text = " or ".join(
+            str(number) for number in dict.fromkeys((layers.body, layers.count))
+        )
+        yield f"stages.boundaries: found {boundaries[-1]} as the last number, expected the number of layers, {counts_text}"
     pairs = list(pairwise(boundaries))
     for place, (first, last) in enumerate(pairs):
         # Only the first stage may have no block, if it has the embedding, and only the last, if it has the head.

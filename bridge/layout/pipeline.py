@@ -56,10 +56,10 @@ class Pipeline:
         inner = _inner_stages(plan, layers, outer) if apart else outer
         # Number of parts in each stage of the plan.
         numbers = [sum(part.start <= stage.start < part.stop for stage in inner) for part in outer]
-        found = cls(schedule.split_stages(numbers) if apart else schedule, inner)
+        pipeline = cls(schedule.split_stages(numbers) if apart else schedule, inner)
         # The parts of a stage run one after the other, so a proof for the stages holds for their parts.
         ConfigError.raise_if(f"schedule: {problem}" for problem in prove_schedule(schedule))
-        return found
+        return pipeline
 
     def local(self, rank: int) -> tuple[int, ...]:
         """The stages of a pipeline rank, in model order."""
@@ -115,17 +115,17 @@ def describe_pipeline(
         return plan, ()
     plan, notes = _cut_to_layers(plan, layers) if layers else (plan, ())
     stages = stages_of(plan, layers) if layers else None
-    found = tuple(
+    problems = tuple(
         schedule_problems(name_of(plan), _schedule_shape(plan, microbatches, stages, True))
     )
     # Those two run any number of micro batches on any stages.
     plain = "1f1b" if _schedule_shape(plan, microbatches, stages).virtual == 1 else "looped_bfs"
     other = _with_schedule(plan, name=plain, group=None, depth_first=None)
-    if not found or any(
+    if not problems or any(
         schedule_problems(plain, _schedule_shape(other, microbatches, stages, True))
     ):
         return plan, notes
-    return other, (*notes, *(f"{problem}; shown as {plain}" for problem in found))
+    return other, (*notes, *(f"{problem}; shown as {plain}" for problem in problems))
 
 
 def _cut_to_layers(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
@@ -200,21 +200,21 @@ def _from_table(plan: Plan, microbatches: int, stages: int | None, table: str | 
             "schedule.csv: not set, but schedule.name is csv; set the path of the CSV file"
         )
     where = plan.schedule.csv or "schedule.csv"
-    found = read_schedule(table, where)
+    schedule = read_schedule(table, where)
     ConfigError.raise_if(
-        _find_misfits(found, where, (ranks_of(plan), microbatches, stages or found.stages))
+        _find_misfits(schedule, where, (ranks_of(plan), microbatches, stages or schedule.stages))
     )
-    return found
+    return schedule
 
 
-def _find_misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Iterator[str]:
+def _find_misfits(schedule: Schedule, where: str, sizes: tuple[int, int, int]) -> Iterator[str]:
     what = ("pipeline ranks", "microbatches", "stages")
-    for name, has, expected in zip(
-        what, (found.ranks, found.microbatches, found.stages), wanted, strict=True
+    for name, has, size in zip(
+        what, (schedule.ranks, schedule.microbatches, schedule.stages), sizes, strict=True
     ):
-        if has != expected:
+        if has != size:
             yield (
-                f"{where}: this schedule is made for {has} {name}, but the plan has {expected};"
+                f"{where}: this schedule is made for {has} {name}, but the plan has {size};"
                 " change the schedule or the plan"
             )
 
@@ -234,15 +234,15 @@ def _outline_stages(
         if parts is None and len(outer) == layers.count and plan.stages.layers_per_stage is None:
             outer = _inner_stages(plan, layers, [range(layers.count)])
         return outer, schedule_of(plan, microbatches, len(outer))
-    wanted = (
+    count = (
         read_schedule(table, plan.schedule.csv or "schedule.csv").stages
         if table is not None
         else ranks * _virtual_stages(plan)
     )
-    outer = parts or partition_layers(plan.stages, layers, wanted)
-    if plan.schedule.virtual is not None and len(outer) != wanted:
+    outer = parts or partition_layers(plan.stages, layers, count)
+    if plan.schedule.virtual is not None and len(outer) != count:
         raise ConfigError(
-            f"stages: found {len(outer)} stages, but the schedule runs {wanted}; change stages, or schedule.virtual"
+            f"stages: found {len(outer)} stages, but the schedule runs {count}; change stages, or schedule.virtual"
         )
     return outer, schedule_of(plan, microbatches, len(outer), table, short)
 
@@ -288,11 +288,11 @@ def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:
     Raises `ConfigError` for a name that matches no layer, a layer that is in no stage or in several
     stages, and stages that do not follow the order of the model.
     """
-    found = [
+    indices = [
         [index for index, layer in enumerate(layers) if _is_below(layer, names)] for names in stages
     ]
-    ConfigError.raise_if(_name_problems(stages, layers, found))
-    return tuple(range(part[0], part[-1] + 1) for part in found)
+    ConfigError.raise_if(_name_problems(stages, layers, indices))
+    return tuple(range(part[0], part[-1] + 1) for part in indices)
 
 
 def _is_below(layer: str, names: Sequence[str]) -> bool:
@@ -300,13 +300,13 @@ def _is_below(layer: str, names: Sequence[str]) -> bool:
 
 
 def _name_problems(
-    stages: Sequence[Sequence[str]], layers: Sequence[str], found: Sequence[Sequence[int]]
+    stages: Sequence[Sequence[str]], layers: Sequence[str], indices: Sequence[Sequence[int]]
 ) -> Iterator[str]:
     for stage, names in enumerate(stages):
         for name in names:
             if not any(_is_below(layer, [name]) for layer in layers):
                 yield f"stage {stage}: the model has no layer {name!r}; its layers are {', '.join(layers)}"
-    order = [index for part in found for index in part]
+    order = [index for part in indices for index in part]
     for index, layer in enumerate(layers):
         if order.count(index) != 1:
             yield f"layer {layer}: is in {order.count(index)} stages, expected one; name it in one stage"
@@ -315,6 +315,6 @@ def _name_problems(
             "stages: found layers in another order than in the model;"
             " name the first layers in the first stage, and so on"
         )
-    for stage, part in enumerate(found):
+    for stage, part in enumerate(indices):
         if not part:
             yield f"stage {stage}: no layer is named for this stage; name a layer, or use fewer stages"

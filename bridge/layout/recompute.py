@@ -43,12 +43,14 @@ def again_by_stage(
     whole if one of its layers is.
     """
     apart = any(action.kind in (ActionKind.INPUT, ActionKind.AGAIN) for action in row)
-    trained = {action.stage for action in row if action.kind in WRITES}
-    found = {}
+    writers = {action.stage for action in row if action.kind in WRITES}
+    result = {}
     for stage in sorted({action.stage for action in row if action.kind is ActionKind.FORWARD}):
         layers = frozenset(index for chunk in parts[stage] if chunk.again for index in chunk.layers)
-        found[stage] = frozenset(stages[stage]) if layers and apart and stage in trained else layers
-    return found
+        result[stage] = (
+            frozenset(stages[stage]) if layers and apart and stage in writers else layers
+        )
+    return result
 
 
 def _layer_choice(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, int], bool]:

@@ -94,18 +94,18 @@ def reductions_by_stage(layout: Layout, writers: Sequence[int]) -> tuple[tuple[i
     """
     # Backwards: `following` has the flat that is written next into each buffer. If it is the same flat, reduction can wait.
     following: dict[Home, int] = {}
-    found: list[tuple[int, ...]] = []
-    written = {
+    reductions: list[tuple[int, ...]] = []
+    flats = {
         stage: [index for index in layout.users[stage] if layout.flats[index].trainable]
         for stage in set(writers)
     }
     for stage in reversed(writers):
-        found.append(
+        reductions.append(
             tuple(
                 index
-                for index in written[stage]
+                for index in flats[stage]
                 if following.get(layout.flats[index].grad_home) != index
             )
         )
-        following.update((layout.flats[index].grad_home, index) for index in written[stage])
-    return tuple(reversed(found))
+        following.update((layout.flats[index].grad_home, index) for index in flats[stage])
+    return tuple(reversed(reductions))

@@ -64,17 +64,17 @@ def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) ->
     the stages on this rank, from 0. `homes` has the rank of each stage.
     """
     local = [stage for stage, home in enumerate(homes) if home == rank]
-    found = []
+    result = []
     for parameter in parameters:
         stages, holders = (
             tuple(local.index(stage) for stage in parameter.stages if stage in local),
             holders_of(parameter, homes),
         )
         if stages:
-            found.append(
+            result.append(
                 replace(parameter, stages=stages, replicas=holders if len(holders) > 1 else ())
             )
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +298,12 @@ class Flat:
         """Yield the part of each parameter that data rank `index` owns. Padding belongs to no
         parameter.
         """
-        owned = self.elements_of(index)
+        elements = self.elements_of(index)
         for slot in self.slots:
-            start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
+            start, stop = max(slot.start, elements.start), min(slot.stop, elements.stop)
             if start < stop:
                 yield FlatPiece(
-                    slot.parameter, start - slot.start, stop - slot.start, start - owned.start
+                    slot.parameter, start - slot.start, stop - slot.start, start - elements.start
                 )
 
     @cached_property
@@ -329,11 +329,11 @@ class Flat:
         """Return the elements of the range `part` that data rank `index` owns. They are counted
         from the start of the slice of this rank.
         """
-        owned = self.elements_of(index)
-        start, stop = max(part.start, owned.start), min(part.stop, owned.stop)
+        elements = self.elements_of(index)
+        start, stop = max(part.start, elements.start), min(part.stop, elements.stop)
         # Without overlap, `stop` is before `start`, and the range has to be empty rather than
         # negative.
-        return range(start - owned.start, max(start, stop) - owned.start)
+        return range(start - elements.start, max(start, stop) - elements.start)
 
 
 @dataclass(frozen=True)
@@ -386,11 +386,11 @@ class Layout:
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
         """For each stage, the indices of the flats that must be whole while this stage computes."""
-        found: list[list[int]] = [[] for _ in range(self.stages)]
+        result: list[list[int]] = [[] for _ in range(self.stages)]
         for index, flat in enumerate(self.flats):
             for stage in sorted({stage for slot in flat.slots for stage in slot.parameter.stages}):
-                found[stage].append(index)
-        return tuple(map(tuple, found))
+                result[stage].append(index)
+        return tuple(map(tuple, result))
 
     @cached_property
     def first_trained(self) -> int:
@@ -433,7 +433,7 @@ class Layout:
         """Return the number of bytes on one rank, for each of weights, gradients, master and
         moments.
         """
-        found = {
+        sizes = {
             "weights": _count_buffers(self.homes("weight")),
             "gradients": _count_buffers(self.homes("grad")),
             "master": 0,
@@ -441,8 +441,8 @@ class Layout:
         }
         for flat in self.flats:
             for kind, size in self.slices(flat).items():
-                found[kind] += size
-        return found
+                sizes[kind] += size
+        return sizes
 
     def slices(self, flat: Flat) -> dict[str, int]:
         """Return the number of bytes of a rank's slices of `flat`, for each of weights, gradients,
@@ -553,5 +553,5 @@ def _shares_buffer(index: int, buffers: int, number: int) -> bool:
     """
     # Flat i lies in buffer i modulo `buffers`, so the others of its buffer are `buffers` places
     # before and behind it.
-    followed, preceded = index + buffers < number, index >= buffers
-    return followed or preceded
+    has_after, has_before = index + buffers < number, index >= buffers
+    return has_after or has_before

@@ -74,10 +74,10 @@ class Step:
         if not self.sites:
             return {}
         layers = again_by_stage(self.row, self.parts, self.pipeline.layers)
-        kept, number = self.pipeline.schedule.kept, self.pipeline.schedule.microbatches
+        exemptions, number = self.pipeline.schedule.kept, self.pipeline.schedule.microbatches
         alike: Counter[frozenset[int]] = Counter()
         for microbatch in range(number):
-            again = (own for stage, own in layers.items() if (stage, microbatch) not in kept)
+            again = (own for stage, own in layers.items() if (stage, microbatch) not in exemptions)
             alike[frozenset().union(*again)] += 1
         return add_traffic(*(self._of_one(again, tokens, times) for again, times in alike.items()))
 
@@ -86,5 +86,5 @@ class Step:
             site.name for site in sites_within(self.sites, (self.names[layer] for layer in again))
         }
         compute = self.layout.flats[0].dtype if self.layout.flats else "fp32"
-        found = activation_traffic(self.sites, names, self.sequence, tokens, compute)
-        return {name: part * times for name, part in found.items()}
+        traffic = activation_traffic(self.sites, names, self.sequence, tokens, compute)
+        return {name: part * times for name, part in traffic.items()}

@@ -100,8 +100,8 @@ def step_traffic(
         times, writers = _gather_times(layout, order.path), order.writers
     # Tied gradients are summed over the pipeline ranks that hold the parameter, after the reduction
     # over data ranks: each rank sends its slice alone.
-    replicated = [flat for flat in layout.flats if flat.trainable and flat.replicas]
-    tied = sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in replicated), Traffic())
+    with_replicas = [flat for flat in layout.flats if flat.trainable and flat.replicas]
+    tied = sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in with_replicas), Traffic())
     traffic = {
         GATHER: _gather_traffic(layout, times),
         REDUCE: _reduction_traffic(layout, writers),
@@ -115,35 +115,35 @@ def step_traffic(
 
 
 def message_traffic(
-    row: Row, taken: Mapping[int, Traffic], given: Mapping[int, Traffic], variable: bool
+    row: Row, forward: Mapping[int, Traffic], backward: Mapping[int, Traffic], variable: bool
 ) -> dict[str, Traffic]:
-    """Return the messages that a rank sends in a step. `row` are the actions of the rank. `taken`
-    has the size of the message to each stage in forward, and `given` the size of the message with
+    """Return the messages that a rank sends in a step. `row` are the actions of the rank. `forward`
+    has the size of the message to each stage in forward, and `backward` the size of the message with
     gradients that each stage sends back.
 
     A header with the shapes comes before the first microbatch of a step. With `variable`, a header
     comes before every microbatch.
     """
-    found: dict[str, Traffic] = defaultdict(Traffic)
-    announced: set[int] = set()
+    traffic: dict[str, Traffic] = defaultdict(Traffic)
+    stages: set[int] = set()
     for action in row:
         if action.kind is ActionKind.SEND_FORWARD:
-            found[SEND] += taken[action.stage]
-            if variable or action.stage not in announced:
-                found[HEADER] += Traffic(1, HEADER_BYTES)
-            announced.add(action.stage)
+            traffic[SEND] += forward[action.stage]
+            if variable or action.stage not in stages:
+                traffic[HEADER] += Traffic(1, HEADER_BYTES)
+            stages.add(action.stage)
         elif action.kind is ActionKind.SEND_BACKWARD:
-            found[SEND_BACKWARD] += given[action.stage + 1]
-    return dict(found)
+            traffic[SEND_BACKWARD] += backward[action.stage + 1]
+    return dict(traffic)
 
 
 def add_traffic(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
     """Return the sum of the traffic in all `parts`, for each collective."""
-    found: dict[str, Traffic] = defaultdict(Traffic)
+    traffic: dict[str, Traffic] = defaultdict(Traffic)
     for part in parts:
         for name, total in part.items():
-            found[name] += total
-    return dict(found)
+            traffic[name] += total
+    return dict(traffic)
 
 
 def sites_within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
@@ -168,11 +168,11 @@ def _count_gathers(layout: Layout, accumulation: int) -> Counter[int]:
     """Return how often each flat is gathered in a step of `accumulation` microbatches. Only
     `FOLLOWED` microbatches are simulated, because all later ones gather equally often.
     """
-    followed, path = min(accumulation, FOLLOWED), stage_visits(layout)
-    times = _gather_times(layout, path * followed)
-    if accumulation > followed:
-        more = accumulation - followed
-        before = _gather_times(layout, path * (followed - 1))
+    microbatches, path = min(accumulation, FOLLOWED), stage_visits(layout)
+    times = _gather_times(layout, path * microbatches)
+    if accumulation > microbatches:
+        more = accumulation - microbatches
+        before = _gather_times(layout, path * (microbatches - 1))
         # The difference between the last two simulated steps is what one further micro batch
         # gathers.
         times = Counter(
@@ -213,7 +213,9 @@ def gather_ahead(layout: Layout) -> int:
 def _reduction_traffic(layout: Layout, writers: tuple[int, ...]) -> Traffic:
     if layout.data == 1:
         return Traffic()
-    flats = (layout.flats[index] for done in reductions_by_stage(layout, writers) for index in done)
+    flats = (
+        layout.flats[index] for indices in reductions_by_stage(layout, writers) for index in indices
+    )
     return sum(
         (Traffic(1, flat.padded * BYTES[flat.exchange]) for flat in flats if not flat.alone),
         Traffic(),
@@ -229,11 +231,11 @@ def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
     for flat in layout.flats:
         if flat.trainable:
             sizes[flat.reduce] += len(flat.own(flat.partial, index))
-    found = Traffic(
+    traffic = Traffic(
         sum(size > 0 for size in sizes.values()),
         sum(size * BYTES[dtype] for dtype, size in sizes.items()),
     )
-    return {REPLICAS: found} if found.count else {}
+    return {REPLICAS: traffic} if traffic.count else {}
 
 
 def activation_traffic(
@@ -245,7 +247,7 @@ def activation_traffic(
     `again` are the names of the sites in recomputed layers, which exchange activations a second
     time. The loss is never recomputed. All parameters are assumed to be trained.
     """
-    found: dict[str, Traffic] = defaultdict(Traffic)
+    traffic: dict[str, Traffic] = defaultdict(Traffic)
     for site in sites:
         # The loss is computed in fp32 at least, whatever the format of activations.
         exact = site.exact or site.kind == "logits"
@@ -254,8 +256,8 @@ def activation_traffic(
         # A recomputed layer runs forward twice, and with it its collectives.
         times = 2 if site.name in again and site.kind != "logits" else 1
         for name, width in forward * times + backward:
-            found[name] += Traffic(1, tokens * (width or site.width) * size)
-    return found
+            traffic[name] += Traffic(1, tokens * (width or site.width) * size)
+    return traffic
 
 
 Calls = tuple[tuple[str, int], ...]

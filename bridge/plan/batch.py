@@ -40,25 +40,25 @@ def solve(
         if micro is None or accumulation is None or data is None:
             return sides
         return Triangle(micro, accumulation, micro * accumulation * data, data)
-    known = [side for side in (micro, accumulation, data) if side is not None]
-    if len(known) < 2:
+    factors = [side for side in (micro, accumulation, data) if side is not None]
+    if len(factors) < 2:
         return sides
-    return _quotient(sides, known)
+    return _quotient(sides, factors)
 
 
-def _quotient(sides: Triangle, known: list[int]) -> Triangle:
+def _quotient(sides: Triangle, factors: list[int]) -> Triangle:
     assert sides.global_ is not None
     product = 1
-    for side in known:
+    for side in factors:
         product *= side
     # The known factors must divide the global batch. The quotient is the missing factor; it is 1 if
     # none is missing.
     rest, remainder = divmod(sides.global_, product)
-    if remainder or rest == 0 or (len(known) == 3 and rest != 1):
+    if remainder or rest == 0 or (len(factors) == 3 and rest != 1):
         raise ConfigError(
             f"batch: the equation {sides} does not hold; make the global batch a multiple of {product}"
         )
-    if len(known) == 3:
+    if len(factors) == 3:
         return sides
     return Triangle(
         rest if sides.micro is None else sides.micro,

@@ -26,42 +26,46 @@ def plain(values: Values) -> dict[str, Any]:
 
     Whether a value takes effect depends on the other values.
     """
-    said = {path: value for path, value in values.items() if value is not None}
-    for path in list(said):
+    result = {path: value for path, value in values.items() if value is not None}
+    for path in list(result):
         if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(
-            path, said[path], values
+            path, result[path], values
         ):
             if (value := ON_ONE_RANK.get(path)) is not None:
-                said[path] = value
+                result[path] = value
             else:
-                del said[path]
+                del result[path]
     # In the order of the table: a later meaning may build on an earlier one.
     for path, meaning in MEANINGS.items():
-        if path not in said and (value := meaning(said)) is not None:
-            said[path] = value
+        if path not in result and (value := meaning(result)) is not None:
+            result[path] = value
     if (
-        said.get("optimizer.name") == "adam"
-        and said.get("optimizer.weight_decay") == 0
-        and not said.get("optimizer.decay_ramp.end")
+        result.get("optimizer.name") == "adam"
+        and result.get("optimizer.weight_decay") == 0
+        and not result.get("optimizer.decay_ramp.end")
     ):
-        said["optimizer.name"] = (
+        result["optimizer.name"] = (
             "adamw"  # the two differ only in how weights decay, and here none does
         )
-    if said.get(BALANCE) in BY_LOSS and said.get(AUX_LOSS) == 0:
-        said[BALANCE] = "none"  # a loss without a weight
-    if AUTOCAST in said:
-        said[COMPUTE] = said[AUTOCAST]
-    if said.get("model.experts") and said.get("model.moe.ffn") and "model.moe.layers" not in said:
-        said.pop("model.ffn", None)  # every block has experts, so no layer of that width exists
+    if result.get(BALANCE) in BY_LOSS and result.get(AUX_LOSS) == 0:
+        result[BALANCE] = "none"  # a loss without a weight
+    if AUTOCAST in result:
+        result[COMPUTE] = result[AUTOCAST]
+    if (
+        result.get("model.experts")
+        and result.get("model.moe.ffn")
+        and "model.moe.layers" not in result
+    ):
+        result.pop("model.ffn", None)  # every block has experts, so no layer of that width exists
     # Scores are divided by the root of a head's width by default. Stacks write the scale with few
     # or many digits, and a difference below the precision of any compute format is no other scale.
-    size, told = head_size(said), said.get(SCALE)
+    size, scale = head_size(result), result.get(SCALE)
     usual = float(size**-0.5) if size else None
-    if usual is not None and (told is None or isclose(told, usual, rel_tol=1e-9)):
-        said[SCALE] = usual
-    elif told is not None:
-        said[SCALE] = float(f"{told:.10g}")
-    return said
+    if usual is not None and (scale is None or isclose(scale, usual, rel_tol=1e-9)):
+        result[SCALE] = usual
+    elif scale is not None:
+        result[SCALE] = float(f"{scale:.10g}")
+    return result
 
 
 def head_size(values: Values) -> int | None:
@@ -70,9 +74,9 @@ def head_size(values: Values) -> int | None:
 
     Return None for latent attention, where the parts of a head have different widths.
     """
-    said = values.get(HEAD_SIZE)
-    if said is not None or values.get("model.attention.latent.kv_rank"):
-        return said
+    size = values.get(HEAD_SIZE)
+    if size is not None or values.get("model.attention.latent.kv_rank"):
+        return size
     return shared_width(values)
 
 
@@ -206,11 +210,11 @@ def _positions_bound_nothing(values: Values) -> bool:
     """Return whether the number of positions bounds nothing that is computed: only learned positions
     have a table of that size, and only some scaled rotary positions depend on it.
     """
-    learned = values.get("model.embedding.positions", "learned") == "learned"
+    is_learned = values.get("model.embedding.positions", "learned") == "learned"
     # transformers: modeling_rope_utils.py; these kinds scale by a factor and an earlier length alone.
     factor, whole = (values.get(f"model.rotary.scaling.{name}") for name in ("factor", "original"))
     kinds = {"none": True, "linear": factor, "llama3": factor and whole, "yarn": factor and whole}
-    return not learned and bool(kinds.get(values.get("model.rotary.scaling.kind", "none")))
+    return not is_learned and bool(kinds.get(values.get("model.rotary.scaling.kind", "none")))
 
 
 def _factored(values: Values, which: str) -> bool:

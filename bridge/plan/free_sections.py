@@ -58,11 +58,11 @@ def section_settings(path: str, section: Any, group: Group) -> tuple[SectionSett
     """Return the settings in a section, where `path` is the section's path and `group` the values
     of its rule. Empty if `section` is no mapping.
     """
-    found = []
+    parts = []
     for keys, value in leaves(section):
         alone = {**group, path: _section([(keys, value)])}
-        found.append(SectionSetting(path_at(path, keys), keys, value, alone))
-    return tuple(found)
+        parts.append(SectionSetting(path_at(path, keys), keys, value, alone))
+    return tuple(parts)
 
 
 def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[SectionSetting, ...]:
@@ -87,7 +87,7 @@ def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[S
 def _settings_that_matter(
     config: Config, rule: Rule, path: str, group: Group, parts: Sequence[SectionSetting], back: Any
 ) -> Iterator[SectionSetting]:
-    meant, blurred = rule.read(group, config.context), _blurs(rule, group)
+    before, blurs = rule.read(group, config.context), _blurs(rule, group)
     for part in settings_that_changed(parts, back):
         section = _section((other.keys, other.value) for other in parts if other is not part)
         without = _effective_or_none(config, config.given.with_({path: section}))
@@ -96,10 +96,10 @@ def _settings_that_matter(
             # for all of the group.
             yield replace(part, stands=frozenset(rule.paths_of_plan(path)))
             continue
-        left = rule.read(rule.values_in_view(rule.theirs, without), config.context)
-        stands = frozenset(ours for ours in rule.ours if meant.get(ours) != left.get(ours))
+        after = rule.read(rule.values_in_view(rule.theirs, without), config.context)
+        stands = frozenset(ours for ours in rule.ours if before.get(ours) != after.get(ours))
         behind = False
-        if blurred:
+        if blurs:
             # Reading loses this setting if nothing is lost without it, or if it stands for no field
             # and is lost on its own.
             others_are_kept = not _blurs(rule, rule.values_in_view(rule.theirs, without))
@@ -107,12 +107,12 @@ def _settings_that_matter(
         yield replace(part, stands=stands, behind=behind)
 
 
-def _effective_or_none(config: Config, given: Values) -> Values | None:
-    """Return the effective values of `config` with the settings `given`, or None if the stack
+def _effective_or_none(config: Config, values: Values) -> Values | None:
+    """Return the effective values of `config` with the settings `values`, or None if the stack
     refuses them.
     """
     try:
-        return replace(config, given=given).effective
+        return replace(config, given=values).effective
     except BridgeError:
         return None
 
@@ -121,9 +121,9 @@ def _blurs(rule: Rule, group: Group) -> bool:
     return rule.blurs is not None and rule.blurs(group)
 
 
-def _section(found: Iterable[tuple[Keys, Any]]) -> dict[str, Any]:
+def _section(pairs: Iterable[tuple[Keys, Any]]) -> dict[str, Any]:
     section: dict[str, Any] = {}
-    for (*above, last), value in found:
+    for (*above, last), value in pairs:
         place = section
         for key in above:
             place = place.setdefault(key, {})
@@ -135,16 +135,18 @@ def settings_that_changed(
     parts: Iterable[SectionSetting], section: Any
 ) -> tuple[SectionSetting, ...]:
     """Return the settings in `parts` that `section` lacks or that have another value in `section`."""
-    held = dict(leaves(section))
-    return tuple(part for part in parts if part.keys not in held or held[part.keys] != part.value)
+    values = dict(leaves(section))
+    return tuple(
+        part for part in parts if part.keys not in values or values[part.keys] != part.value
+    )
 
 
-def otherwise(path: str, value: Any, held: Any) -> set[str]:
-    """Return the paths that a report names if `held` differs from the `value` at `path`. For a
+def otherwise(path: str, value: Any, other: Any) -> set[str]:
+    """Return the paths that a report names if `other` differs from the `value` at `path`. For a
     section these are the settings in it that differ, otherwise `path`.
     """
     parts = section_settings(path, value, {}) if isinstance(value, Mapping) else ()
-    return {part.path for part in settings_that_changed(parts, held)} or {path}
+    return {part.path for part in settings_that_changed(parts, other)} or {path}
 
 
 def worth(rule: Rule, whole: Effect, part: SectionSetting) -> Effect:
@@ -154,17 +156,17 @@ def worth(rule: Rule, whole: Effect, part: SectionSetting) -> Effect:
     return max(whole, rule.effect_of(part.alone), key=lambda effect: effect.rank)
 
 
-def is_told(config: Config, rule: Rule, ours: str, named: AbstractSet[str]) -> bool:
-    """Return whether one of the settings `named` belongs to a rule and may be about the plan field
+def is_told(config: Config, rule: Rule, ours: str, names: AbstractSet[str]) -> bool:
+    """Return whether one of the settings in `names` belongs to a rule and may be about the plan field
     `ours`. Of a section, only the settings that stand for the field count.
     """
-    if any(path in named for path in (*rule.theirs, *rule.carriers(ours))):
+    if any(path in names for path in (*rule.theirs, *rule.carriers(ours))):
         return True
     # To look at a section costs a reading of the whole config for each of its settings.
     sections = (
         path
         for path in rule.theirs
-        if any(one.startswith(path.removesuffix(REST)) for one in named)
+        if any(one.startswith(path.removesuffix(REST)) for one in names)
     )
     parts = (part for path in sections for part in settings(config, rule, path))
-    return any(part.path in named and ours in part.stands for part in parts)
+    return any(part.path in names and ours in part.stands for part in parts)

@@ -51,7 +51,7 @@ def kind(annotation: Any) -> str:
 
 
 def _bounds_text(inner: Any, limits: Iterable[Any]) -> str:
-    known = [limit for limit in limits if type(limit) in SIGNS]
-    signs = [f"{SIGNS[type(limit)][0]} {getattr(limit, SIGNS[type(limit)][1])}" for limit in known]
-    filled = ", not empty" if any(isinstance(limit, MinLen) for limit in limits) else ""
-    return " ".join((kind(inner), " and ".join(signs))).strip() + filled
+    bounds = [limit for limit in limits if type(limit) in SIGNS]
+    signs = [f"{SIGNS[type(limit)][0]} {getattr(limit, SIGNS[type(limit)][1])}" for limit in bounds]
+    non_empty = ", not empty" if any(isinstance(limit, MinLen) for limit in limits) else ""
+    return " ".join((kind(inner), " and ".join(signs))).strip() + non_empty

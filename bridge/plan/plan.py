@@ -676,7 +676,7 @@ def paths() -> Mapping[str, Field]:
 
 def in_words(path: str) -> str:
     """What a leaf of a Plan is, as the beginning of its description says it in lower case."""
-    said, *_ = re.split(r"[;.]", paths()[path].doc)
-    start, *_ = said.split(":")
-    said = start if " " in start else said
-    return said if said[:2].isupper() else said[:1].lower() + said[1:]
+    text, *_ = re.split(r"[;.]", paths()[path].doc)
+    start, *_ = text.split(":")
+    text = start if " " in start else text
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]

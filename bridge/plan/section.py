@@ -73,8 +73,8 @@ def section_of(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, Section) else None
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
-        found = (section_of(part) for part in get_args(annotation))
-        return next((section for section in found if section), None)
+        sections = (section_of(part) for part in get_args(annotation))
+        return next((section for section in sections if section), None)
     return None
 
 
@@ -226,9 +226,9 @@ def unknown_key(path: str, schema: type[Section]) -> str:
     parent, _, leaf = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
     level = {
-        known.removeprefix(prefix).split(".")[0]
-        for known in fields(schema)
-        if known.startswith(prefix)
+        field_path.removeprefix(prefix).split(".")[0]
+        for field_path in fields(schema)
+        if field_path.startswith(prefix)
     }
     return f"{brief(path)}: unknown key{nearest(leaf, level)}"
 

@@ -62,8 +62,8 @@ class Leaves:
         try:
             return self._adapter(path).validate_python(value)
         except ValidationError:
-            found = describe_found(value)
-            raise ValueError(f"{found}, expected {self.describe_values(path)}") from None
+            value_text = describe_found(value)
+            raise ValueError(f"{value_text}, expected {self.describe_values(path)}") from None
 
     def nullable(self, path: str) -> bool:
         """Whether `path` accepts null."""

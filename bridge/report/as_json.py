@@ -46,17 +46,17 @@ def as_json(
     """Return a translation as the stable JSON object that docs/json.md describes. `findings` are
     the findings to include; None stands for all findings.
     """
-    written, told = result.written, remarks_of(result) if findings is None else findings
+    output, selection = result.written, remarks_of(result) if findings is None else findings
     return {
         "source": _side(result.source),
         "target": {
             **_side(result.config),
-            "text": written.text,
-            "code": _plain(written.code),
-            "snippet": written.snippet,
+            "text": output.text,
+            "code": _plain(output.code),
+            "snippet": output.snippet,
         },
-        "environment": dict(written.environment),
-        "launch": list(written.command),
+        "environment": dict(output.environment),
+        "launch": list(output.command),
         "plan": _plain(result.plan.values()),
         "fields": [
             {
@@ -70,8 +70,8 @@ def as_json(
             }
             for field in result.fields
         ],
-        "findings": [*map(finding_json, told)],
-        "exit_code": exit_of(told, threshold),
+        "findings": [*map(finding_json, selection)],
+        "exit_code": exit_of(selection, threshold),
     }
 
 
@@ -81,17 +81,17 @@ def check_json(
     """Return a check as one JSON object. `findings` are the findings to include; None stands for
     all findings.
     """
-    told = all_of(config) if findings is None else findings
+    selection = all_of(config) if findings is None else findings
     return {
         "source": _side(config),
         "effective": _plain(config.effective),
-        "findings": [finding_json(finding) for finding in told],
-        "exit_code": exit_of(told, threshold),
+        "findings": [finding_json(finding) for finding in selection],
+        "exit_code": exit_of(selection, threshold),
     }
 
 
 def difference_json(
-    names: tuple[str, str], sides: tuple[Config, Config], told: Iterable[Finding], code: Exit
+    names: tuple[str, str], sides: tuple[Config, Config], findings: Iterable[Finding], code: Exit
 ) -> json_types.Compared:
     """The differences in meaning of two configs as one JSON object."""
     first, second = (
@@ -100,7 +100,7 @@ def difference_json(
     return {
         "first": first,
         "second": second,
-        "findings": [*map(finding_json, told)],
+        "findings": [*map(finding_json, findings)],
         "exit_code": code,
     }
 
@@ -115,7 +115,7 @@ def drift_json(
     """The meaning of a file in two releases as one JSON object, with the text of the migrated file
     in `format`.
     """
-    migrated = drift.migrated
+    migration = drift.migrated
     return {
         "source": _side(drift.before),
         "to_version": drift.version,
@@ -128,7 +128,7 @@ def drift_json(
             {"path": path, "before": _plain(old), "after": _plain(new)}
             for path, (old, new) in drift.edits.items()
         ],
-        "migrated": {**_side(migrated), "text": migrated.text(format)} if migrated else None,
+        "migrated": {**_side(migration), "text": migration.text(format)} if migration else None,
         "left": [_change_as_json(change) for change in drift.left],
         "exit_code": exit_of((*drift.changes, *drift.remarks), threshold),
     }

@@ -93,11 +93,11 @@ def _line(finding: Finding) -> int:
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    told = set[tuple[str, str, Effect, bool]]()
+    keys = set[tuple[str, str, Effect, bool]]()
     for finding in findings:
         key = (finding.path, finding.message, finding.effect, finding.how is How.MISSING)
-        if key not in told:
-            told.add(key)
+        if key not in keys:
+            keys.add(key)
             yield finding
 
 
@@ -111,25 +111,25 @@ def verdict(
     it is the number of causes that stop or change the run. The number of settings that are still to
     be added follows.
     """
-    found = list(_once(findings))
-    told = causes(finding for finding in found if finding.how is not How.MISSING)
-    open_ = [finding for finding in found if finding.how is How.MISSING]
+    rows = list(_once(findings))
+    groups = causes(finding for finding in rows if finding.how is not How.MISSING)
+    open_ = [finding for finding in rows if finding.how is How.MISSING]
     lacks = f"{_number(len(open_), 'setting')} still to be added" if open_ else ""
     for effect, words in ((Effect.STOPS, "will not start"), (Effect.NUMBERS, other)):
-        count = sum(cause.effect is effect for cause in told)
+        count = sum(cause.effect is effect for cause in groups)
         # A missing setting that stops the run decides the verdict. One that only changes numbers
         # does not: it is still open.
-        stopped = effect is Effect.STOPS and any(finding.effect is effect for finding in open_)
-        if count or stopped:
+        stops = effect is Effect.STOPS and any(finding.effect is effect for finding in open_)
+        if count or stops:
             parts = [_number(count, "thing")] if count else []
             return f"{words}: {', '.join([*parts, lacks] if lacks else parts)}"
     # A setting that no number depends on leaves the same run, which still does not start without it.
     if any(finding.effect.reaches(Effect.NUMBERS) for finding in open_):
         return f"incomplete: {lacks}"
     worst = min(
-        (cause.effect for cause in told), key=lambda effect: effect.rank, default=Effect.NONE
+        (cause.effect for cause in groups), key=lambda effect: effect.rank, default=Effect.NONE
     )
-    cost = sum(cause.effect is Effect.COST for cause in told)
+    cost = sum(cause.effect is Effect.COST for cause in groups)
     parts = [f"{_number(cost, 'effect')} on memory or speed"] if cost else []
     return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
 
@@ -150,12 +150,12 @@ def _is_by_script(one: Config, other: Config) -> bool:
     return stacks[0] is not stacks[1] and not all(stack.model for stack in stacks)
 
 
-def _on_condition(said: str, by_script: bool) -> str:
+def _on_condition(verdict_text: str, by_script: bool) -> str:
     """Return a verdict with its condition: where the script builds the model, it has to build the same."""
-    same, *rest = said.split("; ")
+    same, *rest = verdict_text.split("; ")
     if by_script and same in SAME.values():
         return "; ".join([f"{same}, if the script builds the same model", *rest])
-    return said
+    return verdict_text
 
 
 def unbound(code: str) -> set[str]:
@@ -164,7 +164,7 @@ def unbound(code: str) -> set[str]:
     tables = [top]
     for table in tables:
         tables += table.get_children()
-    defined = {
+    definitions = {
         name.get_name()
         for name in top.get_symbols()
         if name.is_assigned() or name.is_imported() or name.is_namespace()
@@ -175,7 +175,7 @@ def unbound(code: str) -> set[str]:
         for name in table.get_symbols()
         if name.is_referenced() and (table is top or name.is_global())
     }
-    return used - defined - set(dir(builtins))
+    return used - definitions - set(dir(builtins))
 
 
 def kind(
@@ -195,7 +195,7 @@ def _number(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _print_verdict(said: str, findings: Iterable[Finding], console: Console) -> None:
+def _print_verdict(verdict_text: str, findings: Iterable[Finding], console: Console) -> None:
     """Print the verdict in the colour of the worst effect."""
     worst = min(
         (finding.effect for finding in findings),
@@ -203,7 +203,7 @@ def _print_verdict(said: str, findings: Iterable[Finding], console: Console) -> 
         default=Effect.NONE,
     )
     style = "bold green" if not worst.reaches(Effect.NUMBERS) else EFFECT_STYLE[worst]
-    _print_heading(f"[{style}]{said}[/]", console)
+    _print_heading(f"[{style}]{verdict_text}[/]", console)
 
 
 def _print_heading(markup: str, console: Console, rest: int = 0) -> None:
@@ -230,18 +230,20 @@ def text(
     translation.
     """
     source, target = result.source, result.config
-    told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
-    first(told, console)
+    selection = (
+        (*all_of(source), *result.findings, *result.missing) if findings is None else findings
+    )
+    first(selection, console)
     snippet = result.written.snippet if source.dialect is not target.dialect else ""
     by_script = _is_by_script(source, target)
-    _print_verdict(translation_verdict(told, snippet, by_script), told, console)
+    _print_verdict(translation_verdict(selection, snippet, by_script), selection, console)
     if view.quiet:
         return
     console.print(
         Hung(markup_text(f"{name(source)} -> {name(target)}, {target.world_size or '?'} ranks"))
     )
-    _causes(told, console, view, result.fields)
-    _missing(told, console)
+    _causes(selection, console, view, result.fields)
+    _missing(selection, console)
     if view.origins:
         console.print()
         console.print(_origins(result))
@@ -249,7 +251,7 @@ def text(
     # detail.
     code = next((path for path in files if path.name.endswith(".code.py")), None)
     _outside(result, console, None if view.origins else code)
-    _footer(told, console, view, result)
+    _footer(selection, console, view, result)
     print_files(files, console)
 
 
@@ -265,44 +267,47 @@ def check_text(
     """
     from rich.markup import escape
 
-    told, view = all_of(config) if findings is None else findings, replace(view, everything=True)
-    first(told, console)
-    _print_verdict(verdict(told, AS_WRITTEN, WRITTEN), told, console)
+    selection, view = (
+        all_of(config) if findings is None else findings,
+        replace(view, everything=True),
+    )
+    first(selection, console)
+    _print_verdict(verdict(selection, AS_WRITTEN, WRITTEN), selection, console)
     if view.quiet:
         return
     where = f"{escape(file)}: " if file else ""
-    given = _number(len(config.given), "setting")
-    _print_heading(f"{where}{name(config)}, {given} given", console)
-    _causes(told, console, view)
-    _missing(told, console)
-    _footer(told, console, view)
+    count = _number(len(config.given), "setting")
+    _print_heading(f"{where}{name(config)}, {count} given", console)
+    _causes(selection, console, view)
+    _missing(selection, console)
+    _footer(selection, console, view)
 
 
-def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View) -> None:
+def one_of_many(file: str, findings: Sequence[Finding], console: Console, view: View) -> None:
     """Print the report on one of several configs: its name, the verdict, and the causes."""
     from rich.markup import escape
 
-    first(told, console)
-    _print_verdict(f"{escape(file)}: {verdict(told, AS_WRITTEN, WRITTEN)}", told, console)
+    first(findings, console)
+    _print_verdict(f"{escape(file)}: {verdict(findings, AS_WRITTEN, WRITTEN)}", findings, console)
     if not view.quiet:
-        _causes(told, console, view, gap=False)
-        lacking = [finding.path for finding in _once(told) if finding.how is How.MISSING]
+        _causes(findings, console, view, gap=False)
+        lacking = [finding.path for finding in _once(findings) if finding.how is How.MISSING]
         if lacking:
             console.print(
                 Hung(markup_text(escape(f"still to be added: {', '.join(lacking)}")), 2, 4)
             )
 
 
-def unshown(told: Iterable[Finding], view: View) -> int:
+def unshown(findings: Iterable[Finding], view: View) -> int:
     """Return the number of findings that are not shown because they have no effect on the run."""
-    rows = (one for one in _once(told) if one.how is not How.MISSING)
+    rows = (one for one in _once(findings) if one.how is not How.MISSING)
     return sum(one.effect is Effect.NONE and not view.shows(one.effect) for one in rows)
 
 
 def print_differences(
     names: tuple[str, str],
     sides: tuple[Config, Config],
-    told: Sequence[Finding],
+    findings: Sequence[Finding],
     console: Console,
     view: View,
 ) -> None:
@@ -311,15 +316,15 @@ def print_differences(
     """
     from rich.markup import escape
 
-    told = [_of_first(finding, sides[0]) for finding in told]
-    _print_verdict(_on_condition(verdict(told), _is_by_script(*sides)), told, console)
+    findings = [_of_first(finding, sides[0]) for finding in findings]
+    _print_verdict(_on_condition(verdict(findings), _is_by_script(*sides)), findings, console)
     if not view.quiet:
-        said = (
+        titles = (
             f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True)
         )
-        _print_heading(" -> ".join(said), console)
-        _causes(told, console, view)
-        _footer(told, console, view)
+        _print_heading(" -> ".join(titles), console)
+        _causes(findings, console, view)
+        _footer(findings, console, view)
 
 
 def _of_first(finding: Finding, one: Config) -> Finding:
@@ -365,13 +370,13 @@ def _causes(
     gap: bool = True,
 ) -> None:
     """Print one block for each effect, and in it one row for each cause."""
-    told = causes(
+    groups = causes(
         finding
         for finding in findings
         if finding.how is not How.MISSING and finding.rule != UNKNOWN
     )
     for effect in filter(view.shows, Effect):
-        rows = [cause for cause in told if cause.effect is effect]
+        rows = [cause for cause in groups if cause.effect is effect]
         if rows and gap:
             console.print()
         if rows:
@@ -395,8 +400,8 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
     heads = []
     for finding in cause.findings:
         place, change = _place(finding), _change(finding, fields)
-        where, turned = f" ({place})" if place else "", f" {change}" if change else ""
-        heads.append(escape(f"{finding.path}{where}{turned}"))
+        where, change_text = f" ({place})" if place else "", f" {change}" if change else ""
+        heads.append(escape(f"{finding.path}{where}{change_text}"))
     by_default = cause.findings[0].how is How.DEFAULTED
     # Settings without effect share a line, and so do many defaults: nobody acts on a single one.
     if not cause.effect.reaches(Effect.COST) or (len(heads) > MANY and by_default):
@@ -488,9 +493,9 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
                 if finding.cause
                 else finding.message
             )
-            named = finding.path in what.replace("-", "_")
+            has_path = finding.path in what.replace("-", "_")
             console.print(
-                Hung(markup_text(escape(what if named else f"{finding.path}: {what}")), 2, 6)
+                Hung(markup_text(escape(what if has_path else f"{finding.path}: {what}")), 2, 6)
             )
         # Whether numbers hang on it is no news here: the run does not start without it.
         stops = cause.effect is Effect.STOPS
@@ -540,22 +545,22 @@ def _outside(result: Result, console: Console, code: Path | None) -> None:
     """Print the parts outside the target's file: the code for the training script or the name of
     its file, the environment, and the launch command.
     """
-    written = result.written
-    if written.snippet and code:
+    output = result.written
+    if output.snippet and code:
         console.print(f"\nIn the training script: the lines of {code.name}", markup=False)
-    elif written.snippet:
+    elif output.snippet:
         console.print("\n[bold]In the training script[/]")
-        console.print(written.snippet.rstrip(), markup=False, highlight=False, soft_wrap=True)
-    if written.environment:
+        console.print(output.snippet.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    if output.environment:
         console.print("\n[bold]Environment[/]")
         lines = (
-            f"export {name}={quote(clean(value))}" for name, value in written.environment.items()
+            f"export {name}={quote(clean(value))}" for name, value in output.environment.items()
         )
         console.print("\n".join(lines), markup=False, soft_wrap=True)
-    if written.command:
+    if output.command:
         console.print("\n[bold]Launch[/]")
         console.print(
-            clean(launch_command.line(written.command)),
+            clean(launch_command.line(output.command)),
             markup=False,
             highlight=False,
             soft_wrap=True,

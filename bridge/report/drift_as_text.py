@@ -30,8 +30,8 @@ def drift_text(drift: Drift, console: Console) -> None:
         verdict = f"is refused by {drift.version}"
     console.print(f"[bold]{name(before)}[/] -> [bold]{to}[/]: the file {verdict}")
     if unread:
-        listed = ", ".join(f"{one.path} {one.change}".rstrip() for one in unread)
-        console.print(clean(f"Not known: {listed}"), markup=False, soft_wrap=True)
+        listing = ", ".join(f"{one.path} {one.change}".rstrip() for one in unread)
+        console.print(clean(f"Not known: {listing}"), markup=False, soft_wrap=True)
     if drift.changes:
         console.print(_changes("What differs", drift.changes, before.version, drift.version))
     if drift.remarks:

@@ -34,7 +34,9 @@ def table(*, clean: str = "", findings: str = "", error: str = "", unproved: str
     if unproved:
         words[Exit.UNPROVED] = unproved
     rows = (
-        f"  {code.value}  {said or MEANING[code]}" for code, said in words.items() if said != "-"
+        f"  {code.value}  {meaning or MEANING[code]}"
+        for code, meaning in words.items()
+        if meaning != "-"
     )
     # click prints a paragraph that begins with \b without filling its lines.
     return "\n".join(("\b", "Exit codes:", *rows, ""))

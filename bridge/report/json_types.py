@@ -797,9 +797,9 @@ def schema(name: str) -> dict[str, Any]:
     """The JSON Schema (2020-12) of an output. Raises `KeyError` for an unknown name."""
     from pydantic import TypeAdapter
 
-    made = TypeAdapter(OUTPUTS[name]).json_schema(mode="serialization")
+    body = TypeAdapter(OUTPUTS[name]).json_schema(mode="serialization")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"stagebridge {name}",
-        **made,
+        **body,
     }

@@ -54,7 +54,7 @@ def record(finding: Finding, file: str, dialect: str) -> Record:
     # A line of a file that this one names is no line of this one.
     line = finding.origin.line if finding.origin and not finding.origin.file else None
     change = f"{finding.change}; " if finding.change and finding.message else finding.change
-    told = f"stagebridge show {dialect} {finding.path}"
+    command = f"stagebridge show {dialect} {finding.path}"
     return Record(
         finding.id,
         finding.path,
@@ -62,30 +62,30 @@ def record(finding: Finding, file: str, dialect: str) -> Record:
         line,
         finding.effect,
         hide(clean(change + finding.message)),
-        told,
+        command,
     )
 
 
 def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
     """A record for each problem of a file that is refused."""
     for problem in problems:
-        told = clean(hide(problem)).removeprefix(f"{file}: ")
-        head, _, rest = told.partition(": ")
+        text = clean(hide(problem)).removeprefix(f"{file}: ")
+        head, _, rest = text.partition(": ")
         # Problems read `FILE: line N: PATH: MESSAGE`; line and path may both be missing.
         line = (
             int(head.removeprefix("line "))
             if head.startswith("line ") and head[5:].isdecimal()
             else None
         )
-        path, colon, message = (rest if line else told).partition(": ")
-        named = bool(colon) and " " not in path
+        path, colon, message = (rest if line else text).partition(": ")
+        has_path = bool(colon) and " " not in path
         yield Record(
             REFUSED,
-            path if named else "",
+            path if has_path else "",
             file,
             line,
             Effect.STOPS,
-            message if named else rest if line else told,
+            message if has_path else rest if line else text,
         )
 
 
@@ -107,8 +107,10 @@ class Choice:
     def takes(self, finding: Finding, file: str) -> bool:
         """Return whether a finding counts, by `select`, `ignore` and `known`."""
         chosen = not self.select or any(fits(finding.id, pattern) for pattern in self.select)
-        left = any(fits(finding.id, pattern) for pattern in self.ignore)
-        return chosen and not left and (place_of(file), finding.id, finding.path) not in self.known
+        ignores = any(fits(finding.id, pattern) for pattern in self.ignore)
+        return (
+            chosen and not ignores and (place_of(file), finding.id, finding.path) not in self.known
+        )
 
     def of(self, findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
         """Return the findings on a file that count."""
@@ -148,8 +150,8 @@ def baseline(records: Iterable[Record], where: Path) -> str:
     rows = sorted(
         {(relative_name(one.file), one.rule, one.path) for one in records if one.rule != REFUSED}
     )
-    known = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
-    return json.dumps({"stagebridge": 1, "known": known}, indent=1) + "\n"
+    entries = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
+    return json.dumps({"stagebridge": 1, "known": entries}, indent=1) + "\n"
 
 
 def read_baseline(text: str, where: str) -> frozenset[tuple[str, str, str]]:

@@ -71,12 +71,12 @@ def wrap_text(text: Text, console: Console, width: int, whole: bool = False) -> 
     """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow and
     the value behind it stay on one line. If `whole`, a word that is wider than a line stays whole.
     """
-    glued = text.copy()
-    glued.plain = glued.plain.replace(ARROW, f"->{GLUE}")
+    glue_text = text.copy()
+    glue_text.plain = glue_text.plain.replace(ARROW, f"->{GLUE}")
     if whole:
-        lines = list(glued.divide(_breaks(glued.plain, width)))
+        lines = list(glue_text.divide(_breaks(glue_text.plain, width)))
     else:
-        lines = list(glued.wrap(console, max(8, width), overflow="fold"))
+        lines = list(glue_text.wrap(console, max(8, width), overflow="fold"))
     for line in lines:
         line.plain = line.plain.replace(GLUE, " ")
         line.rstrip()
@@ -135,24 +135,24 @@ class Grid:
         for cells, _ in self.rows:
             for column, cell in zip(columns, cells, strict=False):
                 column.append(cell)
-        wanted = [
+        widths = [
             max(line.cell_len for cell in column for line in cell.split("\n")) for column in columns
         ]
-        least = wanted
+        least = widths
         if not self.numbers:
             # A column must hold its longest word, and NARROW if its text is as long: prose in a
             # narrow column is hard to read.
             words = [[word for cell in column for word in cell.plain.split()] for column in columns]
             longest = [max(map(cell_len, column), default=0) for column in words]
-            least = [max(low, min(high, NARROW)) for low, high in zip(longest, wanted, strict=True)]
+            least = [max(low, min(high, NARROW)) for low, high in zip(longest, widths, strict=True)]
         # One blank stands before the first column.
         room = width - 1 - GAP * (len(columns) - 1)
-        spare, short = room - sum(least), sum(wanted) - sum(least)
+        spare, short = room - sum(least), sum(widths) - sum(least)
         if spare < 0:
             return None
         # Room beyond the least widths goes to columns in proportion to what each lacks.
         share = min(1.0, spare / short) if short else 1.0
-        return [low + int((high - low) * share) for low, high in zip(least, wanted, strict=True)]
+        return [low + int((high - low) * share) for low, high in zip(least, widths, strict=True)]
 
     def _align_rows(self, console: Console, widths: Sequence[int]) -> Iterator[Text]:
         from rich.text import Text

@@ -137,14 +137,14 @@ def number(text: str) -> int:
     size = int(base) if base.isdigit() and (sign == "" or base[0] != "0") and len(base) < 4 else 0
     if not 2 <= size <= 64:
         raise Discarded(f"{text} is no number: invalid arithmetic base")
-    found = 0
+    result = 0
     for char in digits:
         # Up to base 36 capitals stand for the small letters; above, they are digits of their own.
         digit = DIGITS.find(char.lower() if size <= 36 else char)
         if not 0 <= digit < size:
             raise Discarded(f"{text} is no number of base {size}")
-        found = found * size + digit
-    return _wrap_to_64_bits(found)
+        result = result * size + digit
+    return _wrap_to_64_bits(result)
 
 
 def _wrap_to_64_bits(result: int) -> int:
@@ -170,25 +170,25 @@ class _Expression:
         self._next()
 
     def _next(self) -> None:
-        found = TOKEN.match(self.text, self.position)
-        if found is None:
+        match = TOKEN.match(self.text, self.position)
+        if match is None:
             if self.text[self.position :].strip(" \t\n"):
                 raise Discarded(f"syntax error in {self.text.strip()!r}")
             self.kind = self.sign = ""
             return
         self.kind, self.sign, self.position = (
-            str(found.lastgroup),
-            str(found[str(found.lastgroup)]),
-            found.end(),
+            str(match.lastgroup),
+            str(match[str(match.lastgroup)]),
+            match.end(),
         )
 
     def _take(self, *signs: str) -> str:
         """Consume and return the next operator if it is one of `signs`; otherwise return an empty text."""
         if self.kind != "sign" or self.sign not in signs:
             return ""
-        found = self.sign
+        sign = self.sign
         self._next()
-        return found
+        return sign
 
     def whole(self) -> int:
         if not self.kind:
@@ -284,10 +284,10 @@ class _Expression:
             self.nested += 1
             if self.nested > DEEPEST:
                 raise Unread("an expression is nested too deeply")
-            found = self._unary()
+            operand = self._unary()
             self.nested -= 1
             return _wrap_to_64_bits(
-                {"!": int(not found), "~": ~found, "-": -found, "+": found}[sign]
+                {"!": int(not operand), "~": ~operand, "-": -operand, "+": operand}[sign]
             )
         return self._primary()
 
@@ -298,9 +298,9 @@ class _Expression:
                 raise Discarded(f"syntax error in {self.text.strip()!r}: missing )")
             return result
         if self.kind == "number":
-            found = number(self.sign)
+            literal = number(self.sign)
             self._next()
-            return found
+            return literal
         if self.kind != "name":
             raise Discarded(f"syntax error in {self.text.strip()!r}: operand expected")
         begins = self.position == self.begun

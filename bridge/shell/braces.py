@@ -46,7 +46,7 @@ def expand_braces(text: str, parts: tuple[WordPart, ...]) -> list[tuple[WordPart
         raise OverflowError(
             f"a word with braces has more than {MOST:,} characters; is this the right file?"
         )
-    return [tuple(_whole(found)) for found in _words(atoms)]
+    return [tuple(_whole(word)) for word in _words(atoms)]
 
 
 def _whole(atoms: Sequence[Atom]) -> Iterator[WordPart]:
@@ -63,14 +63,14 @@ def _whole(atoms: Sequence[Atom]) -> Iterator[WordPart]:
             and part.kind in ("text", "made")
         ):
             # The letters behind a variable belong to its name.
-            said = part.text or char
-            taken = len(said) - len(said.lstrip(LETTERS))
+            text = part.text or char
+            count = len(text) - len(text.lstrip(LETTERS))
             last = WordPart(
-                "short", last.start, part.end if taken else last.end, text=last.text + said[:taken]
+                "short", last.start, part.end if count else last.end, text=last.text + text[:count]
             )
-            if taken == len(said):
+            if count == len(text):
                 continue
-            part = replace(part, text=said[taken:]) if part.text else part
+            part = replace(part, text=text[count:]) if part.text else part
         if last is not None:
             yield last
         last = part
@@ -84,10 +84,10 @@ def _words(atoms: Sequence[Atom]) -> list[list[Atom]]:
     The alternatives of the leftmost brace vary slowest.
     """
     for place, (char, _) in enumerate(atoms):
-        found = _choices(atoms, place) if char == "{" else None
-        if found is None:
+        expansion = _choices(atoms, place) if char == "{" else None
+        if expansion is None:
             continue
-        choices, end = found
+        choices, end = expansion
         rest = _words(atoms[end:])
         if len(choices) * len(rest) > MOST:
             raise OverflowError(f"braces become more than {MOST:,} words; is this the right file?")
@@ -116,12 +116,12 @@ def _split_list(atoms: Sequence[Atom], cuts: Sequence[int]) -> tuple[list[list[A
     # Without a comma, only `{first..last}` is an expansion. A part that is more than a character
     # fits no sequence.
     inside = atoms[cuts[0] + 1 : cuts[1]]
-    found = SEQUENCE.match("".join(char or "\0" for char, _ in inside))
-    made = _sequence(found[1], found[2], found[3]) if found else None
-    if made is None:
+    match = SEQUENCE.match("".join(char or "\0" for char, _ in inside))
+    texts = _sequence(match[1], match[2], match[3]) if match else None
+    if texts is None:
         return None
     place = inside[0][1].start, inside[-1][1].end
-    return [[("", WordPart("made", *place, text=text))] for text in made], end
+    return [[("", WordPart("made", *place, text=text))] for text in texts], end
 
 
 def _sequence(first: str, last: str, step: str | None) -> list[str] | None:

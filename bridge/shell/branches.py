@@ -146,9 +146,9 @@ def _check_groups(reader: ShellReader, token: Token) -> None:
     The option must be set on an earlier line, because a shell parses a whole line before it runs
     it.
     """
-    written = token.word.parts if token.word else ()
+    parts = token.word.parts if token.word else ()
     if not any(
-        part.kind == "text" and GROUPS.search(reader.source.text_of(part)) for part in written
+        part.kind == "text" and GROUPS.search(reader.source.text_of(part)) for part in parts
     ):
         return
     if not reader.scope.on("extglob") or reader.source.line(token.start) <= reader.grouping:

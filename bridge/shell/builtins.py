@@ -52,15 +52,15 @@ def _unknown(reader: ShellReader, name: str, why: str = OUTPUT, loose: bool = Fa
     return (Unknown(f"${name}", NOWHERE, reader.source.line(reader.place), why, loose=loose),)
 
 
-def _number(reader: ShellReader, called: Sequence[Pieces], default: int) -> int:
+def _number(reader: ShellReader, argv: Sequence[Pieces], default: int) -> int:
     """Return the number that is the argument of a command, such as the 2 of `break 2`; `default` without an argument."""
-    if len(called) < 2:
+    if len(argv) < 2:
         return default
-    text = text_if_known(called[1])
+    text = text_if_known(argv[1])
     if text is None or not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
         raise reader.refuse(
             reader.place,
-            f"{spell_pieces(called[1])} after {spell_pieces(called[0])} is no number, or is not known",
+            f"{spell_pieces(argv[1])} after {spell_pieces(argv[0])} is no number, or is not known",
         )
     return int(text)
 
@@ -68,32 +68,32 @@ def _number(reader: ShellReader, called: Sequence[Pieces], default: int) -> int:
 # Output
 
 
-def echo(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def echo(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `echo`, which writes its arguments with spaces between them."""
-    rest, flags = list(called[1:]), "e" if reader.scope.on("xpg_echo") else ""
+    rest, flags = list(argv[1:]), "e" if reader.scope.on("xpg_echo") else ""
     # A word with any other letter is text, and so is everything behind it.
     while rest and re.fullmatch(r"-[neE]+", text_if_known(rest[0]) or ""):
         flags += (text_if_known(rest.pop(0)) or "")[1:]
     reader.scope.status = 0
-    found: list[Text | Unknown] = []
+    output: list[Text | Unknown] = []
     for index, word in enumerate(rest):
-        found += [*(_text(" ") if index else ()), *word]
+        output += [*(_text(" ") if index else ()), *word]
     if "e" in flags and flags.rfind("e") > flags.rfind("E"):  # the later one takes effect
-        text = text_if_known(found)
+        text = text_if_known(output)
         try:
-            found = list(
+            output = list(
                 _text(formatting.decode_escapes(text))
                 if text is not None
                 else _unknown(reader, "(echo -e)")
             )
         except Unread as error:
-            found = list(_unknown(reader, "(echo -e)", str(error)))
-    reader.write((*found, *(() if "n" in flags else _text("\n"))))
+            output = list(_unknown(reader, "(echo -e)", str(error)))
+    reader.write((*output, *(() if "n" in flags else _text("\n"))))
 
 
-def printf(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def printf(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `printf`, which writes into a variable with `-v`."""
-    rest = list(called[1:])
+    rest = list(argv[1:])
     target: Pieces | None = None
     if rest and spell_pieces(rest[0]).startswith("-v"):
         target, rest = cut(rest[0], 2), rest[1:]
@@ -108,21 +108,21 @@ def printf(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     try:
         if not texts or None in texts:
             raise Unread(OUTPUT)
-        made = _text(formatting.format_output(str(texts[0]), [str(text) for text in texts[1:]]))
+        output = _text(formatting.format_output(str(texts[0]), [str(text) for text in texts[1:]]))
         reader.scope.status = 0
     except Unread as error:
-        made = _unknown(reader, "(printf)", str(error))
+        output = _unknown(reader, "(printf)", str(error))
         reader.scope.status = None
     name = text_if_known(target) if target else None
     if not target:
-        reader.write(made)
+        reader.write(output)
     elif name is None or several(target):
         reader.overtake(place, target)
     else:
-        variables.put(reader, name, Value((made or (Text("", NOWHERE),),)))
+        variables.put(reader, name, Value((output or (Text("", NOWHERE),),)))
 
 
-def working_folder(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def working_folder(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `pwd`."""
     value = reader.scope.get("PWD")
     reader.scope.status = 0
@@ -133,28 +133,28 @@ def working_folder(reader: ShellReader, place: int, called: Sequence[Pieces]) ->
 # Status and paths
 
 
-def return_success(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def return_success(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `:` and `true`."""
     reader.scope.status = 0
 
 
-def fail(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def fail(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `false`."""
     reader.scope.status = 1
 
 
-def outside(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def outside(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model a command whose status is unknown and which sets no variables."""
     # `wait` without arguments succeeds. With a process number it returns that program's status.
-    waits = spell_pieces(called[0]) == "wait"
-    reader.scope.status = 0 if len(called) == 1 and waits else None
-    if waits and not (text_if_known(called[-1]) or "").isdecimal():
+    waits = spell_pieces(argv[0]) == "wait"
+    reader.scope.status = 0 if len(argv) == 1 and waits else None
+    if waits and not (text_if_known(argv[-1]) or "").isdecimal():
         # Whatever was started in the background has begun by then. Only a bare `wait` waits for the
         # end of all of it.
         reader.start_background()
-        if len(called) == 1:
+        if len(argv) == 1:
             reader.scope.files.settle_background()
-    if spell_pieces(called[0]) in (
+    if spell_pieces(argv[0]) in (
         "type",
         "jobs",
         "times",
@@ -164,26 +164,26 @@ def outside(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         "dirs",
         "hash",
     ):
-        reader.write(_unknown(reader, f"({spell_pieces(called[0])})"))
+        reader.write(_unknown(reader, f"({spell_pieces(argv[0])})"))
 
 
-def end(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def end(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `exit`, `return`, `break` and `continue`."""
-    name = spell_pieces(called[0])
+    name = spell_pieces(argv[0])
     if name in ("break", "continue"):
         # Outside of a loop a shell reports it, and goes on.
         if not reader.loops:
             reader.scope.status = 0
             return
-        levels = _number(reader, called, 1)
+        levels = _number(reader, argv, 1)
         reader.scope.status = int(levels < 1)
         reader.scope.levels = min(levels, reader.loops) if levels > 0 else reader.loops
     elif name == "return" and not (reader.scope.frames or reader.scope.taken):
         # An error outside of functions and sourced files; the script goes on.
         reader.scope.status = 2
         return
-    elif len(called) > 1:
-        text = text_if_known(called[1])
+    elif len(argv) > 1:
+        text = text_if_known(argv[1])
         reader.scope.status = (
             int(text) % 256
             if text is not None and re.fullmatch(r"-?\d{1,9}", text, re.ASCII)
@@ -192,11 +192,11 @@ def end(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     reader.scope.ended, reader.scope.left_at = name, reader.source.line(place)
 
 
-def test(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def test(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `test` and `[`."""
-    inside = called[1:]
+    inside = argv[1:]
     try:
-        if spell_pieces(called[0]) == "[":
+        if spell_pieces(argv[0]) == "[":
             if any(several(word) for word in inside):
                 raise Unread("the number of words is not known")
             if not inside or text_if_known(inside[-1]) != "]":
@@ -209,9 +209,9 @@ def test(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         reader.answer(None)
 
 
-def let(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def let(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `let`."""
-    for word in called[1:]:
+    for word in argv[1:]:
         expander = reader.expander
         # No file is called like an expression, so its `*` stays a `*`.
         text = (
@@ -236,12 +236,12 @@ def let(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
 # Input
 
 
-def read(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def read(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `read`, which sets variables from a line of the input.
 
     Where the input is not known, the variables become unknown.
     """
-    options, words_ = _options(called[1:], "adnNpitu")
+    options, words_ = _options(argv[1:], "adnNpitu")
     array = options.get("a")
     targets = [name for name in map(text_if_known, words_) if name is not None]
     if len(targets) < len(words_):
@@ -287,9 +287,9 @@ def read(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
             )
 
 
-def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], list[Pieces]]:
+def _options(words_: Sequence[Pieces], value_letters: str) -> tuple[dict[str, str], list[Pieces]]:
     """Return the options of a command, as values by letter, and the other words of the command."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     rest = list(words_)
     while rest:
         text = text_if_known(rest[0])
@@ -299,15 +299,15 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
         if text == "--":
             break
         for index, letter in enumerate(text[1:], 1):
-            if letter not in valued:
-                found[letter] = ""
+            if letter not in value_letters:
+                values[letter] = ""
                 continue
             # The value is the rest of the word, or else the next word.
-            found[letter] = text[index + 1 :] or ((text_if_known(rest[0]) if rest else None) or "")
+            values[letter] = text[index + 1 :] or ((text_if_known(rest[0]) if rest else None) or "")
             if not text[index + 1 :] and rest:
                 rest.pop(0)
             break
-    return found, rest
+    return values, rest
 
 
 def _ask(
@@ -339,14 +339,14 @@ def _line(reader: ShellReader, end_: str, escapes: bool) -> str | None:
     if end_ == "":
         end_ = "\0"  # `read -d ''` reads up to a NUL
     end_ = re.escape(end_[0])
-    ended = re.match(
+    match = re.match(
         rf"((?:\\.|[^\\{end_}])*\\?)({end_}?)" if escapes else f"([^{end_}]*)({end_}?)",
         text,
         re.DOTALL,
     )
-    line, found = ended.groups() if ended else ("", "")
-    reader.scope.input = _text(text[len(line) + len(found) :])
-    reader.scope.status = int(not found)
+    line, terminator = match.groups() if match else ("", "")
+    reader.scope.input = _text(text[len(line) + len(terminator) :])
+    reader.scope.status = int(not terminator)
 
     def hidden(escape: re.Match[str]) -> str:
         char = escape[1]
@@ -379,12 +379,12 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
         if others
         else f"{blank[:-1]}+"
     )
-    rest, found = line.lstrip(blanks) if blanks else line, list[str]()
+    rest, values = line.lstrip(blanks) if blanks else line, list[str]()
     if not separators:
         return [line, *("" for _ in names[1:])]
     for _ in names[1:]:
         cut = re.search(mark, rest)
-        found.append(rest[: cut.start()] if cut else rest)
+        values.append(rest[: cut.start()] if cut else rest)
         rest = rest[cut.end() :] if cut else ""
     rest = rest.rstrip(blanks) if blanks else rest
     # A single field for the last name loses a separator at its end; of several fields the text
@@ -394,12 +394,12 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
         if others
         else None
     )
-    return [*found, alone[1] if alone else rest]
+    return [*values, alone[1] if alone else rest]
 
 
-def map_file(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def map_file(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `mapfile [-t] [-d MARK] [-s SKIP] [-n COUNT] NAME`."""
-    options, names = _options(called[1:], "dnOsucC")
+    options, names = _options(argv[1:], "dnOsucC")
     name = text_if_known(names[0]) if names else "MAPFILE"
     if name is None:
         reader.overtake(place, names[0])
@@ -415,54 +415,58 @@ def map_file(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         _ask(reader, [], name, None)
         return
     # 0 lines: all of them.
-    mark, (skipped, most) = options.get("d", "\n")[:1] or "\0", map(int, counts)
+    mark, (skip, most) = options.get("d", "\n")[:1] or "\0", map(int, counts)
     lines = re.findall(f"[^{re.escape(mark)}]*{re.escape(mark)}|[^{re.escape(mark)}]+", text)
-    taken = lines[skipped : skipped + most if most else None]
-    kept = [line.removesuffix(mark) if "t" in options else line for line in taken]
-    reader.scope.set(name, Value(tuple(_text(line) or (Text("", NOWHERE),) for line in kept), True))
-    reader.scope.input, reader.scope.status = _text("".join(lines[skipped + len(taken) :])), 0
+    selection = lines[skip : skip + most if most else None]
+    texts = [line.removesuffix(mark) if "t" in options else line for line in selection]
+    reader.scope.set(
+        name, Value(tuple(_text(line) or (Text("", NOWHERE),) for line in texts), True)
+    )
+    reader.scope.input, reader.scope.status = _text("".join(lines[skip + len(selection) :])), 0
 
 
 # Arguments and options
 
 
-def shift(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def shift(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `shift`."""
-    given = reader.scope.positional_arguments
+    arguments = reader.scope.positional_arguments
     count = (
-        _number(reader, called, 1)
-        if len(called) < 2 or text_if_known(called[1]) is not None
-        else len(given)
+        _number(reader, argv, 1)
+        if len(argv) < 2 or text_if_known(argv[1]) is not None
+        else len(arguments)
     )
     # A word of unknown length may be all that is shifted away, or less than that.
-    if any(text_if_known(word) is None for word in called[1:2]) or any(
-        several(word) for word in given[:count]
+    if any(text_if_known(word) is None for word in argv[1:2]) or any(
+        several(word) for word in arguments[:count]
     ):
         reader.scope.arguments = (
             _unknown(reader, "@", '"shift" removes an unknown number of arguments', loose=True),
         )
         reader.scope.status = None
-    elif count > len(given) or count < 0:
+    elif count > len(arguments) or count < 0:
         reader.scope.status = 1
         reader.scope.shifted += max(count, 0)
     else:
-        if reader.scope.arguments is not None or given:
-            reader.scope.arguments = given[count:]
+        if reader.scope.arguments is not None or arguments:
+            reader.scope.arguments = arguments[count:]
         reader.scope.shifted += count
         reader.scope.status = 0
 
 
-def set_(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def set_(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `set`, which sets shell options and the arguments of the script."""
-    rest = list(called[1:])
+    rest = list(argv[1:])
     reader.scope.status = 0
     if not rest or (len(rest) == 1 and text_if_known(rest[0]) in ("-o", "+o")):
         reader.write(_unknown(reader, "(set)"))
         return
     # A shell looks at all options before it sets the first.
     texts = (None if several(word) else text_if_known(word) for word in rest)
-    dashed = takewhile(lambda text: text not in (None, "--") and re.match(r"[-+].", text), texts)
-    if not all(SET_OPTION.fullmatch(str(text)) for text in dashed):
+    option_words = takewhile(
+        lambda text: text not in (None, "--") and re.match(r"[-+].", text), texts
+    )
+    if not all(SET_OPTION.fullmatch(str(text)) for text in option_words):
         reader.scope.status = 2
         return
     while rest:
@@ -498,18 +502,22 @@ def _switch(reader: ShellReader, place: int, options: Options, name: str | None,
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
-def shopt(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def shopt(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `shopt`."""
-    flags, words_ = _options(called[1:], "")
+    flags, words_ = _options(argv[1:], "")
     names = [text_if_known(word) for word in words_]
     if not flags.keys() & {"s", "u", "q"}:
         reader.write(_unknown(reader, "(shopt)"))
     for name in names if flags.keys() & {"s", "u"} else ():
         _switch(reader, place, SET if "o" in flags else SHOPT, name, "s" in flags)
-    told = {str(name) for name in names}
-    known_ = told <= OFF and "q" in flags and bool(told)
-    if known_ and not flags.keys() & {"s", "u"}:
-        reader.answer(None if told & reader.scope.unsure.keys() else told <= reader.scope.options)
+    option_names = {str(name) for name in names}
+    answerable = option_names <= OFF and "q" in flags and bool(option_names)
+    if answerable and not flags.keys() & {"s", "u"}:
+        reader.answer(
+            None
+            if option_names & reader.scope.unsure.keys()
+            else option_names <= reader.scope.options
+        )
     else:
         turns = bool(flags.keys() & {"s", "u"})
         reader.scope.status = (
@@ -517,12 +525,12 @@ def shopt(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         )
 
 
-def unset(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def unset(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `unset NAME`, `unset NAME[index]`, `unset -f NAME`."""
-    option = text_if_known(called[1] if len(called) > 1 else ())
+    option = text_if_known(argv[1] if len(argv) > 1 else ())
     functions = option == "-f"
     reader.scope.status = 0
-    for word in called[1:]:
+    for word in argv[1:]:
         text = None if several(word) else text_if_known(word)
         if text is None:
             reader.overtake(place, word)
@@ -572,12 +580,12 @@ def _unset_element(reader: ShellReader, name: str, index: str) -> None:
 # Other shells, files and commands
 
 
-def eval_(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def eval_(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `eval TEXT`."""
     reader.scope.status = 0
-    words_ = called[2:] if len(called) > 1 and text_if_known(called[1]) == "--" else called[1:]
+    words_ = argv[2:] if len(argv) > 1 and text_if_known(argv[1]) == "--" else argv[1:]
     # `eval` has no options: without `--` before it, a word with a dash is an error.
-    if len(words_) == len(called) - 1 and words_ and re.match(r"-.", spell_pieces(words_[0])):
+    if len(words_) == len(argv) - 1 and words_ and re.match(r"-.", spell_pieces(words_[0])):
         reader.scope.status = 2
         return
     pieces = tuple(
@@ -588,23 +596,23 @@ def eval_(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     reader.read_inner_text(place, pieces)
 
 
-def take_file(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def take_file(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `source FILE`.
 
     If the file cannot be read, the variables that it may set become unknown.
     """
-    path = called[1] if len(called) > 1 else ()
+    path = argv[1] if len(argv) > 1 else ()
     reader.scope.status = None
-    given = text_if_known(path) in INPUT
-    text = reader.scope.input if given else file_contents.content(reader, path)
-    if given and text is None:
+    from_input = text_if_known(path) in INPUT
+    text = reader.scope.input if from_input else file_contents.content(reader, path)
+    if from_input and text is None:
         raise reader.refuse(place, '"source" reads the input of the script, which is not known')
     if text is not None and is_gone(text):
         reader.scope.status = 1
     elif text is None or any(isinstance(piece, Unknown) for piece in text):
         _pass_by(reader, path, text)
     else:
-        _run_file(reader, path, text, called[2:])
+        _run_file(reader, path, text, argv[2:])
 
 
 def _pass_by(reader: ShellReader, path: Pieces, text: Pieces | None) -> None:
@@ -677,27 +685,25 @@ def _put_back(reader: ShellReader, before: tuple[Pieces, ...] | None) -> None:
     reader.scope.placed = False
 
 
-def change_folder(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def change_folder(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `cd`, `pushd` and `popd`.
 
     The new folder is known if it is the script's folder or was made by the script.
     """
-    scope, name = reader.scope, spell_pieces(called[0])
+    scope, name = reader.scope, spell_pieces(argv[0])
     before = scope.folder
-    if name == "popd" and len(called) == 1 and scope.folders:
+    if name == "popd" and len(argv) == 1 and scope.folders:
         *rest, scope.folder = scope.folders
         scope.folders, scope.status = tuple(rest), 0
     else:
-        _enter(reader, f"{AWAY}{place}.{reader.steps}/", called[1:])
+        _enter(reader, f"{AWAY}{place}.{reader.steps}/", argv[1:])
         if name != "cd":
-            scope.folders = (*scope.folders, before) if name == "pushd" and len(called) == 2 else ()
+            scope.folders = (*scope.folders, before) if name == "pushd" and len(argv) == 2 else ()
     for variable in ("PWD", "OLDPWD"):
         if variable in scope.variables:
             scope.set(variable, Value((_unknown(reader, variable, RUN),)))
     if name != "cd" or (
-        called[1:]
-        and text_if_known(called[-1]) in ("-", None)
-        and not path_in_folder(before, called[-1])
+        argv[1:] and text_if_known(argv[-1]) in ("-", None) and not path_in_folder(before, argv[-1])
     ):
         reader.write(_unknown(reader, f"({name})"))
 
@@ -709,20 +715,20 @@ def _enter(reader: ShellReader, away: str, words_: Sequence[Pieces]) -> None:
     if words_ and text_if_known(words_[0]) == "":
         scope.status = 0
         return
-    told = words_ and (text_if_known(words_[0]) or path_in_folder(scope.folder, words_[0]))
-    key = reader.key(words_[0]) if told else away
+    target = words_ and (text_if_known(words_[0]) or path_in_folder(scope.folder, words_[0]))
+    key = reader.key(words_[0]) if target else away
     folder = "" if key == "." else f"{key.removesuffix('/')}/"
-    made = len(words_) == 1 and (
+    exists = len(words_) == 1 and (
         folder in ("", "../")
         or folder in scope.files.folders
         or file_contents.is_folder(reader, folder)
     )
-    scope.folder, scope.status = (folder, 0) if made else (away, None)
+    scope.folder, scope.status = (folder, 0) if exists else (away, None)
 
 
-def run_in_place(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def run_in_place(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `exec COMMAND`, `nohup`, `command` and `builtin`, which run the command in their arguments."""
-    name, rest = spell_pieces(called[0]), list(called[1:])
+    name, rest = spell_pieces(argv[0]), list(argv[1:])
     if name == "command" and rest and re.fullmatch(r"-[vVp]+", text_if_known(rest[0]) or ""):
         reader.scope.status = None
         if text_if_known(rest[0]) != "-p":
@@ -739,13 +745,13 @@ def run_in_place(reader: ShellReader, place: int, called: Sequence[Pieces]) -> N
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
-def alias(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def alias(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `alias`, which has an effect only in a script that may turn on `expand_aliases`, on words behind its line."""
     reader.scope.status = 0
-    if not any("=" in spell_pieces(word) for word in called[1:]):
+    if not any("=" in spell_pieces(word) for word in argv[1:]):
         reader.write(_unknown(reader, "(alias)"))
     behind = reader.source.text[place:].partition("\n")[2]
-    for word in called[1:] if reader.scope.may("expand_aliases") else ():
+    for word in argv[1:] if reader.scope.may("expand_aliases") else ():
         name = (text_if_known(word) or "").partition("=")[0]
         if not name or re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w./-])", behind):
             problem = f'"alias" changes the meaning of {name or spell_pieces(word)}, which is not supported'

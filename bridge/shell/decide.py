@@ -81,28 +81,28 @@ class Condition:
         item = self.items[place]
         return item if isinstance(item, str) else self.expander.source.text_of(item)
 
-    def _or(self, needed: bool) -> Truth:
-        result = self._and(needed)
+    def _or(self, evaluate: bool) -> Truth:
+        result = self._and(evaluate)
         while self._text_ahead() == "||":
             self.position += 1
-            result = _join_truths(result, self._side(needed, result, True, self._and), both=False)
+            result = _join_truths(result, self._side(evaluate, result, True, self._and), both=False)
         return result
 
-    def _and(self, needed: bool) -> Truth:
-        result = self._one(needed)
+    def _and(self, evaluate: bool) -> Truth:
+        result = self._one(evaluate)
         while self._text_ahead() == "&&":
             self.position += 1
-            result = _join_truths(result, self._side(needed, result, False, self._one), both=True)
+            result = _join_truths(result, self._side(evaluate, result, False, self._one), both=True)
         return result
 
     def _side(
-        self, needed: bool, before: Truth, decided: bool, read: Callable[[bool], Truth]
+        self, evaluate: bool, before: Truth, decisive: bool, read: Callable[[bool], Truth]
     ) -> Truth:
         """Evaluate the right operand, unless the left operand decides the result.
 
         If the left operand is not known, variables that the right operand assigns become uncertain.
         """
-        if not needed or before is decided:
+        if not evaluate or before is decisive:
             return read(False)
         if before is not None:
             return read(True)
@@ -115,18 +115,18 @@ class Condition:
             scope.take([within, without], self.expander.source.line(start))
         return result
 
-    def _one(self, needed: bool) -> Truth:
+    def _one(self, evaluate: bool) -> Truth:
         if self._text_ahead() == "!":
             self.position += 1
-            return _not(self._one(needed))
+            return _not(self._one(evaluate))
         if self.position < len(self.items) and self.items[self.position] == "(":
             self.position += 1
-            result = self._or(needed)
+            result = self._or(evaluate)
             if self._text_ahead() != ")":
                 raise Bad("missing )")
             self.position += 1
             return result
-        return self._test(needed)
+        return self._test(evaluate)
 
     def _word(self) -> Word:
         item = self.items[self.position] if self.position < len(self.items) else ""
@@ -135,7 +135,7 @@ class Condition:
         self.position += 1
         return item
 
-    def _test(self, needed: bool) -> Truth:
+    def _test(self, evaluate: bool) -> Truth:
         sign = self._text_ahead(1)
         if sign in (*EQUAL, *ORDERED, *NUMBERS, *COMPARED, "=~") and self.position + 2 < len(
             self.items
@@ -143,14 +143,14 @@ class Condition:
             left = self._word()
             self.position += 1
             right = self._word()
-            return self._compare_words(left, sign, right) if needed else False
+            return self._compare_words(left, sign, right) if evaluate else False
         if self._text_ahead() in UNARY and self._text_ahead(1) not in ("", "&&", "||", ")"):
             sign = self._text_ahead()
             self.position += 1
             word = self._word()
-            return unary(sign, self._text(word), self.expander) if needed else False
+            return unary(sign, self._text(word), self.expander) if evaluate else False
         word = self._word()
-        return _not(empty(self._text(word))) if needed else False
+        return _not(empty(self._text(word))) if evaluate else False
 
     def _text(self, word: Word) -> Pieces:
         return self.expander.text(word, alone=True)
@@ -160,12 +160,14 @@ class Condition:
         second = self._text(right)
         try:
             if sign in EQUAL:
-                said, fold = text_if_known(first), self._fold()
-                if said is None or text_if_known(second) is None:
-                    found = same_script(first, second, self.expander)
+                subject, fold = text_if_known(first), self._fold()
+                if subject is None or text_if_known(second) is None:
+                    truth = same_script(first, second, self.expander)
                 else:
-                    found = Pattern(active(second), fold).matches(said.lower() if fold else said)
-                return found if sign != "!=" else _not(found)
+                    truth = Pattern(active(second), fold).matches(
+                        subject.lower() if fold else subject
+                    )
+                return truth if sign != "!=" else _not(truth)
             if sign == "=~":
                 return self._regular(first, second)
             if sign in NUMBERS:
@@ -215,13 +217,13 @@ def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
     differently.
     """
     try:
-        found = longest(pattern, text)
+        match = longest(pattern, text)
     except Unread:
-        found = None
+        match = None
     # POSIX takes the longest match, and Python the first one. Groups within that may then differ.
-    sure = 1 if found is None else 1 + pattern.groups * groups_are_certain(pattern.pattern)
-    texts = [] if found is None else [found[0], *(group or "" for group in found.groups())]
-    known_ = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
+    sure = 1 if match is None else 1 + pattern.groups * groups_are_certain(pattern.pattern)
+    texts = [] if match is None else [match[0], *(group or "" for group in match.groups())]
+    certain_texts = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
     unsure = (
         Unknown(
             "${BASH_REMATCH}",
@@ -230,7 +232,7 @@ def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
             "this text depends on how bash divides the match into groups",
         ),
     )
-    return (*known_, *(unsure for _ in range(pattern.groups + 1 - len(known_))))
+    return (*certain_texts, *(unsure for _ in range(pattern.groups + 1 - len(certain_texts))))
 
 
 def sorts_before(first: Pieces, sign: str, second: Pieces) -> Truth:
@@ -283,19 +285,19 @@ def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
 
     `$0` and `BASH_SOURCE` name the same script outside of sourced files.
     """
-    named = [
+    pieces = [
         word[0]
         for word in (first, second)
         if len(word) == 1 and isinstance(word[0], Unknown) and word[0].at
     ]
     if (
-        len(named) < 2
-        or any(piece.firm for piece in named)
-        or SELF not in (named[0].at, named[1].at)
+        len(pieces) < 2
+        or any(piece.firm for piece in pieces)
+        or SELF not in (pieces[0].at, pieces[1].at)
     ):
         return None
     name = expander.source.script.name.rpartition("/")[2]
-    other = next((piece.at for piece in named if piece.at != SELF), SELF).rpartition("/")[2]
+    other = next((piece.at for piece in pieces if piece.at != SELF), SELF).rpartition("/")[2]
     if other == SELF:
         # The right side is a pattern. A name with these characters may not match itself.
         return None if set(name) & set("[\\") else True
@@ -326,8 +328,8 @@ def _is_set(name: str, expander: Expander) -> Truth:
     plain, _, index = name.partition("[")
     value = expander.scope.get(plain)
     if value is None:
-        settled = expander.scope.is_unset(plain) or not expander.scope.overtaker(plain)
-        return False if settled else None
+        certain = expander.scope.is_unset(plain) or not expander.scope.overtaker(plain)
+        return False if certain else None
     if any(
         isinstance(piece, Unknown) and (piece.perhaps or several(word))
         for word in value.words
@@ -371,9 +373,9 @@ class _Test:
         # expression with precedence.
         size = len(self.words)
         if size <= 4:
-            found = (self._none, self._single, self._two, self._three, self._four)[size](0)
-            if found != "more":
-                return found  # type: ignore[return-value]
+            truth = (self._none, self._single, self._two, self._three, self._four)[size](0)
+            if truth != "more":
+                return truth  # type: ignore[return-value]
         # A word that is not known may be an operator, unless it stands where only an operand can:
         # beside a binary operator, or behind `-n` or `-z`.
         for index, word in enumerate(self.said):
@@ -439,8 +441,8 @@ class _Test:
         if sign in EQUAL:
             first, second = text_if_known(left), text_if_known(right)
             plain = first is not None and second is not None
-            found = first == second if plain else same_script(left, right, self.expander)
-            return found if sign != "!=" else _not(found)
+            truth = first == second if plain else same_script(left, right, self.expander)
+            return truth if sign != "!=" else _not(truth)
         if sign in NUMBERS:
             first, second = text_if_known(left), text_if_known(right)
             for text in (first, second):
@@ -476,8 +478,8 @@ class _Test:
         return result
 
     def _term(self) -> Truth:
-        left = len(self.said) - self.position
-        if not left:
+        remaining = len(self.said) - self.position
+        if not remaining:
             raise Bad("argument expected")
         word = self._here()
         if word == "!":
@@ -491,10 +493,10 @@ class _Test:
             self.position += 1
             return result
         start = self.position
-        if left >= 3 and self._binary_sign(self.said[start + 1]):
+        if remaining >= 3 and self._binary_sign(self.said[start + 1]):
             self.position += 3
             return self._binary(start)
-        if left >= 2 and word in UNARY:
+        if remaining >= 2 and word in UNARY:
             self.position += 2
             return self._unary(start)
         self.position += 1

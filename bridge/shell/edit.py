@@ -22,24 +22,24 @@ def edit(
     text: str,
     words: Sequence[Pieces],
     put: Mapping[Range, Sequence[str]],
-    added: Iterable[Sequence[str]],
+    insertions: Iterable[Sequence[str]],
     after: int,
 ) -> str:
     """Return `text` with changed words.
 
     `put` gives the new words for each range of word indices; an empty list removes the range.
-    `added` are words to insert after word `after`. Raises `TranslationError` for a word that does
+    `insertions` are words to insert after word `after`. Raises `TranslationError` for a word that does
     not have a span of its own in the text.
     """
-    found = places(words)
+    spans = places(words)
     patches = [
         patch
         for (start, end), new in put.items()
-        for patch in _patches(text, found[start:end], new)
+        for patch in _patches(text, spans[start:end], new)
     ]
-    more = "".join(f" {_quote_word(word)}" for line in added for word in line)
+    more = "".join(f" {_quote_word(word)}" for line in insertions for word in line)
     if more:
-        patches.append(((_end(text, found[after]), _end(text, found[after])), more))
+        patches.append(((_end(text, spans[after]), _end(text, spans[after])), more))
     # From the end, so that the places of the patches before stay right.
     for (start, end), new in sorted(patches, reverse=True):
         text = text[:start] + new + text[end:]
@@ -71,35 +71,37 @@ def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
     return spans[0][0], spans[-1][1]
 
 
-def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> list[tuple[Span, str]]:
+def _patches(
+    text: str, word_spans: Sequence[Span | None], new: Sequence[str]
+) -> list[tuple[Span, str]]:
     """Return patches that replace the words of a range one by one.
 
     Surplus old words are removed; surplus new words are added after the last old word.
     """
-    if None in found:
+    if None in word_spans:
         raise TranslationError(
             "one expansion in the script yields this word together with others, so it cannot be changed alone"
         )
-    spans = [place for place in found if place is not None]
-    kept = [(place, _quote_word(word)) for place, word in zip(spans, new, strict=False)]
+    spans = [place for place in word_spans if place is not None]
+    patches = [(place, _quote_word(word)) for place, word in zip(spans, new, strict=False)]
     rest = "".join(f" {_quote_word(word)}" for word in new[len(spans) :])
-    if rest and kept:
-        kept[-1] = kept[-1][0], kept[-1][1] + rest
+    if rest and patches:
+        patches[-1] = patches[-1][0], patches[-1][1] + rest
     return [
-        *kept,
+        *patches,
         *((_with_line(text, place), "") for place in _join_spans(text, spans[len(new) :])),
     ]
 
 
 def _join_spans(text: str, spans: Sequence[Span]) -> list[Span]:
     """Return the spans of words. Spans with only spaces or tabs between them are merged."""
-    found: list[Span] = []
+    result: list[Span] = []
     for place in (_with_quotes(text, span) for span in spans):
-        if found and not text[found[-1][1] : place[0]].strip(" \t"):
-            found[-1] = found[-1][0], place[1]
+        if result and not text[result[-1][1] : place[0]].strip(" \t"):
+            result[-1] = result[-1][0], place[1]
         else:
-            found.append(place)
-    return [_with_quotes(text, place) for place in found]
+            result.append(place)
+    return [_with_quotes(text, place) for place in result]
 
 
 def _end(text: str, place: Span | None) -> int:
@@ -116,8 +118,8 @@ def _quote_word(word: str) -> str:
 
 def _with_quotes(text: str, place: Span) -> Span:
     start, end = place
-    quoted = start > 0 and text[start - 1] in "'\"" and text[start - 1] == text[end : end + 1]
-    return (start - 1, end + 1) if quoted else place
+    in_quotes = start > 0 and text[start - 1] in "'\"" and text[start - 1] == text[end : end + 1]
+    return (start - 1, end + 1) if in_quotes else place
 
 
 def _with_line(text: str, place: Span) -> Span:

@@ -155,72 +155,74 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),)
 
 
-def leave(reader: ShellReader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
+def leave(reader: ShellReader, argv: Sequence[Pieces], search: Walk, has_model: bool) -> None:
     """Record the files that a program may have changed.
 
-    With `modelled`, the effects of the program are already applied.
+    With `has_model`, the effects of the program are already applied.
     """
-    if modelled:
+    if has_model:
         return
     name, line = (
-        (text_if_known(called[0]) or "").rpartition("/")[2],
+        (text_if_known(argv[0]) or "").rpartition("/")[2],
         reader.source.line(reader.place),
     )
     if name in CHANGING:
-        if name != "sed" or IN_PLACE.search(" ".join(map(spell_pieces, called))):
-            touch_named(reader, called)
+        if name != "sed" or IN_PLACE.search(" ".join(map(spell_pieces, argv))):
+            touch_named(reader, argv)
         return
     # Python with a text of its own that touches no file leaves files alone, too.
-    texts = [spell_pieces(word) for word in called]
+    texts = [spell_pieces(word) for word in argv]
     reckons = "python" in texts[0] and "-c" in texts and not TOUCHES.search(texts[-1])
-    if not found.kind and (name in QUIET or reckons):
+    if not search.kind and (name in QUIET or reckons):
         return
-    program = spell_pieces(called[0])
-    for word in _outputs(called):
+    program = spell_pieces(argv[0])
+    for word in _outputs(argv):
         _touch_file(reader, word, f"{program} may write the file (line {line})")
-    trains = found.kind in ("program", "module") and any(
-        link.name not in TRAINERS for link in found.links
+    trains = search.kind in ("program", "module") and any(
+        link.name not in TRAINERS for link in search.links
     )
     if not trains:
-        reader.scope.files.record_writer(f"{_command_text(called)} (line {line})")
+        reader.scope.files.record_writer(f"{_command_text(argv)} (line {line})")
 
 
-def _command_text(called: Sequence[Pieces]) -> str:
-    return " ".join(map(spell_pieces, called[:2]))[:60]
+def _command_text(argv: Sequence[Pieces]) -> str:
+    return " ".join(map(spell_pieces, argv[:2]))[:60]
 
 
-def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
+def _outputs(argv: Sequence[Pieces]) -> list[Pieces]:
     """Return the words that name files which a command writes, as far as its options show them."""
-    found = []
-    for index, word in enumerate(called):
+    targets = []
+    for index, word in enumerate(argv):
         option = WRITING.fullmatch(spell_pieces(word))
         if option is not None:
-            found += (
-                [_text(option["file"])] if option["file"] else list(called[index + 1 : index + 2])
+            targets += (
+                [_text(option["file"])] if option["file"] else list(argv[index + 1 : index + 2])
             )
-    return found
+    return targets
 
 
-def touch_named(reader: ShellReader, called: Sequence[Pieces]) -> None:
+def touch_named(reader: ShellReader, argv: Sequence[Pieces]) -> None:
     """Mark each file as uncertain if its name is, or may be, among the arguments of a program."""
     line = reader.source.line(reader.place)
-    program = spell_pieces(called[0])
+    program = spell_pieces(argv[0])
     why = f"{program} may change the file (line {line})"
-    unknown = [word for word in called[1:] if text_if_known(word) is None]
+    unknown = [word for word in argv[1:] if text_if_known(word) is None]
     if unknown:
-        reader.scope.files.record_writer(f"{_command_text(called)} (line {line})")
+        reader.scope.files.record_writer(f"{_command_text(argv)} (line {line})")
     # A word that is not known may become the name of every file that fits the letters in it that
-    # are known. Without any such letter it may become all names, and is left to `written` above.
-    for said in map(spell_pieces, unknown):
-        if not re.search(r"\w", OPEN.sub("", said)):
+    # are known. Without any such letter it may become all names, and is left to `record_writer`
+    # above.
+    for spelling in map(spell_pieces, unknown):
+        if not re.search(r"\w", OPEN.sub("", spelling)):
             continue
         pattern = "".join(
-            ".*" if index % 2 else re.escape(part) for index, part in enumerate(OPEN.split(said))
+            ".*" if index % 2 else re.escape(part)
+            for index, part in enumerate(OPEN.split(spelling))
         )
         for key in list(reader.scope.files.held):
             if re.fullmatch(pattern, key.removeprefix(reader.scope.folder), re.DOTALL):
                 _doubt_file(reader, key, key, why)
-    for word in called[1:]:
+    for word in argv[1:]:
         _touch_file(reader, word, why)
 
 
@@ -230,8 +232,8 @@ def _touch_file(reader: ShellReader, word: Pieces, why: str) -> None:
         _doubt_file(reader, key, spell_pieces(word), why)
 
 
-def _doubt_file(reader: ShellReader, key: str, said: str, why: str) -> None:
-    reader.scope.files.doubt(key, Unknown(said, NOWHERE, reader.source.line(reader.place), why))
+def _doubt_file(reader: ShellReader, key: str, spelling: str, why: str) -> None:
+    reader.scope.files.doubt(key, Unknown(spelling, NOWHERE, reader.source.line(reader.place), why))
 
 
 # Programs
@@ -276,8 +278,8 @@ def remove(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
 
 def _remove_folder(reader: ShellReader, key: str) -> None:
     files, inside = reader.scope.files, f"{key.removesuffix('/')}/"
-    for held in [held for held in files.held if held.startswith(inside) or held == key]:
-        files.remove(held)
+    for path in [path for path in files.held if path.startswith(inside) or path == key]:
+        files.remove(path)
     files.folders = {folder for folder in files.folders if not folder.startswith(inside)}
 
 
@@ -289,7 +291,7 @@ def copy(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     _, names = _operands(texts, "fpv")
     if len(names) != 2:
         return None
-    files, moved = reader.scope.files, texts[0].endswith("mv")
+    files, moves = reader.scope.files, texts[0].endswith("mv")
     source, target = reader.key(_text(names[0])), reader.key(_text(names[1]))
     # Into a folder the file goes under its own name.
     if names[1].endswith("/") or files.there(f"{target.removesuffix('/')}/"):
@@ -301,7 +303,7 @@ def copy(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
         reader.scope.status = 1
         return ()
     files.put(target, content)
-    if moved:
+    if moves:
         files.remove(source)
     return ()
 

@@ -112,7 +112,7 @@ class Expander:
         if literal is not None:
             return [literal]
         separators = self.scope.separators
-        found: list[Pieces] = []
+        expansions: list[Pieces] = []
         try:
             choices = self.choices(word)
         except OverflowError as error:
@@ -129,13 +129,15 @@ class Expander:
             # In the order of a shell: braces, tilde, variables and commands, then word splitting,
             # then names of files.
             split = words(emptied(pieces) if alone else pieces, separators or "")
-            found += [self._expand_glob(one, word) for one in split]
-        return found
+            expansions += [self._expand_glob(one, word) for one in split]
+        return expansions
 
     def choices(self, word: Word) -> list[tuple[WordPart, ...]]:
         """Return the words that brace expansion makes of one word."""
-        found = braces.expand_braces(self.source.text, word.parts)
-        return found if len(found) == 1 or self.scope.on("braceexpand") else [word.parts]
+        alternatives = braces.expand_braces(self.source.text, word.parts)
+        return (
+            alternatives if len(alternatives) == 1 or self.scope.on("braceexpand") else [word.parts]
+        )
 
     def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
         """Return the text that a word expands to without word splitting, as in assignments, patterns and file names."""
@@ -154,8 +156,8 @@ class Expander:
         """Return the text of a literal word; None for a word with expansions or quotes."""
         if len(word.parts) != 1 or word.parts[0].kind != "text" or self.source.segments is not None:
             return None
-        said = self.source.text[word.start : word.end]
-        return (Text(said, (word.start, word.end)),) if LITERAL.fullmatch(said) else None
+        text = self.source.text[word.start : word.end]
+        return (Text(text, (word.start, word.end)),) if LITERAL.fullmatch(text) else None
 
     def without_splitting(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
         """Yield the pieces without word splitting."""
@@ -164,7 +166,7 @@ class Expander:
                 Text(piece.joiner, (0, 0), True, plain=False) if isinstance(piece, Break) else piece
             )
 
-    def _expand_glob(self, word: Pieces, written: Word) -> Pieces:
+    def _expand_glob(self, word: Pieces, source_word: Word) -> Pieces:
         """Return the word, or an unknown word if it may expand to names of files."""
         fitting = any(
             isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text)
@@ -176,66 +178,66 @@ class Expander:
         text = "".join(
             piece.text if isinstance(piece, Text) and not piece.quoted else "\0" for piece in word
         )
-        opened = text.find("[")
+        bracket = text.find("[")
         groups = GROUPS.search(text) and self.scope.may("extglob")
-        if "*" in text or "?" in text or (opened >= 0 and "]" in text[opened:]) or groups:
+        if "*" in text or "?" in text or (bracket >= 0 and "]" in text[bracket:]) or groups:
             spelling = "".join(
                 piece.text if isinstance(piece, Text) else piece.spelling for piece in word
             )
-            place = self.source.place(written.start, written.end)
+            place = self.source.place(source_word.start, source_word.end)
             why = next((piece.why for piece in unknowns(word)), FILES)
-            return (Unknown(spelling, place, self.source.line(written.start), why, loose=True),)
+            return (Unknown(spelling, place, self.source.line(source_word.start), why, loose=True),)
         return word
 
-    def tilde(self, parts: tuple[WordPart, ...], assigned: bool) -> tuple[WordPart, ...]:
+    def tilde(self, parts: tuple[WordPart, ...], in_assignment: bool) -> tuple[WordPart, ...]:
         """Return the parts of a word, with a `~` at the start as a separate part.
 
-        With `assigned`, this also applies to a `~` after a colon.
+        With `in_assignment`, this also applies to a `~` after a colon.
         """
         if "~" not in self.source.text:
             return parts
-        found: list[WordPart] = []
+        result: list[WordPart] = []
         for index, part in enumerate(parts):
-            said = self.source.text_of(part)
-            if part.kind != "text" or "~" not in said or (index and not assigned):
-                found.append(part)
+            text = self.source.text_of(part)
+            if part.kind != "text" or "~" not in text or (index and not in_assignment):
+                result.append(part)
                 continue
             # The name behind a tilde has to be literal to its end: the text part must not end
             # within it.
-            pattern = r"(?:(?<=:)|^)~[^/:\s]*" if assigned else r"^~[^/]*"
+            pattern = r"(?:(?<=:)|^)~[^/:\s]*" if in_assignment else r"^~[^/]*"
             position, last = part.start, len(parts) == index + 1
-            for match in re.finditer(pattern, said) if not index or assigned else ():
-                whole = match.end() < len(said) or last
+            for match in re.finditer(pattern, text) if not index or in_assignment else ():
+                whole = match.end() < len(text) or last
                 if whole and (match.start() or not index):
-                    found += (
+                    result += (
                         [WordPart("text", position, part.start + match.start())]
                         if match.start()
                         else []
                     )
-                    found.append(
+                    result.append(
                         WordPart("tilde", part.start + match.start(), part.start + match.end())
                     )
                     position = part.start + match.end()
-            found += [WordPart("text", position, part.end)] if position < part.end else []
-        return tuple(found)
+            result += [WordPart("text", position, part.end)] if position < part.end else []
+        return tuple(result)
 
     # Parts
 
-    def parts(self, parts: Iterable[WordPart], quoted: bool) -> Expanded:
+    def parts(self, parts: Iterable[WordPart], in_quotes: bool) -> Expanded:
         """Return the pieces that parts expand to, before word splitting."""
-        return [piece for part in parts for piece in self.part(part, quoted)]
+        return [piece for part in parts for piece in self.part(part, in_quotes)]
 
-    def part(self, part: WordPart, quoted: bool) -> Iterable[Piece | Break]:
+    def part(self, part: WordPart, in_quotes: bool) -> Iterable[Piece | Break]:
         """Return the pieces that one part expands to."""
         match part.kind:
             case "text":
-                return self.source.pieces(part.start, part.end, quoted)
+                return self.source.pieces(part.start, part.end, in_quotes)
             case "escape":
                 # A backslash before a line end joins the lines, and leaves nothing. At the end of
                 # the text it is itself.
-                said = self.source.text_of(part)
-                kept = "\\" if said == "\\" else said[1:].removeprefix("\n")
-                return [Text(kept, self.place(part), True, plain=False)] if kept else []
+                text = self.source.text_of(part)
+                char = "\\" if text == "\\" else text[1:].removeprefix("\n")
+                return [Text(char, self.place(part), True, plain=False)] if char else []
             case "single":
                 empty = part.end - part.start == 2
                 return (
@@ -246,22 +248,24 @@ class Expander:
             case "double":
                 return self._double(part)
             case "ansi":
-                said = self.source.text[part.start + 2 : part.end - 1]
+                text = self.source.text[part.start + 2 : part.end - 1]
                 return self._whole(
                     part,
                     True,
-                    lambda: [self.make_text(part, parameters.decode_escapes(said), True)],
+                    lambda: [self.make_text(part, parameters.decode_escapes(text), True)],
                 )
             case "made":
-                return [Text(part.text, self.place(part), quoted, plain=False)]
+                return [Text(part.text, self.place(part), in_quotes, plain=False)]
             case "arith":
                 return self._whole(
-                    part, quoted, lambda: [self.make_text(part, self._arithmetic(part), quoted)]
+                    part,
+                    in_quotes,
+                    lambda: [self.make_text(part, self._arithmetic(part), in_quotes)],
                 )
             case "command" | "backtick":
-                return [*self.output(part, quoted)]
+                return [*self.output(part, in_quotes)]
             case "short" | "param":
-                return self._whole(part, quoted, lambda: self._parameter(part, quoted))
+                return self._whole(part, in_quotes, lambda: self._parameter(part, in_quotes))
             case "tilde":
                 return self._home(part)
         return [self.unknown(part, OUTPUT, True)]
@@ -271,9 +275,9 @@ class Expander:
         return Text("", self.place(part), True, plain=False)
 
     def _double(self, part: WordPart) -> Expanded:
-        said = self.source.text_of(part)
+        text = self.source.text_of(part)
         odd = next(
-            (why for sign, form, why in ODD if sign in said and "@" in said and form.search(said)),
+            (why for sign, form, why in ODD if sign in text and "@" in text and form.search(text)),
             "",
         )
         if odd:
@@ -281,22 +285,22 @@ class Expander:
         # Quotes make a word even if nothing is in them, except around `"$@"` without arguments.
         # `missing` tells that some expansion gave no piece at all, `solid` that another one makes a
         # word in any case.
-        found: Expanded = []
+        result: Expanded = []
         missing = False
         before, self.solid = self.solid, False
         for inner in part.parts:
             pieces = list(self.part(inner, True))
             missing |= not pieces and inner.kind != "escape"
-            found += pieces
+            result += pieces
         if (not missing or self.solid) and not any(
-            isinstance(piece, Break) or _shows(piece) for piece in found
+            isinstance(piece, Break) or _shows(piece) for piece in result
         ):
             return [self._nothing(part)]
         self.solid |= before
         several = any(
-            isinstance(piece, Break) for piece in found
+            isinstance(piece, Break) for piece in result
         )  # an empty element between two words is a word
-        return [piece for piece in found if _shows(piece)] if missing and not several else found
+        return [piece for piece in result if _shows(piece)] if missing and not several else result
 
     def _home(self, part: WordPart) -> list[Piece]:
         value = self.scope.get("HOME") if self.source.text_of(part) == "~" else None
@@ -306,7 +310,7 @@ class Expander:
         return [Text(text, self.place(part), True, plain=False)]
 
     def unknown(
-        self, part: WordPart | Word, why: str, quoted: bool, alone: str | None = None
+        self, part: WordPart | Word, why: str, in_quotes: bool, alone: str | None = None
     ) -> Unknown:
         """Return the piece for an expansion whose value is not known."""
         return Unknown(
@@ -314,17 +318,17 @@ class Expander:
             self.place(part),
             self.source.line(part.start),
             why,
-            quoted,
+            in_quotes,
             alone=alone,
         )
 
     def place(self, part: WordPart | Word) -> Span:
         return self.source.place(part.start, part.end)
 
-    def make_text(self, part: WordPart, text: str, quoted: bool) -> Text:
-        return Text(text, self.place(part), quoted, plain=False, splits=not quoted)
+    def make_text(self, part: WordPart, text: str, in_quotes: bool) -> Text:
+        return Text(text, self.place(part), in_quotes, plain=False, splits=not in_quotes)
 
-    def _whole(self, part: WordPart, quoted: bool, make: Callable[[], Expanded]) -> Expanded:
+    def _whole(self, part: WordPart, in_quotes: bool, make: Callable[[], Expanded]) -> Expanded:
         """Return the pieces that `make` computes.
 
         If `make` fails, or computes them from a variable that nothing sets, return an unknown piece
@@ -332,27 +336,29 @@ class Expander:
         """
         outer, self.lacking = self.lacking, []
         # A number is one word, whichever number it is.
-        single = quoted or part.kind == "arith"
+        single = in_quotes or part.kind == "arith"
         try:
-            found = make()
+            result = make()
             if self.lacking:
                 alone = (
                     None
-                    if any(isinstance(piece, Break) for piece in found)
-                    else text_if_known(emptied(found))
+                    if any(isinstance(piece, Break) for piece in result)
+                    else text_if_known(emptied(result))
                 )
-                found = [self._failed(part, self.lack(), single, alone)]
+                result = [self._failed(part, self.lack(), single, alone)]
         except Unread as error:
-            found = [self._failed(part, str(error), single)]
+            result = [self._failed(part, str(error), single)]
         except arithmetic.Wrong as error:
-            found = [self.wrong(part, error, single)]
+            result = [self.wrong(part, error, single)]
         finally:
             self.lacking = outer
-        return found
+        return result
 
-    def _failed(self, part: WordPart, why: str, quoted: bool, alone: str | None = None) -> Unknown:
+    def _failed(
+        self, part: WordPart, why: str, in_quotes: bool, alone: str | None = None
+    ) -> Unknown:
         many = part.kind == "param" and bool(EACH.search(self.source.text_of(part)))
-        return replace(self.unknown(part, why, quoted, alone), loose=many)
+        return replace(self.unknown(part, why, in_quotes, alone), loose=many)
 
     def lack(self, error: str = "") -> str:
         """Return why an expression has no known value, as far as that is due to variables that nothing sets."""
@@ -360,34 +366,36 @@ class Expander:
         names = dict.fromkeys(re.findall(r"--env (\w+)=", " ".join(reasons)))
         if (not error and len(reasons) == 1) or not names:
             return reasons[0]
-        asked = " ".join(f"--env {name}=..." for name in names)
-        return f"{', '.join(names)} not set{error and ': '}{error}; set {asked}"
+        env_options = " ".join(f"--env {name}=..." for name in names)
+        return f"{', '.join(names)} not set{error and ': '}{error}; set {env_options}"
 
-    def wrong(self, part: WordPart, error: arithmetic.Wrong, quoted: bool) -> Unknown:
+    def wrong(self, part: WordPart, error: arithmetic.Wrong, in_quotes: bool) -> Unknown:
         """Return the unknown piece for an expansion with an error."""
         line, discards = self.source.line(part.start), isinstance(error, arithmetic.Discarded)
         if self.lacking and discards:
             # Whoever starts the script sets them, and then there is no error.
-            return self.unknown(part, self.lack(str(error)), quoted)
+            return self.unknown(part, self.lack(str(error)), in_quotes)
         # The unset variables in it may be the reason. The message says how to set them.
         names = (COUNTED if part.kind == "arith" else EXPANDED).findall(self.source.text_of(part))
         absent = dict.fromkeys(
-            found for name in dict.fromkeys(names) for found in self._variables_to_set(name)
+            variable for name in dict.fromkeys(names) for variable in self._variables_to_set(name)
         )
-        needed = " ".join(f"--env {name}=..." for name in absent)
+        env_options = " ".join(f"--env {name}=..." for name in absent)
         if not discards:
             self.runner.doubt(line)
-        hint = f"; set {needed}" if needed and "--env" not in str(error) else ""
+        hint = f"; set {env_options}" if env_options and "--env" not in str(error) else ""
         why = f"a shell stops here: {error}{hint}"
         self.runner.stop(line, f"{self.source.text_of(part)}: {why}", discards)
-        return self.unknown(part, why, quoted)
+        return self.unknown(part, why, in_quotes)
 
     def settling(self, text: str) -> str:
         """Return the command-line options that would set the unknown variables of a text, for messages."""
         names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
-        asked = dict.fromkeys(found for name in names for found in self._variables_to_set(name))
-        if asked:
-            return f"; set {' '.join(f'--env {name}=...' for name in asked)}"
+        absent = dict.fromkeys(
+            variable for name in names for variable in self._variables_to_set(name)
+        )
+        if absent:
+            return f"; set {' '.join(f'--env {name}=...' for name in absent)}"
         values = ((name, value) for name in names if (value := self.scope.get(name)))
         unknown = (
             (name, piece.why)
@@ -409,24 +417,24 @@ class Expander:
                 else []
             )
         return [
-            found
+            variable
             for piece in value.pieces
             if isinstance(piece, Unknown)
-            for found in re.findall(r"--env (\w+)=", piece.why)
+            for variable in re.findall(r"--env (\w+)=", piece.why)
         ]
 
     # Parameters
 
-    def _parameter(self, part: WordPart, quoted: bool) -> Expanded:
+    def _parameter(self, part: WordPart, in_quotes: bool) -> Expanded:
         """Return the value of `$NAME` or `${NAME...}`, with the operator applied if there is one."""
         if part.kind == "short":
             subject = expansion_subjects.subject_of_name(
                 self, part.text or self.source.text[part.start + 1 : part.end], None
             )
-            return self.spread(subject, part, quoted)
-        return self._expand_braced(part, quoted)
+            return self.spread(subject, part, in_quotes)
+        return self._expand_braced(part, in_quotes)
 
-    def _expand_braced(self, part: WordPart, quoted: bool) -> Expanded:
+    def _expand_braced(self, part: WordPart, in_quotes: bool) -> Expanded:
         # `${#NAME}` is a length, `${#}` the number of arguments, and `${#-text}` an operator behind
         # that number.
         text, start, end = self.source.text, part.start + 2, part.end - 1
@@ -443,15 +451,15 @@ class Expander:
             if position == end:
                 return [
                     self.make_text(
-                        part, str(expansion_subjects.count_elements(self, subject)), quoted
+                        part, str(expansion_subjects.count_elements(self, subject)), in_quotes
                     )
                 ]
             if subject.name not in expansion_subjects.SPECIAL:
                 raise expansion_subjects.malformed_expansion(self, start, end)
         if text.startswith("!", start) and end > start + 1:
-            return self._indirect(part, start + 1, end, quoted)
+            return self._indirect(part, start + 1, end, in_quotes)
         subject, position = expansion_subjects.at(self, start, end)
-        return self._apply_operator(part, subject, position, quoted)
+        return self._apply_operator(part, subject, position, in_quotes)
 
     def is_unset(self, subject: Subject) -> bool:
         """Return whether a variable is known to be unset."""
@@ -481,20 +489,20 @@ class Expander:
 
     # What is put in its place
 
-    def spread(self, subject: Subject, part: WordPart, quoted: bool) -> Expanded:
+    def spread(self, subject: Subject, part: WordPart, in_quotes: bool) -> Expanded:
         """Return the elements of a variable without an operator."""
         if subject.elements is None and not subject.joined:
             if self.is_unset(subject):
-                return [self.make_text(part, "", quoted)]
+                return [self.make_text(part, "", in_quotes)]
             absent = not self.scope.overtaker(subject.name) and not self.scope.may("nounset")
             if self.scope.may("nounset"):
                 self.runner.doubt(self.source.line(part.start))
-            return [self.unknown(part, self.unset(subject.name), quoted, "" if absent else None)]
+            return [self.unknown(part, self.unset(subject.name), in_quotes, "" if absent else None)]
         if subject.elements is None and not self.is_unset(subject):
             unknown = self.unknown(
                 part,
                 self.unset(subject.name),
-                quoted,
+                in_quotes,
                 None if self.scope.overtaker(subject.name) else "",
             )
             return [
@@ -504,114 +512,120 @@ class Expander:
                 )
             ]
         self.solid |= bool(subject.joined and subject.words)
-        return self.list_pieces(subject.words, subject.joined, part, quoted, plain=True)
+        return self.list_pieces(subject.words, subject.joined, part, in_quotes, plain=True)
 
     def list_pieces(
         self,
-        listed: Sequence[Pieces],
-        joined: str,
+        elements: Sequence[Pieces],
+        joiner: str,
         part: WordPart,
-        quoted: bool,
+        in_quotes: bool,
         plain: bool = False,
     ) -> Expanded:
-        found: Expanded = []
-        for position, word in enumerate(listed):
+        pieces: Expanded = []
+        for position, word in enumerate(elements):
             if position:
-                found.append(self._between(joined, part, quoted, plain))
-            found += self._used(word, part, quoted) or [self.make_text(part, "", quoted)]
-        if not listed and joined == "*" and quoted:
-            return [self.make_text(part, "", quoted)]
-        return found
+                pieces.append(self._between(joiner, part, in_quotes, plain))
+            pieces += self._used(word, part, in_quotes) or [self.make_text(part, "", in_quotes)]
+        if not elements and joiner == "*" and in_quotes:
+            return [self.make_text(part, "", in_quotes)]
+        return pieces
 
-    def check_joiner(self, joined: str, quoted: bool) -> None:
+    def check_joiner(self, joiner: str, in_quotes: bool) -> None:
         """Raise `Unread` for an unquoted `[*]` if IFS is empty: bash then joins elements in different ways."""
-        if joined == "*" and not quoted and self.scope.separators == "":
+        if joiner == "*" and not in_quotes and self.scope.separators == "":
             raise Unread("[*] is not supported here while IFS is empty")
 
-    def _between(self, joined: str, part: WordPart, quoted: bool, plain: bool) -> Piece | Break:
+    def _between(self, joiner: str, part: WordPart, in_quotes: bool, plain: bool) -> Piece | Break:
         """Return the separator between two elements of a list.
 
         It is a space for `[@]`. It is the first character of IFS for `[*]`, and for a quoted `[@]`
         with an operator.
         """
-        if joined != "*" and quoted and plain:
+        if joiner != "*" and in_quotes and plain:
             return Break()
         separators = self.scope.separators
         if separators is None:
             raise Unread("IFS is not known")
         first = separators[:1]
-        if joined != "*" and quoted:
+        if joiner != "*" and in_quotes:
             if not first:
                 raise Unread("[@] without word splitting is not supported while IFS is empty")
             return Break(first, made=True)
-        if quoted:
+        if in_quotes:
             return Text(first, self.place(part), True, plain=False)
-        return Break(first if joined == "*" else " ", first.strip(DEFAULT_IFS))
+        return Break(first if joiner == "*" else " ", first.strip(DEFAULT_IFS))
 
-    def _used(self, pieces: Pieces, part: WordPart, quoted: bool) -> list[Piece]:
-        place, found = self.place(part), list[Piece]()
+    def _used(self, pieces: Pieces, part: WordPart, in_quotes: bool) -> list[Piece]:
+        place, copies = self.place(part), list[Piece]()
         for piece in pieces:
             if isinstance(piece, Text):
-                found.append(piece.used(place, quoted))
+                copies.append(piece.used(place, in_quotes))
             elif piece.line:
-                found.append(replace(piece, quoted=quoted, uses=(place, *piece.uses)))
+                copies.append(replace(piece, quoted=in_quotes, uses=(place, *piece.uses)))
             else:
-                line, said = self.source.line(part.start), self.source.text_of(part)
-                found.append(replace(piece, quoted=quoted, span=place, line=line, spelling=said))
-        return found
+                line, spelling = self.source.line(part.start), self.source.text_of(part)
+                copies.append(
+                    replace(piece, quoted=in_quotes, span=place, line=line, spelling=spelling)
+                )
+        return copies
 
-    def _indirect(self, part: WordPart, start: int, end: int, quoted: bool) -> Expanded:
+    def _indirect(self, part: WordPart, start: int, end: int, in_quotes: bool) -> Expanded:
         """Return the value of `${!NAME}`, `${!NAME[@]}` or `${!PREFIX*}`."""
         text = self.source.text
-        found = NAMED.match(text, start, end)
-        if found is None:
+        match = NAMED.match(text, start, end)
+        if match is None:
             raise Unread(FORM)
-        rest = text[found.end() : end]
-        self.check_joiner(rest.strip("[]"), quoted)
+        rest = text[match.end() : end]
+        self.check_joiner(rest.strip("[]"), in_quotes)
         if rest in ALL:
             scope = self.scope
-            if any(name.startswith(found[0]) for name in LIVE):
-                raise Unread(f"a shell itself sets variables whose names begin with {found[0]}")
+            if any(name.startswith(match[0]) for name in LIVE):
+                raise Unread(f"a shell itself sets variables whose names begin with {match[0]}")
             names = sorted(
                 name
                 for name in {*scope.variables, *scope.outside}
-                if name.startswith(found[0]) and scope.get(name)
+                if name.startswith(match[0]) and scope.get(name)
             )
-            listed = [(Text(name, (0, 0), plain=False),) for name in names]
-            return self.list_pieces(listed, rest, part, quoted)
+            elements = [(Text(name, (0, 0), plain=False),) for name in names]
+            return self.list_pieces(elements, rest, part, in_quotes)
         if rest in ("[@]", "[*]"):
-            subject = expansion_subjects.subject_of_name(self, found[0], (found.end() + 1, end - 1))
+            subject = expansion_subjects.subject_of_name(self, match[0], (match.end() + 1, end - 1))
             if any(several(word) for word in subject.words):
                 raise Unread("the keys of the array are not known")
             keys = [(Text(str(key), (0, 0), plain=False),) for key, _ in subject.elements or ()]
-            return self.list_pieces(keys, rest[1], part, quoted)
+            return self.list_pieces(keys, rest[1], part, in_quotes)
         subject, position = expansion_subjects.at(self, start, end)
         target = expansion_subjects.target(
-            self, expansion_subjects.text_of(self, subject), found[0]
+            self, expansion_subjects.text_of(self, subject), match[0]
         )
-        return self._apply_operator(part, target, position, quoted)
+        return self._apply_operator(part, target, position, in_quotes)
 
     def _apply_operator(
-        self, part: WordPart, subject: Subject, position: int, quoted: bool
+        self, part: WordPart, subject: Subject, position: int, in_quotes: bool
     ) -> Expanded:
         """Return the value of a variable, with the operator at `position` applied if there is one."""
         if position < part.end - 1:
-            return operators.apply_operator(self, part, subject, position, quoted)
-        return self.spread(subject, part, quoted)
+            return operators.apply_operator(self, part, subject, position, in_quotes)
+        return self.spread(subject, part, in_quotes)
 
     # Operators
 
     def chars(self, pieces: Iterable[Piece]) -> list[Char]:
         """Return the characters of a pattern. Brackets form groups only under `extglob`."""
-        found = active(pieces)
-        if not any(special and char == "(" for char, special in found) or self.scope.on("extglob"):
-            return found
-        return [(char, special and char != "(") for char, special in found]
+        pattern_chars = active(pieces)
+        if not any(special and char == "(" for char, special in pattern_chars) or self.scope.on(
+            "extglob"
+        ):
+            return pattern_chars
+        return [(char, special and char != "(") for char, special in pattern_chars]
 
-    def operand(self, part: WordPart, start: int, single: bool, quoted: bool = False) -> Expanded:
+    def operand(
+        self, part: WordPart, start: int, single: bool, in_quotes: bool = False
+    ) -> Expanded:
         """Return the expansion of the word after an operator, such as `text` in `${NAME:-text}`."""
         return self.parts(
-            self.tilde(self.source.operand(start, part.end - 1, single), False), quoted
+            self.tilde(self.source.operand(start, part.end - 1, single), False), in_quotes
         )
 
     # Arithmetic and commands
@@ -644,13 +658,13 @@ class Expander:
 
         Unset variables are empty, unless `set -u` may stop the shell.
         """
-        found = list(pieces)
+        items = list(pieces)
         if self.scope.may("nounset"):
-            return found
+            return items
         self.lacking += [
-            piece.why for piece in found if isinstance(piece, Unknown) and piece.alone is not None
+            piece.why for piece in items if isinstance(piece, Unknown) and piece.alone is not None
         ]
-        return emptied(found)
+        return emptied(items)
 
     def evaluate_text(self, text: str) -> int:
         """Return the value of an expression.
@@ -669,8 +683,8 @@ class Expander:
 
     def forget(self, text: str, why: str) -> None:
         """Mark as unknown the variables that an expression may change."""
-        for said in arithmetic.assignable_names(text):
-            name = self.scope.resolve_reference(said).partition("[")[0]
+        for target in arithmetic.assignable_names(text):
+            name = self.scope.resolve_reference(target).partition("[")[0]
             unknown = Unknown(f"${name}", (0, 0), 0, why)
             value = self.scope.get(name)
             array, table = bool(value and value.array), bool(value and value.table)
@@ -680,8 +694,10 @@ class Expander:
             )
 
     def text_of(self, name: str, index: str | None) -> str:
-        if index is None and "[" in (referred := self.scope.resolve_reference(name)):
-            return expansion_subjects.text_of(self, expansion_subjects.target(self, referred, name))
+        if index is None and "[" in (reference := self.scope.resolve_reference(name)):
+            return expansion_subjects.text_of(
+                self, expansion_subjects.target(self, reference, name)
+            )
         value = self.scope.get(name)
         key: int | str | None = None
         if index is not None and value is not None:
@@ -707,8 +723,8 @@ class Expander:
         word: Pieces = (Text(str(number), (0, 0), plain=False),)
         if self.lacking:
             word = (Unknown(f"${name}", (0, 0), 0, self.lack(), alone=str(number)),)
-        if index is None and "[" in (referred := self.scope.resolve_reference(name)):
-            name, _, inside = referred.partition("[")
+        if index is None and "[" in (reference := self.scope.resolve_reference(name)):
+            name, _, inside = reference.partition("[")
             index = inside[:-1]
         value = self.scope.get(name)
         if index is None and not (value and value.array):
@@ -719,33 +735,37 @@ class Expander:
         key: int | str = (index or "0") if value.table else arithmetic.value(index or "0", self)
         self.scope.set(name, put_element(value, key, word))
 
-    def output(self, part: WordPart, quoted: bool) -> list[Piece]:
+    def output(self, part: WordPart, in_quotes: bool) -> list[Piece]:
         """Return the output of the commands in `$(...)`, as far as it is known."""
         whole = part.kind == "command"
         source = (
             self.source.within(part.start + 2, part.end - 1)
             if whole
-            else self._backtick(part, quoted)
+            else self._backtick(part, in_quotes)
         )
         # A shell drops all line ends at the end of an output.
         pieces = _strip_blanks(self.runner.capture(source))
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
-        named = path_in_folder(self.scope.folder, tuple(pieces))
-        if named:
-            return [replace(self.unknown(part, OUTPUT, quoted), at=named.at, firm=named.firm)]
+        path_piece = path_in_folder(self.scope.folder, tuple(pieces))
+        if path_piece:
+            return [
+                replace(
+                    self.unknown(part, OUTPUT, in_quotes), at=path_piece.at, firm=path_piece.firm
+                )
+            ]
         if unknown is not None:
             why = unknown.why if unknown.line and unknown.why != OUTPUT else OUTPUT
             alone = text_if_known(emptied(pieces))
-            return [self.unknown(part, why, quoted, alone and alone.rstrip("\n"))]
-        return [self.make_text(part, text_if_known(pieces) or "", quoted)]
+            return [self.unknown(part, why, in_quotes, alone and alone.rstrip("\n"))]
+        return [self.make_text(part, text_if_known(pieces) or "", in_quotes)]
 
-    def _backtick(self, part: WordPart, quoted: bool) -> ShellSource:
-        said = self.source.text[part.start + 1 : part.end - 1]
-        if "\\" not in said:
+    def _backtick(self, part: WordPart, in_quotes: bool) -> ShellSource:
+        inside = self.source.text[part.start + 1 : part.end - 1]
+        if "\\" not in inside:
             return self.source.within(part.start + 1, part.end - 1)
         # Within backticks a backslash before these is taken away first, and what is left is read as
         # a script.
-        text = re.sub(r'\\([$`\\"])' if quoted else r"\\([$`\\])", r"\1", said)
+        text = re.sub(r'\\([$`\\"])' if in_quotes else r"\\([$`\\])", r"\1", inside)
         return ShellSource.of((Text(text, self.place(part), plain=False),), self.source)
 
 
@@ -754,11 +774,11 @@ def _shows(piece: Piece | Break) -> bool:
 
 
 def _strip_blanks(pieces: Pieces) -> list[Piece]:
-    found = list(pieces)
-    while found and isinstance(found[-1], Text):
-        text = found[-1].text.rstrip("\n")
+    result = list(pieces)
+    while result and isinstance(result[-1], Text):
+        text = result[-1].text.rstrip("\n")
         if text:
-            found[-1] = replace(found[-1], text=text, plain=False)
+            result[-1] = replace(result[-1], text=text, plain=False)
             break
-        found.pop()
-    return found
+        result.pop()
+    return result

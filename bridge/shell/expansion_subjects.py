@@ -74,14 +74,14 @@ def malformed_expansion(expander: Expander, start: int, end: int) -> ValueError:
 
 def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
     """Return the variable at offset `start`, and the offset after its name and index."""
-    found = NAMED.match(expander.source.text, start, end)
-    if found is None:
+    match = NAMED.match(expander.source.text, start, end)
+    if match is None:
         raise malformed_expansion(expander, start, end)
-    position, index = found.end(), None
+    position, index = match.end(), None
     if expander.source.text.startswith("[", position):
         position = _end_of_index(expander, position + 1)
-        index = found.end() + 1, position - 1
-    return subject_of_name(expander, found[0], index), position
+        index = match.end() + 1, position - 1
+    return subject_of_name(expander, match[0], index), position
 
 
 def _end_of_index(expander: Expander, position: int) -> int:
@@ -96,21 +96,21 @@ def subject_of_name(expander: Expander, name: str, index: tuple[int, int] | None
         return Subject(name, list(enumerate(expander.scope.positional_arguments, 1)), name)
     if name in SPECIAL:
         return Subject(name, [(0, _special(expander, name))])
-    if "[" in (referred := expander.scope.resolve_reference(name)):
-        if index or referred.endswith(("[@]", "[*]")):
-            raise Unread(f"a reference to {referred} is not supported here")
-        return target(expander, referred, name)
+    if "[" in (reference := expander.scope.resolve_reference(name)):
+        if index or reference.endswith(("[@]", "[*]")):
+            raise Unread(f"a reference to {reference} is not supported here")
+        return target(expander, reference, name)
     value = expander.scope.get(name)
-    said = expander.source.text[slice(*index)] if index else ""
-    if said in ALL:
-        return Subject(name, list(elements(value)) if value else None, said)
+    index_text = expander.source.text[slice(*index)] if index else ""
+    if index_text in ALL:
+        return Subject(name, list(elements(value)) if value else None, index_text)
     # Of a variable that is not set, only a negative index matters: it is an error.
-    place = key(expander, index, value) if index and (value or said[:1] == "-") else None
+    place = key(expander, index, value) if index and (value or index_text[:1] == "-") else None
     return element(expander, name, value, place, bool(index))
 
 
 def element(
-    expander: Expander, name: str, value: Value | None, key: int | str | None, indexed: bool
+    expander: Expander, name: str, value: Value | None, key: int | str | None, with_index: bool
 ) -> Subject:
     """Return one element of a variable."""
     if value is None or not value.words:
@@ -119,7 +119,7 @@ def element(
             raise arithmetic.Wrong(
                 "the index lies before the start of the array; with set -e, a shell ends here"
             )
-        return Subject(name, None, element=value is not None, before=before, indexed=indexed)
+        return Subject(name, None, element=value is not None, before=before, indexed=with_index)
     if key is None:
         key = "0" if value.table else 0
     if isinstance(key, int) and key < 0:
@@ -132,8 +132,10 @@ def element(
             "the index lies before the start of the array; with set -e, a shell ends here"
         )
     word = value.at(key)
-    found = None if word is None else [(key, word)]
-    return Subject(name, found, element=indexed or value.array, before=before, indexed=indexed)
+    pairs = None if word is None else [(key, word)]
+    return Subject(
+        name, pairs, element=with_index or value.array, before=before, indexed=with_index
+    )
 
 
 def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
@@ -156,18 +158,18 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
 
 def certain_key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
     """Return the number or the key of an element that is set. Raises `Unread` if it depends on a variable that nothing sets."""
-    found = key(expander, index, value)
+    result = key(expander, index, value)
     if expander.lacking:
         raise Unread(expander.lack())
-    return found
+    return result
 
 
 def certain_number(expander: Expander, index: str) -> int:
     """Return the value of an index. Raises `Unread` if it depends on a variable that nothing sets."""
-    found = arithmetic.value(index, expander)
+    result = arithmetic.value(index, expander)
     if expander.lacking:
         raise Unread(expander.lack())
-    return found
+    return result
 
 
 def _bare(expander: Expander, start: int, end: int) -> list[WordPart]:

@@ -20,10 +20,10 @@ def content(reader: ShellReader, path: Pieces) -> Pieces | None:
     A file on disk must be in the script's folder or in an allowed folder.
     """
     # A key with a NUL has an unknown part, and could be the key of any file.
-    written = file(reader, path)
+    text = file(reader, path)
     key = reader.key(path)
-    if written is not None or not key or "\0" in key or key.startswith(AWAY):
-        return written
+    if text is not None or not key or "\0" in key or key.startswith(AWAY):
+        return text
     lies = _lying(reader, key)
     return _fresh(reader, path, lies) if lies is not None else None
 
@@ -31,10 +31,10 @@ def content(reader: ShellReader, path: Pieces) -> Pieces | None:
 def _lying(reader: ShellReader, name: str) -> Pieces | None:
     """Return the content of a file in the script's folder or in an allowed folder; None if there is none."""
     try:
-        found = find(name, Path(reader.name).parent)
-        if found is None or found.stat().st_size > MOST_CHARACTERS:
+        path = find(name, Path(reader.name).parent)
+        if path is None or path.stat().st_size > MOST_CHARACTERS:
             return None
-        return (Text(found.read_bytes().decode(), NOWHERE, True, plain=False),)
+        return (Text(path.read_bytes().decode(), NOWHERE, True, plain=False),)
     except OutsideError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -51,20 +51,20 @@ def there(reader: ShellReader, path: Pieces) -> bool | None:
     if key in files.held:
         # A file that the script writes into a folder which may not be there may not be there
         # either.
-        placed = not slash or f"{folder}/" in files.folders or is_folder(reader, folder)
-        return files.there(key) if placed or is_gone(files.held[key]) else None
+        folder_exists = not slash or f"{folder}/" in files.folders or is_folder(reader, folder)
+        return files.there(key) if folder_exists or is_gone(files.held[key]) else None
     return True if key and not files.stale(key) and _beside(reader, key) else None
 
 
 def has_content(reader: ShellReader, path: Pieces) -> bool | None:
     """Return whether an existing file has content; None if that is not known."""
-    written, key = file(reader, path), reader.key(path)
-    if written is not None:
-        return any(isinstance(piece, Text) and piece.text for piece in written) or (
-            None if written else False
+    text, key = file(reader, path), reader.key(path)
+    if text is not None:
+        return any(isinstance(piece, Text) and piece.text for piece in text) or (
+            None if text else False
         )
-    found = _beside(reader, key)
-    return found.stat().st_size > 0 if found is not None else None
+    disk_path = _beside(reader, key)
+    return disk_path.stat().st_size > 0 if disk_path is not None else None
 
 
 def _beside(reader: ShellReader, name: str) -> Path | None:
@@ -91,8 +91,8 @@ def missing(reader: ShellReader, path: Pieces) -> str:
 
 def file(reader: ShellReader, path: Pieces) -> Pieces | None:
     """Return the text that the script has written to `path` so far; None if it has not written to `path`."""
-    held = reader.scope.files.held.get(reader.key(path))
-    return None if held is None else _fresh(reader, path, held)
+    text = reader.scope.files.held.get(reader.key(path))
+    return None if text is None else _fresh(reader, path, text)
 
 
 def _fresh(reader: ShellReader, path: Pieces, content: Pieces) -> Pieces:
@@ -107,5 +107,5 @@ def _fresh(reader: ShellReader, path: Pieces, content: Pieces) -> Pieces:
 
 def text_before(reader: ShellReader, path: Pieces) -> Pieces:
     """Return the content of a file before text is appended; empty if the file does not exist."""
-    found = content(reader, path)
-    return () if found is None or is_gone(found) else found
+    text = content(reader, path)
+    return () if text is None or is_gone(text) else text

@@ -69,19 +69,19 @@ class ShellFiles:
 
     def behind(self, before: ShellFiles, line: int) -> None:
         """Record that files written since the state `before` were written in the background, at an unknown time."""
-        written = {
+        contents = {
             key: content
             for key, content in self.held.items()
             if before.held.get(key) is not content
         }
-        for key in written.keys() - self.awaited.keys():
+        for key in contents.keys() - self.awaited.keys():
             self.doubt(key, Unknown("", NOWHERE, line, BEHIND))
-            self.awaited[key] = written[key]
+            self.awaited[key] = contents[key]
 
     def settle_background(self) -> None:
         """Record that all background programs have ended."""
-        written, self.awaited = self.awaited, {}
-        for key, content in written.items():
+        contents, self.awaited = self.awaited, {}
+        for key, content in contents.items():
             if content is not None:
                 self.put(key, content)
 
@@ -113,19 +113,21 @@ class ShellFiles:
         """
         if self is other:
             return self
-        held = {}
+        contents = {}
         for key in dict.fromkeys((*self.held, *other.held)):
             first, second = self.held.get(key), other.held.get(key)
             alike = first is not None and second is not None and same(first, second)
-            held[key] = (
+            contents[key] = (
                 first
                 if alike and first is not None
                 else settling(_content_or_nothing(first), _content_or_nothing(second), key)
             )
         # A file that only one branch has written, or has removed, may not be there.
         both = self.held.keys() & other.held.keys()
-        doubted = self.held.keys() ^ other.held.keys()
-        doubted |= {key for key in both if is_gone(self.held[key]) is not is_gone(other.held[key])}
+        uncertain = self.held.keys() ^ other.held.keys()
+        uncertain |= {
+            key for key in both if is_gone(self.held[key]) is not is_gone(other.held[key])
+        }
         # If only one branch has started a program that may write any file, the files of the other
         # are as certain as before.
         since = (
@@ -134,8 +136,8 @@ class ShellFiles:
             else set(self.since or other.since)
         )
         return ShellFiles(
-            held,
-            self.unsure | other.unsure | doubted,
+            contents,
+            self.unsure | other.unsure | uncertain,
             self.folders & other.folders,
             self.writer or other.writer,
             since,
@@ -180,9 +182,9 @@ def key_in(folder: str, path: Pieces) -> str:
 
     Two names of one file have equal keys.
     """
-    key, named = file_key(path), path_in_folder(folder, path)
-    if named:
-        return named.at
+    key, path_piece = file_key(path), path_in_folder(folder, path)
+    if path_piece:
+        return path_piece.at
     if key.startswith(("/", "~")):
         return key
     # `..` can be resolved only from a folder whose place is known.

@@ -33,62 +33,62 @@ def decode_escapes(text: str, inside: bool = False) -> str:
     """Return `text` with the escapes of `echo -e` decoded, or with `inside` the escapes in a format of `printf`."""
     if re.search(r"\\[cuU]", text):
         raise Unread("this escape is not supported")
-    return (ESCAPE if inside else ECHOED).sub(lambda found: _escape(found, inside), text)
+    return (ESCAPE if inside else ECHOED).sub(lambda match: _escape(match, inside), text)
 
 
-def _escape(found: re.Match[str], inside: bool) -> str:
-    if found[1] or found[2]:
-        code = int(found[1][1:], 16) if found[1] else int(found[2], 8)
+def _escape(match: re.Match[str], inside: bool) -> str:
+    if match[1] or match[2]:
+        code = int(match[1][1:], 16) if match[1] else int(match[2], 8)
         # No variable can hold a NUL, and a byte above 127 is only a part of a character.
         if not 0 < code < 128:
             raise Unread("this escape is not supported")
         return chr(code)
-    if inside and found[3] in "\"'":
-        return str(found[3])
-    return SIMPLE.get(found[3], found[0])
+    if inside and match[3] in "\"'":
+        return str(match[3])
+    return SIMPLE.get(match[3], match[0])
 
 
 def format_output(form: str, words: Sequence[str]) -> str:
     """Return the output of `printf`, which repeats the format until no argument is left."""
-    rest, made = list(words), list[str]()
+    rest, parts = list(words), list[str]()
     while True:
         before = len(rest)
-        made.append(_once(form, rest))
-        if sum(map(len, made)) > LONGEST:
+        parts.append(_once(form, rest))
+        if sum(map(len, parts)) > LONGEST:
             raise OverflowError(
                 f"printf writes more than {LONGEST:,} characters; is this the right file?"
             )
         if not rest or len(rest) == before:
-            return "".join(made)
+            return "".join(parts)
 
 
 def _once(form: str, rest: list[str]) -> str:
-    made, position = list[str](), 0
+    parts, position = list[str](), 0
     while position < len(form):
         place = form.find("%", position)
         if place < 0:
-            return "".join([*made, decode_escapes(form[position:], True)])
-        made.append(decode_escapes(form[position:place], True))
-        found = DIRECTIVE.match(form, place)
-        if found is None or found["kind"] not in "sdiuxXocqb%":
+            return "".join([*parts, decode_escapes(form[position:], True)])
+        parts.append(decode_escapes(form[position:place], True))
+        match = DIRECTIVE.match(form, place)
+        if match is None or match["kind"] not in "sdiuxXocqb%":
             raise Unread("this format of printf is not supported")
-        position = found.end()
-        made.append(
-            "%" if found["kind"] == "%" else _format_word(found, rest.pop(0) if rest else None)
+        position = match.end()
+        parts.append(
+            "%" if match["kind"] == "%" else _format_word(match, rest.pop(0) if rest else None)
         )
-    return "".join(made)
+    return "".join(parts)
 
 
-def _format_word(found: re.Match[str], word: str | None) -> str:
-    flags, kind = found["flags"], found["kind"]
-    width = int(found["width"] or "0")
-    if width > 1000 or (found["precision"] is not None and kind != "s"):
+def _format_word(match: re.Match[str], word: str | None) -> str:
+    flags, kind = match["flags"], match["kind"]
+    width = int(match["width"] or "0")
+    if width > 1000 or (match["precision"] is not None and kind != "s"):
         raise Unread("this format of printf is not supported")
     text = _text(kind, flags, word or "")
-    if kind == "s" and found["precision"] is not None:
-        text = text[: int(found["precision"] or "0")]
+    if kind == "s" and match["precision"] is not None:
+        text = text[: int(match["precision"] or "0")]
     # The locale decides how characters beyond ASCII are counted.
-    if width or found["precision"] is not None or kind == "c":
+    if width or match["precision"] is not None or kind == "c":
         simple(word or "")
     if "-" in flags:
         return text.ljust(width)
@@ -127,7 +127,7 @@ def _number(word: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]\w*", word, re.ASCII):
         raise Unread("printf gets text where it needs a number")
     try:
-        found = arithmetic.number(word.lstrip("+-"))
+        value = arithmetic.number(word.lstrip("+-"))
     except arithmetic.Wrong as error:
         raise Unread(str(error)) from None
-    return -found if word[0] == "-" else found
+    return -value if word[0] == "-" else value

@@ -29,8 +29,8 @@ def getopt_output(texts: Sequence[str]) -> tuple[str, int]:
 
     Raises `Unread` for arguments that are not supported.
     """
-    told = _parse_declaration(texts[1:])
-    reading = _Reading(told)
+    declaration = _parse_declaration(texts[1:])
+    reading = _Reading(declaration)
     reading.run()
     return f"{reading.text()}\n", int(reading.wrong)
 
@@ -67,7 +67,7 @@ def _parse_declaration(words: Sequence[str]) -> _Told:
         short, quotes = rest.pop(0), False
     if short.startswith("-"):
         raise Unread("a string of option letters that begins with - is not supported in getopt")
-    letters = {found[1]: found[2] for found in re.finditer(r"([^:+])(:{0,2})", short)}
+    letters = {match[1]: match[2] for match in re.finditer(r"([^:+])(:{0,2})", short)}
     return _Told(letters, names, rest, short.startswith("+"), quotes)
 
 
@@ -114,12 +114,12 @@ class _Reading:
         self.found += [option, self._quote_word(value or "")] if takes else [option]
 
     def _long(self, word: str, rest: list[str]) -> None:
-        said, tied, value = word[2:].partition("=")
+        option_name, tied, value = word[2:].partition("=")
         # A name may be shortened as long as only one begins so.
         names = (
-            [said]
-            if said in self.told.names
-            else [name for name in self.told.names if name.startswith(said)]
+            [option_name]
+            if option_name in self.told.names
+            else [name for name in self.told.names if name.startswith(option_name)]
         )
         if len(names) != 1 or (tied and not self.told.names[names[0]]):
             self.wrong = True

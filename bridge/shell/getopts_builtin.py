@@ -16,24 +16,24 @@ LARGEST = 2**31
 """Value of OPTIND from which on the C library's conversion to a number overflows."""
 
 
-def step(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def step(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model one call of `getopts`."""
     texts = [
         None if several(word) else text_if_known(word)
-        for word in (called[3:] or reader.scope.positional_arguments)
+        for word in (argv[3:] or reader.scope.positional_arguments)
     ]
-    told, name = (
-        text_if_known(called[1]) if len(called) > 1 else None,
-        text_if_known(called[2]) if len(called) > 2 else None,
+    optstring, name = (
+        text_if_known(argv[1]) if len(argv) > 1 else None,
+        text_if_known(argv[2]) if len(argv) > 2 else None,
     )
-    if told is None or name is None or None in texts:
-        for word in (called[2] if len(called) > 2 else (), *map(_text, ("OPTARG", COUNTER))):
+    if optstring is None or name is None or None in texts:
+        for word in (argv[2] if len(argv) > 2 else (), *map(_text, ("OPTARG", COUNTER))):
             reader.overtake(place, word)
         reader.scope.status = None
         return
-    options = _Options(reader, place, told, [str(text) for text in texts])
-    found, argument = options.next()
-    variables.assign(reader, name, None, Value((_text(found),)), False)
+    options = _Options(reader, place, optstring, [str(text) for text in texts])
+    option, argument = options.next()
+    variables.assign(reader, name, None, Value((_text(option),)), False)
     reader.scope.variables["OPTARG"] = None if argument is None else Value((_text(argument),))
     reader.scope.status = int(options.over)
 
@@ -49,8 +49,10 @@ class _Options:
     `over` is true once all options were returned.
     """
 
-    def __init__(self, reader: ShellReader, place: int, told: str, texts: Sequence[str]) -> None:
-        self.scope, self.told, self.texts, self.over = reader.scope, told, texts, False
+    def __init__(
+        self, reader: ShellReader, place: int, optstring: str, texts: Sequence[str]
+    ) -> None:
+        self.scope, self.told, self.texts, self.over = reader.scope, optstring, texts, False
         value = self.scope.get(COUNTER)
         number, letter = leading_number(value), self.scope.letter
         if number is None or letter is None or abs(number) >= LARGEST:

@@ -183,8 +183,8 @@ class ShellReader:
     @property
     def line_of_split(self) -> int:
         """The line of an undecided branch in which a path may have left a loop or a function; 0 if there is none."""
-        left = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
-        return next((line for line in left if line), 0)
+        lines = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
+        return next((line for line in lines if line), 0)
 
     @property
     def expander(self) -> Expander:
@@ -222,9 +222,9 @@ class ShellReader:
     def setter(self, name: str) -> int:
         """Return the first line on which the script assigns a variable; 0 if it never does."""
         if self.lines is None:
-            found = re.finditer(r"(?:^|[\s;&|({])([A-Za-z_]\w*)\+?=", self.source.text, re.ASCII)
+            matches = re.finditer(r"(?:^|[\s;&|({])([A-Za-z_]\w*)\+?=", self.source.text, re.ASCII)
             self.lines = {}
-            for match in found:
+            for match in matches:
                 self.lines.setdefault(match[1], self.source.line(match.start(1)))
         return self.lines.get(name, 0)
 
@@ -287,14 +287,14 @@ class ShellReader:
         tokens = takewhile(
             lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte)
         )
-        denied = [token.text for token in tokens].count("!")  # the tree does not have them
+        negations = [token.text for token in tokens].count("!")  # the tree does not have them
         # `! !` cancels out; a negated statement never ends a script under `set -e`.
-        self.guarded += denied % 2
+        self.guarded += negations % 2
         self.stage(node, stages)
-        self.guarded -= denied % 2
-        if denied % 2 and not self.scope.ended and self.scope.status is not None:
+        self.guarded -= negations % 2
+        if negations % 2 and not self.scope.ended and self.scope.status is not None:
             self.scope.status = int(not self.scope.status)
-        if not denied % 2 and (len(stages) > 1 or node.type in CHECKED):
+        if not negations % 2 and (len(stages) > 1 or node.type in CHECKED):
             self.errexit()
 
     def stage(self, node: Node, stages: Sequence[Node] = ()) -> None:
@@ -376,9 +376,9 @@ class ShellReader:
         text, self.scope.at_exit = self.scope.at_exit, None
         if text is not None:
             # The trap itself must not count as code behind the `exit`, which would not be read.
-            ended, self.scope.ended = self.scope.ended, ""
+            ending, self.scope.ended = self.scope.ended, ""
             self.read_trap(text)
-            self.scope.ended = ended
+            self.scope.ended = ending
 
     # Blocks, pipelines and paths
 
@@ -442,22 +442,22 @@ class ShellReader:
         """End a loop, function or shell: merge the paths that left it early into the current path."""
         # `mark` is where `leaving` ended when the construct began. Paths of other kinds leave
         # further constructs around it.
-        left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
+        exits = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
         self.leaving[mark:] = [scope for scope in self.leaving[mark:] if scope.ended not in kinds]
-        for scope in left:
+        for scope in exits:
             scope.ended = ""
         if self.scope.ended in kinds:
             self.scope.ended = ""
-        if left:
+        if exits:
             here = [] if self.scope.ended else [self.scope.copy()]
-            self.scope.take([*here, *left], self.branch or 0)
+            self.scope.take([*here, *exits], self.branch or 0)
 
     def pipeline(self, stages: Sequence[Node]) -> None:
         """Read `a | b`: each command reads the output of the one before."""
         outer = self.scope
         output: Pieces = ()
         statuses: list[int | None] = []
-        begun = len(self.commands)
+        start = len(self.commands)
         for index, stage in enumerate(stages):
             last = index == len(stages) - 1
             if last and outer.on("lastpipe"):
@@ -486,9 +486,9 @@ class ShellReader:
             reads = self.scope.input is not output or inner.input is not output
             unread = not reads and len(self.commands) == first
             if index and output and stages[index - 1].type != "command" and unread:
-                self._maybe(begun, first, self.source.line(stages[index - 1].start_byte))
+                self._maybe(start, first, self.source.line(stages[index - 1].start_byte))
                 statuses[-1] = None
-            begun, output = first, self.scope.output
+            start, output = first, self.scope.output
             statuses.append(self.scope.status)
         inner, self.scope = self.scope, outer
         outer.files, outer.output = inner.files, output
@@ -498,7 +498,7 @@ class ShellReader:
     def _maybe(self, first: int, last: int, line: int) -> None:
         """Mark the commands from index `first` to `last` as commands that may not run."""
         self.commands[first:last] = [
-            replace(found, branch=found.branch or line) for found in self.commands[first:last]
+            replace(command, branch=command.branch or line) for command in self.commands[first:last]
         ]
 
     def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
@@ -538,13 +538,13 @@ class ShellReader:
         # A branch that ended in `exit` is over. One that left a loop or a function waits in
         # `leaving` for the end of that.
         running = [branch for branch in branches if not branch.ended]
-        left = [replace(branch, parted=line) for branch in branches if branch.ended in LEAVING]
-        if not running and left:
-            running, left = left[:1], left[1:]
+        exits = [replace(branch, parted=line) for branch in branches if branch.ended in LEAVING]
+        if not running and exits:
+            running, exits = exits[:1], exits[1:]
             outer.become(running[0])
         else:
             outer.take(running or branches, line)
-        self.leaving += left
+        self.leaving += exits
 
     def truth(self, nodes: Sequence[Node]) -> bool | None:
         """Return whether the statements of a condition succeed; None if that is not known."""
@@ -588,8 +588,8 @@ class ShellReader:
         """Record the definition of a function. Its body is read when the function is called."""
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
-            said = self.source.text[name.start_byte : name.end_byte]
-            self.scope.functions[said] = ((self.source, body),)
+            function_name = self.source.text[name.start_byte : name.end_byte]
+            self.scope.functions[function_name] = ((self.source, body),)
         self.scope.status = 0
 
     def call(self, place: int, name: str, arguments: Sequence[Pieces]) -> bool:
@@ -713,23 +713,23 @@ class ShellReader:
             )
             return
         alone = bool(rest) and self.source.text_of(rest[0]) in ("[", "test")
-        called = [found for word in rest for found in self.expander.words(word, alone)]
-        if not called:
+        argv = [expansion for word in rest for expansion in self.expander.words(word, alone)]
+        if not argv:
             redirections.read_with_redirections(
                 self, redirects, place, lambda: self._assignments(assignments)
             )
             return
-        program = self._starts(called) if redirects else False
+        program = self._starts(argv) if redirects else False
         redirections.read_with_redirections(
-            self, redirects, place, lambda: self._with(assignments, called, place), program
+            self, redirects, place, lambda: self._with(assignments, argv, place), program
         )
 
-    def _starts(self, called: Sequence[Pieces]) -> bool | None:
+    def _starts(self, argv: Sequence[Pieces]) -> bool | None:
         """Whether a command starts a program in a new process; None if its name is not known."""
         from bridge.shell.builtins import BUILTINS
 
-        rest = dropwhile(lambda word: text_if_known(word) in ("command", "-p", "--"), called)
-        name = text_if_known(next(rest, called[0]))
+        rest = dropwhile(lambda word: text_if_known(word) in ("command", "-p", "--"), argv)
+        name = text_if_known(next(rest, argv[0]))
         if name is None:
             return None
         own = name in BUILTINS and name != "nohup"
@@ -769,7 +769,7 @@ class ShellReader:
         self.scope.ended, self.scope.status = "exit" if ends else LINE, 1
         self.scope.left_at = self.source.line(self.place)
 
-    def _with(self, assignments: Sequence[Word], called: Sequence[Pieces], place: int) -> None:
+    def _with(self, assignments: Sequence[Word], argv: Sequence[Pieces], place: int) -> None:
         """Run a command with variables that are set only for it."""
         own: dict[str, Value | None] = {}
         marks = dict(self.scope.marks)
@@ -777,66 +777,66 @@ class ShellReader:
         for word in assignments:
             name = variables.assignment(self.source, word)
             if name is not None:
-                held = self.scope.variables.get(name.name, variables.NOTHING)
+                before = self.scope.variables.get(name.name, variables.NOTHING)
                 self.scope.certain(name.name)
                 if "r" in self.scope.marks.get(name.name, ()):
                     if len(assignments) > 1 or self.scope.on("errexit"):
                         raise arithmetic.Dropped(f"{name.name} is read-only")
                     continue
-                own.setdefault(name.name, held)
+                own.setdefault(name.name, before)
                 variables.perform_alone(self, word, name)
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.scope.doubting = self.scope.doubting or doubting
-        exported = self.scope.exported
-        self.scope.exported = exported | own.keys()
+        exports = self.scope.exported
+        self.scope.exported = exports | own.keys()
         try:
-            self.start(called, place)
+            self.start(argv, place)
         finally:
-            self._without(own, exported, marks)
+            self._without(own, exports, marks)
 
     def _without(
         self,
         own: Mapping[str, Value | None],
-        exported: set[str],
+        exports: set[str],
         marks: Mapping[str, frozenset[str]],
     ) -> None:
         """Restore everything about variables that were set only for one command."""
         if not own:
             return
-        self.scope.exported -= own.keys() - exported
+        self.scope.exported -= own.keys() - exports
         self.scope.marks |= {name: marks[name] for name in own if "a" in marks.get(name, ())}
-        for said, value in own.items():
+        for variable, value in own.items():
             if value is variables.NOTHING:
-                self.scope.variables.pop(said, None)
+                self.scope.variables.pop(variable, None)
             else:
-                self.scope.variables[said] = value
+                self.scope.variables[variable] = value
         if COUNTER in own:
             self.scope.record_optind()
 
-    def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
+    def start(self, argv: Sequence[Pieces], place: int, functions: bool = True) -> None:
         """Run a function or a built-in command. Any other command is recorded as started."""
         from bridge.shell.builtins import BUILTINS
 
-        name = text_if_known(called[0]) or ""
+        name = text_if_known(argv[0]) or ""
         if functions and name in self.scope.functions:
             self.check_stops()
-            if self.call(place, name, called[1:]):
+            if self.call(place, name, argv[1:]):
                 return
         if name in BUILTINS:
             # A word at which a shell would stop is unknown in what these print or start, and no
             # reason to refuse the script.
-            lost = all(discards for _, _, discards in self.stops)
-            if name not in ("echo", "printf", "exec", "command") or self.alone or lost:
+            all_discard = all(discards for _, _, discards in self.stops)
+            if name not in ("echo", "printf", "exec", "command") or self.alone or all_discard:
                 self.check_stops()
             self.stops.clear()
             self.hoped = name in HOPED
-            BUILTINS[name](self, place, called)
+            BUILTINS[name](self, place, argv)
             return
-        found = walk(list_words(called))
-        if not nested_shells.start_shell(self, place, called, found):
-            self._external(place, called, found)
+        search = walk(list_words(argv))
+        if not nested_shells.start_shell(self, place, argv, search):
+            self._external(place, argv, search)
 
-    def _external(self, place: int, called: Sequence[Pieces], found: Walk) -> None:
+    def _external(self, place: int, argv: Sequence[Pieces], search: Walk) -> None:
         from bridge.shell.programs import PROGRAMS, place_named
 
         if self.alone:
@@ -850,53 +850,51 @@ class ShellReader:
             dict(self.scope.files.held),
         )
         self.commands.append(
-            Command(tuple(called), self.scope.environment, line, branch, files, self.scope.folder)
+            Command(tuple(argv), self.scope.environment, line, branch, files, self.scope.folder)
         )
-        said = text_if_known(called[0]) or ""
+        program = text_if_known(argv[0]) or ""
         # Quotes around a whole command make a name of it, which no program has.
-        if SEVERAL.search(said):
+        if SEVERAL.search(program):
             self.scope.status, self.scope.asked = NOT_FOUND, False
             return
-        name = said.rpartition("/")[2]
+        name = program.rpartition("/")[2]
         self.hoped = name in HOPED
-        if found.kind in ("program", "module") or name == "sleep":
+        if search.kind in ("program", "module") or name == "sleep":
             self.start_background()
         elif name in signals.KILLING:
             self.kill_background(place)
         self.scope.status, self.scope.asked = None, name in self.defined
         why = OUTPUT
         try:
-            written = place_named(self, name, called) or self._output_of_model(
-                PROGRAMS.get(name), called
+            output = place_named(self, name, argv) or self._output_of_model(
+                PROGRAMS.get(name), argv
             )
         except Unread as error:
-            written, why, self.scope.status = None, str(error), None
+            output, why, self.scope.status = None, str(error), None
         self.write(
-            written
-            if written is not None
-            else (Unknown(spell_pieces(called[0]), NOWHERE, line, why),)
+            output if output is not None else (Unknown(spell_pieces(argv[0]), NOWHERE, line, why),)
         )
-        effects.leave(self, called, found, written is not None)
+        effects.leave(self, argv, search, output is not None)
 
-    def _output_of_model(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
+    def _output_of_model(self, program: Program | None, argv: Sequence[Pieces]) -> Pieces | None:
         """Return the output of a modelled program.
 
         Raises `Unread`, with the reason, if it is not known.
         """
         if program is None:
             return None
-        texts = [text_if_known(word) for word in called]
+        texts = [text_if_known(word) for word in argv]
         unknown = next(
-            (piece for word in called for piece in word if isinstance(piece, Unknown)), None
+            (piece for word in argv for piece in word if isinstance(piece, Unknown)), None
         )
         if unknown is not None:
             raise Unread(unknown.why)
         self.scope.status = 0
-        written = program(self, [str(text) for text in texts])
-        if written is None:
+        output = program(self, [str(text) for text in texts])
+        if output is None:
             self.scope.status = None
             raise Unread(OUTPUT)
-        return written
+        return output
 
     def write(self, pieces: Pieces) -> None:
         """Store text that a command writes, if something reads the output."""
@@ -927,8 +925,8 @@ class ShellReader:
         self.depth -= 1
         line = self.source.line(place)
         self.commands[first:] = [
-            replace(found, words=(*before, *found.words), line=line)
-            for found in self.commands[first:]
+            replace(command, words=(*before, *command.words), line=line)
+            for command in self.commands[first:]
         ]
 
     def _child(self, source: ShellSource, scope: Scope, alone: bool) -> None:
@@ -1004,12 +1002,12 @@ class ShellReader:
 
 def _function_names(text: str) -> Iterator[str]:
     """Return the names of all functions that a text defines."""
-    for found in DEFINED.finditer(text):
-        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-        if found["name"]:
-            yield found["name"]
-        elif named := NAMED.search(before):
-            yield named[1]
+    for match in DEFINED.finditer(text):
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if match["name"]:
+            yield match["name"]
+        elif name_match := NAMED.search(before):
+            yield name_match[1]
 
 
 Operand = Sequence["Node"]

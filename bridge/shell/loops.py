@@ -37,12 +37,12 @@ def for_(reader: ShellReader, node: Node) -> None:
         _read_counting_loop(reader, node, tokens[1])
         return
     name = reader.source.text_of(tokens[1])
-    listed = _words_of_loop(reader, node, tokens)
+    words = _words_of_loop(reader, node, tokens)
     reader.check_stops()
     body = _body_of(reader, node)
     reader.scope.status = 0  # that of a loop over no words
     asks = node.children[0].type == "select"
-    if asks or any(several(word) for word in listed):
+    if asks or any(several(word) for word in words):
         place, line = (
             reader.source.place(tokens[1].start, tokens[1].end),
             reader.source.line(node.start_byte),
@@ -56,7 +56,7 @@ def for_(reader: ShellReader, node: Node) -> None:
         )
         return
     reader.exits.append([])
-    for word in listed:
+    for word in words:
         _assign_loop(reader, name, Value((word,)))
         _turn(reader, body)
         if reader.scope.ended:
@@ -99,7 +99,7 @@ def _words_of_loop(reader: ShellReader, node: Node, tokens: Sequence[Token]) -> 
     body = node.child_by_field_name("body")
     end = body.start_byte if body is not None else node.end_byte
     words = (token.word for token in tokens[3:] if token.start < end and token.word is not None)
-    return [found for word in words for found in reader.expander.words(word)]
+    return [expansion for word in words for expansion in reader.expander.words(word)]
 
 
 def _body_of(reader: ShellReader, node: Node) -> Sequence[Node]:
@@ -118,19 +118,19 @@ def _read_counting_loop(reader: ShellReader, node: Node, token: Token) -> None:
     body = _body_of(reader, node)
 
     # An error in one of the parts ends the loop, with status 1.
-    failed = list[int]()
+    failures = list[int]()
 
     def evaluate_part(span: tuple[int, int]) -> int | None:
         try:
-            return 0 if failed else _evaluate_span(reader, span)
+            return 0 if failures else _evaluate_span(reader, span)
         except arithmetic.Unset:
             raise
         except arithmetic.Wrong:
-            failed.append(1)
+            failures.append(1)
             return 0
 
     def goes_on() -> bool | None:
-        if text[slice(*test)].strip() == "" and not failed:
+        if text[slice(*test)].strip() == "" and not failures:
             return True
         result = evaluate_part(test)
         return None if result is None else bool(result)
@@ -138,7 +138,7 @@ def _read_counting_loop(reader: ShellReader, node: Node, token: Token) -> None:
     evaluate_part(first)
     reader.check_stops()
     _while(reader, node, goes_on, body, lambda: evaluate_part(step))
-    if failed and not reader.scope.ended:
+    if failures and not reader.scope.ended:
         reader.scope.status = 1
 
 
@@ -213,10 +213,10 @@ def _turn(reader: ShellReader, body: Sequence[Node]) -> None:
     reader.loops += 1
     reader.statements(body)
     reader.loops -= 1
-    left = [*reader.leaving[mark:], reader.scope.copy()]
+    scopes = [*reader.leaving[mark:], reader.scope.copy()]
     del reader.leaving[mark:]
     here: list[Scope] = []
-    for scope in left:
+    for scope in scopes:
         _collect_exits(reader, scope, here, reader.exits[-1])
     if here:
         reader.scope.take(here, reader.branch)

@@ -87,12 +87,12 @@ def lines(text: str) -> Iterator[ScriptLine]:
     blocks, number, until = _Blocks(), 1, ""
     # A NUL stands for each continuation, so that lines can still be numbered after they are joined.
     for raw in CONTINUED.sub("\0", text).split("\n"):
-        written = raw.replace("\0", " ")
+        line = raw.replace("\0", " ")
         if until:
-            until = "" if written.strip() == until else until
-        elif not written.lstrip().startswith("#"):
-            yield blocks.take(number, written)
-            document = DOCUMENT.search(written)
+            until = "" if line.strip() == until else until
+        elif not line.lstrip().startswith("#"):
+            yield blocks.take(number, line)
+            document = DOCUMENT.search(line)
             until = document[2] if document else ""
         number += raw.count("\0") + 1
 
@@ -101,36 +101,36 @@ def words_of(text: str) -> list[LaunchWord]:
     """Return the words of a command, without expansion: words with variables are unknown."""
     command = LEADING.sub("", text)
     try:
-        found = shlex.split(command, comments=True)
+        words = shlex.split(command, comments=True)
     except ValueError:
-        found = command.split()
+        words = command.split()
     return [
         LaunchWord(None if "$" in word or "`" in word else word, word, "$" in word)
-        for word in found
+        for word in words
     ]
 
 
 def find_missed_runs(
-    text: str, started: Collection[int], runs: Collection[int], left_at: int = 0
+    text: str, command_lines: Collection[int], runs: Collection[int], left_at: int = 0
 ) -> list[tuple[int, str]]:
     """Return the numbers of lines that look like a training run but were not read as one, each with a reason.
 
-    `started` are the lines of commands that the script starts, `runs` the lines of its training
+    `command_lines` are the lines of commands that the script starts, `runs` the lines of its training
     runs. `left_at` is the line that ends the script, or 0.
     """
     whole = list(lines(text))
     origins = Origins(text, whole)
     place = _Place(whole, origins, left_at)
-    listed: list[tuple[int, str]] = []
+    findings: list[tuple[int, str]] = []
     for line in whole:
-        if line.number in runs or len(listed) == MOST:
+        if line.number in runs or len(findings) == MOST:
             continue
-        seen = walk(words_of(line.text))
-        if seen.kind in ("program", "module", "file"):
-            reason = _reason(line, seen, place, line.number in started)
-            listed += [(line.number, reason)] if reason else []
-    if listed or runs or not left_at:
-        return listed
+        search = walk(words_of(line.text))
+        if search.kind in ("program", "module", "file"):
+            reason = _reason(line, search, place, line.number in command_lines)
+            findings += [(line.number, reason)] if reason else []
+    if findings or runs or not left_at:
+        return findings
     return [(left_at, f"the script ends here{_condition(place)}")]
 
 
@@ -142,16 +142,16 @@ class Asked:
         self.origins = Origins(text, whole)
         self.lines = {line.number: line for line in whole}
 
-    def around(self, number: int, told: Collection[str]) -> str:
+    def around(self, number: int, exclusions: Collection[str]) -> str:
         """Return the options that would set the variables which decide the branches around a line.
 
-        Variables in `told` are left out.
+        Variables in `exclusions` are left out.
         """
         line = self.lines.get(max((at for at in self.lines if at <= number), default=0))
         if line is None:
             return ""
         asking = " ".join(block.text for block in line.around if block.kind != "function")
-        return self.origins.options_for_text(asking, told, line.inside)
+        return self.origins.options_for_text(asking, exclusions, line.inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,24 +169,26 @@ class Origins:
     def __init__(self, text: str, whole: Iterable[ScriptLine]) -> None:
         self.values: dict[str, list[str]] = {}
         inside = {line.number for line in whole if line.inside}
-        for found in ASSIGNED.finditer(text):
-            own = text.count("\n", 0, found.start()) + 1 in inside
-            self.values.setdefault(found[1], []).append(
-                NUMBERED.sub("", found[2]) if own else found[2]
+        for match in ASSIGNED.finditer(text):
+            own = text.count("\n", 0, match.start()) + 1 in inside
+            self.values.setdefault(match[1], []).append(
+                NUMBERED.sub("", match[2]) if own else match[2]
             )
 
-    def options_for_text(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
+    def options_for_text(
+        self, text: str, exclusions: Collection[str] = (), inside: bool = False
+    ) -> str:
         """Return the options that would set the outside variables on which a text depends.
 
-        Variables in `told` are left out. `inside`: the text is in a function, where `$1` is not an
+        Variables in `exclusions` are left out. `inside`: the text is in a function, where `$1` is not an
         argument of the script.
         """
         text = NUMBERED.sub("", text) if inside else text
         names = dict.fromkeys(
-            found
+            variable
             for name in VARIABLE.findall(text)
-            for found in self._outer(name, 0)
-            if found not in told
+            for variable in self._outer(name, 0)
+            if variable not in exclusions
         )
         return f"; set {' '.join(f'--env {name}=...' for name in names)}" if names else ""
 
@@ -200,32 +202,32 @@ class Origins:
             else []
         )
         return own + [
-            found
+            variable
             for value in self.values[name]
             for used in VARIABLE.findall(value)
             if used != name
-            for found in self._outer(used, depth + 1)
+            for variable in self._outer(used, depth + 1)
         ]
 
 
-def _reason(line: ScriptLine, seen: Walk, place: _Place, started: bool) -> str:
+def _reason(line: ScriptLine, search: Walk, place: _Place, is_command: bool) -> str:
     """Return the reason why a line is not read as a run; empty if there is no reason to report."""
-    first = seen.words[0]
-    if started and seen.kind == "file":
-        script = seen.words[seen.at].spelling
+    first = search.words[0]
+    if is_command and search.kind == "file":
+        script = search.words[search.at].spelling
         return f"this line starts another script, {script}; pass that script instead"
     if first.text is None and first.spelling.startswith("$"):
         hint = place.origins.options_for_text(first.spelling, inside=line.inside)
         return f"the first word of this line, {first.spelling}, is not known{hint}"
-    return "" if started else _unreachable_text(line, place)
+    return "" if is_command else _unreachable_text(line, place)
 
 
 def _unreachable_text(line: ScriptLine, place: _Place) -> str:
     """Return the reason why a line is not reached."""
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
-        uncalled = _uncalled_text(function.text, line, place)
-        return f"this line is in the function {function.text} (line {function.line}); {uncalled}"
+        explanation = _uncalled_text(function.text, line, place)
+        return f"this line is in the function {function.text} (line {function.line}); {explanation}"
     own = FUNCTION.match(line.text)
     if own is not None:
         name = own["long"] or own["short"]
@@ -247,10 +249,10 @@ def _uncalled_text(name: str, line: ScriptLine, place: _Place) -> str:
     names = re.compile(rf"(?<![\w.:-]){re.escape(name)}(?![\w.:-]|\s*\(\s*\))")
     own = re.compile(rf"function\s+{re.escape(name)}(?![\w.:-])")
     naming = (
-        found.number
-        for found in place.whole
-        if names.search(own.sub("", found.text))
-        and name not in [block.text for block in found.around if block.kind == "function"]
+        other.number
+        for other in place.whole
+        if names.search(own.sub("", other.text))
+        and name not in [block.text for block in other.around if block.kind == "function"]
     )
     number = next((number for number in naming if number != line.number), None)
     if number is None:

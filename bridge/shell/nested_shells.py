@@ -69,111 +69,112 @@ def list_words(words: Sequence[Pieces]) -> Listed:
     return Listed(words)
 
 
-def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
+def behind(argv: Sequence[Pieces]) -> Sequence[Pieces]:
     """Return the command that follows a starter such as `exec` or `time` and the starter's options."""
-    found = walk(list_words(called))
-    end = found.links[0].end if found.links else len(called)
-    return called[end:]
+    search = walk(list_words(argv))
+    end = search.links[0].end if search.links else len(argv)
+    return argv[end:]
 
 
-def start_shell(reader: ShellReader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
+def start_shell(reader: ShellReader, place: int, argv: Sequence[Pieces], search: Walk) -> bool:
     """Read the inner shell that a command starts.
 
     The inner shell reads a text, its input, or a file that the script has written. Returns False if
     the command starts no such shell.
     """
-    if found.kind in ("text", "rest"):
-        text, arguments = _text(found, called)
+    if search.kind in ("text", "rest"):
+        text, arguments = _text(search, argv)
     elif (
-        found.kind == "file"
-        and (written := file_contents.file(reader, called[found.at])) is not None
-        and not is_gone(written)
+        search.kind == "file"
+        and (content := file_contents.file(reader, argv[search.at])) is not None
+        and not is_gone(content)
     ):
-        text, arguments = written, called[found.at :]
-    elif found.kind == "input" and reader.scope.input is not None:
+        text, arguments = content, argv[search.at :]
+    elif search.kind == "input" and reader.scope.input is not None:
         text, arguments = (
             reader.scope.input,
-            (*called[found.before : found.before + 1], *called[found.at :]),
+            (*argv[search.before : search.before + 1], *argv[search.at :]),
         )
     else:
         return False
-    scope = _scope(reader, place, found, called, arguments)
+    scope = _scope(reader, place, search, argv, arguments)
     if scope.on("noexec"):  # `bash -n` reads a script and runs nothing of it
         reader.scope.status = None
     else:
-        reader.read_inner_text(place, text, called[: found.before], scope)
+        reader.read_inner_text(place, text, argv[: search.before], scope)
     return True
 
 
-def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces]]:
+def _text(search: Walk, argv: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces]]:
     """Return the text that an inner shell reads, and its arguments from `$0` on."""
-    if found.kind == "rest":
+    if search.kind == "rest":
         # As `ssh` does, all words are joined by blanks and read a second time.
-        joined: list[Piece] = []
-        for index, word in enumerate(called[found.at :]):
-            joined += [*([Text(" ", NOWHERE, True, plain=False)] if index else []), *word]
-        return tuple(joined), ()
+        pieces: list[Piece] = []
+        for index, word in enumerate(argv[search.at :]):
+            pieces += [*([Text(" ", NOWHERE, True, plain=False)] if index else []), *word]
+        return tuple(pieces), ()
     # An option that names the text may have it behind `=`. Otherwise words behind the text are `$0`
     # and the arguments.
-    option, tied, _ = spell_pieces(called[found.at]).partition("=")
-    named = bool(tied) and option.startswith("--") and option.removeprefix("--").isalpha()
-    text = cut(called[found.at], len(option) + 1) if named else called[found.at]
-    return text, tuple(called[found.at + 1 :]) or tuple(called[found.before : found.at])[:1]
+    option, tied, _ = spell_pieces(argv[search.at]).partition("=")
+    is_long_option = bool(tied) and option.startswith("--") and option.removeprefix("--").isalpha()
+    text = cut(argv[search.at], len(option) + 1) if is_long_option else argv[search.at]
+    return text, tuple(argv[search.at + 1 :]) or tuple(argv[search.before : search.at])[:1]
 
 
 def _scope(
     reader: ShellReader,
     place: int,
-    found: Walk,
-    called: Sequence[Pieces],
+    search: Walk,
+    argv: Sequence[Pieces],
     arguments: Sequence[Pieces],
 ) -> Scope:
     """Return the scope of the inner shell.
 
     It has the exported variables, or none if the shell runs on another machine.
     """
-    # `apart`: nothing of this shell's environment reaches the new one. `cleared`: it is emptied on
-    # this machine, so that the variables are not set there; of another machine nothing is known.
-    outer, shell = reader.scope, spell_pieces(called[found.before]).rpartition("/")[2]
-    apart, dropped = _variables_to_clear(called[: found.before])
-    cleared = (
+    # `apart`: nothing of this shell's environment reaches the new one. `clears_here`: it is
+    # emptied on this machine, so that the variables are not set there; of another machine nothing
+    # is known.
+    outer, shell = reader.scope, spell_pieces(argv[search.before]).rpartition("/")[2]
+    apart, removals = _variables_to_clear(argv[: search.before])
+    clears_here = (
         apart
-        and not found.apart
-        and not OTHERS & {spell_pieces(word) for word in called[: found.before]}
+        and not search.apart
+        and not OTHERS & {spell_pieces(word) for word in argv[: search.before]}
     )
-    apart = apart or bool(found.apart)
-    kept = (
+    apart = apart or bool(search.apart)
+    environment = (
         {}
         if apart
-        else {name: pieces for name, pieces in outer.environment.items() if name not in dropped}
+        else {name: pieces for name, pieces in outer.environment.items() if name not in removals}
     )
-    seen = {name: Value((pieces,)) for name, pieces in kept.items()}
-    for word in called[: found.before] if not found.apart else ():
+    values = {name: Value((pieces,)) for name, pieces in environment.items()}
+    for word in argv[: search.before] if not search.apart else ():
         if GIVEN.match(spell_pieces(word)):
             raise reader.refuse(place, "a function in an environment variable is not supported")
-        if given := SET.match(spell_pieces(word)):
-            seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
+        if match := SET.match(spell_pieces(word)):
+            values[match[1]] = Value((cut(word, match.end()) or (Text("", NOWHERE),),))
     lists = {
         name
         for name, value in outer.variables.items()
         if not apart and not (value and value.open) and outer.lists(name)
     }
-    line, gone = reader.source.line(place), dropped | lists
+    line, absent = reader.source.line(place), removals | lists
     # A variable that is not exported is not passed on. It is unknown rather than unset: the
     # environment may have one of that name.
     hidden = {
         name: None
-        if cleared or name in gone
+        if clears_here or name in absent
         else Value(((Unknown(f"${name}", NOWHERE, line, UNSEEN),),))
-        for name in (*outer.variables, *dropped)
-        if name not in seen and (apart or name in gone or name not in outer.outside)
+        for name in (*outer.variables, *removals)
+        if name not in values and (apart or name in absent or name not in outer.outside)
     }
-    told = {
+    outside_values = {
         name: value
-        for name in outer.outside.keys() - dropped
+        for name in outer.outside.keys() - removals
         if name in outer.variables and (value := outer.get(name)) is not None
     }
-    handed = (
+    exports = (
         {}
         if apart
         else {
@@ -182,23 +183,23 @@ def _scope(
             if name in outer.functions
         }
     )
-    shared = {name: sure for name, sure in handed.items() if SHARED.format(name) not in dropped}
+    shared = {name: sure for name, sure in exports.items() if SHARED.format(name) not in removals}
     own_name = text_if_known(arguments[0]) if arguments else None
     outside = {name: text for name, text in outer.outside.items() if not name.isdigit()}
     return Scope(
         outside if own_name is None else outside | {"0": own_name},
-        {**({} if apart else told), **hidden, **seen},
+        {**({} if apart else outside_values), **hidden, **values},
         functions={
             name: outer.functions[name] if sure else (*outer.functions[name], None)
             for name, sure in shared.items()
         },
-        exported=set(seen),
+        exported=set(values),
         shared=shared,
         files=outer.files.copy(),
         folder=outer.folder,
         here="",
         arguments=tuple(arguments[1:]),
-        options=_options_of_bash(reader, place, called[found.before : found.at]),
+        options=_options_of_bash(reader, place, argv[search.before : search.at]),
     )
 
 
@@ -211,7 +212,7 @@ def _variables_to_clear(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
         return True, set()
     behind_env = texts[texts.index("env") :] if "env" in texts else []
     names = {after for text, after in pairwise(behind_env) if text in ("-u", "--unset")}
-    names |= {found[1] for text in behind_env if (found := UNSET.match(text))}
+    names |= {match[1] for text in behind_env if (match := UNSET.match(text))}
     return bool({"-i", "-", "--ignore-environment"} & set(behind_env)), names
 
 
@@ -220,7 +221,7 @@ def _options_of_bash(reader: ShellReader, place: int, words: Sequence[Pieces]) -
 
     Raises `SourceError` for unsupported options.
     """
-    found = options.ON
+    result = options.ON
     texts = [spell_pieces(word) for word in words]
     for text, after in pairwise([*texts, ""]):
         letters = re.fullmatch(r"([-+])([A-Za-z]+)", text)
@@ -232,5 +233,5 @@ def _options_of_bash(reader: ShellReader, place: int, words: Sequence[Pieces]) -
                 continue
             if problem := kind.problem(name, text[0] == "-"):
                 raise reader.refuse(place, problem)
-            found = found | {name} if text[0] == "-" else found - {name}
-    return found
+            result = result | {name} if text[0] == "-" else result - {name}
+    return result

@@ -24,48 +24,48 @@ OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
 
 
 def apply_operator(
-    expander: Expander, part: WordPart, subject: Subject, start: int, quoted: bool
+    expander: Expander, part: WordPart, subject: Subject, start: int, in_quotes: bool
 ) -> Expanded:
-    found = OPERATOR.match(expander.source.text, start, part.end - 1)
-    if found is None and expander.source.text.startswith("~", start):
+    match = OPERATOR.match(expander.source.text, start, part.end - 1)
+    if match is None and expander.source.text.startswith("~", start):
         raise Unread(FORM)
-    if found is None and expander.source.text.startswith("@", start) and subject.elements is None:
-        return expander.spread(subject, part, quoted)
-    if found is None or (found[0] == ":" and found.end() == part.end - 1):
+    if match is None and expander.source.text.startswith("@", start) and subject.elements is None:
+        return expander.spread(subject, part, in_quotes)
+    if match is None or (match[0] == ":" and match.end() == part.end - 1):
         raise malformed_expansion(expander, start, part.end - 1)
-    operator, start = found[0], found.end()
+    operator, start = match[0], match.end()
     # Only operators with a default look at variables that are not set.
     if operator[-1] in "-=+?" and operator != ":":
-        return _chosen(expander, part, subject, operator, start, quoted)
+        return _chosen(expander, part, subject, operator, start, in_quotes)
     if operator == ":":
-        return _cut(expander, part, subject, start, quoted)
+        return _cut(expander, part, subject, start, in_quotes)
     if subject.elements is None:
-        return expander.spread(subject, part, quoted)
+        return expander.spread(subject, part, in_quotes)
     if operator[0] in "#%":
-        expander.check_joiner(subject.joined, quoted)
+        expander.check_joiner(subject.joined, in_quotes)
     change = _change(expander, part, operator, start)
     expander.solid |= subject.joined == "@" and bool(subject.words)
     if not subject.joined:
         expander.solid |= operator[0] in "/^,@" or text_if_known(subject.words[0]) != ""
-    made: list[Pieces] = [
-        (_change_text(expander, part, word, change, quoted),) for word in subject.words
+    words: list[Pieces] = [
+        (_change_text(expander, part, word, change, in_quotes),) for word in subject.words
     ]
-    return expander.list_pieces(made, subject.joined, part, quoted)
+    return expander.list_pieces(words, subject.joined, part, in_quotes)
 
 
 def _change_text(
-    expander: Expander, part: WordPart, word: Pieces, change: Callable[[str], str], quoted: bool
+    expander: Expander, part: WordPart, word: Pieces, change: Callable[[str], str], in_quotes: bool
 ) -> Piece:
     text = text_if_known(word)
     if text is None:
         unknown = expander.unknown(
-            part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted
+            part, next(piece.why for piece in word if isinstance(piece, Unknown)), in_quotes
         )
         alone = text_if_known(emptied(word))
         return replace(
             unknown, loose=several(word), alone=alone if alone is None else change(alone)
         )
-    return expander.make_text(part, change(text), quoted)
+    return expander.make_text(part, change(text), in_quotes)
 
 
 def _change(expander: Expander, part: WordPart, operator: str, start: int) -> Callable[[str], str]:
@@ -104,7 +104,7 @@ def _halves(expander: Expander, part: WordPart, start: int) -> tuple[list[Char],
 
 
 def _chosen(
-    expander: Expander, part: WordPart, subject: Subject, operator: str, start: int, quoted: bool
+    expander: Expander, part: WordPart, subject: Subject, operator: str, start: int, in_quotes: bool
 ) -> Expanded:
     """Return the value of `${NAME:-text}`, and of the other operators with a default value."""
     absent = _absent(expander, subject, operator[0] == ":")
@@ -117,16 +117,18 @@ def _chosen(
             )
         )
     if operator[-1] == "+":
-        nothing: Expanded = [] if subject.joined == "@" else [expander.make_text(part, "", quoted)]
-        return nothing if absent else _default(expander, part, start, quoted)
+        nothing: Expanded = (
+            [] if subject.joined == "@" else [expander.make_text(part, "", in_quotes)]
+        )
+        return nothing if absent else _default(expander, part, start, in_quotes)
     if not absent:
-        return expander.spread(subject, part, quoted)
+        return expander.spread(subject, part, in_quotes)
     if operator[-1] == "?":
         if expander.is_unset(subject) or subject.elements is not None:
             raise arithmetic.Unset(f"{subject.name} is not set")
         expander.runner.doubt(expander.source.line(part.start))
         raise Unread(expander.unset(subject.name))
-    default = _default(expander, part, start, quoted)
+    default = _default(expander, part, start, in_quotes)
     if operator[-1] == "=":
         if subject.joined or subject.element or subject.indexed or subject.name.isdigit():
             why = "an expansion that sets an array element or an argument is not supported"
@@ -135,7 +137,7 @@ def _chosen(
             )
             raise Unread(why)
         expander.scope.set(subject.name, Value((tuple(expander.without_splitting(default)),)))
-        default = [*expander._used(tuple(expander.without_splitting(default)), part, quoted)]
+        default = [*expander._used(tuple(expander.without_splitting(default)), part, in_quotes)]
     place = expander.place(part)
     return [
         replace(piece, uses=(place, *piece.uses)) if not isinstance(piece, Break) else piece
@@ -143,18 +145,18 @@ def _chosen(
     ]
 
 
-def _default(expander: Expander, part: WordPart, start: int, quoted: bool) -> Expanded:
+def _default(expander: Expander, part: WordPart, start: int, in_quotes: bool) -> Expanded:
     """Return the default value that replaces a variable.
 
     Within double quotes, the default value is not split into words.
     """
-    found = list(expander.operand(part, start, not quoted, quoted))
-    if not quoted:
-        found = [
+    pieces = list(expander.operand(part, start, not in_quotes, in_quotes))
+    if not in_quotes:
+        pieces = [
             replace(piece, splits=True) if isinstance(piece, Text) and not piece.quoted else piece
-            for piece in found
+            for piece in pieces
         ]
-    return found or [expander.make_text(part, "", quoted)]
+    return pieces or [expander.make_text(part, "", in_quotes)]
 
 
 def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
@@ -185,11 +187,11 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
 
 
 def _cut(
-    expander: Expander, part: WordPart, subject: Subject, start: int, quoted: bool
+    expander: Expander, part: WordPart, subject: Subject, start: int, in_quotes: bool
 ) -> Expanded:
     """The value of `${NAME:first:count}`."""
     if subject.elements is None:
-        return expander.spread(subject, part, quoted)
+        return expander.spread(subject, part, in_quotes)
     text = text_if_known(
         expander.without_splitting(
             expander.plain(expander.parts(expander.source.double(start, part.end - 1), True))
@@ -208,10 +210,10 @@ def _cut(
             expander.solid |= -len(whole) <= (first or 0) <= len(whole)
             return parameters.slice_text(whole, first or 0, count)
 
-        return [_change_text(expander, part, subject.words[0], part_of, quoted)]
-    kept = _slice_words(expander, subject, first or 0, count)
-    expander.solid |= subject.joined == "@" and bool(kept)
-    return expander.list_pieces(kept, subject.joined, part, quoted)
+        return [_change_text(expander, part, subject.words[0], part_of, in_quotes)]
+    words = _slice_words(expander, subject, first or 0, count)
+    expander.solid |= subject.joined == "@" and bool(words)
+    return expander.list_pieces(words, subject.joined, part, in_quotes)
 
 
 def _slice_words(
@@ -221,8 +223,8 @@ def _slice_words(
         raise Unread("the length of the list is not known")
     # `${@:0}` and a negative start reach the name of the script, which stands before the first
     # argument.
-    listed = subject.elements or []
-    if subject.name in ALL and (not first or first < -len(listed)):
+    elements = subject.elements or []
+    if subject.name in ALL and (not first or first < -len(elements)):
         raise Unread("the list includes the name of the script, which is not known")
     if count is not None and count < 0:
         raise arithmetic.Wrong("the number of elements is below 0")
@@ -231,10 +233,10 @@ def _slice_words(
         raise Unread("the order of an associative array is not certain")
     # Places count, and not elements: of an array with gaps, `${A[@]:5}` begins at the first place
     # from 5 on.
-    last = max((int(place) for place, _ in listed), default=-1) + 1
+    last = max((int(place) for place, _ in elements), default=-1) + 1
     begin = first if first >= 0 else last + first
-    found = [word for place, word in listed if int(place) >= begin] if begin >= 0 else []
-    return found[:count]
+    words = [word for place, word in elements if int(place) >= begin] if begin >= 0 else []
+    return words[:count]
 
 
 def _split_parts(

@@ -36,8 +36,8 @@ def decode_escapes(text: str) -> str:
     return ESCAPE.sub(_escape, text).partition("\0")[0]
 
 
-def _escape(found: re.Match[str]) -> str:
-    octal, short, four, eight, control, simple = found.groups()
+def _escape(match: re.Match[str]) -> str:
+    octal, short, four, eight, control, simple = match.groups()
     if octal or short:
         code = int(octal, 8) & 0xFF if octal else int(short, 16)
         if code > 127:  # a byte, and maybe only a part of a character
@@ -47,7 +47,7 @@ def _escape(found: re.Match[str]) -> str:
         return chr(int(four or eight, 16))
     if control:
         return chr(ord(control.upper()) & 0x1F)  # `\cA` is the first control character
-    return SIMPLE.get(simple, found[0])
+    return SIMPLE.get(simple, match[0])
 
 
 def quote_text(text: str) -> str:
@@ -68,12 +68,12 @@ def quote_text(text: str) -> str:
 
 def trim_match(text: str, operator: str, pattern: Sequence[Char]) -> str:
     """Return `text` without the match of a pattern at its start (`#`, `##`) or at its end (`%`, `%%`)."""
-    found = Pattern(pattern)
+    matcher = Pattern(pattern)
     longest = len(operator) == 2
     if operator[0] == "#":
-        ends = found.ends(text, 0)
+        ends = matcher.ends(text, 0)
         return text[(max if longest else min)(ends) :] if ends else text
-    starts = [place for place in range(len(text) + 1) if len(text) in found.ends(text, place)]
+    starts = [place for place in range(len(text) + 1) if len(text) in matcher.ends(text, place)]
     return text[: (min if longest else max)(starts)] if starts else text
 
 
@@ -89,31 +89,31 @@ def replace_match(
         return _replace_at_bound(text, pattern[0][0], pattern[1:], put, fold)
     if pattern[:1] == [("(", True)]:
         raise Unread("a shell puts * before this pattern and reads the result as a group")
-    found, position, made = Pattern(pattern, fold), 0, list[str]()
+    matcher, position, parts = Pattern(pattern, fold), 0, list[str]()
     if not pattern:
         return text
     while position <= len(text):
-        ends = found.ends(text, position)
+        ends = matcher.ends(text, position)
         # An empty match replaces something only in an empty text.
         if ends and (max(ends) > position or not text):
-            made += [put]
+            parts += [put]
             position = max(ends)
             if operator == "/" or not text:
                 break
         else:
-            made += text[position : position + 1]
+            parts += text[position : position + 1]
             position += 1
-    return "".join(made) + text[position:]
+    return "".join(parts) + text[position:]
 
 
 def _replace_at_bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) -> str:
-    found = Pattern(pattern, fold)
+    matcher = Pattern(pattern, fold)
     if side == "#":
-        ends = found.ends(text, 0)
+        ends = matcher.ends(text, 0)
         return put + text[max(ends) :] if ends else text
     if pattern[:1] == [("(", True)]:
         raise Unread("a shell puts * before this pattern and reads the result as a group")
-    starts = [place for place in range(len(text) + 1) if len(text) in found.ends(text, place)]
+    starts = [place for place in range(len(text) + 1) if len(text) in matcher.ends(text, place)]
     return text[: min(starts)] + put if starts else text
 
 

@@ -44,12 +44,12 @@ def simple(text: str) -> str:
 
 def active(pieces: Iterable[Piece]) -> list[Char]:
     """Return the characters of a pattern. Quoted characters have no special meaning."""
-    found: list[Char] = []
+    chars: list[Char] = []
     for piece in pieces:
         if isinstance(piece, Unknown):
             raise Unread(piece.why)
-        found += [(char, not piece.quoted) for char in piece.text]
-    return found
+        chars += [(char, not piece.quoted) for char in piece.text]
+    return chars
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class Pattern:
             self.counts = True
             return One(lambda _: True), position + 1
         if special and char == "[":
-            found = self._bracket(position + 1)
-            if found:
-                return found
+            bracket = self._bracket(position + 1)
+            if bracket:
+                return bracket
         if special and char == "\\":
             if not after[0]:
                 raise Unread("a backslash at the end of a pattern is not supported")
@@ -157,8 +157,8 @@ class Pattern:
         return self._same(char), position + 1
 
     def _same(self, char: str) -> One:
-        wanted = char.lower() if self.fold else char
-        return One(lambda found: found == wanted)
+        target = char.lower() if self.fold else char
+        return One(lambda other: other == target)
 
     def _group(self, position: int) -> tuple[Node, int]:
         kind, choices = self.chars[position][0], []
@@ -173,15 +173,15 @@ class Pattern:
     def _bracket(self, start: int) -> tuple[Node, int] | None:
         """Return the test for `[...]`, and the end of the bracket; None if the bracket is never closed."""
         position, tests = start, list[Callable[[str], bool]]()
-        denied = position < len(self.chars) and self.chars[position] in (("!", True), ("^", True))
-        position += denied
+        negation = position < len(self.chars) and self.chars[position] in (("!", True), ("^", True))
+        position += negation
         first = position
         while position < len(self.chars):
             # A `]` in first place is a member, and does not close.
             if self.chars[position] == ("]", True) and position > first:
                 self.counts = True
                 return One(
-                    lambda char: any(test(char) for test in tests) is not denied
+                    lambda char: any(test(char) for test in tests) is not negation
                 ), position + 1
             test, position = self._member(position)
             tests.append(test)
@@ -191,11 +191,11 @@ class Pattern:
         rest = "".join(
             char if special else "\0" for char, special in self.chars[position : position + 12]
         )
-        named = re.match(r"\[:(\w+):\]", rest)
-        if named:
-            if named[1] not in CLASSES:
-                raise Unread(f"[:{named[1]}:] is no class of characters")
-            return CLASSES[named[1]], position + named.end()
+        char_class = re.match(r"\[:(\w+):\]", rest)
+        if char_class:
+            if char_class[1] not in CLASSES:
+                raise Unread(f"[:{char_class[1]}:] is no class of characters")
+            return CLASSES[char_class[1]], position + char_class.end()
         if re.match(r"\[[.=]", rest):
             raise Unread("collating symbols are not supported")
         position, low = self._literal(position)
@@ -235,20 +235,20 @@ def _group_ends(group: PatternGroup, text: str, starts: Positions) -> Positions:
     if group.kind == "!":
         # `!(...)` matches whatever none of its choices does, so that each start has ends of its
         # own.
-        found: Positions = set()
+        ends: Positions = set()
         for start in starts:
-            found |= set(range(start, len(text) + 1)) - _once(group, text, {start})
-        return found
+            ends |= set(range(start, len(text) + 1)) - _once(group, text, {start})
+        return ends
     once = _once(group, text, starts)
     if group.kind in "?@":
         return once | (starts if group.kind == "?" else set())
     # Repeated until no new end is reached. Each place is tried once, so that the time is bounded by
     # the text.
-    reached, new = set(once), once
+    all_ends, new = set(once), once
     while new:
-        new = _once(group, text, new) - reached
-        reached |= new
-    return reached | (starts if group.kind == "*" else set())
+        new = _once(group, text, new) - all_ends
+        all_ends |= new
+    return all_ends | (starts if group.kind == "*" else set())
 
 
 def _once(group: PatternGroup, text: str, starts: Positions) -> Positions:

@@ -30,7 +30,7 @@ def _input(reader: ShellReader, names: Sequence[str]) -> Pieces | None:
     """Return the input of a program: the named files, or its standard input; None if it is not known."""
     if not names:
         return reader.scope.input
-    found: list[Text | Unknown] = []
+    pieces: list[Text | Unknown] = []
     for name in names:
         content = file_contents.content(reader, _text(name))
         # The file may be missing, and the program then fails: what `set -e` does is not certain.
@@ -40,8 +40,8 @@ def _input(reader: ShellReader, names: Sequence[str]) -> Pieces | None:
         if is_gone(content):
             reader.scope.status = 1
         else:
-            found += content
-    return tuple(found)
+            pieces += content
+    return tuple(pieces)
 
 
 def cat(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
@@ -73,14 +73,14 @@ def basename(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
         texts = [texts[0], texts[3], texts[2]]
     if not 2 <= len(texts) <= 3 or texts[1].startswith("-"):
         return None
-    stripped = texts[1].rstrip("/")
-    name = posixpath.basename(stripped) if stripped else texts[1][:1]
+    path = texts[1].rstrip("/")
+    name = posixpath.basename(path) if path else texts[1][:1]
     if len(texts) == 3 and name != texts[2]:
         name = name.removesuffix(texts[2])
     return _text(name + "\n")
 
 
-def place_named(reader: ShellReader, name: str, called: Sequence[Pieces]) -> Pieces | None:
+def place_named(reader: ShellReader, name: str, argv: Sequence[Pieces]) -> Pieces | None:
     """Return the output of `dirname`, `readlink -f` or `realpath` for a word of unknown text but
     known path; None in all other cases.
     """
@@ -88,24 +88,26 @@ def place_named(reader: ShellReader, name: str, called: Sequence[Pieces]) -> Pie
         return None
     letters = {
         letter
-        for word in called[1:]
+        for word in argv[1:]
         for letter in (text_if_known(word) or "").lstrip("-")
         if (text_if_known(word) or "").startswith("-")
     }
-    operands = [word for word in called[1:] if not (text_if_known(word) or "").startswith("-")]
-    named = path_in_folder(reader.scope.folder, operands[0]) if len(operands) == 1 else None
-    if named is None or not letters <= set("fems"):
+    operands = [word for word in argv[1:] if not (text_if_known(word) or "").startswith("-")]
+    path_piece = path_in_folder(reader.scope.folder, operands[0]) if len(operands) == 1 else None
+    if path_piece is None or not letters <= set("fems"):
         return None
     reader.scope.status = 0
     if name == "dirname":
         # `dirname .` is `.` again: only of a file, or of a full path, is it the folder above.
-        up = posixpath.normpath(f"{named.at}/..")
-        alike = named.firm or is_file(named.at)
-        return (replace(named, at=up), *_text("\n")) if alike and not letters else None
+        up = posixpath.normpath(f"{path_piece.at}/..")
+        alike = path_piece.firm or is_file(path_piece.at)
+        return (replace(path_piece, at=up), *_text("\n")) if alike and not letters else None
     # A script that is a link lies elsewhere, and so do the files beside it.
     resolves = name == "realpath" or letters & set("fem")
-    linked = (Path(reader.name).parent / named.at).is_symlink() or Path(reader.name).is_symlink()
-    return (replace(named, firm=True), *_text("\n")) if resolves and not linked else None
+    has_link = (Path(reader.name).parent / path_piece.at).is_symlink() or Path(
+        reader.name
+    ).is_symlink()
+    return (replace(path_piece, firm=True), *_text("\n")) if resolves and not has_link else None
 
 
 def dirname(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
@@ -120,9 +122,9 @@ def seq(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `seq [-s TEXT] [FIRST [STEP]] LAST` over whole numbers."""
     # The separator behind `-s` may be the rest of its word, or the next word. A NUL stands between
     # words.
-    mark, told = "\n", re.fullmatch(r"-s([^\0]+|\0[^\0]*)\0(.*)", "\0".join(texts[1:]), re.DOTALL)
-    if told is not None:
-        mark, texts = told[1].removeprefix("\0"), ["seq", *told[2].split("\0")]
+    mark, match = "\n", re.fullmatch(r"-s([^\0]+|\0[^\0]*)\0(.*)", "\0".join(texts[1:]), re.DOTALL)
+    if match is not None:
+        mark, texts = match[1].removeprefix("\0"), ["seq", *match[2].split("\0")]
     if not 2 <= len(texts) <= 4 or not all(
         re.fullmatch(r"-?\d{1,9}", text, re.ASCII) for text in texts[1:]
     ):
@@ -135,10 +137,10 @@ def seq(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     )
     if not step:
         return None
-    listed = range(first, last + (1 if step > 0 else -1), step)
-    if len(listed) > MOST:
+    sequence = range(first, last + (1 if step > 0 else -1), step)
+    if len(sequence) > MOST:
         raise Unread(f"seq writes more than {MOST:,} lines")
-    return _text(mark.join(map(str, listed)) + "\n") if listed else ()
+    return _text(mark.join(map(str, sequence)) + "\n") if sequence else ()
 
 
 def _read(reader: ShellReader, names: Sequence[str] = ()) -> str | None:
@@ -146,13 +148,13 @@ def _read(reader: ShellReader, names: Sequence[str] = ()) -> str | None:
 
     If the text is not known, raises `Unread` with the reason; without a known reason, returns None.
     """
-    found = _input(reader, names)
+    content = _input(reader, names)
     if names and reader.scope.status:
         raise Unread(GONE)
-    lost = next((piece for piece in found or () if isinstance(piece, Unknown)), None)
-    if lost is not None:
-        raise Unread(lost.why)
-    return None if found is None else text_if_known(found)
+    unknown = next((piece for piece in content or () if isinstance(piece, Unknown)), None)
+    if unknown is not None:
+        raise Unread(unknown.why)
+    return None if content is None else text_if_known(content)
 
 
 def count(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
@@ -167,28 +169,32 @@ def count(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
 def part_of_lines(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `head -n N` and `tail -n N` of the input."""
     text = _read(reader)
-    told = re.fullmatch(r"-n?\s*(\d{1,9})", " ".join(texts[1:]), re.ASCII)
-    if text is None or (told is None and len(texts) > 1):
+    match = re.fullmatch(r"-n?\s*(\d{1,9})", " ".join(texts[1:]), re.ASCII)
+    if text is None or (match is None and len(texts) > 1):
         return None
-    number = int(told[1]) if told else 10
+    number = int(match[1]) if match else 10
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
-    kept = lines[:number] if texts[0].endswith("head") else lines[max(len(lines) - number, 0) :]
-    return _text("".join(kept))
+    selection = (
+        lines[:number] if texts[0].endswith("head") else lines[max(len(lines) - number, 0) :]
+    )
+    return _text("".join(selection))
 
 
 def cut(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `cut -d X -f LIST` and `cut -c LIST` of the input."""
     text = _read(reader)
-    told = CUT.fullmatch("\0".join(texts[1:]))
-    if text is None or told is None:
+    match = CUT.fullmatch("\0".join(texts[1:]))
+    if text is None or match is None:
         return None
-    mark, said = (
-        told["mark"] or told["later"] or "\t",
-        told["fields"] or told["first"] or told["chars"],
+    mark, list_text = (
+        match["mark"] or match["later"] or "\t",
+        match["fields"] or match["first"] or match["chars"],
     )
     rows = text.removesuffix("\n").split("\n") if text else []
     return _text(
-        "".join(f"{_cut(row, mark, told['chars'] is not None, _places(said))}\n" for row in rows)
+        "".join(
+            f"{_cut(row, mark, match['chars'] is not None, _places(list_text))}\n" for row in rows
+        )
     )
 
 
@@ -198,30 +204,30 @@ CUT = re.compile(
 )
 
 
-def _places(said: str) -> list[tuple[int, int]]:
+def _places(list_text: str) -> list[tuple[int, int]]:
     """Return the ranges in a list like `1,3-4,6-`. Raises `Unread` for a list that `cut` refuses."""
-    found = []
-    for part in said.split(","):
-        told = re.fullmatch(r"(\d{0,6})(-?)(\d{0,6})", part)
-        if told is None or not (told[1] or told[3]) or (told[2] == "" and told[3]):
+    ranges = []
+    for part in list_text.split(","):
+        match = re.fullmatch(r"(\d{0,6})(-?)(\d{0,6})", part)
+        if match is None or not (match[1] or match[3]) or (match[2] == "" and match[3]):
             raise Unread('this list of fields or characters for "cut" is not supported')
-        low = int(told[1] or "1")
-        found.append((low, int(told[3]) if told[3] else MOST if told[2] else low))
-    if any(low < 1 or high < low for low, high in found):
+        low = int(match[1] or "1")
+        ranges.append((low, int(match[3]) if match[3] else MOST if match[2] else low))
+    if any(low < 1 or high < low for low, high in ranges):
         raise Unread('this list of fields or characters for "cut" is not supported')
-    return found
+    return ranges
 
 
 def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) -> str:
     parts = list(simple(row)) if chars else row.split(mark)
     if not chars and len(parts) == 1:
         return row  # `cut -f` prints lines without the separator as they are
-    kept = (
+    selection = (
         part
         for index, part in enumerate(parts, 1)
         if any(low <= index <= high for low, high in places)
     )
-    return ("" if chars else mark).join(kept)
+    return ("" if chars else mark).join(selection)
 
 
 def translate(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
@@ -231,12 +237,12 @@ def translate(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     options = ""
     while rest and re.fullmatch(r"-[cCds]+", rest[0]):
         options += rest.pop(0)[1:].lower()
-    sets = [_letters(said) for said in rest]
+    sets = [_letters(operand) for operand in rest]
     how = "".join(sorted(set(options)))
     if (
         text is None
         or None in sets
-        or any(said.startswith("-") for said in rest)
+        or any(operand.startswith("-") for operand in rest)
         or (how, len(sets)) not in KINDS_OF_TR
     ):
         return None
@@ -248,10 +254,10 @@ def translate(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     if not first or not second:
         return None
     # GNU's `tr` repeats the last character of a second set that is shorter than the first.
-    made = text.translate(
+    output = text.translate(
         {ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)}
     )
-    return _text(_squeeze_letters(made, second) if how else made)
+    return _text(_squeeze_letters(output, second) if how else output)
 
 
 KINDS_OF_TR = frozenset((("", 2), ("s", 2), ("s", 1), ("d", 1), ("cd", 1)))
@@ -266,12 +272,16 @@ def _squeeze_letters(text: str, letters: str) -> str:
     )
 
 
-def _letters(said: str) -> str | None:
-    said = {r"\n": "\n", r"\t": "\t", "[:upper:]": "A-Z", "[:lower:]": "a-z"}.get(said, said)
-    if re.search(r"[\\\[]", said) or len(set(said)) < len(said):
+def _letters(operand: str) -> str | None:
+    operand = {r"\n": "\n", r"\t": "\t", "[:upper:]": "A-Z", "[:lower:]": "a-z"}.get(
+        operand, operand
+    )
+    if re.search(r"[\\\[]", operand) or len(set(operand)) < len(operand):
         return None
     spread = re.sub(
-        r"(\w)-(\w)", lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))), said
+        r"(\w)-(\w)",
+        lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))),
+        operand,
     )
     return spread if spread.isascii() else None
 
@@ -287,15 +297,15 @@ def expr(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
         return None
     # Cut towards zero, as in C.
     quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if right else 0
-    found = {
+    result = {
         "+": left + right,
         "-": left - right,
         "*": left * right,
         "/": quotient,
         "%": left - right * quotient,
     }[texts[2]]
-    reader.scope.status = int(not found)  # `expr` fails for a result of 0
-    return _text(f"{found}\n")
+    reader.scope.status = int(not result)  # `expr` fails for a result of 0
+    return _text(f"{result}\n")
 
 
 def model_sed(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
@@ -309,15 +319,15 @@ def model_sed(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     inside = next((flag for flag in flags if flag.startswith(("-i", "--in-place"))), None)
     if inside and not names:
         return None
-    found = [_read(reader, [name]) for name in names] if inside else [_read(reader, names)]
-    if None in found:
+    inputs = [_read(reader, [name]) for name in names] if inside else [_read(reader, names)]
+    if None in inputs:
         return None
-    made = [
-        streams.sed(str(text), script, bool(flags & {"-E", "-r"}), "-n" in flags) for text in found
+    outputs = [
+        streams.sed(str(text), script, bool(flags & {"-E", "-r"}), "-n" in flags) for text in inputs
     ]
     if not inside:
-        return _text(made[0])
-    for name, before, text in zip(names, found, made, strict=True):
+        return _text(outputs[0])
+    for name, before, text in zip(names, inputs, outputs, strict=True):
         # `-i.bak` keeps what was there under another name.
         if len(inside) > 2 and not inside.startswith("--"):
             reader.scope.files.put(reader.key(_text(name + inside[2:])), _text(str(before)))
@@ -353,12 +363,12 @@ def model_grep(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     text = _read(reader, rest[1:])
     if text is None:
         return None
-    found = streams.grep(text, flags, rest[0])
+    output = streams.grep(text, flags, rest[0])
     # The status tells whether a line fits, also if nothing or only a number is written.
     reader.scope.status = int(
         not streams.grep(text, flags.replace("q", "").replace("c", ""), rest[0])
     )
-    return _text(found)
+    return _text(output)
 
 
 def sort(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
@@ -391,8 +401,8 @@ def fields(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
 
 def model_getopt(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `getopt -o LETTERS -l NAMES -- WORDS`."""
-    written, reader.scope.status = getopt_program.getopt_output(texts)
-    return _text(written)
+    output, reader.scope.status = getopt_program.getopt_output(texts)
+    return _text(output)
 
 
 PROGRAMS: Mapping[str, Callable[[ShellReader, Sequence[str]], Pieces | None]] = {

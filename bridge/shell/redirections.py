@@ -58,7 +58,7 @@ def _fail(reader: ShellReader) -> None:
 
 def _overwrites_file(reader: ShellReader, redirects: Sequence[Token]) -> bool | None:
     """Return whether a file exists that a redirection may not overwrite, because of `set -C`; None if that is not known."""
-    found: bool | None = False
+    exists: bool | None = False
     for token in redirects:
         if token.text not in (">", "&>") or token.word is None:
             continue
@@ -70,8 +70,8 @@ def _overwrites_file(reader: ShellReader, redirects: Sequence[Token]) -> bool | 
                 there = True
         if there and text_if_known(path) != "/dev/null":
             return True
-        found = None if there is None else found
-    return found
+        exists = None if there is None else exists
+    return exists
 
 
 def _expand_without_effects(reader: ShellReader, word: Word) -> Pieces:
@@ -86,13 +86,13 @@ def _apply_redirections(
     reader: ShellReader, redirects: Sequence[Token], action: Action, program: bool | None
 ) -> None:
     before = reader.scope.input, reader.scope.output, reader.scope.captured
-    joined = reader.scope.joined
-    target, lost = (
+    joining = reader.scope.joined
+    target, elsewhere = (
         _targets(reader, redirects)
         if program is False
         else _targets_within(reader, redirects, program)
     )
-    if lost:
+    if elsewhere:
         reader.scope.output, reader.scope.captured = (), target is not None
     check_stops_of(reader, redirects)
     # A shell empties the file before it starts the command, which may read it. The key is made now,
@@ -103,13 +103,13 @@ def _apply_redirections(
     try:
         _reading(reader, action, before[0])
     finally:
-        written = reader.scope.output
-        reader.scope.input, reader.scope.joined = before[0], joined
-        if lost:
+        output = reader.scope.output
+        reader.scope.input, reader.scope.joined = before[0], joining
+        if elsewhere:
             reader.scope.output, reader.scope.captured = before[1:]
     if target is not None:
         reader.scope.files.put(
-            key, (*(file_contents.text_before(reader, target[0]) if target[1] else ()), *written)
+            key, (*(file_contents.text_before(reader, target[0]) if target[1] else ()), *output)
         )
 
 
@@ -125,7 +125,7 @@ def _targets_within(
     A program's redirections are expanded in another process, and do not change the script's variables.
     """
     outer, reader.scope = reader.scope, reader.scope.copy()
-    found = _targets(reader, redirects)
+    targets = _targets(reader, redirects)
     inside, reader.scope = reader.scope, outer
     if program is None and inside.variables != outer.variables:
         why = "the name of the command is not known, and a program expands redirections differently from a function"
@@ -136,7 +136,7 @@ def _targets_within(
         inside.files,
         inside.doubting,
     )
-    return found
+    return targets
 
 
 def _targets(reader: ShellReader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
@@ -147,24 +147,24 @@ def _targets(reader: ShellReader, redirects: Sequence[Token]) -> tuple[Target | 
     # Redirections take effect from the left, so that the last one of a stream decides. `2>&1`
     # behind `> file` goes to the file.
     target: Target | None = None
-    lost = False
+    elsewhere = False
     for token in redirects:
-        found = _redirect(reader, token)
-        if found is not None:
-            target, lost = found, True
+        file_target = _redirect(reader, token)
+        if file_target is not None:
+            target, elsewhere = file_target, True
         elif (
             token.text == ">&"
             and token.fd in ("", "1")
             and reader.source.text_of(token).endswith("2")
         ):
-            target, lost = (target, lost) if reader.scope.joined else (None, True)
+            target, elsewhere = (target, elsewhere) if reader.scope.joined else (None, True)
         elif token.text.startswith((">", "&>")) and token.fd in ("", "1"):
-            target, lost = None, token.text != ">&"
+            target, elsewhere = None, token.text != ">&"
         elif token.text.startswith(">") and token.fd == "2":
             reader.scope.joined = reader.source.text_of(token).replace(" ", "") == "2>&1"
         if token.text in ("&>", "&>>"):
             reader.scope.joined = True
-    return target, lost
+    return target, elsewhere
 
 
 def _reading(reader: ShellReader, action: Action, before: Pieces | None) -> None:
@@ -230,9 +230,11 @@ def _file(reader: ShellReader, word: Word) -> Pieces:
     path = reader.expander.text(word)
     if text_if_known(path) == "/dev/null":
         return ()
-    found = file_contents.content(reader, path)
+    content = file_contents.content(reader, path)
     return (
-        (Unknown(reader.source.text_of(word), NOWHERE, line, IN_FILE),) if found is None else found
+        (Unknown(reader.source.text_of(word), NOWHERE, line, IN_FILE),)
+        if content is None
+        else content
     )
 
 
@@ -243,12 +245,12 @@ def _document(reader: ShellReader, token: Token) -> Pieces:
     source = reader.source
     # `<<-` drops the tabs at the start of each line. The pieces keep their places in the script.
     if body.tabs:
-        kept = [
+        pieces = [
             piece
             for line in re.finditer(r"\t*([^\n]*\n?)", source.text[body.start : body.end])
             for piece in source.pieces(body.start + line.start(1), body.start + line.end(1), True)
         ]
-        source = ShellSource.inert(tuple(kept), source)
+        source = ShellSource.inert(tuple(pieces), source)
     start, end = (0, len(source.text)) if body.tabs else (body.start, body.end)
     if body.quoted:
         return tuple(source.pieces(start, end, True))

@@ -33,21 +33,21 @@ def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
 
     Raises `Unread` if Python may read the expression differently.
     """
-    position, found = 0, list[str]()
+    position, parts = 0, list[str]()
     while position < len(chars):
-        text, position = _regular(chars, position, bool(found))
-        found.append(text)
-    pattern = "".join(found)
+        text, position = _regular(chars, position, bool(parts))
+        parts.append(text)
+    pattern = "".join(parts)
     try:
         return re.compile(pattern, re.DOTALL | re.ASCII | (re.IGNORECASE if fold else 0))
     except re.error:
         raise Unread("the pattern is no valid regular expression") from None
 
 
-def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, int]:
+def _regular(chars: Sequence[Char], position: int, has_part: bool) -> tuple[str, int]:
     char, special = chars[position]
     after = "".join(
-        found if plain else "\0" for found, plain in chars[position + 1 : position + 12]
+        letter if plain else "\0" for letter, plain in chars[position + 1 : position + 12]
     )
     if not special:
         return re.escape(char), position + 1
@@ -55,7 +55,7 @@ def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, in
         return _regular_bracket(chars, position + 1)
     if char == "\\":
         return _regular_escape(after), position + 2
-    if char in "*+?}" and (not begun or after[:1] in ("*", "+", "?", "{")):
+    if char in "*+?}" and (not has_part or after[:1] in ("*", "+", "?", "{")):
         raise Unread("this repetition is not supported")
     if (char == "{" and not re.match(r"\d+(,\d*)?\}", after)) or (
         char in "(|" and after[:1] in ("*", "+", "?", "{", ")", "|")
@@ -75,24 +75,24 @@ def _regular_escape(after: str) -> str:
 
 def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
     text = "".join(char for char, _ in chars)
-    found = re.compile(r"(\^?)(\]?(?:\[:\w+:\]|[^\]])*)\]").match(text, position)
-    if found is None or re.search(r"\[[.=]", found[2]):
+    match = re.compile(r"(\^?)(\]?(?:\[:\w+:\]|[^\]])*)\]").match(text, position)
+    if match is None or re.search(r"\[[.=]", match[2]):
         raise Unread("this bracket of a regular expression is not supported")
-    if any(not special for _, special in chars[position : found.end()]) and re.search(
-        r"[-\\\]^]", found[2]
+    if any(not special for _, special in chars[position : match.end()]) and re.search(
+        r"[-\\\]^]", match[2]
     ):
         raise Unread("quotes in this bracket of a regular expression are not supported")
     # Texts and names of classes in turn.
-    parts = re.split(r"\[:(\w+):\]", found[2])
+    parts = re.split(r"\[:(\w+):\]", match[2])
     if any(name not in RANGES for name in parts[1::2]):
         raise Unread("this class of characters is not supported")
     inside = "".join(
         RANGES[part] if index % 2 else re.sub(r"([\\\[\]&~|^])", r"\\\1", part)
         for index, part in enumerate(parts)
     )
-    if re.search(r"--|^-.*-$", found[2]):
+    if re.search(r"--|^-.*-$", match[2]):
         raise Unread("this bracket of a regular expression is not supported")
-    return f"[{found[1]}{inside}]", found.end()
+    return f"[{match[1]}{inside}]", match.end()
 
 
 def basic(text: str, fold: bool = False) -> re.Pattern[str]:
@@ -100,11 +100,11 @@ def basic(text: str, fold: bool = False) -> re.Pattern[str]:
 
     Raises `Unread` if Python may read the expression differently.
     """
-    position, found = 0, list[str]()
+    position, parts = 0, list[str]()
     while position < len(text):
-        said, position = _basic(text, position, "".join(found))
-        found.append(said)
-    pattern = "".join(found)
+        part, position = _basic(text, position, "".join(parts))
+        parts.append(part)
+    pattern = "".join(parts)
     if re.search(r"(?<!\\)[*+?}][*+?{]", pattern):
         raise Unread("this repetition is not supported")
     try:
@@ -170,7 +170,7 @@ def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str
     # from the end on.
     ends = range(len(text), first.end(), -1)
     return next(
-        (found for end in ends if (found := pattern.fullmatch(text, first.start(), end))), first
+        (match for end in ends if (match := pattern.fullmatch(text, first.start(), end))), first
     )
 
 

@@ -165,26 +165,29 @@ class Value:
 
     def put(self, key: int | str, word: Pieces) -> Value:
         """Return the array with one element added or replaced."""
-        found = dict(zip(self.places, self.words, strict=True))
-        if self.table and key not in found:
-            found[key] = word
-            return Value(tuple(found.values()), True, tuple(found), True)
-        found[key] = word
-        keys = tuple(found) if self.table else tuple(sorted(found, key=int))
+        elements = dict(zip(self.places, self.words, strict=True))
+        if self.table and key not in elements:
+            elements[key] = word
+            return Value(tuple(elements.values()), True, tuple(elements), True)
+        elements[key] = word
+        keys = tuple(elements) if self.table else tuple(sorted(elements, key=int))
         plain = not self.table and keys == tuple(range(len(keys)))
         return Value(
-            tuple(found[place] for place in keys), True, None if plain else keys, self.table
+            tuple(elements[place] for place in keys), True, None if plain else keys, self.table
         )
 
     def without(self, key: int | str) -> Value:
         """Return the array without one of its elements."""
-        left = [
+        elements = [
             (place, word)
             for place, word in zip(self.places, self.words, strict=True)
             if place != key
         ]
         return Value(
-            tuple(word for _, word in left), True, tuple(place for place, _ in left), self.table
+            tuple(word for _, word in elements),
+            True,
+            tuple(place for place, _ in elements),
+            self.table,
         )
 
 
@@ -363,12 +366,12 @@ class Scope:
 
         Raises `Unsettled` if it is not known, or if it is an array element.
         """
-        found = self.resolve_reference(name)
-        if "[" in found:
+        variable = self.resolve_reference(name)
+        if "[" in variable:
             raise Unsettled(
-                f"{name} refers to {found}, and a reference to an element is not supported here"
+                f"{name} refers to {variable}, and a reference to an element is not supported here"
             )
-        return found
+        return variable
 
     def resolve_reference(self, name: str) -> str:
         """Return the variable, or `NAME[index]`, that a reference names.
@@ -412,10 +415,10 @@ class Scope:
         """The arguments of the current function, of `set --`, or of the script."""
         if self.arguments is not None:
             return self.arguments
-        found: list[Pieces] = []
-        while str(len(found) + 1) in self.outside:
-            found.append(_value_of_text(self.outside[str(len(found) + 1)]).pieces)
-        return tuple(found)
+        arguments: list[Pieces] = []
+        while str(len(arguments) + 1) in self.outside:
+            arguments.append(_value_of_text(self.outside[str(len(arguments) + 1)]).pieces)
+        return tuple(arguments)
 
     def _argument(self, number: int) -> Value | None:
         if not number:
@@ -503,8 +506,8 @@ class Scope:
     def environment(self) -> dict[str, Pieces]:
         """Return the environment variables of a command, as far as the script sets them."""
         perhaps = {name for name, marks in self.marks.items() if HANDED in marks}
-        found = ((name, self._exported_value(name)) for name in sorted(self.exported | perhaps))
-        return {name: pieces for name, pieces in found if pieces}
+        pairs = ((name, self._exported_value(name)) for name in sorted(self.exported | perhaps))
+        return {name: pieces for name, pieces in pairs if pieces}
 
     def _exported_value(self, name: str) -> Pieces | None:
         """Return the exported value of a variable; None for arrays and unset variables."""
@@ -521,16 +524,16 @@ class Scope:
             )
         return None if value is None or self.lists(name) else value.pieces
 
-    def mark(self, name: str, given: Iterable[str], taken: Iterable[str] = ()) -> None:
+    def mark(self, name: str, additions: Iterable[str], removals: Iterable[str] = ()) -> None:
         """Add and remove attributes of a variable."""
-        settled = {*given, *taken}
-        left = self.marks.get(name, frozenset()) - {f"?{letter}" for letter in settled}
-        self.marks[name] = (left | frozenset(given)) - frozenset(taken)
+        letters = {*additions, *removals}
+        marks = self.marks.get(name, frozenset()) - {f"?{letter}" for letter in letters}
+        self.marks[name] = (marks | frozenset(additions)) - frozenset(removals)
 
     def overtaker(self, name: str) -> str:
         """Return what may have set a variable in a way that is not known, for messages; empty if nothing may have."""
-        found = (by for pattern, by in self.overtakers[::-1] if re.fullmatch(pattern, name))
-        return next(found, "")
+        causes = (by for pattern, by in self.overtakers[::-1] if re.fullmatch(pattern, name))
+        return next(causes, "")
 
     def overtaken(self, by: str, pattern: str = r"\w+") -> None:
         """Mark as unknown all variables that something which is not read may set: a sourced file, or an assignment to a
@@ -541,8 +544,8 @@ class Scope:
         """
         self.overtakers = tuple(dict.fromkeys((*self.overtakers, (pattern, by))))
         for name, value in list(self.variables.items()):
-            fixed = name == COUNTER or "r" in self.marks.get(name, ())
-            if fixed or not re.fullmatch(pattern, name):
+            is_fixed = name == COUNTER or "r" in self.marks.get(name, ())
+            if is_fixed or not re.fullmatch(pattern, name):
                 continue
             # From outside it keeps the value that was given for the run: the option for that is how
             # a user decides it.
@@ -659,7 +662,9 @@ class Scope:
             and self.functions == before.functions
             and self.files.settles(before.files)
             and same(self.output, before.output)
-            and all(getattr(self, kept) == getattr(before, kept) for kept in COMPARED)
+            and all(
+                getattr(self, attribute) == getattr(before, attribute) for attribute in COMPARED
+            )
         )
 
     def take(self, branches: Sequence[Scope], line: int) -> None:
@@ -702,7 +707,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         name: _merge_values(one.standing(name), other.standing(name), branch, name)
         for name in differing
     }
-    kept = {name: one.variables[name] for name in names if name not in variables}
+    common = {name: one.variables[name] for name in names if name not in variables}
     # Functions that a branch defines, or defines otherwise, have several definitions. None stands
     # for not defined.
     functions = {
@@ -718,16 +723,16 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
             name: one.shared.get(name, False) and other.shared.get(name, False)
             for name in (*one.shared, *other.shared)
         }
-    marked = {*one.marks, *other.marks, *(one.exported ^ other.exported)}
+    candidates = {*one.marks, *other.marks, *(one.exported ^ other.exported)}
     marks = {
-        name: found
-        for name in marked
-        if (found := _common_attributes(one.state_of(name), other.state_of(name)))
+        name: attributes
+        for name in candidates
+        if (attributes := _common_attributes(one.state_of(name), other.state_of(name)))
     }
-    undecided = (_unknown_of_branch("the output of a branch", branch),)
+    unknown = (_unknown_of_branch("the output of a branch", branch),)
     return replace(
         one,
-        variables={**kept, **variables},
+        variables={**common, **variables},
         functions=functions,
         exported=one.exported & other.exported,
         shared=shared,
@@ -744,8 +749,8 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
             _frame(first, second, one, other, branch)
             for first, second in zip(one.frames, other.frames, strict=True)
         ),
-        output=_settling(one.output, other.output, undecided[0]),
-        input=one.input if (one.input or ()) == (other.input or ()) else undecided,
+        output=_settling(one.output, other.output, unknown[0]),
+        input=one.input if (one.input or ()) == (other.input or ()) else unknown,
         overtakers=tuple(dict.fromkeys((*one.overtakers, *other.overtakers))),
         doubting=max(one.doubting, other.doubting),
         doubted=max(one.doubted, other.doubted),
@@ -787,8 +792,8 @@ def _traps(
 ) -> Mapping[str, Pieces]:
     if one == other:
         return one
-    found = ((name, _trap(one.get(name), other.get(name), branch)) for name in (*one, *other))
-    return {name: text for name, text in found if text is not None}
+    pairs = ((name, _trap(one.get(name), other.get(name), branch)) for name in (*one, *other))
+    return {name: text for name, text in pairs if text is not None}
 
 
 def _equal(one: Scope, other: Scope, name: str) -> bool:
@@ -813,19 +818,19 @@ def _unknown_of_branch(spelling: str, branch: Branch) -> Unknown:
     return Unknown(spelling, NOWHERE, branch.line, branch.why)
 
 
-def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:
+def _settling(first: Pieces, second: Pieces, unknown: Unknown) -> Pieces:
     """Return the common beginning of both values, followed by one undecided part.
 
     Appending in a loop does not add further undecided parts.
     """
     if same(first, second):
         return first
-    begun = shared(first, second)
+    start = shared(first, second)
     # If the part is there from an earlier merge, nothing behind it is certain.
     place = next(
-        (index for index, piece in enumerate(begun) if piece.key == undecided.key), len(begun)
+        (index for index, piece in enumerate(start) if piece.key == unknown.key), len(start)
     )
-    return (*begun[:place], undecided)
+    return (*start[:place], unknown)
 
 
 def _arguments(one: Scope, other: Scope, branch: Branch) -> tuple[Pieces, ...] | None:
@@ -848,7 +853,7 @@ def _frame(
 
     If only one branch hides a variable, the other branch's current value is used.
     """
-    found = {}
+    states = {}
     for name in (*first, *second):
         left, right = (
             first.get(name) or one.state_of(name),
@@ -860,17 +865,17 @@ def _frame(
             else _merge_values(left.value, right.value, branch, name)
         )
         letter = left.letter if left.letter == right.letter else None
-        found[name] = Hidden(
+        states[name] = Hidden(
             value, _common_attributes(left, right), left.exported and right.exported, letter
         )
-    return found
+    return states
 
 
 def leading_number(value: Value | None) -> int | None:
     """Return the number that `getopts` reads from OPTIND: the leading digits, or 0 if there are none; None if it is not known."""
     text = "" if value is None else text_if_known(value.pieces)
-    found = LEADING.match(text or "")
-    return None if text is None else int(found[0]) if found else 0
+    match = LEADING.match(text or "")
+    return None if text is None else int(match[0]) if match else 0
 
 
 def _value_of_text(text: str) -> Value:
@@ -885,28 +890,28 @@ def _merge_values(
         return None
     first, second = one or Value(()), other or Value(())
     unset = one is None or other is None
-    undecided = Unknown(f"${name}", NOWHERE, branch.line, branch.why, perhaps=unset)
+    unknown = Unknown(f"${name}", NOWHERE, branch.line, branch.why, perhaps=unset)
     if first.table or second.table:
-        return Value(((replace(undecided, loose=True),),), True, ("",), True)
+        return Value(((replace(unknown, loose=True),),), True, ("",), True)
     if first.array or second.array:
-        mixed = not unset and first.array != second.array
-        return _merge_arrays(first, second, replace(undecided, loose=True), mixed)
+        kinds_differ = not unset and first.array != second.array
+        return _merge_arrays(first, second, replace(unknown, loose=True), kinds_differ)
     if not unset and same(first.pieces, second.pieces):
         return one
     return Value(
         (
-            _settling(() if unset else first.pieces, () if unset else second.pieces, undecided)
-            or (undecided,),
+            _settling(() if unset else first.pieces, () if unset else second.pieces, unknown)
+            or (unknown,),
         )
     )
 
 
-def _merge_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
-    """Return an array after two branches. With `mixed`, the variable is no array in one of them."""
-    if mixed or first.keys is not None or second.keys is not None:
-        return Value(((undecided,),), True)
+def _merge_arrays(first: Value, second: Value, unknown: Unknown, kinds_differ: bool) -> Value:
+    """Return an array after two branches. With `kinds_differ`, the variable is no array in one of them."""
+    if kinds_differ or first.keys is not None or second.keys is not None:
+        return Value(((unknown,),), True)
     words = _common_start(first.words, second.words)
-    rest = () if len(words) == len(first.words) == len(second.words) else ((undecided,),)
+    rest = () if len(words) == len(first.words) == len(second.words) else ((unknown,),)
     place = next(
         (index for index, word in enumerate(words) if rest and same(word, rest[0])), len(words)
     )
@@ -942,8 +947,8 @@ def _bucket(key: str) -> int:
 
     Buckets decide the order of keys.
     """
-    found = 2166136261
+    hash_value = 2166136261
     for byte in key.encode():
-        found = (found * 16777619) & 0xFFFFFFFF
-        found ^= byte
-    return found & (BUCKETS - 1)
+        hash_value = (hash_value * 16777619) & 0xFFFFFFFF
+        hash_value ^= byte
+    return hash_value & (BUCKETS - 1)

@@ -77,8 +77,8 @@ class Launch:
 
     def file(self, path: Pieces) -> Pieces | None:
         """Return the text that the script has written to `path` before this run; None if it has not written to `path`."""
-        found = self.files.get(key_in(self.folder, path), self.files.get(file_key(path)))
-        return None if found is None or is_gone(found) else found
+        text = self.files.get(key_in(self.folder, path), self.files.get(file_key(path)))
+        return None if text is None or is_gone(text) else text
 
     def place(self, path: Pieces) -> str | None:
         """Return the path of a file that the run names, relative to the folder in which the script starts.
@@ -139,16 +139,16 @@ class Script:
     @property
     def variables_with_value(self) -> dict[str, str]:
         """Variables of the script, and of the runs that it starts, whose values are known."""
-        held = {
+        values = {
             name: value.pieces
             for name, value in self.reader.scope.variables.items()
             if value is not None
         }
         for launch in self.launches:
-            held |= launch.environment
+            values |= launch.environment
         return {
             name: text
-            for name, pieces in held.items()
+            for name, pieces in values.items()
             if (text := text_if_known(pieces)) is not None
         }
 
@@ -156,8 +156,8 @@ class Script:
     def launches(self) -> tuple[Launch, ...]:
         """Every training run that the script starts."""
         where = Where(self.text)
-        found = (_launch(command, where) for command in self.reader.commands)
-        return tuple(launch for launch in found if launch is not None)
+        candidates = (_launch(command, where) for command in self.reader.commands)
+        return tuple(launch for launch in candidates if launch is not None)
 
     def strays(self) -> Iterator[tuple[int, str, str]]:
         """Yield line, flag and reason for each flag that a shell reads as a command, because the
@@ -171,16 +171,16 @@ class Script:
     @property
     def unread_sources(self) -> Iterator[tuple[int, str, str]]:
         """Yield line, name and assumption for each sourced file that was not read."""
-        for found in dict.fromkeys(self.reader.sourced):
+        for source in dict.fromkeys(self.reader.sourced):
             assumption = (
                 "the file is assumed to set up tools, but nothing that the run uses"
-                if found.tools
+                if source.tools
                 else "the file is assumed to set variables, and to do nothing else"
             )
             yield (
-                found.line,
-                f"source {found.name}",
-                f"the file is not read; {assumption}: {found.why}",
+                source.line,
+                f"source {source.name}",
+                f"the file is not read; {assumption}: {source.why}",
             )
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
@@ -199,10 +199,10 @@ class Script:
                 *self.messages_on_missed,
             )
         if len(fitting) > 1:
-            listed = (f"{self.name}: --launch {number}: {launch}" for number, launch in fitting)
+            messages = (f"{self.name}: --launch {number}: {launch}" for number, launch in fitting)
             raise SourceError(
                 f"{self.name}: starts {len(fitting)} runs with {what}; name one with --launch",
-                *listed,
+                *messages,
             )
         return fitting[0][1]
 
@@ -215,16 +215,16 @@ class Script:
     def _unknown(self) -> Iterator[str]:
         """Messages about words of runs that may expand to any number of flags."""
         loose = (launch.opaque[index] for launch in self.launches for index in sorted(launch.loose))
-        return (f"{self.name}: {said}" for said in dict.fromkeys(loose))
+        return (f"{self.name}: {message}" for message in dict.fromkeys(loose))
 
     def _run_at(self, number: int) -> Launch:
         if not 1 <= number <= len(self.launches):
-            listed = (
+            messages = (
                 f"{self.name}: {index}: {launch}" for index, launch in enumerate(self.launches, 1)
             )
             raise SourceError(
                 f"{self.name}: there is no run {number}; the script starts {len(self.launches)}",
-                *listed,
+                *messages,
             )
         return self.launches[number - 1]
 
@@ -233,22 +233,22 @@ class Script:
         """Messages about possible runs that were not read: flags that a shell reads as a command, and likely launches."""
         runs = {launch.line for launch in self.launches}
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
-        looked = find_missed_runs(
+        likely_runs = find_missed_runs(
             self.text, {command.line for command in self.reader.commands} | runs, runs, left_at
         )
         strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
         sources = [
             (
-                found.line,
-                f"source {found.name}: the variables that it sets are not known: {found.why}",
+                source.line,
+                f"source {source.name}: the variables that it sets are not known: {source.why}",
             )
-            for found in self.reader.sourced
+            for source in self.reader.sourced
         ]
-        found = [
+        messages = [
             f"{self.name}: line {line}: {reason}"
-            for line, reason in (*strays, *looked, *(sources if not runs else ()))
+            for line, reason in (*strays, *likely_runs, *(sources if not runs else ()))
         ]
-        return [*found, *self.reader.ends[:MOST], *islice(self._unknown, MOST)]
+        return [*messages, *self.reader.ends[:MOST], *islice(self._unknown, MOST)]
 
 
 def _stray(text: str, line: int) -> str:
@@ -288,24 +288,24 @@ class Where:
 
 def _launch(command: Command, where: Where) -> Launch | None:
     """Return the training run that a command starts; None if it starts none."""
-    found = walk(list_words(command.words))
-    if found.kind not in ("program", "module"):
+    search = walk(list_words(command.words))
+    if search.kind not in ("program", "module"):
         return None
-    words = command.words[found.at + 1 :]
-    if any(link.name == "xargs" for link in found.links):
+    words = command.words[search.at + 1 :]
+    if any(link.name == "xargs" for link in search.links):
         # It adds arguments at the end, any number of them.
-        added = Unknown(
+        extra = Unknown(
             "xargs", NOWHERE, command.line, "the words come from the input of xargs", loose=True
         )
-        words = (*words, (added,))
-    return _run(command, found, words, where)
+        words = (*words, (extra,))
+    return _run(command, search, words, where)
 
 
-def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where) -> Launch:
+def _run(command: Command, search: Walk, words: tuple[Pieces, ...], where: Where) -> Launch:
     lines = tuple(where.line(word) or command.line for word in words)
-    program, before = (spell_pieces(command.words[found.at]), command.words[: found.at])
-    size, unknown = ranks(found, where.directives)
-    unranked = "; ".join(
+    program, before = (spell_pieces(command.words[search.at]), command.words[: search.at])
+    size, unknown = ranks(search, where.directives)
+    unknown_sizes = "; ".join(
         dict.fromkeys(filter(None, (_opaque(command.words[at]) for at in unknown)))
     )
     files, folder = command.files, command.folder
@@ -320,7 +320,7 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
         size,
         files,
         folder,
-        unranked,
+        unknown_sizes,
     )
 
 

@@ -66,18 +66,18 @@ OWN = re.compile(r"\$\{?(?P<which>\$|BASHPID|PPID)\}?")
 
 def _signal_name(word: Pieces) -> str:
     """Return the name of a signal; empty if it is not known."""
-    said = (text_if_known(word) or "").upper().removeprefix("SIG")
-    return NAMES.get(said, said)
+    name = (text_if_known(word) or "").upper().removeprefix("SIG")
+    return NAMES.get(name, name)
 
 
-def trap(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def trap(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `trap TEXT SIGNAL`. The text of an EXIT trap is read at the end of the shell.
 
     The text for another signal is read if the script sends this signal to itself.
     """
     scope, line = reader.scope, reader.source.line(place)
     scope.status = 0
-    rest = called[2:] if len(called) > 1 and text_if_known(called[1]) == "--" else called[1:]
+    rest = argv[2:] if len(argv) > 1 and text_if_known(argv[1]) == "--" else argv[1:]
     if len(rest) < 2:
         reader.write((Unknown("$(trap)", NOWHERE, line, OUTPUT),))
     bare = len(rest) < 2 or (text_if_known(rest[0]) or "").isdecimal()
@@ -104,8 +104,10 @@ def trap(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
         _check_harmless(reader, place, text or (), problem)
     elif "ERR" in names:
         scope.at_error = text or None
-    kept = {name: found for name, found in scope.traps.items() if name not in names}
-    scope.traps = kept if text is None else {**kept, **dict.fromkeys(names & NUMBERS.keys(), text)}
+    traps = {name: handler for name, handler in scope.traps.items() if name not in names}
+    scope.traps = (
+        traps if text is None else {**traps, **dict.fromkeys(names & NUMBERS.keys(), text)}
+    )
 
 
 def _check_harmless(reader: ShellReader, place: int, text: Pieces, problem: str) -> None:
@@ -114,20 +116,20 @@ def _check_harmless(reader: ShellReader, place: int, text: Pieces, problem: str)
     reader.scope = outer.copy()
     reader.read_handler(text)
     inner, reader.scope = reader.scope, outer
-    called = {text_if_known(command.words[0]) or "" for command in reader.commands[first:]}
+    programs = {text_if_known(command.words[0]) or "" for command in reader.commands[first:]}
     starts = any(walk(list_words(command.words)).kind for command in reader.commands[first:])
     del reader.commands[first:]
     # A function that the script defines only later may do anything.
-    if inner.ended or starts or called & {"", *reader.defined} or not inner.settles(outer):
+    if inner.ended or starts or programs & {"", *reader.defined} or not inner.settles(outer):
         raise reader.refuse(place, problem)
 
 
-def kill(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
+def kill(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     """Model `kill [-SIGNAL] PROCESS ...`. A signal to another process has no effect on the script."""
-    signal, processes = _signal_and_words(called[1:])
+    signal, processes = _signal_and_words(argv[1:])
     before = reader.scope.status
     reader.scope.status, reader.scope.asked = None, True  # it fails if there is no such process
-    if text_if_known(called[1] if len(called) > 1 else ()) in ("-l", "-L"):
+    if text_if_known(argv[1] if len(argv) > 1 else ()) in ("-l", "-L"):
         reader.write((Unknown("$(kill)", NOWHERE, reader.source.line(place), OUTPUT),))
         return
     kinds = {_kind(reader, word) for word in processes}
@@ -158,8 +160,8 @@ def _signal_and_words(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
         signal, rest = _signal_name(words[1] if len(words) > 1 else ()), words[2:]
     elif first.startswith("-") and first != "--":
         text = text_if_known(words[0]) or ""
-        said = text[1:].upper().removeprefix("SIG")
-        signal, rest = NAMES.get(said, said), words[1:]
+        name = text[1:].upper().removeprefix("SIG")
+        signal, rest = NAMES.get(name, name), words[1:]
     else:
         signal, rest = "TERM", words
     return signal, rest[1:] if rest and text_if_known(rest[0]) == "--" else rest
@@ -170,16 +172,16 @@ def _kind(reader: ShellReader, word: Pieces) -> str:
     if text_if_known(word) == "0":
         return "own"
     piece = word[-1] if word else None
-    told = OWN.fullmatch(piece.spelling) if isinstance(piece, Unknown) else None
-    if piece is None or told is None or not isinstance(piece, Unknown):
+    match = OWN.fullmatch(piece.spelling) if isinstance(piece, Unknown) else None
+    if piece is None or match is None or not isinstance(piece, Unknown):
         return "other"
     if spell_pieces(word) != piece.spelling:
         return "group"
-    if told["which"] == "PPID":
+    if match["which"] == "PPID":
         return "parent" if reader.depth else "other"
     # `$$` names the outermost shell even in a subshell; BASHPID names the subshell itself.
     within = reader.scope.around is not None
-    return "parent" if within and (told["which"] == "$" or piece.uses) else "own"
+    return "parent" if within and (match["which"] == "$" or piece.uses) else "own"
 
 
 def _to_group(reader: ShellReader, place: int, signal: str) -> None:

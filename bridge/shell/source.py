@@ -102,26 +102,26 @@ class ShellSource:
 
     def lines(self) -> Iterator[list[Node]]:
         """Yield groups of statements that a shell parses together, because no line ends between them."""
-        found: list[Node] = []
+        group: list[Node] = []
         for node in self.root.children:
             # Offsets in bytes are offsets in characters: the masked text is ASCII, and as long as
             # the script.
-            between = self.text[found[-1].end_byte : node.start_byte] if found else ""
+            between = self.text[group[-1].end_byte : node.start_byte] if group else ""
             if "#" in between or ENDED.search(between):
-                yield found
-                found = []
-            found.append(node)
-        yield found
+                yield group
+                group = []
+            group.append(node)
+        yield group
 
     def line(self, place: int) -> int:
         """Return the line of the script, counted from 1, that contains a character."""
         return bisect_left(self.breaks, self.place(place, place + 1)[0]) + 1
 
-    def pieces(self, start: int, end: int, quoted: bool) -> Iterator[Piece]:
+    def pieces(self, start: int, end: int, in_quotes: bool) -> Iterator[Piece]:
         """Yield the characters from `start` to `end` as pieces."""
         if self.segments is None:
             if start < end:
-                yield Text(self.text[start:end], (start, end), quoted)
+                yield Text(self.text[start:end], (start, end), in_quotes)
             return
         for index in range(bisect_right(self.starts, start) - 1, len(self.segments)):
             piece, offset = self.segments[index], self.starts[index]
@@ -130,9 +130,9 @@ class ShellSource:
                 return
             if low < high:
                 yield (
-                    replace(piece, quoted=quoted)
+                    replace(piece, quoted=in_quotes)
                     if isinstance(piece, Unknown)
-                    else piece.part(low, high).literal(quoted)
+                    else piece.part(low, high).literal(in_quotes)
                 )
 
     def place(self, start: int, end: int) -> tuple[int, int]:
@@ -193,8 +193,8 @@ class ShellSource:
     def fault(self, node: Node) -> str:
         """Return a message about a syntax error at a node of the tree."""
         missing = next((child.type for child in node.children if child.is_missing), "")
-        said = f"a statement is never closed; expected {missing}" if missing else ""
-        return self._broken(node.start_byte, said)
+        message = f"a statement is never closed; expected {missing}" if missing else ""
+        return self._broken(node.start_byte, message)
 
     def _broken(self, place: int, problem: str) -> str:
         line = self.text[:place].rpartition("\n")[2] + self.text[place:].partition("\n")[0]
@@ -254,13 +254,13 @@ def _faults(root: Node) -> Iterator[Node]:
 
 def check_redirects(source: ShellSource, redirects: Iterable[Token]) -> None:
     """Raise `SourceError` for placeholders in angle brackets, which a shell reads as redirections."""
-    found = (
+    placeholders = (
         (source.line(token.start), PLACEHOLDER.match(source.text, token.start))
         for token in redirects
     )
     SourceError.raise_if(
         f"{source.name}: line {line}: {_placeholder_message(match[0])}"
-        for line, match in found
+        for line, match in placeholders
         if match
     )
 

@@ -124,28 +124,28 @@ def _atom(pattern: re.Pattern[str], place: int) -> tuple[Node, int, int]:
     if pattern.pattern[place] == "(":
         inside, end, size = _choices(pattern, place + 1)
         return PatternGroup("@", (inside,)), end + 1, size
-    found = ATOM.match(pattern.pattern, place)
-    if found is None:
+    match = ATOM.match(pattern.pattern, place)
+    if match is None:
         raise Unread("the pattern is no valid regular expression")
-    alone = re.compile(found[0], pattern.flags & (re.DOTALL | re.ASCII | re.IGNORECASE))
+    alone = re.compile(match[0], pattern.flags & (re.DOTALL | re.ASCII | re.IGNORECASE))
     empty = PatternPlace(lambda text, at: bool(alone.match(text, at)))
-    return empty if found[0] in EMPTY else One(lambda char: bool(alone.match(char))), found.end(), 1
+    return empty if match[0] in EMPTY else One(lambda char: bool(alone.match(char))), match.end(), 1
 
 
 def _times(node: Node, text: str, place: int) -> tuple[list[Node], int]:
     """Return a part with its repetition applied, and the offset after the repetition."""
-    told = TIMES.match(text, place)
-    if told is None:
+    match = TIMES.match(text, place)
+    if match is None:
         return [node], place
     choices = node.choices if isinstance(node, PatternGroup) and node.kind == "@" else ((node,),)
-    if told["sign"]:
-        return [PatternGroup(told["sign"], choices)], told.end()
-    least, most = int(told["least"]), int(told["most"] or told["least"])
+    if match["sign"]:
+        return [PatternGroup(match["sign"], choices)], match.end()
+    least, most = int(match["least"]), int(match["most"] or match["least"])
     if max(least, most) > NODES:
         raise Unread("this expression is too large")
     # `{2,}` is two and a star, `{2,4}` two and twice an option.
-    open_ = bool(told["more"]) and not told["most"]
+    open_ = bool(match["more"]) and not match["most"]
     rest: list[Node] = (
         [PatternGroup("*", choices)] if open_ else [PatternGroup("?", choices)] * (most - least)
     )
-    return [node] * least + rest, told.end()
+    return [node] * least + rest, match.end()

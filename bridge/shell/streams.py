@@ -54,12 +54,12 @@ class _Edits:
         self.text, self.place, self.compile = text, 0, _compile_extended if extended else basic
 
     def all(self) -> list[Edit]:
-        found = []
+        edits = []
         self._skip("; \t\n")
         while self.place < len(self.text):
-            found.append(self._edit())
+            edits.append(self._edit())
             self._skip("; \t\n")
-        return found
+        return edits
 
     def _skip(self, chars: str) -> None:
         while self.text[self.place : self.place + 1] and self.text[self.place] in chars:
@@ -68,17 +68,17 @@ class _Edits:
     def _edit(self) -> Edit:
         at = self._addresses()
         self._skip(" \t")
-        denied = self.text.startswith("!", self.place)
-        self.place += denied
+        negation = self.text.startswith("!", self.place)
+        self.place += negation
         self._skip(" \t")
         letter = self.text[self.place : self.place + 1]
         self.place += 1
         if letter == "s":
-            return self._substitute(at, denied)
+            return self._substitute(at, negation)
         if letter not in ("d", "p", "q"):
             raise Unread("this command of sed is not supported")
         self._end()
-        return Edit(at, denied, letter)
+        return Edit(at, negation, letter)
 
     def _addresses(self) -> tuple[Address, ...]:
         first = self._address()
@@ -97,50 +97,50 @@ class _Edits:
         return first, second
 
     def _address(self) -> Address | None:
-        found = ADDRESS.match(self.text, self.place)
-        if found is None:
+        match = ADDRESS.match(self.text, self.place)
+        if match is None:
             return None
-        self.place = found.end()
-        if found["slash"]:
+        self.place = match.end()
+        if match["slash"]:
             return Address(fits=self._expression(self._until("/"), "/"))
-        if found["number"] and not int(found["number"]):
+        if match["number"] and not int(match["number"]):
             raise Unread("this address of sed is not supported")
-        return Address(int(found["number"] or 0))
+        return Address(int(match["number"] or 0))
 
     def _until(self, mark: str) -> str:
         """Return the text up to the next `mark` that has no backslash before it."""
-        begun = self.place
+        start = self.place
         while self.place < len(self.text):
             char = self.text[self.place]
             if char == mark:
                 self.place += 1
-                return self.text[begun : self.place - 1]
+                return self.text[start : self.place - 1]
             self.place += 2 if char == "\\" else 1
         raise Unread("this command of sed is not supported")
 
-    def _substitute(self, at: tuple[Address, ...], denied: bool) -> Edit:
+    def _substitute(self, at: tuple[Address, ...], negation: bool) -> Edit:
         mark = self.text[self.place : self.place + 1]
         if not mark or mark in "\\\n" or mark in SPECIAL - set("|+"):
             raise Unread("this command of sed is not supported")
         self.place += 1
-        wanted, put = self._until(mark), self._until(mark)
+        regex, put = self._until(mark), self._until(mark)
         flags = FLAGS.match(self.text, self.place)
-        said = flags[0] if flags else ""
-        self.place += len(said)
-        pattern = self._expression(wanted, mark, "I" in said)
+        letters = flags[0] if flags else ""
+        self.place += len(letters)
+        pattern = self._expression(regex, mark, "I" in letters)
         self._end()
-        number = re.search(r"\d+", said)
-        if number and "g" in said:
+        number = re.search(r"\d+", letters)
+        if number and "g" in letters:
             raise Unread("these flags of sed are not supported")
         return Edit(
             at,
-            denied,
+            negation,
             "s",
             pattern,
             _replacement(put, mark, pattern),
             int(number[0]) if number else 1,
-            "g" in said,
-            "p" in said,
+            "g" in letters,
+            "p" in letters,
         )
 
     def _expression(self, text: str, mark: str, fold: bool = False) -> re.Pattern[str]:
@@ -163,26 +163,26 @@ def _compile_extended(text: str, fold: bool) -> re.Pattern[str]:
 
 def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | int, ...]:
     """Return the literal texts of a replacement, and the numbers of the groups between them (0 for the whole match)."""
-    found: list[str | int] = []
+    parts: list[str | int] = []
     for piece in re.findall(r"\\.|&|[^\\&]+|\\", text, re.DOTALL):
         if piece == "&":
-            found.append(0)
+            parts.append(0)
         elif not piece.startswith("\\"):
-            found.append(piece)
+            parts.append(piece)
         elif piece[1:].isdigit():
-            found.append(int(piece[1:]))
+            parts.append(int(piece[1:]))
         elif piece[1:] in ("n", "t"):
-            found.append({"n": "\n", "t": "\t"}[piece[1:]])
+            parts.append({"n": "\n", "t": "\t"}[piece[1:]])
         elif not piece[1:] or piece[1:].isalnum() or not piece.isascii():
             raise Unread("this replacement of sed is not supported")
         else:
-            found.append(piece[1:])
-    numbers = [number for number in found if isinstance(number, int)]
+            parts.append(piece[1:])
+    numbers = [number for number in parts if isinstance(number, int)]
     if max(numbers, default=0) > pattern.groups or (
         max(numbers, default=0) and not groups_are_certain(pattern.pattern)
     ):
         raise Unread("the text of a group of this expression is not certain")
-    return tuple(found)
+    return tuple(parts)
 
 
 def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
@@ -191,38 +191,40 @@ def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
     Raises `Unread` for commands that are not modelled.
     """
     edits = _Edits(script, extended).all()
-    lines, made = _lines(text), list[str]()
+    lines, output = _lines(text), list[str]()
     for number, whole in enumerate(lines, 1):
         line, end = whole.removesuffix("\n"), "\n" if whole.endswith("\n") else ""
-        kept, printed, over = _edit_line(line, edits, number, number == len(lines))
-        found = [*printed, *([kept] if kept is not None and not quiet else [])]
+        result, extra_lines, over = _edit_line(line, edits, number, number == len(lines))
+        new_lines = [*extra_lines, *([result] if result is not None and not quiet else [])]
         # Only the last of the lines that one line yields lacks a line end, if the input lacks it.
-        made += [f"{one}\n" for one in found[:-1]] + [found[-1] + end for _ in found[:1]]
+        output += [f"{one}\n" for one in new_lines[:-1]] + [
+            new_lines[-1] + end for _ in new_lines[:1]
+        ]
         if over:
             break
-        if sum(map(len, made[-1:])) > MOST:
+        if sum(map(len, output[-1:])) > MOST:
             raise OverflowError("sed writes more than 1 MiB on one line; is this the right file?")
-    return "".join(made)
+    return "".join(output)
 
 
 def _edit_line(
     line: str, edits: Sequence[Edit], number: int, last: bool
 ) -> tuple[str | None, list[str], bool]:
     """Return the edited line (None if it is deleted), the lines printed before it, and whether `sed` ends here."""
-    printed: list[str] = []
+    extra_lines: list[str] = []
     for edit in edits:
         if _chosen(edit, line, number, last) is edit.denied:
             continue
         if edit.letter == "d":
-            return None, printed, False
+            return None, extra_lines, False
         if edit.letter == "q":
-            return line, printed, True
-        changed = True
+            return line, extra_lines, True
+        substitutes = True
         if edit.pattern is not None:
-            line, changed = _substitute_match(line, edit, edit.pattern)
-        if edit.letter == "p" or (edit.prints and changed):
-            printed.append(line)
-    return line, printed, False
+            line, substitutes = _substitute_match(line, edit, edit.pattern)
+        if edit.letter == "p" or (edit.prints and substitutes):
+            extra_lines.append(line)
+    return line, extra_lines, False
 
 
 def _chosen(edit: Edit, line: str, number: int, last: bool) -> bool:
@@ -238,46 +240,46 @@ def _chosen(edit: Edit, line: str, number: int, last: bool) -> bool:
 
 
 def _substitute_match(line: str, edit: Edit, pattern: re.Pattern[str]) -> tuple[str, bool]:
-    made, position, count, after = list[str](), 0, 0, -1
-    while position <= len(line) and (found := longest(pattern, line, position)) is not None:
-        start, end = found.span()
-        made.append(line[position:start])
+    parts, position, count, after = list[str](), 0, 0, -1
+    while position <= len(line) and (match := longest(pattern, line, position)) is not None:
+        start, end = match.span()
+        parts.append(line[position:start])
         if start == end == after:  # nothing stands right behind a match
-            made.append(line[start : start + 1])
+            parts.append(line[start : start + 1])
             position = start + 1
             continue
         count += 1
-        taken = count >= edit.first
-        made.append(
-            "".join(part if isinstance(part, str) else found[part] or "" for part in edit.put)
-            if taken
-            else found[0]
+        replaces = count >= edit.first
+        parts.append(
+            "".join(part if isinstance(part, str) else match[part] or "" for part in edit.put)
+            if replaces
+            else match[0]
         )
         after = end
         if start == end:
-            made.append(line[end : end + 1])
+            parts.append(line[end : end + 1])
         # An empty match moves on by one character, or the search would find it for ever.
         position = end + 1 if start == end else end
-        if (taken and not edit.every) or pattern.pattern.startswith("^"):
+        if (replaces and not edit.every) or pattern.pattern.startswith("^"):
             break
-    return "".join(made) + line[position:], count >= edit.first
+    return "".join(parts) + line[position:], count >= edit.first
 
 
 def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def grep(text: str, flags: str, wanted: str) -> str:
+def grep(text: str, flags: str, regex: str) -> str:
     """Return the output of `grep` for `text`, with the flags `E F i v c o q x w`."""
     if "F" in flags:
-        pattern = re.compile(re.escape(wanted), re.IGNORECASE if "i" in flags else 0)
+        pattern = re.compile(re.escape(regex), re.IGNORECASE if "i" in flags else 0)
     else:
         compile_: Callable[[str, bool], re.Pattern[str]] = (
             _compile_extended if "E" in flags else basic
         )
-        if "\\" in wanted or not wanted.isascii() or not wanted:
+        if "\\" in regex or not regex.isascii() or not regex:
             raise Unread("this expression of grep is not supported")
-        pattern = compile_(wanted, "i" in flags)
+        pattern = compile_(regex, "i" in flags)
     lines = [line.removesuffix("\n") for line in _lines(text)]
     search = steps.fits if "x" in flags else steps.has_match
     fitting = [line for line in lines if search(pattern, simple(line)) is not ("v" in flags)]
@@ -291,14 +293,14 @@ def grep(text: str, flags: str, wanted: str) -> str:
 
 
 def _parts(pattern: re.Pattern[str], line: str) -> list[str]:
-    found, position = list[str](), 0
+    parts, position = list[str](), 0
     while (match := longest(pattern, line, position)) is not None:
-        found += [match[0]] if match[0] else []
+        parts += [match[0]] if match[0] else []
         # An empty match moves on by one character, or the search would find it for ever.
         position = match.end() if match[0] else match.end() + 1
         if pattern.pattern.startswith("^") or position > len(line):
             break
-    return found
+    return parts
 
 
 def sort_lines(text: str, flags: str) -> str:
@@ -335,19 +337,19 @@ def fields(text: str, program: str, mark: str | None) -> str:
 
     Raises `Unread` for any other program.
     """
-    told = re.fullmatch(
+    match = re.fullmatch(
         r"\s*(NR\s*==\s*(?P<row>\d{1,6}))?\s*\{\s*print\s*(?P<what>[$\w, \t]*?)\s*;?\s*\}\s*",
         program,
     )
-    names = re.split(r"\s*,\s*", told["what"]) if told and told["what"] else ["$0"]
-    if told is None or not all(re.fullmatch(r"\$(?:\d{1,3}|NF)|NF|NR", name) for name in names):
+    names = re.split(r"\s*,\s*", match["what"]) if match and match["what"] else ["$0"]
+    if match is None or not all(re.fullmatch(r"\$(?:\d{1,3}|NF)|NF|NR", name) for name in names):
         raise Unread("this program of awk is not supported")
     if mark is not None and (len(mark) != 1 or mark in SPECIAL or mark == " "):
         raise Unread("this separator of awk is not supported")
-    made = []
+    rows = []
     for number, whole in enumerate(_lines(text), 1):
         line = whole.removesuffix("\n")
-        if told["row"] and number != int(told["row"]):
+        if match["row"] and number != int(match["row"]):
             continue
         parts = re.split(r"[ \t]+", line.strip(" \t")) if mark is None else line.split(mark)
         parts = parts if line.strip(" \t") or (mark is not None and line) else []
@@ -359,10 +361,10 @@ def fields(text: str, program: str, mark: str | None) -> str:
             "$0": line,
         }
         values |= {f"${place}": part for place, part in enumerate(parts, 1)}
-        made.append(
+        rows.append(
             " ".join(
                 values.get(name if name in ("NF", "NR", "$NF") else f"${int(name[1:])}", "")
                 for name in names
             )
         )
-    return "".join(f"{line}\n" for line in made)
+    return "".join(f"{line}\n" for line in rows)

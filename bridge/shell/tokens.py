@@ -177,11 +177,11 @@ class Scanner:
 
         The index may contain blanks.
         """
-        found = SUBSCRIPT.match(self.text, start)
-        if not found:
+        match = SUBSCRIPT.match(self.text, start)
+        if not match:
             return start
         try:
-            end = self.scan_brackets(found.end(), "[", "]")
+            end = self.scan_brackets(match.end(), "[", "]")
         except Fault:
             return start
         if not ADDING.match(self.text, end):
@@ -267,12 +267,12 @@ class Scanner:
         return end
 
     def _ansi(self, position: int) -> int:
-        begun = position
+        start = position
         while position < self.size:
             if self.text[position] == "'":
                 return position + 1
             position += 2 if self.text[position] == "\\" else 1
-        raise Fault(begun - 2, "")
+        raise Fault(start - 2, "")
 
     def _double(self, position: int, parts: list[WordPart], kind: str, start: int) -> int:
         inner: list[WordPart] = []
@@ -301,14 +301,20 @@ class Scanner:
     def _scan_escape(self, position: int, parts: list[WordPart], stop: str) -> int:
         end = min(position + 2, self.size)
         # Within double quotes a backslash hides only these; before any other character it is literal.
-        taken = self.text[position + 1 : end] in ("$", "`", "\\", "\n", *((stop,) if stop else ()))
-        if taken:
+        escapes = self.text[position + 1 : end] in (
+            "$",
+            "`",
+            "\\",
+            "\n",
+            *((stop,) if stop else ()),
+        )
+        if escapes:
             parts.append(WordPart("escape", position, end))
             return end
         self._literal(parts, position, position + 1)
         return position + 1
 
-    def expansion(self, char: str, position: int, parts: list[WordPart], quoted: bool) -> int:
+    def expansion(self, char: str, position: int, parts: list[WordPart], in_quotes: bool) -> int:
         """Scan an expansion that begins with `$` or a backtick, and return its end."""
         if char == "`":
             end = position + 1
@@ -318,21 +324,21 @@ class Scanner:
                 raise Fault(position, "")
             parts.append(WordPart("backtick", position, end + 1))
             return end + 1
-        kind, end = self._dollar(position, quoted)
+        kind, end = self._dollar(position, in_quotes)
         if kind:
             parts.append(WordPart(kind, position, end))
         else:
             self._literal(parts, position, end)
         return end
 
-    def _dollar(self, position: int, quoted: bool) -> tuple[str, int]:
+    def _dollar(self, position: int, in_quotes: bool) -> tuple[str, int]:
         # Nested scanners come to the same expansion several times; each is scanned once.
-        key = position, quoted
+        key = position, in_quotes
         if key not in self.shared.ends:
-            self.shared.ends[key] = self._scan_opening(position, quoted)
+            self.shared.ends[key] = self._scan_opening(position, in_quotes)
         return self.shared.ends[key]
 
-    def _scan_opening(self, position: int, quoted: bool) -> tuple[str, int]:
+    def _scan_opening(self, position: int, in_quotes: bool) -> tuple[str, int]:
         text = self.text
         # `$((` may also open a command substitution with a subshell: it is arithmetic only if `))` closes it.
         if text.startswith("((", position + 1):
@@ -342,7 +348,7 @@ class Scanner:
         if text.startswith("(", position + 1):
             return "command", self.command(position + 2)
         if text.startswith("{", position + 1):
-            return "param", self.braces(position, quoted)
+            return "param", self.braces(position, in_quotes)
         if text.startswith("[", position + 1):
             return "arith", self.scan_brackets(position + 2, "[", "]")
         short = SHORT.match(text, position + 1)
@@ -391,13 +397,13 @@ class Scanner:
             position = self.skip(char, position, start)
         raise Fault(start - 1, f"a bracket is never closed; expected {closing}")
 
-    def braces(self, start: int, quoted: bool) -> int:
+    def braces(self, start: int, in_quotes: bool) -> int:
         """The end of `${...}`."""
-        found = PARAMETER.match(self.text, start + 2)
-        position = found.end() if found else start + 2
+        match = PARAMETER.match(self.text, start + 2)
+        position = match.end() if match else start + 2
         if self.text.startswith("[", position):
             position = self.scan_brackets(position + 1, "[", "]")
-        single = not quoted or self.text[position : position + 1] in ("#", "%", "/", "^", ",")
+        single = not in_quotes or self.text[position : position + 1] in ("#", "%", "/", "^", ",")
         return self.operand(position, [], single) + 1
 
     def operand(self, position: int, parts: list[WordPart], single: bool) -> int:
@@ -449,11 +455,11 @@ class Scanner:
             elif char == ")":
                 return position + 1, tuple(words)
             else:
-                found = self.element(position)
-                if found.end == position:
+                element = self.element(position)
+                if element.end == position:
                     raise Fault(position, "")
-                words.append(found)
-                position = found.end
+                words.append(element)
+                position = element.end
         raise Fault(start - 1, "a bracket is never closed; expected )")
 
     def element(self, position: int) -> Word:
@@ -501,7 +507,7 @@ class Lexer(Scanner):
 
         With `inside`, stop at the closing bracket; `position` is then the offset of this bracket.
         """
-        begun = self.position
+        start = self.position
         while self.position < self.size:
             char = self.text[self.position]
             if char in " \t\\" and (blank := BLANK.match(self.text, self.position)):
@@ -516,7 +522,7 @@ class Lexer(Scanner):
             else:
                 self._token(char)
         if self.inside:
-            raise Fault(begun - 2, "a bracket is never closed; expected )")
+            raise Fault(start - 2, "a bracket is never closed; expected )")
         self._documents()
         return self.tokens
 
@@ -544,18 +550,18 @@ class Lexer(Scanner):
         for pending in self.pending:
             # Within `$(...)` the bracket may follow the delimiter on its line.
             tabs, after = TABS if pending.tabs else "", "[)]|" if self.inside else ""
-            found = re.compile(
+            match = re.compile(
                 f"^{tabs}{re.escape(pending.mark)}(?={after}$)", re.MULTILINE
             ).search(self.text, self.position)
-            if not found:
+            if not match:
                 raise Fault(
                     pending.token.start,
                     "a here-document is never closed; expected its delimiter on a line of its own",
                 )
             pending.token.body = Document(
-                self.position, found.start(), pending.quoted, pending.tabs
+                self.position, match.start(), pending.quoted, pending.tabs
             )
-            self.position = found.end()
+            self.position = match.end()
             if len(self.pending) > 1 and self.position < self.size:
                 self.position += 1
         self.pending.clear()
@@ -585,28 +591,31 @@ class Lexer(Scanner):
         self._add("counted", end)
         self.place = "for-in"
 
-    def _redirect(self, found: re.Match[str]) -> None:
-        token = self._add("redirect", found.end(), found["op"], fd=found["fd"] or "")
+    def _redirect(self, match: re.Match[str]) -> None:
+        token = self._add("redirect", match.end(), match["op"], fd=match["fd"] or "")
         blank = BLANK.match(self.text, self.position)
         position = blank.end() if blank else self.position
         target = self.word(position)
         if target.end == position:
             raise Fault(token.start, "")
         token.word, token.end, self.position = target, target.end, target.end
-        if found["op"] in ("<<", "<<-"):
+        if match["op"] in ("<<", "<<-"):
             # Any quote in the delimiter turns expansion in the body off.
-            quoted = any(part.kind != "text" for part in target.parts)
+            has_quotes = any(part.kind != "text" for part in target.parts)
             self.pending.append(
                 _Pending(
-                    token, _unquote_delimiter(self.text, target.parts), quoted, found["op"] == "<<-"
+                    token,
+                    _unquote_delimiter(self.text, target.parts),
+                    has_quotes,
+                    match["op"] == "<<-",
                 )
             )
         if self.place == "command":
             self.place = "command"
 
-    def _operator(self, found: re.Match[str]) -> None:
-        sign = found[0]
-        self._add("op", found.end(), sign)
+    def _operator(self, match: re.Match[str]) -> None:
+        sign = match[0]
+        self._add("op", match.end(), sign)
         if sign in (";;", ";&", ";;&"):
             self.place = "pattern"
         elif self.place == "pattern":
@@ -616,7 +625,7 @@ class Lexer(Scanner):
             self.place = "command"
         elif sign == ")":
             if not self.open or self.open.pop() != "(":
-                raise Fault(found.start(), "")
+                raise Fault(match.start(), "")
             self.place = "after"
         else:
             self.place = "command"
@@ -630,43 +639,43 @@ class Lexer(Scanner):
         word = self.word(self.position)
         if word.end == word.start:
             raise Fault(self.position, "")
-        said = self.text[word.start : word.end]
-        self._add("word", word.end, said if self._keyword(said) else "", word=word)
-        self._after_word(said, word)
+        text = self.text[word.start : word.end]
+        self._add("word", word.end, text if self._keyword(text) else "", word=word)
+        self._after_word(text, word)
         return None
 
-    def _keyword(self, said: str) -> bool:
+    def _keyword(self, text: str) -> bool:
         if self.place == "command":
-            return said in KEYWORDS
+            return text in KEYWORDS
         return (
-            (self.place in ("case-in", "for-in") and said in ("in", "do", "{"))
-            or (self.place == "pattern" and said == "esac")
-            or (self.place == "after" and said in KEYWORDS)
+            (self.place in ("case-in", "for-in") and text in ("in", "do", "{"))
+            or (self.place == "pattern" and text == "esac")
+            or (self.place == "after" and text in KEYWORDS)
         )
 
-    def _after_word(self, said: str, word: Word) -> None:
+    def _after_word(self, text: str, word: Word) -> None:
         place = self.place
-        if place in ("command", "after") and said in KEYWORDS:
-            self._after_keyword(said)
+        if place in ("command", "after") and text in KEYWORDS:
+            self._after_keyword(text)
         elif place == "case-word":
             self.place = "case-in"
         elif place == "case-in":
             self.open.append("case")
             self.place = "pattern"
         elif place == "pattern":
-            if said == "esac":
+            if text == "esac":
                 self._close_case(word)
         elif place == "for-name":
             self.place = "for-in"
         elif place == "for-in":
-            self.place = "command" if said in ("do", "{") else "arguments"
+            self.place = "command" if text in ("do", "{") else "arguments"
         elif place == "function-name":
             self._brackets()
             self.place = "command"
         elif (
             place == "command"
-            and ASSIGNING.match(said)
-            and (ADDED.match(said) or "]=" in said or "]+=" in said)
+            and ASSIGNING.match(text)
+            and (ADDED.match(text) or "]=" in text or "]+=" in text)
         ):
             pass  # the command may still follow
         elif place == "command" and self._brackets():
@@ -676,28 +685,28 @@ class Lexer(Scanner):
 
     def _brackets(self) -> bool:
         """Scan `()` after the name of a function. Returns False if there is no `()`."""
-        found = BRACKETS.match(self.text, self.position)
-        if not found:
+        match = BRACKETS.match(self.text, self.position)
+        if not match:
             return False
         for place in (1, 2):
-            self.position = found.start(place)
-            self._add("op", found.end(place), found[place])
+            self.position = match.start(place)
+            self._add("op", match.end(place), match[place])
         return True
 
-    def _after_keyword(self, said: str) -> None:
+    def _after_keyword(self, text: str) -> None:
         places = {
             "case": "case-word",
             "for": "for-name",
             "select": "for-name",
             "function": "function-name",
         }
-        if said == "esac":
+        if text == "esac":
             self._close_case(self.tokens[-1])
-        elif said == "time":
-            found = PORTABLE.match(self.text, self.position)
-            self.tokens[-1].end = self.position = found.end() if found else self.position
+        elif text == "time":
+            match = PORTABLE.match(self.text, self.position)
+            self.tokens[-1].end = self.position = match.end() if match else self.position
         else:
-            self.place = places.get(said, "after" if said in CLOSING else "command")
+            self.place = places.get(text, "after" if text in CLOSING else "command")
 
     def _close_case(self, word: Word | Token) -> None:
         if not self.open or self.open.pop() != "case":
@@ -770,17 +779,17 @@ class Lexer(Scanner):
 
 def _unquote_delimiter(text: str, parts: Sequence[WordPart]) -> str:
     """Return the delimiter of a here-document without quotes."""
-    found = []
+    texts = []
     for part in parts:
-        said = text[part.start : part.end]
+        spelling = text[part.start : part.end]
         inside = {
-            "single": said[1:-1],
-            "double": said[1:-1],
-            "escape": said[1:],
-            "ansi": said[2:-1],
+            "single": spelling[1:-1],
+            "double": spelling[1:-1],
+            "escape": spelling[1:],
+            "ansi": spelling[2:-1],
         }
-        found.append(inside.get(part.kind, said))
-    return "".join(found)
+        texts.append(inside.get(part.kind, spelling))
+    return "".join(texts)
 
 
 def mask_text(text: str, tokens: Sequence[Token]) -> str:
@@ -788,12 +797,12 @@ def mask_text(text: str, tokens: Sequence[Token]) -> str:
 
     Keywords and operators stay, words become letters, and everything else becomes spaces.
     """
-    found: list[str] = []
+    chunks: list[str] = []
     position, place = 0, "start"
     # The grammar does not know all forms: it gets simpler ones of the same length, so that offsets
     # stay those of the script.
     for index, token in enumerate(tokens):
-        found.append(" " * (token.start - position))
+        chunks.append(" " * (token.start - position))
         after = tokens[index + 1] if index + 1 < len(tokens) else None
         if token.kind == "op" and after is not None and after.kind == "newline":
             after = next(
@@ -806,13 +815,13 @@ def mask_text(text: str, tokens: Sequence[Token]) -> str:
             and after is not None
             and not after.word
         ):
-            found.append("  ")
+            chunks.append("  ")
         else:
-            found.append(_mask(token, text, place, after))
+            chunks.append(_mask(token, text, place, after))
         place = _place(token, place)
         position = token.end
-    found.append(" " * (len(text) - position))
-    return "".join(found)
+    chunks.append(" " * (len(text) - position))
+    return "".join(chunks)
 
 
 def _place(token: Token, before: str) -> str:

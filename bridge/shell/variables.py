@@ -57,23 +57,23 @@ def assignment(source: ShellSource, word: Word) -> AssignmentTarget | None:
         return None
     first = word.parts[0]
     text = source.text[first.start : first.end]
-    found = FORM.match(text)
-    if found is None:
+    match = FORM.match(text)
+    if match is None:
         return None
-    end = found.end()
+    end = match.end()
     # The index may hold brackets and `=` itself, which a pattern cannot pair.
-    if found["index"] is not None:
-        end = _index_end(source, first, found.end("name"))
+    if match["index"] is not None:
+        end = _index_end(source, first, match.end("name"))
         rest = re.compile(r"\+?=").match(source.text, end, first.end) if end else None
         if rest is None:
             return None
         return AssignmentTarget(
-            found["name"],
-            (first.start + found.end("name") + 1, end - 1),
+            match["name"],
+            (first.start + match.end("name") + 1, end - 1),
             rest[0] == "+=",
             rest.end(),
         )
-    return AssignmentTarget(found["name"], None, found["more"] is not None, first.start + end)
+    return AssignmentTarget(match["name"], None, match["more"] is not None, first.start + end)
 
 
 def _index_end(source: ShellSource, part: WordPart, place: int) -> int:
@@ -134,15 +134,15 @@ def _perform(
             span,
             reader.scope.get(target.name) or _fresh(reader, target.name, marks),
         )
-    given = behind(word, target.value)
-    if len(given.parts) == 1 and given.parts[0].kind == "array":
+    value_word = behind(word, target.value)
+    if len(value_word.parts) == 1 and value_word.parts[0].kind == "array":
         table = _table(reader, target.name, marks)
         try:
-            value = _array(reader, given.parts[0], table)
+            value = _array(reader, value_word.parts[0], table)
         except Unread as error:
             value = _hidden(target.name, str(error), table)
     else:
-        value = Value((reader.expander.text(given, assigned=True),))
+        value = Value((reader.expander.text(value_word, assigned=True),))
     reader.check_stops()
     return lambda: assign(reader, target.name, index, value, target.more)
 
@@ -167,45 +167,45 @@ def _array(reader: ShellReader, part: WordPart, table: bool) -> Value:
     # of `value`; they are added together, since each copy of a long array takes time. `pairs` are
     # keys and values of a table in turn.
     place, pairs, tail = 0, list[Pieces](), list[Pieces]()
-    for keyed, found in _entries(reader, part):  # all of them, before the first place is counted
-        if keyed is not None:
+    for key_span, word in _entries(reader, part):  # all of them, before the first place is counted
+        if key_span is not None:
             before = _longer(value, tail)
-            key = expansion_subjects.certain_key(reader.expander, keyed, before)
+            key = expansion_subjects.certain_key(reader.expander, key_span, before)
             value, place, tail = (
-                put_element(before, key, found),
+                put_element(before, key, word),
                 (key + 1 if isinstance(key, int) else 0),
                 [],
             )
         elif table:
-            pairs.append(found)
-        elif several(found):
+            pairs.append(word)
+        elif several(word):
             # Behind a word of unknown length no place is known. With places of its own before it,
             # the whole array is unknown.
             value, tail = (
-                Value((found,), True) if value.keys is not None else _longer(value, [*tail, found]),
+                Value((word,), True) if value.keys is not None else _longer(value, [*tail, word]),
                 [],
             )
         elif value.keys is None and (place == len(value.words) + len(tail) or value.open):
-            tail.append(found)
+            tail.append(word)
             place += 1
         else:
-            value, place, tail = put_element(_longer(value, tail), place, found), place + 1, []
+            value, place, tail = put_element(_longer(value, tail), place, word), place + 1, []
     value = _longer(value, tail)
-    for key_word, given in _pair_words(pairs):
-        value = value.put(key_word, given)
+    for key_word, value_word in _pair_words(pairs):
+        value = value.put(key_word, value_word)
     return value
 
 
 def _entries(reader: ShellReader, part: WordPart) -> list[tuple[tuple[int, int] | None, Pieces]]:
     """Return the words of `(...)`, each with the span of its index, or None without an index."""
-    found: list[tuple[tuple[int, int] | None, Pieces]] = []
+    entries: list[tuple[tuple[int, int] | None, Pieces]] = []
     for word in part.words:
-        keyed = _key_of_element(reader.source, word)
-        if keyed is None:
-            found += [(None, one) for one in reader.expander.words(word)]
+        key_span = _key_of_element(reader.source, word)
+        if key_span is None:
+            entries += [(None, one) for one in reader.expander.words(word)]
         else:
-            found.append((keyed[:2], reader.expander.text(behind(word, keyed[2]))))
-    return found
+            entries.append((key_span[:2], reader.expander.text(behind(word, key_span[2]))))
+    return entries
 
 
 def _longer(value: Value, tail: Sequence[Pieces]) -> Value:
@@ -229,8 +229,8 @@ def _key_of_element(source: ShellSource, word: Word) -> tuple[int, int, int] | N
     ):
         return None
     end = _index_end(source, word.parts[0], 0)
-    found = re.compile("=").match(source.text, end, word.parts[0].end) if end else None
-    return (word.start + 1, end - 1, found.end()) if found else None
+    match = re.compile("=").match(source.text, end, word.parts[0].end) if end else None
+    return (word.start + 1, end - 1, match.end()) if match else None
 
 
 def assign(
@@ -238,10 +238,10 @@ def assign(
 ) -> None:
     """Set a variable according to its attributes (`-i`, `-u`, `-l`, `-r`)."""
     scope = reader.scope
-    if "[" in (referred := scope.resolve_reference(name)):
+    if "[" in (reference := scope.resolve_reference(name)):
         if index is not None or value.array:
-            raise Unread(f"{name} refers to {referred}, which holds no array")
-        put(reader, referred, value, more)
+            raise Unread(f"{name} refers to {reference}, which holds no array")
+        put(reader, reference, value, more)
         return
     marks = scope.marks.get(scope.target(name), frozenset())
     before = scope.get(name)
@@ -294,11 +294,11 @@ def _place_value(
         array = Value(array.words, True)
     try:
         key: int | str = index() if index is not None else ("0" if array.table else 0)
-        given = value.words[0] if value.words else ()
+        word = value.words[0] if value.words else ()
         if more:
             subject = expansion_subjects.element(reader.expander, name, array, key, True)
-            given = (*(subject.words[0] if subject.elements else ()), *given)
-        return put_element(array, key, given)
+            word = (*(subject.words[0] if subject.elements else ()), *word)
+        return put_element(array, key, word)
     except Unread as error:
         return _hidden(name, str(error), array.table)
 
@@ -373,27 +373,31 @@ def declare(reader: ShellReader, words: Sequence[Word], place: int) -> None:
     All values are expanded before the first is set.
     """
     command = reader.source.text_of(words[0])
-    marks, unmarks, given = set[str](), set[str](), list[tuple[str, Callable[[], None] | None]]()
-    for word in (choice for written in words[1:] for choice in _choices(reader, written)):
-        said = reader.source.text_of(word)
-        if re.fullmatch(r"[-+][A-Za-z]+", said):
-            (marks if said[0] == "-" else unmarks).update(said[1:])
+    marks, unmarks, declarations = (
+        set[str](),
+        set[str](),
+        list[tuple[str, Callable[[], None] | None]](),
+    )
+    for word in (choice for source_word in words[1:] for choice in _choices(reader, source_word)):
+        text = reader.source.text_of(word)
+        if re.fullmatch(r"[-+][A-Za-z]+", text):
+            (marks if text[0] == "-" else unmarks).update(text[1:])
             continue
         target = assignment(reader.source, word)
         if target is not None:
-            given.append((target.name, _perform(reader, word, target, frozenset(marks))))
+            declarations.append((target.name, _perform(reader, word, target, frozenset(marks))))
         else:
-            given += _variables_of_word(reader, word, frozenset(marks))
+            declarations += _variables_of_word(reader, word, frozenset(marks))
     reader.check_stops()
     reader.scope.status = 0
     if "f" in marks and not marks & {"F", "p"} and (command == "export" or "x" in marks):
-        _share(reader, [name for name, _ in given], not ("n" in marks or "x" in unmarks))
+        _share(reader, [name for name, _ in declarations], not ("n" in marks or "x" in unmarks))
         return
-    if marks & {"f", "F", "p"} or not given:
+    if marks & {"f", "F", "p"} or not declarations:
         reader.write((Unknown(f"({command})", NOWHERE, reader.source.line(place), OUTPUT),))
         reader.scope.status = None
         return
-    for name, perform_ in given:
+    for name, perform_ in declarations:
         if command == "local":
             reader.scope.certain(name)
         if "r" in reader.scope.marks.get(name, ()) and (perform_ is not None or command == "local"):
@@ -406,8 +410,8 @@ def declare(reader: ShellReader, words: Sequence[Word], place: int) -> None:
 def _share(reader: ShellReader, names: Sequence[str], on: bool) -> None:
     """Export functions to inner shells, as `export -f` does, or stop exporting them."""
     scope, there = reader.scope, {name for name in names if name in reader.scope.functions}
-    left = {name: sure for name, sure in scope.shared.items() if name not in there}
-    scope.shared = {**left, **dict.fromkeys(there, True)} if on else left
+    others = {name: sure for name, sure in scope.shared.items() if name not in there}
+    scope.shared = {**others, **dict.fromkeys(there, True)} if on else others
     scope.status = int(len(there) < len(set(names)))
 
 
@@ -437,24 +441,24 @@ def _variables_of_word(
 
     Each variable has the function that assigns the value; None without a value.
     """
-    for found in reader.expander.words(word):
-        text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in found)
-        told = GIVEN.match(text)
-        if told is None or several(found) or (told["value"] is None and told["more"]):
-            reader.overtake(word.start, found)
+    for expansion in reader.expander.words(word):
+        text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in expansion)
+        match = GIVEN.match(text)
+        if match is None or several(expansion) or (match["value"] is None and match["more"]):
+            reader.overtake(word.start, expansion)
             continue
-        name = told["name"]
-        if told["value"] is None:
+        name = match["name"]
+        if match["value"] is None:
             yield name, None
             continue
-        value = cut(found, told.start("value")) or (Text("", NOWHERE),)
-        if text.startswith("(", told.start("value")) and (
+        value = cut(expansion, match.start("value")) or (Text("", NOWHERE),)
+        if text.startswith("(", match.start("value")) and (
             marks & {"a", "A"} or reader.scope.get(name) is not None
         ):
             raise reader.refuse(
-                word.start, f"it is not known whether {spell_pieces(found)} sets an array"
+                word.start, f"it is not known whether {spell_pieces(expansion)} sets an array"
             )
-        yield name, partial(assign, reader, name, None, Value((value,)), bool(told["more"]))
+        yield name, partial(assign, reader, name, None, Value((value,)), bool(match["more"]))
 
 
 def _declare(
@@ -464,9 +468,9 @@ def _declare(
     perform_: Callable[[], None] | None,
     marks: tuple[frozenset[str], frozenset[str]],
 ) -> None:
-    scope, (given, taken) = reader.scope, marks
+    scope, (additions, removals) = reader.scope, marks
     here = command == "local" or (
-        command in ("declare", "typeset") and scope.frames and "g" not in given
+        command in ("declare", "typeset") and scope.frames and "g" not in additions
     )
     if here:
         # A local begins without a value. Declared again, it keeps the one that it has.
@@ -474,19 +478,19 @@ def _declare(
         scope.local(name)
         if fresh:
             scope.variables[name] = None
-    refers = "n" in given | taken and command != "export"
+    refers = "n" in additions | removals and command != "export"
     name = name if refers else scope.target(name)
-    kept = given & {"i", "u", "l", "A", "a"}
-    if kept or taken or refers:
-        scope.mark(name, kept, taken | {"n"})
-        if "A" in kept and scope.get(name) is None:
+    attributes = additions & {"i", "u", "l", "A", "a"}
+    if attributes or removals or refers:
+        scope.mark(name, attributes, removals | {"n"})
+        if "A" in attributes and scope.get(name) is None:
             scope.variables[name] = None
-    if command == "export" or "x" in given | taken:
-        scope.export(name, not ("x" in taken or ("n" in given and command == "export")))
+    if command == "export" or "x" in additions | removals:
+        scope.export(name, not ("x" in removals or ("n" in additions and command == "export")))
     if perform_ is not None:
         perform_()
     # These take effect behind the assignment, which they would refuse or turn elsewhere.
-    late = {"r"} if command == "readonly" or "r" in given else set[str]()
-    late |= {"n"} if refers and "n" in given else set()
+    late = {"r"} if command == "readonly" or "r" in additions else set[str]()
+    late |= {"n"} if refers and "n" in additions else set()
     if late:
         scope.mark(name, late)

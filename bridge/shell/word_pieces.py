@@ -43,13 +43,13 @@ class Text:
         span = (self.span[0] + start, self.span[0] + end) if self.plain else self.span
         return Text(self.text[start:end], span, self.quoted, self.plain, self.uses, self.splits)
 
-    def used(self, place: Span, quoted: bool) -> Text:
+    def used(self, place: Span, in_quotes: bool) -> Text:
         """Return this text as the result of one more expansion, at `place`."""
-        return Text(self.text, self.span, quoted, self.plain, (place, *self.uses), not quoted)
+        return Text(self.text, self.span, in_quotes, self.plain, (place, *self.uses), not in_quotes)
 
-    def literal(self, quoted: bool) -> Text:
+    def literal(self, in_quotes: bool) -> Text:
         """Return this text as a part of a text that a shell reads a second time, as with `eval`."""
-        return Text(self.text, self.span, quoted, self.plain, self.uses)
+        return Text(self.text, self.span, in_quotes, self.plain, self.uses)
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -117,21 +117,21 @@ def _delimiter(separators: str) -> re.Pattern[str]:
 
 def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> list[Pieces]:
     """Split the results of unquoted expansions into words at the characters of IFS, as a shell does."""
-    found: list[list[Piece]] = [[]]
+    result: list[list[Piece]] = [[]]
     for piece in _join_neighbours(map(_text_of_break, pieces), separators):
         if isinstance(piece, Break):
-            found.append([])
+            result.append([])
         elif isinstance(piece, Unknown):
-            found[-1].append(piece if piece.quoted else replace(piece, loose=True))
+            result[-1].append(piece if piece.quoted else replace(piece, loose=True))
         elif piece.splits and separators:
-            _split(piece, found, _delimiter(separators))
+            _split(piece, result, _delimiter(separators))
         else:
-            found[-1].append(piece)
+            result[-1].append(piece)
     # A word without a piece that is quoted, unknown or has a letter is none: an unquoted expansion
     # that was empty.
     stands = [
         word
-        for word in found
+        for word in result
         if any(isinstance(one, Unknown) or one.quoted or one.text for one in word)
     ]
     # Empty parts are dropped unless the word is empty itself.
@@ -166,36 +166,36 @@ def _join_neighbours(pieces: Iterable[Piece | Break], separators: str) -> Iterat
         yield last
 
 
-def _split(piece: Text, found: list[list[Piece]], delimiter: re.Pattern[str]) -> None:
+def _split(piece: Text, result: list[list[Piece]], delimiter: re.Pattern[str]) -> None:
     position, hard = 0, "hard" in delimiter.groupindex
     for blank in delimiter.finditer(piece.text):
         if position < blank.start():
-            found[-1].append(piece.part(position, blank.start()))
+            result[-1].append(piece.part(position, blank.start()))
         # A separator that is no blank ends a word even if nothing stands before it. The quoted
         # empty part keeps that word.
         if hard and blank["hard"]:
-            found[-1].append(piece.part(position, position).literal(True))
-        found.append([])
+            result[-1].append(piece.part(position, position).literal(True))
+        result.append([])
         position = blank.end()
     if position < len(piece.text):
-        found[-1].append(piece.part(position, len(piece.text)) if position else piece)
+        result[-1].append(piece.part(position, len(piece.text)) if position else piece)
 
 
 def spell_pieces(pieces: Iterable[Piece | Break]) -> str:
     """The text of `pieces`, with the script's spelling of unknown parts."""
-    found = []
+    texts = []
     for piece in pieces:
         if isinstance(piece, Break):
-            found.append(piece.joiner)
+            texts.append(piece.joiner)
         else:
-            found.append(piece.text if isinstance(piece, Text) else piece.spelling)
-    return "".join(found)
+            texts.append(piece.text if isinstance(piece, Text) else piece.spelling)
+    return "".join(texts)
 
 
 def text_if_known(pieces: Iterable[Piece | Break]) -> str | None:
     """The text of `pieces`, or None if a part of it is not known."""
-    listed = list(pieces)
-    return None if any(isinstance(piece, Unknown) for piece in listed) else spell_pieces(listed)
+    items = list(pieces)
+    return None if any(isinstance(piece, Unknown) for piece in items) else spell_pieces(items)
 
 
 def unknowns(pieces: Iterable[Piece | Break]) -> Iterator[Unknown]:
@@ -230,13 +230,13 @@ def shared(left: Pieces, right: Pieces) -> Pieces:
 
 def cut(word: Pieces, length: int) -> Pieces:
     """Return `word` without its first `length` known characters."""
-    found: list[Piece] = []
+    rest: list[Piece] = []
     for piece in word:
-        taken = min(length, len(piece.text)) if isinstance(piece, Text) else 0
-        length -= taken
-        if not isinstance(piece, Text) or taken < len(piece.text):
-            found.append(piece.part(taken, len(piece.text)) if isinstance(piece, Text) else piece)
-    return tuple(found)
+        count = min(length, len(piece.text)) if isinstance(piece, Text) else 0
+        length -= count
+        if not isinstance(piece, Text) or count < len(piece.text):
+            rest.append(piece.part(count, len(piece.text)) if isinstance(piece, Text) else piece)
+    return tuple(rest)
 
 
 def start_of_pieces(pieces: Pieces) -> int | None:

@@ -35,13 +35,13 @@ def _table(package: str) -> tuple[tuple[str, str, float], ...]:
 
 
 def beyond(
-    given: Mapping[str, Any], package: str, origins: Mapping[str, Origin]
+    settings: Mapping[str, Any], package: str, origins: Mapping[str, Origin]
 ) -> Iterator[Finding]:
     """Yield a finding for each given number beyond a bound of `package`, even if the stack's parser
     accepts this number.
     """
     for words, path, limit in _table(package):
-        value = _at(given, path)
+        value = _at(settings, path)
         # A bool is an int in Python, but a switch has no bounds.
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -53,12 +53,12 @@ def beyond(
             )
 
 
-def _at(given: Mapping[str, Any], path: str) -> Any:
-    """Return the value of `given` at a path. The value may also be inside a section that the schema
+def _at(settings: Mapping[str, Any], path: str) -> Any:
+    """Return the value of `settings` at a path. The value may also be inside a section that the schema
     takes as one free mapping.
     """
-    if path in given:
-        return given[path]
+    if path in settings:
+        return settings[path]
     section, _, name = path.rpartition(".")
-    free = given.get(section)
+    free = settings.get(section)
     return free.get(name) if isinstance(free, Mapping) else None

@@ -92,9 +92,9 @@ class Check:
         """The message, with `values` in place of the fields in braces. A missing value is shown as
         None.
         """
-        shown = _Shown(values)
+        texts = _Shown(values)
         # Not by `format`: a path has dots, which `format` takes for attributes.
-        return NAME.sub(lambda found: str(shown[found[1]]), self.message)
+        return NAME.sub(lambda match: str(texts[match[1]]), self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Term:
     holds: Callable[[Any], object]
     words: str
 
-    def __call__(self, seen: Any) -> bool:
-        return bool(self.holds(seen[self.path]))
+    def __call__(self, view: Any) -> bool:
+        return bool(self.holds(view[self.path]))
 
 
 def on(path: str) -> Term:
@@ -121,14 +121,14 @@ def set_(path: str) -> Term:
     return Term(path, lambda value: value is not None, f"{path} {{{path}}}")
 
 
-def equals(path: str, wanted: Any) -> Term:
-    """A term that holds if the setting has the value `wanted`."""
-    return Term(path, lambda value: value == wanted, f"{path} {wanted}")
+def equals(path: str, target: Any) -> Term:
+    """A term that holds if the setting has the value `target`."""
+    return Term(path, lambda value: value == target, f"{path} {target}")
 
 
-def above(path: str, bound: float) -> Term:
-    """A term that holds if the setting is above `bound`."""
-    return Term(path, lambda value: value > bound, f"{path} {{{path}}}")
+def above(path: str, limit: float) -> Term:
+    """A term that holds if the setting is above `limit`."""
+    return Term(path, lambda value: value > limit, f"{path} {{{path}}}")
 
 
 def _term(term: Term | str) -> Term:
@@ -144,24 +144,24 @@ def excludes(
 ) -> Check:
     """Return a check that holds if the terms `first` and `other` both hold."""
     one, beside = _term(first), _term(other)
-    found = one.words.removeprefix(one.path)
-    message = f"found{found} with {beside.words}; {advice}"
+    words = one.words.removeprefix(one.path)
+    message = f"found{words} with {beside.words}; {advice}"
     return Check(
-        one.path, lambda seen: one(seen) and beside(seen), message, Effect.STOPS, place, **window
+        one.path, lambda view: one(view) and beside(view), message, Effect.STOPS, place, **window
     )
 
 
 def needs(first: Term | str, other: Term | str, place: str, advice: str, **window: Any) -> Check:
     """Return a check that holds if the term `first` holds and the term `other` does not."""
     one, beside = _term(first), _term(other)
-    found = one.words.removeprefix(one.path)
+    words = one.words.removeprefix(one.path)
     # A value of the missing setting says nothing here: either it has none, or the reader only needs
     # the name of the switch.
     without = beside.path if beside.holds is bool or "{" in beside.words else beside.words
-    message = f"found{found} without {without}; {advice}"
+    message = f"found{words} without {without}; {advice}"
     return Check(
         one.path,
-        lambda seen: one(seen) and not beside(seen),
+        lambda view: one(view) and not beside(view),
         message,
         Effect.STOPS,
         place,
@@ -176,7 +176,7 @@ def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
     message = f"found {{{path}}}; expected a multiple of {divisor} ({{{divisor}}})"
     return Check(
         path,
-        lambda seen: seen[path] % seen[divisor] != 0,
+        lambda view: view[path] % view[divisor] != 0,
         message,
         Effect.STOPS,
         place,
@@ -191,18 +191,18 @@ def positive(path: str, place: str, **window: Any) -> Check:
     """
     message = f"found {{{path}}}; expected a positive number"
     return Check(
-        path, lambda seen: seen[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window
+        path, lambda view: view[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window
     )
 
 
-def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Check:
+def one_of(path: str, choices: tuple[Any, ...], place: str, **window: Any) -> Check:
     """Return a check that holds if the value at `path` is none of the allowed values."""
-    words = [str(value) for value in allowed if value is not None]
-    listed = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+    words = [str(value) for value in choices if value is not None]
+    choices_text = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
     return Check(
         path,
-        lambda seen: seen[path] not in allowed,
-        f"found {{{path}}}; expected {listed}",
+        lambda view: view[path] not in choices,
+        f"found {{{path}}}; expected {choices_text}",
         Effect.STOPS,
         place,
         **window,
@@ -231,23 +231,23 @@ class Checks:
         """The checks that a release makes."""
         return self.releases.having(version, self.rows)
 
-    def holding(self, seen: Seen) -> Iterator[Check]:
+    def holding(self, view: Seen) -> Iterator[Check]:
         """The checks that hold for these values."""
-        for row in self.at(seen.context.version):
-            if any(seen[path] is None for path in row.needs):
+        for row in self.at(view.context.version):
+            if any(view[path] is None for path in row.needs):
                 continue
-            if row.when(seen):
+            if row.when(view):
                 yield row
 
-    def refusal_lines(self, seen: Seen) -> Iterator[str]:
+    def refusal_lines(self, view: Seen) -> Iterator[str]:
         """A line for each check that holds: the path of the setting and the message."""
-        return (f"{row.path}: {row.says(seen.values)}" for row in self.holding(seen))
+        return (f"{row.path}: {row.says(view.values)}" for row in self.holding(view))
 
-    def remarks(self, seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+    def remarks(self, view: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
         """A finding for each check that holds."""
-        for row in self.holding(seen):
-            found = remark(row.path, row.says(seen.values), row.effect, seen, origins, row.rule)
-            yield replace(found, surprising=row.surprising)
+        for row in self.holding(view):
+            finding = remark(row.path, row.says(view.values), row.effect, view, origins, row.rule)
+            yield replace(finding, surprising=row.surprising)
 
 
 Remark = tuple[str, str, Effect]
@@ -255,22 +255,22 @@ Remark = tuple[str, str, Effect]
 
 
 def report_remarks(
-    found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]
+    remarks: Iterable[Remark], view: Seen, origins: Mapping[str, Origin]
 ) -> Iterator[Finding]:
     """Yield a finding for each remark. Remarks are made by code where a check would depend on any
     number of settings, because a row of a table cannot express this.
     """
-    for path, message, effect in found:
-        yield remark(path, message, effect, seen, origins)
+    for path, message, effect in remarks:
+        yield remark(path, message, effect, view, origins)
 
 
 def remark(
     path: str,
     message: str,
     effect: Effect,
-    seen: Seen,
+    view: Seen,
     origins: Mapping[str, Origin],
     rule: str = "",
 ) -> Finding:
     """The finding with `message` on the setting at `path`."""
-    return Finding(path, message, effect, seen.wrote(path), origin=origins.get(path), rule=rule)
+    return Finding(path, message, effect, view.wrote(path), origin=origins.get(path), rule=rule)

@@ -183,8 +183,8 @@ class Config:
         accepts, but ignores or gets wrong; numbers that no run can use; missing settings that stop
         the run.
         """
-        stopped = (finding for finding in self.missing if finding.effect is Effect.STOPS)
-        return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stopped)
+        stops = (finding for finding in self.missing if finding.effect is Effect.STOPS)
+        return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stops)
 
     @cached_property
     def missing(self) -> tuple[Finding, ...]:
@@ -307,9 +307,9 @@ class Dialect(ABC):
         """
 
     def program(
-        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+        self, output: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """Add the script that starts the config to `written`, which must name the config's file.
+        """Add the script that starts the config to `output`, which must name the config's file.
 
         `model` is the config of the model itself, or None if it is not known.
         """
@@ -346,22 +346,22 @@ class Dialect(ABC):
         """
         return {}
 
-    def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """Add to `written` the settings that make the run resume from the checkpoint in `folder`,
+    def resuming(self, output: Written, folder: str, groups: str = "") -> Written:
+        """Add to `output` the settings that make the run resume from the checkpoint in `folder`,
         with the optimizer's parameter groups from the file `groups`.
         """
-        return written
+        return output
 
     def natively(
-        self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
+        self, output: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """Add to `written` the command by which the native engine runs the config on `world` ranks.
+        """Add to `output` the command by which the native engine runs the config on `world` ranks.
 
         The run resumes from the checkpoint in `folder`, with the optimizer's parameter groups from
         the file `groups`. The run trains the model of the folder `model`; "file" stands for the
         model that the config states.
         """
-        told = [
+        options = [
             word
             for option, name in (("--model", model), ("--groups", groups))
             if name
@@ -369,10 +369,10 @@ class Dialect(ABC):
         ]
         # The environment keeps Python from importing files of the current directory.
         launch = torchrun(
-            world, "-m", "stagebridge", "train", written.file, "--resume", folder, *told
+            world, "-m", "stagebridge", "train", output.file, "--resume", folder, *options
         )
         return replace(
-            written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"}
+            output, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"}
         )
 
     @property
@@ -399,20 +399,18 @@ class Dialect(ABC):
         """
         return True
 
-    def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
-        """Return `given` without the settings that release `version` would refuse because of other
-        settings in `given`.
-        """
-        return dict(given)
+    def fitting(self, settings: Mapping[str, Any], version: str) -> dict[str, Any]:
+        """Return `settings` without those that release `version` would refuse because of others."""
+        return dict(settings)
 
     def defaults(self, version: str) -> Mapping[str, Any]:
         """Return the defaults of a release by path. The default is None if the setting has none, or
         if the release derives the value.
         """
-        known = fields(self.schema).items()
+        entries = fields(self.schema).items()
         return {
             path: leaf.default
-            for path, leaf in known
+            for path, leaf in entries
             if self.knows(path, leaf.default, version, self.default_entry)
         }
 
@@ -490,9 +488,9 @@ class Dialect(ABC):
             f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
         )
 
-    def as_section(self, given: Values) -> Section:
-        """`given` as an instance of the schema."""
-        return self.schema.model_validate(given.as_nested())
+    def as_section(self, settings: Values) -> Section:
+        """`settings` as an instance of the schema."""
+        return self.schema.model_validate(settings.as_nested())
 
     def release(self, version: str | None) -> str:
         """Return `version` if this release is known, and the newest known release for None. Raises
@@ -563,12 +561,12 @@ class Dialect(ABC):
         settings that could be read.
         """
 
-        def judge(given: Values, world: int | None) -> None:
-            self._check_config(replace(part, given=given, world_size=world), version, world)
+        def judge(settings: Values, world: int | None) -> None:
+            self._check_config(replace(part, given=settings, world_size=world), version, world)
 
-        found = every(first.problems, part.given, world_size or part.world_size, judge)
-        told = dict.fromkeys(self._locate_problem(problem, part) for problem in found)
-        error = ConfigError(*told, *part.gaps)
+        problems = every(first.problems, part.given, world_size or part.world_size, judge)
+        lines = dict.fromkeys(self._locate_problem(problem, part) for problem in problems)
+        error = ConfigError(*lines, *part.gaps)
         error.words = first.words
         return error
 
@@ -624,14 +622,14 @@ class Dialect(ABC):
         """
         from bridge.files import write_all
 
-        written = self.render(config, format or self.format_of(path))
+        output = self.render(config, format or self.format_of(path))
         if path is not None:
-            written = written.under_name(Path(path).name)
-            texts = self.files(written, Path(path))
+            output = output.under_name(Path(path).name)
+            texts = self.files(output, Path(path))
             # The user named `path` and may overwrite it; files beside it were not named, so they
             # must be ours.
             write_all(texts, texts.keys() - {Path(path)})
-        return written
+        return output
 
     def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
         """Write `config` into the text `original`, which was read for release `was`. Lines that
@@ -657,17 +655,17 @@ class Dialect(ABC):
             f"{self.name}: this dialect cannot change a file in place; write the config to a new file"
         )
 
-    def files(self, written: Written, path: Path) -> dict[Path, str]:
+    def files(self, output: Written, path: Path) -> dict[Path, str]:
         """Return the texts of all files for `path`: the config, and the file with the settings for
         the training script.
         """
-        written = written.under_name(path.name)
-        texts = {path: written.text}
-        if written.code:
-            texts[code_beside(path)] = json.dumps(dict(written.code), indent=2) + "\n"
-        if written.snippet:
-            texts[path.with_suffix(".code.py")] = written.snippet
-        texts |= {path.with_suffix(suffix): text for suffix, text in written.beside.items()}
+        output = output.under_name(path.name)
+        texts = {path: output.text}
+        if output.code:
+            texts[code_beside(path)] = json.dumps(dict(output.code), indent=2) + "\n"
+        if output.snippet:
+            texts[path.with_suffix(".code.py")] = output.snippet
+        texts |= {path.with_suffix(suffix): text for suffix, text in output.beside.items()}
         return texts
 
     def format_of(self, path: str | Path | None) -> str | None:
@@ -678,7 +676,7 @@ class Dialect(ABC):
 
     def config(
         self,
-        given: Mapping[str, Any],
+        settings: Mapping[str, Any],
         version: str | None = None,
         world_size: int | None = None,
         entry: str = "",
@@ -687,13 +685,13 @@ class Dialect(ABC):
         for settings that are `nullable`.
         """
         release = self.release(version)
-        kept = {
+        values = {
             path: value
-            for path, value in given.items()
+            for path, value in settings.items()
             if value is not None or self.nullable(path, release)
         }
         return self._check_config(
-            Reading(Values(kept), entry or self.default_entry), release, world_size
+            Reading(Values(values), entry or self.default_entry), release, world_size
         )
 
     def nullable(self, path: str, version: str) -> bool:
@@ -732,8 +730,8 @@ class PackagedDialect(Dialect):
     @cached_property
     def schema(self) -> type[Section]:
         """The schema: the settings of all releases, with their types."""
-        found: type[Section] = self._part("schema").SCHEMA
-        return found
+        section: type[Section] = self._part("schema").SCHEMA
+        return section
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
@@ -744,16 +742,16 @@ class PackagedDialect(Dialect):
     @cached_property
     def versions(self) -> tuple[str, ...]:
         """Known releases, oldest first."""
-        known: tuple[str, ...] = self._part("releases").KNOWN
-        return known
+        releases: tuple[str, ...] = self._part("releases").KNOWN
+        return releases
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """The result of `moves()` in the dialect's module `releases`; empty if there is no such
         function.
         """
-        found: tuple[Move, ...] = self._has("releases", "moves", tuple)()
-        return found
+        rows: tuple[Move, ...] = self._has("releases", "moves", tuple)()
+        return rows
 
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
@@ -773,21 +771,21 @@ class PackagedDialect(Dialect):
     @property
     def checkpoints(self) -> tuple[Format, ...]:
         """The constant `FORMATS` of the dialect's module `state`; empty if there is none."""
-        found: tuple[Format, ...] = self._has("checkpoints", "FORMATS", ())
-        return found
+        formats: tuple[Format, ...] = self._has("checkpoints", "FORMATS", ())
+        return formats
 
     @property
     def namings(self) -> tuple[Naming, ...]:
         """The constant `NAMINGS` of the dialect's module `state`; empty if there is none."""
-        found: tuple[Naming, ...] = self._has("checkpoints", "NAMINGS", ())
-        return found
+        rows: tuple[Naming, ...] = self._has("checkpoints", "NAMINGS", ())
+        return rows
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """The findings on `config` that the function `inspect` in the dialect's module `checks`
         returns.
         """
-        found: Iterable[Finding] = self._part("checks").inspect(config)
-        return tuple(found)
+        findings: Iterable[Finding] = self._part("checks").inspect(config)
+        return tuple(findings)
 
     def format_of(self, path: str | Path | None) -> str | None:
         """Return the format of the suffix of `path` in `suffixes`. Return None without a path, or
@@ -829,5 +827,5 @@ def code_beside(path: Path) -> Path:
 
 def flags_of(source: Any) -> Sequence[str] | None:
     """`source` if it is a list of command-line flags, else None."""
-    listed = isinstance(source, Sequence) and not isinstance(source, str | bytes)
-    return source if listed and all(isinstance(item, str) for item in source) else None
+    is_list = isinstance(source, Sequence) and not isinstance(source, str | bytes)
+    return source if is_list and all(isinstance(item, str) for item in source) else None

@@ -122,15 +122,19 @@ def twice(document: Document | None) -> Iterator[Finding]:
     """Yield a finding for each key that is written twice in one mapping. Parsers use the last
     value, so two different values change the run.
     """
-    for found in document.duplicates if document else ():
-        first, last = found.lines
+    for duplicate in document.duplicates if document else ():
+        first, last = duplicate.lines
         message = (
             f"written twice, on lines {first} and {last}; the last value takes effect; "
             "delete the other line"
         )
-        effect = Effect.NUMBERS if found.differs else Effect.NONE
+        effect = Effect.NUMBERS if duplicate.differs else Effect.NONE
         yield Finding(
-            key_with_dots(found.key), message, effect, given=found.differs, origin=Origin(last)
+            key_with_dots(duplicate.key),
+            message,
+            effect,
+            given=duplicate.differs,
+            origin=Origin(last),
         )
 
 

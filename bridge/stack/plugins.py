@@ -39,8 +39,8 @@ class Plugin:
             return any(_has(data, mark.split(".")) for mark in self.signature)
         runs = getattr(data, "launches", ())
         words = data if isinstance(data, list) else [word for run in runs for word in run.texts]
-        said = {str(word).partition("=")[0] for word in words}
-        return not said.isdisjoint(self.signature)
+        names = {str(word).partition("=")[0] for word in words}
+        return not names.isdisjoint(self.signature)
 
 
 def _has(data: Any, parts: Sequence[str]) -> bool:
@@ -53,12 +53,12 @@ def _has(data: Any, parts: Sequence[str]) -> bool:
 
 @cache
 def find_dialects(
-    folders: tuple[str, ...], taken: tuple[str, ...]
+    folders: tuple[str, ...], own_names: tuple[str, ...]
 ) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     """Return the dialects in `folders`, the first one of each name, and a line with the reason for
     each folder that was left out.
 
-    `taken` are the names of our own dialects.
+    `own_names` are the names of our own dialects.
     """
     plugins: dict[str, Plugin] = {}
     faults: list[str] = []
@@ -70,7 +70,7 @@ def find_dialects(
             plugin_or_reason = _read(place)
             if isinstance(plugin_or_reason, str):
                 faults.append(f"{place}: {plugin_or_reason}; this folder was left out")
-            elif place.name in taken or place.name in plugins:
+            elif place.name in own_names or place.name in plugins:
                 faults.append(
                     f"{place}: another dialect has the name {place.name} already; this "
                     "folder was left out"
@@ -91,10 +91,10 @@ def _read(place: Path) -> Plugin | str:
     # MemoryError in the parser.
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"the file __init__.py cannot be read ({type(error).__name__})"
-    bound = dict(_top_level_names(tree.body))
-    if DIALECT not in bound:
+    assignments = dict(_top_level_names(tree.body))
+    if DIALECT not in assignments:
         return f"the file __init__.py does not set {DIALECT}"
-    value = bound.get(SIGNATURE)
+    value = assignments.get(SIGNATURE)
     items = value.elts if isinstance(value, ast.Tuple | ast.List) else []
     texts = (
         item.value

@@ -34,9 +34,9 @@ class Reader:
     # The name of the document's file, if another file names it.
     file: str = ""
 
-    def line(self, written: str) -> int | None:
-        """Return the line of the key `written`, if the source has line numbers."""
-        return self.document.line(*written.split(".")) if self.document else None
+    def line(self, key: str) -> int | None:
+        """Return the line of `key`, if the source has line numbers."""
+        return self.document.line(*key.split(".")) if self.document else None
 
     def has_key(self, path: str) -> bool:
         """Return whether the source has the key at `path`. If not, findings on the key have no line
@@ -44,11 +44,11 @@ class Reader:
         """
         return True
 
-    def problem(self, written: str, message: str) -> None:
-        """Record a problem: the line of the key `written`, the key itself, and `message`."""
-        line = self.line(written)
+    def problem(self, key: str, message: str) -> None:
+        """Record a problem: the line of `key`, the key itself, and `message`."""
+        line = self.line(key)
         file = f"{self.file}: " if self.file else ""
-        self.problems.append(f"{file}{f'line {line}: ' if line else ''}{written}: {message}")
+        self.problems.append(f"{file}{f'line {line}: ' if line else ''}{key}: {message}")
 
     def finding(self, path: str, message: str, effect: Effect) -> None:
         """Record a finding. With effect NONE, the finding counts as a remark and not as a loss."""
@@ -63,11 +63,11 @@ class Reader:
         self.findings.append(unknown(path, message, None, origin, end))
 
 
-def mapping(document: Document, expected: str) -> Mapping[str, Any]:
+def mapping(document: Document, expectation: str) -> Mapping[str, Any]:
     """Return the data of a document. Raises `SourceError` if the data is no mapping."""
     if not isinstance(document.data, Mapping):
         raise SourceError(
-            f"{document.name}: found {show_value(document.data)}, expected {expected}"
+            f"{document.name}: found {show_value(document.data)}, expected {expectation}"
         )
     return document.data
 

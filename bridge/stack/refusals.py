@@ -47,52 +47,60 @@ name of a setting.
 
 def every(
     first: Iterable[str],
-    given: Values,
+    settings: Values,
     world: int | None,
     judge: Callable[[Values, int | None], object],
 ) -> tuple[str, ...]:
     """Return all problems of a source: those in `first`, and further problems that `judge` finds
     after the settings with problems are removed.
 
-    `given` are the settings that could be read, for `world` ranks. A problem that mentions a
+    `settings` are the settings that could be read, for `world` ranks. A problem that mentions a
     removed setting is not reported, because the removal may be its only cause.
     """
-    problems, found, left = list(dict.fromkeys(first)), list(first), {WORLD: world, **given}
-    # Settings that a misspelled name stands for are missing from `given` for the same reason.
-    gone = meant = {_plain(match[1]) for problem in problems for match in MEANT.finditer(problem)}
+    problems, latest, remaining = (
+        list(dict.fromkeys(first)),
+        list(first),
+        {WORLD: world, **settings},
+    )
+    # Settings that a misspelled name stands for are missing from `settings` for the same reason.
+    removals = corrections = {
+        _plain(match[1]) for problem in problems for match in MEANT.finditer(problem)
+    }
     # Without its selector a section is another section, and no problem found in it would be one of
     # this source.
-    hidden = set[str]().union(*(_hidden(problem, given) for problem in problems))
+    hidden = set[str]().union(*(_hidden(problem, settings) for problem in problems))
     if "" in hidden:
         return tuple(problems)
     for turn in range(ROUNDS):
         # Settings that problems begin with, with all below them, and those mentioned in problems
         # that begin with none. If there are none of these, any setting that a problem mentions. At
         # the first look, a value too many has not taken its setting away.
-        subjects = hidden.union(filter(None, map(_subject, found)))
+        subjects = hidden.union(filter(None, map(_subject, latest)))
         about = {
             path
-            for path in left
+            for path in remaining
             if path in subjects or any(path.startswith(f"{name}.") for name in subjects)
         }
-        nameless = [one for one in found if not _subject(one) and (turn or not _surplus(one))]
-        about |= _mentions(nameless, left)
-        if turn or not any(map(_surplus, found)):
-            about = about or _mentions(found, left)
-        gone = gone | about | subjects
-        left = {path: value for path, value in left.items() if path not in about}
+        nameless = [one for one in latest if not _subject(one) and (turn or not _surplus(one))]
+        about |= _mentions(nameless, remaining)
+        if turn or not any(map(_surplus, latest)):
+            about = about or _mentions(latest, remaining)
+        removals = removals | about | subjects
+        remaining = {path: value for path, value in remaining.items() if path not in about}
         try:
-            kept = Values({path: value for path, value in left.items() if path in given})
-            judge(kept, left.get(WORLD) and world)
+            values = Values({path: value for path, value in remaining.items() if path in settings})
+            judge(values, remaining.get(WORLD) and world)
         except ConfigError as error:
-            new = (one for one in error.problems if one not in problems and not _speaks(one, gone))
-            new = (one for one in new if _subject(one).rpartition(".")[2] not in meant)
+            new = (
+                one for one in error.problems if one not in problems and not _speaks(one, removals)
+            )
+            new = (one for one in new if _subject(one).rpartition(".")[2] not in corrections)
             # An unknown name that resembles no known one takes nothing away.
-            taken = gone.difference(_subject(one) for one in problems if NO_MORE.search(one))
-            fresh = [one for one in new if not any(hangs(one, name) for name in taken)]
+            causes = removals.difference(_subject(one) for one in problems if NO_MORE.search(one))
+            fresh = [one for one in new if not any(hangs(one, name) for name in causes)]
             # Nothing was left out and nothing new was found: the next round would be the same.
             stuck = not about and not fresh
-            problems, found = [*problems, *fresh], list(error.problems)
+            problems, latest = [*problems, *fresh], list(error.problems)
             if stuck:
                 break
         else:
@@ -100,7 +108,7 @@ def every(
     return tuple(problems)
 
 
-def _hidden(problem: str, given: Values) -> set[str]:
+def _hidden(problem: str, settings: Values) -> set[str]:
     """Return the sections whose meaning is not known, because the problem is about a setting that
     decides what other settings mean, such as `type`. An empty name stands for the whole source. A
     setting such as `lr_scheduler_type` decides the meaning of the section `lr_scheduler_kwargs`.
@@ -109,8 +117,8 @@ def _hidden(problem: str, given: Values) -> set[str]:
     """
     subject = _subject(problem)
     section, _, name = subject.rpartition(".")
-    meant = (_plain(match[1]).rpartition(".")[2] for match in MEANT.finditer(problem))
-    lacking = (one for one in meant if f"{section}.{one}".lstrip(".") not in given)
+    names = (_plain(match[1]).rpartition(".")[2] for match in MEANT.finditer(problem))
+    lacking = (one for one in names if f"{section}.{one}".lstrip(".") not in settings)
     selects = name in SELECTORS or any(one in SELECTORS for one in lacking)
     arguments = {re.sub("_type$", "_kwargs", subject)} if subject.endswith("_type") else set[str]()
     return {section} if selects else arguments
@@ -121,9 +129,9 @@ def hangs(problem: str, name: str) -> bool:
     the ranks, samples or layers that the setting splits.
     """
     leaf = name.rpartition(".")[2]
-    said = PLACE.sub("", problem).partition(":")[2] if _subject(problem) else problem
+    text = PLACE.sub("", problem).partition(":")[2] if _subject(problem) else problem
     return not SPLITS_NOTHING.search(leaf) and any(
-        mine.search(leaf) and theirs.search(said) for mine, theirs in HANGING
+        mine.search(leaf) and theirs.search(text) for mine, theirs in HANGING
     )
 
 
@@ -147,9 +155,9 @@ def _plain(text: str) -> str:
     return text.lstrip("-").replace("-", "_")
 
 
-def _mentions(problems: Sequence[str], given: Iterable[str]) -> set[str]:
+def _mentions(problems: Sequence[str], paths: Iterable[str]) -> set[str]:
     """Return the given settings that problems mention."""
-    return {path for path in given if any(_speaks(problem, (path,)) for problem in problems)}
+    return {path for path in paths if any(_speaks(problem, (path,)) for problem in problems)}
 
 
 def _speaks(problem: str, names: Iterable[str]) -> bool:

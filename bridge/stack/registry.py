@@ -114,30 +114,30 @@ def _import_attribute(name: str, module: str, attribute: str) -> Any:
 
 
 @cache
-def backends(*named: str | None) -> Mapping[str, Backend]:
+def backends(*dialects: str | None) -> Mapping[str, Backend]:
     """Return engines by dialect: the engine of each dialect of our own, and of each dialect in
-    `named`, that has a module `runtime.backend`.
+    `dialects`, that has a module `runtime.backend`.
     """
-    found = {}
+    engines = {}
     for name in names():
         runtime = f"{PACKAGE}.{name}.runtime"
         # Looking for a module imports its parents, so dialects that nobody named are not even
         # looked into.
         if (
-            (name in OWN or name in named)
+            (name in OWN or name in dialects)
             and find_spec(runtime)
             and find_spec(f"{runtime}.backend")
         ):
-            found[name] = _import_attribute(name, ".runtime.backend", "BACKEND")
-    return found
+            engines[name] = _import_attribute(name, ".runtime.backend", "BACKEND")
+    return engines
 
 
 def opener(name: str) -> Callable[..., Any]:
     """Return the function that builds model and data for a config of the dialect `name`:
     `open_recipe(config, world, ...)`.
     """
-    found: Callable[..., Any] = _import_attribute(name, ".runtime.recipe", "open_recipe")
-    return found
+    function: Callable[..., Any] = _import_attribute(name, ".runtime.recipe", "open_recipe")
+    return function
 
 
 def translate(

@@ -81,11 +81,11 @@ class Releases:
         if version in self._places:
             return version
         try:
-            wanted = Version(version)
+            target = Version(version)
         except InvalidVersion:
             raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}") from None
         return next(
-            (name for name in reversed(self.known) if Version(name) <= wanted), self.known[0]
+            (name for name in reversed(self.known) if Version(name) <= target), self.known[0]
         )
 
     @cached_property
@@ -132,18 +132,18 @@ class Release:
         return frozenset(name for name, row in rows.items() if self.within(row.since, row.until))
 
 
-def unknown_release(version: str, known: Sequence[str]) -> str:
-    """Return the message for a release that is not `known`, with the nearest known releases."""
-    named = version if len(version) <= limits.NAME else f"{version[: limits.NAME]}…"
-    return f"unknown release {named}; {_neighbours(named, known)}"
+def unknown_release(version: str, releases: Sequence[str]) -> str:
+    """Return the message for a release that is not in `releases`, with the nearest of these."""
+    name = version if len(version) <= limits.NAME else f"{version[: limits.NAME]}…"
+    return f"unknown release {name}; {_neighbours(name, releases)}"
 
 
-def _neighbours(version: str, known: Sequence[str]) -> str:
+def _neighbours(version: str, releases: Sequence[str]) -> str:
     try:
-        wanted = Version(version)
+        target = Version(version)
     except InvalidVersion:
-        return f"known are {known[0]} to {known[-1]}{nearest(version, known)}"
-    older = [name for name in known if Version(name) < wanted][-1:]
-    newer = [name for name in known if Version(name) >= wanted][:1]
+        return f"known are {releases[0]} to {releases[-1]}{nearest(version, releases)}"
+    older = [name for name in releases if Version(name) < target][-1:]
+    newer = [name for name in releases if Version(name) >= target][:1]
     near = older + newer
     return f"the nearest known {'are' if len(near) > 1 else 'is'} {' and '.join(near)}"

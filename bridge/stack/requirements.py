@@ -27,28 +27,28 @@ class Need:
     words: str
     place: str
     sized: bool = True
-    unless: Callable[[Given], object] = lambda given: False
+    unless: Callable[[Given], object] = lambda settings: False
     example: str = ""
 
-    def met(self, given: Given) -> bool:
+    def met(self, settings: Given) -> bool:
         """Return whether one of the paths is set, or `unless` makes the setting unnecessary."""
-        return any(is_given(given, path) for path in self.paths) or bool(self.unless(given))
+        return any(is_given(settings, path) for path in self.paths) or bool(self.unless(settings))
 
 
-def is_given(given: Given, path: str) -> bool:
+def is_given(settings: Given, path: str) -> bool:
     """Return whether the setting at `path`, or a setting below it, is given. The setting may also
     be inside a section that the schema keeps as one mapping.
     """
-    if given.get(path) is not None or any(name.startswith(path + ".") for name in given):
+    if settings.get(path) is not None or any(name.startswith(path + ".") for name in settings):
         return True
     # Schemas keep the unknown keys of a section as one mapping at `section.*`.
     section, _, name = path.rpartition(".")
-    free = given.get(f"{section}.*" if section else "*")
+    free = settings.get(f"{section}.*" if section else "*")
     return isinstance(free, Mapping) and free.get(name) is not None
 
 
 def missing(
-    given: Given, needs: Iterable[Need], whole: bool, spelled: Callable[[str], str] = str
+    settings: Given, needs: Iterable[Need], whole: bool, spell: Callable[[str], str] = str
 ) -> Iterator[Finding]:
     """Yield a finding for each requirement that is not met.
 
@@ -56,14 +56,14 @@ def missing(
     files may set it.
     """
     for need in needs:
-        if not need.met(given):
+        if not need.met(settings):
             if whole:
                 effect = Effect.STOPS
             elif need.sized:
                 effect = Effect.NUMBERS
             else:
                 effect = Effect.NONE
-            ways = " or ".join(spelled(path) for path in need.paths)
+            ways = " or ".join(spell(path) for path in need.paths)
             what = f"add {ways}{need.example}"
             yield Finding(
                 need.paths[0], f"{what}: {need.words}", effect, how=How.MISSING, cause=need.words

@@ -188,8 +188,8 @@ class Rule:
         """Return the paths of the stack that stand for the plan path `ours`: paths of this rule's
         group, and paths in `sees` that `carries` names.
         """
-        seen = (path for path in self.sees if path in self.carries)
-        return tuple(path for path in (*self.theirs, *seen) if ours in self.paths_of_plan(path))
+        paths = (path for path in self.sees if path in self.carries)
+        return tuple(path for path in (*self.theirs, *paths) if ours in self.paths_of_plan(path))
 
     def why(self, ours: str) -> str:
         """Return the reason why a plan path may be lost. This is the reason under the longest
@@ -220,11 +220,11 @@ class Rule:
             (EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank
         )
 
-    def values_in_view(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
-        """Return the values that one side of this rule sees: the values at the `claimed` paths and
-        at the paths in `sees`.
+    def values_in_view(self, own_paths: tuple[str, ...], values: Group) -> dict[str, Any]:
+        """Return the values that one side of this rule sees: the values at `own_paths` and at the
+        paths in `sees`.
         """
-        return {path: values[path] for path in (*claimed, *self.sees) if path in values}
+        return {path: values[path] for path in (*own_paths, *self.sees) if path in values}
 
 
 def effects(table: Iterable[Rule]) -> Mapping[str, Effect]:
@@ -233,10 +233,10 @@ def effects(table: Iterable[Rule]) -> Mapping[str, Effect]:
     """
 
     def worst(rule: Rule, path: str) -> Effect:
-        fixed = rule.effect if isinstance(rule.effect, Effect) else Effect.NUMBERS
+        fallback = rule.effect if isinstance(rule.effect, Effect) else Effect.NUMBERS
         ours = rule.paths_of_plan(path) if rule.mixed else ()
-        known = (EFFECTS.get(field, Effect.NUMBERS) for field in ours)
-        return min(known, key=lambda effect: effect.rank, default=fixed)
+        effects = (EFFECTS.get(field, Effect.NUMBERS) for field in ours)
+        return min(effects, key=lambda effect: effect.rank, default=fallback)
 
     return {path: worst(rule, path) for rule in table for path in rule.theirs}
 
@@ -363,7 +363,7 @@ def convert(
     """Return a rule for two groups of fields, with the functions `read` and `write` that convert
     between the groups. The parameters are the fields of `Rule`.
     """
-    carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
+    carriers = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
     group = (_paths(theirs), _paths(ours), read, write)
     return Rule(
         *group,
@@ -373,7 +373,7 @@ def convert(
         source,
         sees,
         blurs,
-        carried,
+        carriers,
         model,
         mixed,
         tells,
@@ -517,41 +517,41 @@ def _effect_of_loss(path: str) -> Effect:
 
 
 def complete_rules(
-    mapped: Iterable[Rule],
+    rules: Iterable[Rule],
     lacks: Mapping[str, str],
     theirs: Iterable[str],
     why: Callable[[str], Why],
 ) -> tuple[Rule, ...]:
-    """Return the rules `mapped`, and further rules for all fields without a rule. For a plan field,
+    """Return `rules`, and further rules for all fields without a rule. For a plan field,
     the reason is taken from `lacks`, under the longest prefix of the field. The fields in `theirs`
     get one rule for each reason that `why` returns.
     """
-    mapped = tuple(mapped)
-    said = {path for rule in mapped for path in rule.ours}
+    rules = tuple(rules)
+    plan_paths = {path for rule in rules for path in rule.ours}
     lacks = {"habits": "the training script decides", **lacks}
-    left = {path: longest(path, lacks, "") for path in paths() if path not in said}
-    claimed = {path for rule in mapped for path in rule.theirs}
+    notes = {path: longest(path, lacks, "") for path in paths() if path not in plan_paths}
+    stack_paths = {path for rule in rules for path in rule.theirs}
     rows: dict[Why, list[str]] = {}
     for path in theirs:
-        if path not in claimed:
+        if path not in stack_paths:
             rows.setdefault(why(path), []).append(path)
     return (
-        *mapped,
+        *rules,
         *(
             only_ours(path, note=note, effect=_effect_of_loss(path))
-            for path, note in left.items()
+            for path, note in notes.items()
             if note
         ),
         *(
             only_theirs(
-                *found,
+                *group,
                 note=reason.note,
                 effect=reason.effect,
                 model=reason.model,
                 other=reason.other,
                 under=reason.under,
             )
-            for reason, found in rows.items()
+            for reason, group in rows.items()
         ),
     )
 

@@ -35,17 +35,17 @@ class Move:
     note: str = ""
     source: str = ""
 
-    def apply_to(self, given: Words, forward: bool) -> dict[str, Any]:
-        """Return `given` with old settings replaced by new ones, or new settings by old ones if
-        `forward` is false. Return `given` unchanged if there is nothing to replace.
+    def apply_to(self, settings: Words, forward: bool) -> dict[str, Any]:
+        """Return `settings` with old settings replaced by new ones, or new settings by old ones if
+        `forward` is false. Return `settings` unchanged if there is nothing to replace.
         """
         here, put = (self.old, self.forward) if forward else (self.new, self.back)
         # The first path is the one that must be given; others only add to it.
-        said = put(given) if here[0] in given else {}
-        if not said:
-            return dict(given)
-        rest = {path: value for path, value in given.items() if path not in here}
-        return {**rest, **said}
+        changes = put(settings) if here[0] in settings else {}
+        if not changes:
+            return dict(settings)
+        rest = {path: value for path, value in settings.items() if path not in here}
+        return {**rest, **changes}
 
 
 def rename_setting(old: str, new: str, since: str, note: str = "", source: str = "") -> Move:
@@ -54,8 +54,8 @@ def rename_setting(old: str, new: str, since: str, note: str = "", source: str =
         since,
         (old,),
         (new,),
-        lambda given: {new: given[old]},
-        lambda given: {old: given[new]},
+        lambda settings: {new: settings[old]},
+        lambda settings: {old: settings[new]},
         note,
         source,
     )
@@ -66,10 +66,10 @@ def switch_to_value(
 ) -> Move:
     """Return a move for a switch that became one value of another setting."""
 
-    def forward(given: Words) -> Words:
-        return {new: value} if given[old] is True else {}
+    def forward(settings: Words) -> Words:
+        return {new: value} if settings[old] is True else {}
 
-    def back(given: Words) -> Words:
-        return {old: True} if given[new] == value else {}
+    def back(settings: Words) -> Words:
+        return {old: True} if settings[new] == value else {}
 
     return Move(since, (old,), (new,), forward, back, note, source)

@@ -95,34 +95,34 @@ class Bash:
         self.notes.write_bytes(b"")
         script = self.programs.parent / "launch.sh"
         script.write_text(text, "utf-8")
-        done = processes.run(
+        process = processes.run(
             [str(BASH), "--norc", str(script)], SECONDS, {"PATH": str(self.programs)}, self.work
         )
-        reported = re.findall(rb"^[^\n]*launch\.sh: line (\d+): ", done.stderr, re.MULTILINE)
-        return _parse_notes(self.notes.read_bytes()), {int(line) for line in reported}
+        error_lines = re.findall(rb"^[^\n]*launch\.sh: line (\d+): ", process.stderr, re.MULTILINE)
+        return _parse_notes(self.notes.read_bytes()), {int(line) for line in error_lines}
 
 
 def _parse_notes(notes: bytes) -> Runs:
     words = os.fsdecode(notes).split("\0")[:-1]
-    found: Runs = []
+    runs: Runs = []
     while words:
         size = int(words[0])
-        found.append(words[1 : size + 1])
+        runs.append(words[1 : size + 1])
         words = words[size + 1 :]
-    return found
+    return runs
 
 
 def read_runs(text: str) -> Said:
     """Return the runs that the reader finds in a script."""
     reader = ShellReader("launch.sh", Scope({}))
-    refused = ""
+    reason = ""
     try:
         reader.read(text)
     except BridgeError as error:
-        refused = str(error)
-    stopped = STOPPED.search(refused)
-    if refused and not stopped:
-        return Said([], refused)
+        reason = str(error)
+    stop = STOPPED.search(reason)
+    if reason and not stop:
+        return Said([], reason)
     runs: Runs = []
     for command in reader.commands:
         first = text_if_known(command.words[0])
@@ -171,7 +171,7 @@ def read_runs(text: str) -> Said:
             return Said([], f"line {command.line}: xargs adds words to the command")
         if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):
             runs.append(words[words.index(STARTER) + 1 :])
-    return Said(runs, refused, int(stopped[1]) if stopped else 0)
+    return Said(runs, reason, int(stop[1]) if stop else 0)
 
 
 def _places(text: str, line: int) -> set[int]:
@@ -182,10 +182,10 @@ def _places(text: str, line: int) -> set[int]:
     # Lines joined by a backslash are one command, which begins on the first of them.
     while first > 1 and lines[first - 2].endswith("\\"):
         first -= 1
-    marked = (
+    operators = (
         number for number in range(first, max(first - 10, 0), -1) if "<<" in lines[number - 1]
     )
-    return {*range(first, line + 1), next(marked, first)}
+    return {*range(first, line + 1), next(operators, first)}
 
 
 def outcome(bash: Bash, text: str) -> tuple[str, str]:
@@ -195,15 +195,19 @@ def outcome(bash: Bash, text: str) -> tuple[str, str]:
     same runs, `stopped` if both find the same error after the same runs, `refused` if only the
     reader refuses, else `different`.
     """
-    found = read_runs(text)
-    if found.refused and not found.stopped:
-        return "refused", found.refused
+    reading = read_runs(text)
+    if reading.refused and not reading.stopped:
+        return "refused", reading.refused
     try:
-        runs, reported = bash.run_bash(text)
+        runs, error_lines = bash.run_bash(text)
     except subprocess.TimeoutExpired:
-        return ("refused" if found.stopped else "different"), found.refused or "bash does not end"
-    if not found.stopped:
-        return ("equal" if runs == found.runs else "different"), ""
+        return (
+            "refused" if reading.stopped else "different"
+        ), reading.refused or "bash does not end"
+    if not reading.stopped:
+        return ("equal" if runs == reading.runs else "different"), ""
     # Bash may go on after an error that ends a shell inside it, so later runs are not compared.
-    same = runs[: len(found.runs)] == found.runs and bool(_places(text, found.stopped) & reported)
-    return ("stopped" if same else "different"), found.refused
+    same = runs[: len(reading.runs)] == reading.runs and bool(
+        _places(text, reading.stopped) & error_lines
+    )
+    return ("stopped" if same else "different"), reading.refused

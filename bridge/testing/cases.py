@@ -263,9 +263,9 @@ class CaseWriter(Writer):
         self.depth += 1
         # The first way of each rule has no part of the same rule in it, so the nesting ends.
         choices = RULES[name][: 1 if self.depth > 8 else None]
-        done = self.fill_template(self.choose(choices))
+        text = self.fill_template(self.choose(choices))
         self.depth -= 1
-        return done
+        return text
 
 
 def case(choose: Callable[[Sequence[str]], str]) -> Script:

@@ -99,24 +99,24 @@ class Failure:
 
 
 def fuzz(
-    task: Task, tick: Callable[[Covered], None] = lambda covered: None
+    task: Task, tick: Callable[[Covered], None] = lambda coverage: None
 ) -> tuple[Covered, Failure | None]:
     """Try `task.examples` configs. Returns the counts, and the smallest failing config if one fails.
 
     `tick` is called after each config.
     """
-    covered, last = Covered(), list[Failure]()
+    coverage, last = Covered(), list[Failure]()
 
     def law(config: Config) -> None:
-        covered.releases[config.version] += 1
-        covered.fields.update(config.given)
+        coverage.releases[config.version] += 1
+        coverage.fields.update(config.given)
         try:
-            _check(task, config, covered)
+            _check(task, config, coverage)
         except Broken as error:
             last.append(Failure(config, *error.args))
             raise
         finally:
-            tick(covered)
+            tick(coverage)
 
     # Nothing is kept between runs and no example is timed: the same seed gives the same configs on
     # every machine.
@@ -129,12 +129,12 @@ def fuzz(
         print_blob=False,
         report_multiple_bugs=False,
     )
-    drawn = configs(task.dialect, version=task.version, entry=entries(task.dialect)[0])
+    strategy = configs(task.dialect, version=task.version, entry=entries(task.dialect)[0])
     with suppress(Broken, Flaky), catch_warnings():
         simplefilter("ignore", HypothesisWarning)
-        seed(task.seed)(limits(given(drawn)(law)))()
+        seed(task.seed)(limits(given(strategy)(law)))()
     # The failure that Hypothesis ends with is the one that it shrank to.
-    return covered, _smallest(task, last[-1]) if last else None
+    return coverage, _smallest(task, last[-1]) if last else None
 
 
 def _smallest(task: Task, failure: Failure) -> Failure:
@@ -147,26 +147,26 @@ def _smallest(task: Task, failure: Failure) -> Failure:
     return failure
 
 
-def _still(task: Task, failure: Failure, given: Mapping[str, Any]) -> Failure | None:
-    """Return the failure of a config with only the settings `given`, if it breaks the same promise; else None."""
+def _still(task: Task, failure: Failure, values: Mapping[str, Any]) -> Failure | None:
+    """Return the failure of a config with only the settings `values`, if it breaks the same promise; else None."""
     config = failure.config
     try:
-        fewer = config.dialect.config(given, config.version, config.world_size, config.entry)
+        fewer = config.dialect.config(values, config.version, config.world_size, config.entry)
         _check(task, replace(fewer, opaque=config.opaque), Covered())
     except Broken as error:
-        found = Failure(fewer, *error.args)
-        return found if found.promise == failure.promise else None
+        result = Failure(fewer, *error.args)
+        return result if result.promise == failure.promise else None
     except BridgeError:
         return None
     return None
 
 
-def _check(task: Task, config: Config, covered: Covered) -> None:
+def _check(task: Task, config: Config, coverage: Covered) -> None:
     for stage, check in _stages(task):
         try:
             check(config)
         except BridgeError as error:
-            covered.refused[stage] += 1
+            coverage.refused[stage] += 1
             # A config that its own stack accepts must be written, read and lifted; another stack
             # may refuse it.
             if stage != CONVERTING:
@@ -176,7 +176,7 @@ def _check(task: Task, config: Config, covered: Covered) -> None:
         except Exception as error:
             raise Broken(stage, f"{type(error).__name__}: {error}") from error
         else:
-            covered.accepted[stage] += 1
+            coverage.accepted[stage] += 1
 
 
 READING, LIFTING, CONVERTING = "writing and reading", "lifting and lowering", "converting"
@@ -194,11 +194,9 @@ def _reads_back(config: Config) -> None:
     """Check that a config, written in each format and read back, has the same given and effective values."""
     for format in config.dialect.formats:
         read = _read_again(config, format)
-        written = f"a config is written as {format} and read back"
-        _same(READING, f"the given values change if {written}", config.given, read.given)
-        _same(
-            READING, f"the effective values change if {written}", config.effective, read.effective
-        )
+        case = f"a config is written as {format} and read back"
+        _same(READING, f"the given values change if {case}", config.given, read.given)
+        _same(READING, f"the effective values change if {case}", config.effective, read.effective)
 
 
 def _read_again(config: Config, format: str) -> Config:
@@ -283,21 +281,27 @@ def _tells(result: Result) -> None:
     """Check that a set field has a finding exactly if a conversion there and back changes its
     effective value, and the target does not have its meaning in other words.
     """
-    config, meant, kept = result.source, lift(result.source).values(), lift(result.config).values()
+    config, source_plan, target_plan = (
+        result.source,
+        lift(result.source).values(),
+        lift(result.config).values(),
+    )
     back = _back(result)
-    named = {
+    finding_paths = {
         finding.path for finding in result.findings if finding.given and finding.how is not None
     }
     for path, value in config.given.items():
         ours = claims(config.dialect)[path].ours
         # Such a setting has no effective value to compare, because the stack moves it to another
         # one; its fields are compared.
-        moved = config.effective.get(path) is None and value is not None
-        strayed = not ours or any(meant.get(name) != kept.get(name) for name in ours)
-        changed = strayed if moved else config.effective.get(path) != back.get(path)
-        lost = changed and not result.has_arrived(path)
-        told = named & ({path} | otherwise(path, value, back.get(path)))
-        if (told and not changed) or (lost and not told):
+        moves = config.effective.get(path) is None and value is not None
+        meaning_differs = not ours or any(
+            source_plan.get(name) != target_plan.get(name) for name in ours
+        )
+        differs = meaning_differs if moves else config.effective.get(path) != back.get(path)
+        is_loss = differs and not result.has_arrived(path)
+        mentions = finding_paths & ({path} | otherwise(path, value, back.get(path)))
+        if (mentions and not differs) or (is_loss and not mentions):
             change = (
                 f"{path} changes from {show_value(config.effective.get(path))} to "
                 f"{show_value(back.get(path))}"
@@ -305,7 +309,7 @@ def _tells(result: Result) -> None:
             raise Broken(
                 CONVERTING,
                 f"a loss without a finding: {change}"
-                if lost
+                if is_loss
                 else f"a finding without a loss: {path}",
             )
 

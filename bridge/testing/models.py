@@ -102,14 +102,16 @@ def of_family(draw: DrawFn, name: str, without: tuple[str, ...] = ()) -> Sequenc
     family, layers = FAMILIES[name], draw(st.integers(1, 12))
     counts = family.keys["layers"].names[:1] if "layers" in family.keys else ()
     first = dict.fromkeys(counts, layers)
-    listed = [path for path in BLOCKS if path in family.keys_it_reads and draw(st.booleans())]
+    block_paths = [path for path in BLOCKS if path in family.keys_it_reads and draw(st.booleans())]
     blocks = {
         path: draw(st.lists(BLOCKS[path], min_size=layers, max_size=layers).map(tuple))
-        for path in listed
+        for path in block_paths
     }
-    skipped = {*first, *BLOCKS, *without}
+    exclusions = {*first, *BLOCKS, *without}
     others = [
-        path for path in sorted(family.keys_it_reads) if path not in skipped and draw(st.booleans())
+        path
+        for path in sorted(family.keys_it_reads)
+        if path not in exclusions and draw(st.booleans())
     ]
     return [
         first,

@@ -123,19 +123,19 @@ def _mutations(
 ) -> Mutation:
     config = draw(configs(dialect, version, world_size, entries(dialect)[0]))
     seed = Random(draw(st.integers(0, 2**32)))
-    found = edits(config)
-    edit = seed.choice(found[seed.choice(sorted(found))])
+    by_mistake = edits(config)
+    edit = seed.choice(by_mistake[seed.choice(sorted(by_mistake))])
     source = edit_mapping(part_of(dialect).source(config), edit)
     return Mutation(config, edit.mistake, ".".join(edit.at), edit.value, source, ours=edit.ours)
 
 
 def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
     """Return all single edits of a config that are mistakes, grouped by kind of mistake."""
-    found: dict[Mistake, list[Edit]] = {}
+    by_mistake: dict[Mistake, list[Edit]] = {}
     for maker in MAKERS:
         for edit in maker(config):
-            found.setdefault(edit.mistake, []).append(edit)
-    return found
+            by_mistake.setdefault(edit.mistake, []).append(edit)
+    return by_mistake
 
 
 def edit_mapping(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def _take(source: dict[str, Any], path: Path) -> Any:
 
 def _unknown(config: Config) -> Iterator[Edit]:
     """Yield edits that add an unknown key, at the top and in each section of the source."""
-    spelled = part_of(config.dialect).spelled
-    parents = dict.fromkeys(spelled(config, path)[:-1] for path in config.given)
+    spell = part_of(config.dialect).spelled
+    parents = dict.fromkeys(spell(config, path)[:-1] for path in config.given)
     for parent in {(): None, **parents}:
         if not _free(config, parent):
             yield Edit(Mistake.UNKNOWN, (*parent, part_of(config.dialect).stranger), 1)
@@ -180,20 +180,20 @@ def _unknown(config: Config) -> Iterator[Edit]:
 
 def _free(config: Config, parent: Path) -> bool:
     """Return whether `parent` is a free-form section, all of whose entries belong to a single field."""
-    known = fields(config.dialect.schema)
+    leaves = fields(config.dialect.schema)
     above = [parent[:length] for length in range(len(parent) + 1)]
-    return any(".".join(path) in known for path in above) or ".".join((*parent, REST)) in known
+    return any(".".join(path) in leaves for path in above) or ".".join((*parent, REST)) in leaves
 
 
 def _misspell_keys(config: Config) -> Iterator[Edit]:
     """Yield edits that swap two letters of a key and keep its value."""
     part = part_of(config.dialect)
-    known = {tuple(path.split(".")) for path in fields(config.dialect.schema)}
-    known |= {part.spelled(config, path) for path in config.given}
+    keys = {tuple(path.split(".")) for path in fields(config.dialect.schema)}
+    keys |= {part.spelled(config, path) for path in config.given}
     for path in config.given:
         *parent, name = part.spelled(config, path)
         wrong = (*parent, _swap_letters(name))
-        if wrong not in known and wrong[-1] != name and not _free(config, tuple(parent)):
+        if wrong not in keys and wrong[-1] != name and not _free(config, tuple(parent)):
             yield Edit(Mistake.MISSPELLED, wrong, config.given[path], leaves=(*parent, name))
 
 
@@ -241,15 +241,16 @@ def _kind(annotation: Any, bounds: tuple[Any, ...] = ()) -> _Kind:
 
 def _wrong_values(config: Config) -> Iterator[Edit]:
     """Yield edits that give a field a value which its annotation does not allow."""
-    part, known = part_of(config.dialect), fields(config.dialect.schema)
+    part, leaves = part_of(config.dialect), fields(config.dialect.schema)
     settable = set(
         paths_of(config.dialect, StrategyCase(config.version, config.world_size, config.entry))
     )
     for path in config.given:
-        if path in known and path in settable and path not in part.coerced:
+        if path in leaves and path in settable and path not in part.coerced:
             at = part.spelled(config, path)
             yield from (
-                Edit(mistake, at, value) for mistake, value in _wrong(_kind(known[path].annotation))
+                Edit(mistake, at, value)
+                for mistake, value in _wrong(_kind(leaves[path].annotation))
             )
 
 

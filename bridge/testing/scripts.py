@@ -1034,11 +1034,11 @@ class Writer:
             template = template.replace("№", str(self.serial))
         return PART.sub(self._part, template)
 
-    def _part(self, found: re.Match[str]) -> str:
-        if found[2] is None:
-            return self.rule(found[1])
-        counts = [str(number) for number in range(int(found[2]) + 1)]
-        return " ".join(self.rule(found[1]) for _ in range(int(self.choose(counts))))
+    def _part(self, match: re.Match[str]) -> str:
+        if match[2] is None:
+            return self.rule(match[1])
+        counts = [str(number) for number in range(int(match[2]) + 1)]
+        return " ".join(self.rule(match[1]) for _ in range(int(self.choose(counts))))
 
     def rule(self, name: str) -> str:
         """Return a text for a part, made by the grammar rule `name`."""
@@ -1051,9 +1051,9 @@ class Writer:
         production = self.choose(list(choices))
         self.used.append(production)
         self.depth += 1
-        done = self.fill_template(self.choose(choices[production]))
+        text = self.fill_template(self.choose(choices[production]))
         self.depth -= 1
-        return done
+        return text
 
 
 def write_script(choose: Callable[[Sequence[str]], str]) -> Script:

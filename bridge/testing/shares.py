@@ -62,19 +62,19 @@ def shares(
     Configs are drawn only for releases and entry points that have a field whose share is still
     `wanted`. Fields that nothing can set (`Part.unsettable`) are left out.
     """
-    found = {path: Share() for case in _cases(dialect) for path in _paths(dialect, case)}
+    by_path = {path: Share() for case in _cases(dialect) for path in _paths(dialect, case)}
     random, among = Random(0), _cases(dialect)
     for number in range(examples):
         if number % ROUND == 0:
-            open_ = {path for path, share in found.items() if wanted(share)}
+            open_ = {path for path, share in by_path.items() if wanted(share)}
             among = tuple(case for case in among if open_ & _paths(dialect, case))
         if not among:
             break
         config = _draw_config(random.choice(among), dialect, random)
         off = off_default(config)
         for path in _paths(config.dialect, StrategyCase(config.version, None, config.entry)):
-            found[path] = found[path].plus(path in off)
-    return found
+            by_path[path] = by_path[path].plus(path in off)
+    return by_path
 
 
 @cache
@@ -98,13 +98,13 @@ def _draw_config(case: StrategyCase, dialect: Dialect, random: Random) -> Config
 
     An ordinary Hypothesis run would start with small configs, and reuse parts of earlier ones.
     """
-    found: list[Config] = []
+    examples: list[Config] = []
     draw: Any = given(configs(dialect, case.version, entry=case.entry))(
-        lambda config: found.append(config)
+        lambda config: examples.append(config)
     )
-    while not found:
+    while not examples:
         draw.hypothesis.fuzz_one_input(random.randbytes(CHOICES))
-    return found[0]
+    return examples[0]
 
 
 def off_default(config: Config) -> set[str]:
@@ -120,15 +120,15 @@ def off_default(config: Config) -> set[str]:
     rest = _effective(
         config, {path: value for path, value in config.given.items() if path not in same}
     )
-    restored = {path for path in same if rest and rest.get(path) != config.given[path]}
-    return {*config.opaque, *config.given} - same | restored
+    exceptions = {path for path in same if rest and rest.get(path) != config.given[path]}
+    return {*config.opaque, *config.given} - same | exceptions
 
 
-def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the effective values of `config` with the settings `given` in place of its own; empty if the stack refuses them."""
+def _effective(config: Config, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the effective values of `config` with the settings `values` in place of its own; empty if the stack refuses them."""
     try:
         return config.dialect.config(
-            given, config.version, config.world_size, config.entry
+            values, config.version, config.world_size, config.entry
         ).effective
     except BridgeError:
         return {}
@@ -138,5 +138,5 @@ def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _usual(dialect: Dialect, case: StrategyCase) -> Values:
     """Return the effective values of an empty config."""
     least = part_of(dialect).least
-    made = dialect.config(least, case.version, case.world_size, case.entry).effective
-    return Values({path: value for path, value in made.items() if path not in least})
+    values = dialect.config(least, case.version, case.world_size, case.entry).effective
+    return Values({path: value for path, value in values.items() if path not in least})

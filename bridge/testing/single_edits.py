@@ -188,17 +188,17 @@ def outcome(base: Base, edit: Edited) -> str:
             REFUSED if any(_names(key, str(error)) for key in (edit.key, edit.was)) else OTHERWISE
         )
     findings = [finding for finding in after.findings if finding not in base.findings]
-    said = [f"{finding.path} {finding.message} {finding.origin}" for finding in findings]
-    if any(_names(edit.key, text) for text in said):
+    texts = [f"{finding.path} {finding.message} {finding.origin}" for finding in findings]
+    if any(_names(edit.key, text) for text in texts):
         return NAMED
     # Given values are compared too: some have no plan field.
     same = after.given == base.config.given and after.opaque == base.config.opaque
     if plan == base.plan and after.effective == base.config.effective and same:
         return EQUAL
     if edit.kind in VALUES:
-        moved = plan != base.plan or after.effective != base.config.effective
-        return LEGAL if moved and _has_new_value(after, edit) else SILENT
-    return MISSED if any(_names(edit.was, text) for text in said) else SILENT
+        differs = plan != base.plan or after.effective != base.config.effective
+        return LEGAL if differs and _has_new_value(after, edit) else SILENT
+    return MISSED if any(_names(edit.was, text) for text in texts) else SILENT
 
 
 def _names(key: str, text: str) -> bool:
@@ -218,16 +218,16 @@ def _has_new_value(after: Config, edit: Edited) -> bool:
     A flag may set a field of another name; the field's origin names the flag.
     """
     key = edit.key.replace("-", "_")
-    spelled = {
+    paths = {
         path
         for path, origin in after.origins.items()
         if origin.spelling.lstrip("-").replace("-", "_") == key
     }
-    given = {**after.given.flat(), **after.opaque}
+    settings = {**after.given.flat(), **after.opaque}
     values = [
         value
-        for name, value in _leaves(given)
-        if name == key or name.endswith(f".{key}") or name in spelled
+        for name, value in _leaves(settings)
+        if name == key or name.endswith(f".{key}") or name in paths
     ]
     items = [item for value in values if isinstance(value, list | tuple) for item in value]
     return any(edit.value in (value, _number(str(value))) for value in (*values, *items))

@@ -182,14 +182,14 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
 
 
 def _config_or_none(config: Config, groups: Sequence[Group]) -> Config | None:
-    given = dict(config.given)
+    settings = dict(config.given)
     for group in groups:
-        given = {**group, **given}
+        settings = {**group, **settings}
     try:
         return (
             config
-            if given == config.given
-            else config.dialect.config(given, config.version, config.world_size, config.entry)
+            if settings == config.given
+            else config.dialect.config(settings, config.version, config.world_size, config.entry)
         )
     except BridgeError:
         return None
@@ -206,19 +206,21 @@ def _fields(draw: DrawFn, config: Config, case: StrategyCase, count: int) -> Seq
     chosen = (
         Random(seed).choices(tuple(weights), tuple(weights.values()), k=count) if weights else []
     )
-    kept = [path for path in dict.fromkeys(chosen) if draw(KEPT)]
-    drawn = {path: _off(draw, path, config, case) for path in kept if path not in config.given}
-    return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
+    selection = [path for path in dict.fromkeys(chosen) if draw(KEPT)]
+    new_values = {
+        path: _off(draw, path, config, case) for path in selection if path not in config.given
+    }
+    return [{path: value, **part.beside.get(path, {})} for path, value in new_values.items()]
 
 
 def _off(draw: DrawFn, path: str, config: Config, case: StrategyCase) -> Any:
     """Draw a value for a field. If it is the default, draw again, or take the opposite of a boolean."""
-    drawn = _values(config.dialect, case, path)
-    value = draw(drawn)
+    strategy = _values(config.dialect, case, path)
+    value = draw(strategy)
     if value != config.effective.get(path):
         return value
     if not isinstance(value, bool):
-        return draw(drawn)
+        return draw(strategy)
     return not value if config.dialect.knows(path, not value, case.version, case.entry) else value
 
 
@@ -241,8 +243,8 @@ def _weights(dialect: Dialect, case: StrategyCase, needy: bool) -> Mapping[str, 
     begins = tuple(begin for begin in part.reserved if begin.endswith((".", "_")))
     weights: dict[str, float] = {}
     for path in paths_of(dialect, case):
-        reserved = path in part.reserved or path.startswith(begins)
-        if not reserved and (path in part.beside or not needy):
+        is_reserved = path in part.reserved or path.startswith(begins)
+        if not is_reserved and (path in part.beside or not needy):
             weights[path] = min(RARE, len(dialect.versions) / spread[path])
     return weights
 
@@ -250,11 +252,11 @@ def _weights(dialect: Dialect, case: StrategyCase, needy: bool) -> Mapping[str, 
 @cache
 def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
     """Return the number of releases that have each field."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for version in dialect.versions:
         for path in paths_of(dialect, StrategyCase(version, None, entry)):
-            found[path] = found.get(path, 0) + 1
-    return found
+            counts[path] = counts.get(path, 0) + 1
+    return counts
 
 
 # Values of a type
@@ -394,8 +396,8 @@ def plans(draw: DrawFn) -> Plan:
     flat = {path: draw(SIZES.get(path, values(paths()[path].annotation))) for path in chosen}
     # The global batch follows from the other sides, and is not set if one of them is not.
     sides = [flat.get(side) for side in ("batch.micro", "batch.accumulation", "parallel.data")]
-    known = [side for side in sides if side is not None]
-    whole = prod(known) if len(known) == len(sides) else None
+    factors = [side for side in sides if side is not None]
+    whole = prod(factors) if len(factors) == len(sides) else None
     return Plan.of({**flat, "batch.global_": whole, **_boundaries(draw, flat)})
 
 

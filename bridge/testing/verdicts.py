@@ -90,9 +90,9 @@ class Tally:
         # Among equally long rows the order of their texts decides, the same in each run.
         unlike = {json.dumps(row, sort_keys=True): row for row in self.rows[True]}
         longest = sorted(sorted(unlike), key=len, reverse=True)[: KEPT[True]]
-        refused = sorted(self.rows[False], key=lambda row: (len(json.dumps(row)), json.dumps(row)))
+        refusals = sorted(self.rows[False], key=lambda row: (len(json.dumps(row)), json.dumps(row)))
         kinds: dict[str, Row] = {}
-        for row in refused:
+        for row in refusals:
             kinds.setdefault(kind(row["reason"]), row)
         return [*(unlike[text] for text in longest), *[*kinds.values()][: KEPT[False]]]
 
@@ -104,12 +104,12 @@ def kind(reason: str) -> str:
 
 def draw_examples(strategy: Any, count: int) -> list[Any]:
     """Return the first `count` examples of a strategy, which are equal in each run."""
-    found: list[Any] = []
+    examples: list[Any] = []
 
     def keep(example: Any) -> None:
-        found.append(example)
+        examples.append(example)
 
-    fixed = settings(
+    profile = settings(
         max_examples=count,
         derandomize=True,
         database=None,
@@ -118,8 +118,8 @@ def draw_examples(strategy: Any, count: int) -> list[Any]:
         suppress_health_check=list(HealthCheck),
     )
     keeping: Any = given(strategy)
-    fixed(keeping(keep))()
-    return found
+    profile(keeping(keep))()
+    return examples
 
 
 def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
@@ -143,29 +143,29 @@ def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick:
 
 def _count(tally: Tally, one: Asked, answer: Row, dialect: Dialect, version: str) -> None:
     """Add an answer to the tally."""
-    held, refused = answer.get("held", {}), answer.get("refused", "")
-    side, looser = _side(one, refused), _real(dialect).LOOSER
+    values, refusal = answer.get("held", {}), answer.get("refused", "")
+    side, looser = _side(one, refusal), _real(dialect).LOOSER
     tally.sides[side] += 1
     if side is VerdictSide.OURS and all(
         re.search(looser, line) for line in one.reason.splitlines()
     ):
         tally.stricter[kind(one.reason)] += 1
     else:
-        tally.differences.update(_differences(one, held, refused, side))
+        tally.differences.update(_differences(one, values, refusal, side))
     # Only verdicts on which we agree become tests. Differences are for a person to decide.
     if side is VerdictSide.ACCEPTED:
-        holds = _telling(dialect, version, one, held)
+        holds = _telling(dialect, version, one, values)
         tally.rows[True].append(_row(version, one, True, holds=holds))
     elif side is VerdictSide.REFUSED:
-        tally.rows[False].append(_row(version, one, False, reason=refused))
+        tally.rows[False].append(_row(version, one, False, reason=refusal))
 
 
-def _row(version: str, one: Asked, accepted: bool, **outcome: Any) -> Row:
-    return {"release": version, **one.question, "accepted": accepted, **outcome}
+def _row(version: str, one: Asked, verdict: bool, **outcome: Any) -> Row:
+    return {"release": version, **one.question, "accepted": verdict, **outcome}
 
 
-def _side(one: Asked, refused: str) -> VerdictSide:
-    ours, theirs = one.expected is None, bool(refused)
+def _side(one: Asked, refusal: str) -> VerdictSide:
+    ours, theirs = one.expected is None, bool(refusal)
     return {
         (False, False): VerdictSide.ACCEPTED,
         (True, True): VerdictSide.REFUSED,
@@ -174,29 +174,29 @@ def _side(one: Asked, refused: str) -> VerdictSide:
     }[ours, theirs]
 
 
-def _telling(dialect: Dialect, version: str, one: Asked, held: Row) -> Row:
+def _telling(dialect: Dialect, version: str, one: Asked, values: Row) -> Row:
     """Return the release's values that differ from their defaults, for paths that our reader has, too.
 
     A path may begin with the name of a class, which the paths of the defaults do not have.
     """
     usual = dialect.defaults(version)
-    names = {path: path if path in usual else path.rpartition(".")[2] for path in held}
+    names = {path: path if path in usual else path.rpartition(".")[2] for path in values}
     return {
-        path: held[path]
+        path: values[path]
         for path, name in names.items()
-        if path in (one.expected or {}) and held[path] != usual.get(name)
+        if path in (one.expected or {}) and values[path] != usual.get(name)
     }
 
 
 def _questions(dialect: Dialect, version: str, count: int) -> Iterator[Asked | None]:
     """Yield the configs to ask about; None for one that the release cannot be asked about."""
-    wrong, crossed = count // 6, count // 2
-    valid = draw_examples(configs(dialect, version), count - wrong - crossed)
+    wrong, crossings = count // 6, count // 2
+    valid = draw_examples(configs(dialect, version), count - wrong - crossings)
     yield from map(_pose_config, valid)
     mistaken = [
         (edit.config, edit.source) for edit in draw_examples(mutations(dialect, version), wrong)
     ]
-    for config, source in (*mistaken, *_crossings(valid, crossed)):
+    for config, source in (*mistaken, *_crossings(valid, crossings)):
         try:
             yield _pose_config(dialect.read(source, version, config.world_size))
         except BridgeError as error:
@@ -212,14 +212,17 @@ def _crossings(valid: Sequence[Config], count: int) -> Iterator[tuple[Config, Ma
     for number in range(count if len(files) > 1 else 0):
         seed = Random(number)
         config, other = seed.sample(files, 2)
-        dropped, taken = _some(seed, config.given, (0, 1, 2)), _some(seed, other.given, (1, 2, 4))
-        kept = {path: value for path, value in config.given.items() if path not in dropped}
-        given = Values({**kept, **{path: other.given[path] for path in taken}})
-        yield config, part_of(config.dialect).source(replace(config, given=given))
+        removals, additions = (
+            _some(seed, config.given, (0, 1, 2)),
+            _some(seed, other.given, (1, 2, 4)),
+        )
+        rest = {path: value for path, value in config.given.items() if path not in removals}
+        values = Values({**rest, **{path: other.given[path] for path in additions}})
+        yield config, part_of(config.dialect).source(replace(config, given=values))
 
 
-def _some(seed: Random, given: Mapping[str, Any], counts: Sequence[int]) -> list[str]:
-    return seed.sample(sorted(given), min(len(given), seed.choice(counts)))
+def _some(seed: Random, values: Mapping[str, Any], counts: Sequence[int]) -> list[str]:
+    return seed.sample(sorted(values), min(len(values), seed.choice(counts)))
 
 
 def _real(dialect: Dialect) -> ModuleType:
@@ -229,22 +232,22 @@ def _real(dialect: Dialect) -> ModuleType:
 def _pose_config(config: Config) -> Asked:
     real = _real(config.dialect)
     # A source tree is asked about more than a package that is installed, where the stack has both.
-    question, expected = getattr(real, "launch_words", real.pose_config)(config)
-    question, expected = json.loads(json.dumps([question, expected], default=str))
-    return Asked(question, expected)
+    question, answer = getattr(real, "launch_words", real.pose_config)(config)
+    question, answer = json.loads(json.dumps([question, answer], default=str))
+    return Asked(question, answer)
 
 
-def _differences(one: Asked, held: Row, refused: str, side: VerdictSide) -> Iterator[str]:
+def _differences(one: Asked, values: Row, refusal: str, side: VerdictSide) -> Iterator[str]:
     """Yield the differences between our reader and the release."""
     if side is VerdictSide.OURS:
         yield f"{side}: {kind(one.reason)}"
     elif side is VerdictSide.THEIRS:
-        yield f"{side}: {kind(refused)}"
+        yield f"{side}: {kind(refusal)}"
     elif side is VerdictSide.ACCEPTED:
         ours = one.expected or {}
-        for path in sorted(ours.keys() & held.keys()):
-            if ours[path] != held[path]:
-                yield f"{path}: we have {ours[path]!r}, the release has {held[path]!r}"
+        for path in sorted(ours.keys() & values.keys()):
+            if ours[path] != values[path]:
+                yield f"{path}: we have {ours[path]!r}, the release has {values[path]!r}"
 
 
 def record(todo: Job, _again: bool) -> int:
@@ -274,9 +277,9 @@ def record(todo: Job, _again: bool) -> int:
 def progress(todo: Job) -> Tick:
     """Return a function that prints a line of progress for each fifth of the configs."""
 
-    def tick(done: int, count: int) -> None:
-        if done % max(1, count // 5) == 0:
-            say(f"{todo.stack} {todo.release}: {done} of {count} configs")
+    def tick(number: int, count: int) -> None:
+        if number % max(1, count // 5) == 0:
+            say(f"{todo.stack} {todo.release}: {number} of {count} configs")
 
     return tick
 
@@ -284,8 +287,8 @@ def progress(todo: Job) -> Tick:
 def merge_verdicts(path: Path, release: str, sample: Iterable[Row]) -> str:
     """Return the content of the file of verdicts, in which new verdicts replace the old verdicts on this release."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-    kept = [line for line in lines if json.loads(line)["release"] != release]
-    return "".join(f"{line}\n" for line in (*kept, *(json.dumps(row) for row in sample)))
+    rest = [line for line in lines if json.loads(line)["release"] != release]
+    return "".join(f"{line}\n" for line in (*rest, *(json.dumps(row) for row in sample)))
 
 
 if __name__ == "__main__":

@@ -93,10 +93,10 @@ class Schedule:
 
     @cached_property
     def _local(self) -> dict[int, tuple[int, ...]]:
-        found: dict[int, list[int]] = {}
+        by_rank: dict[int, list[int]] = {}
         for stage, home in enumerate(self.homes):
-            found.setdefault(home, []).append(stage)
-        return {rank: tuple(stages) for rank, stages in found.items()}
+            by_rank.setdefault(home, []).append(stage)
+        return {rank: tuple(stages) for rank, stages in by_rank.items()}
 
     def split_stages(self, parts: Sequence[int]) -> Schedule:
         """Return this schedule for smaller stages: stage i is divided into `parts[i]` stages on the
@@ -107,12 +107,12 @@ class Schedule:
             home for home, number in zip(self.homes, parts, strict=True) for _ in range(number)
         )
         rows = tuple(tuple(_split_actions(row, starts)) for row in self.rows)
-        kept = frozenset(
+        exemptions = frozenset(
             (part, microbatch)
             for stage, microbatch in self.kept
             for part in range(starts[stage], starts[stage + 1])
         )
-        return Schedule(self.name, homes, rows, kept)
+        return Schedule(self.name, homes, rows, exemptions)
 
 
 def _split_actions(row: Iterable[Action], starts: Sequence[int]) -> Iterator[Action]:

@@ -35,11 +35,11 @@ def prove_schedule(schedule: Schedule, rows: Sequence[Row] | None = None) -> tup
         _check_reductions,
         _find_deadlock,
     ):
-        found = tuple(check(schedule, rows))
-        if found:
-            return found[:SHOWN] + (
-                (f"and {len(found) - SHOWN} more problems of this kind",)
-                if len(found) > SHOWN
+        problems = tuple(check(schedule, rows))
+        if problems:
+            return problems[:SHOWN] + (
+                (f"and {len(problems) - SHOWN} more problems of this kind",)
+                if len(problems) > SHOWN
                 else ()
             )
     return ()
@@ -68,14 +68,14 @@ def _find_misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _check_counts(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
-    done = Counter(action for row in rows for action in row)
+    counts = Counter(action for row in rows for action in row)
     for stage, home in enumerate(schedule.homes):
         for microbatch in range(schedule.microbatches):
-            forward = done[Action(stage, ActionKind.FORWARD, microbatch)]
+            forward = counts[Action(stage, ActionKind.FORWARD, microbatch)]
             if forward != 1:
                 yield f"rank {home}: {stage}F{microbatch} occurs {forward} times, expected once; {_microbatch_advice(forward)}"
             kinds = (ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT)
-            backward = tuple(done[Action(stage, kind, microbatch)] for kind in kinds)
+            backward = tuple(counts[Action(stage, kind, microbatch)] for kind in kinds)
             if backward not in ((1, 0, 0), (0, 1, 1)):
                 occurrences = [
                     f"{number} {kind}"
@@ -102,7 +102,9 @@ def _check_recompute(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
         ).items():
             stage, _, microbatch = action
             ends = [
-                place[found] for kind in DOWN if (found := Action(stage, kind, microbatch)) in place
+                place[backward]
+                for kind in DOWN
+                if (backward := Action(stage, kind, microbatch)) in place
             ]
             if number > 1:
                 yield f"rank {rank}: {action} occurs {number} times, expected once; remove the surplus"
@@ -116,33 +118,33 @@ def _check_recompute(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _check_messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
-    sent = Counter(action for row in rows for action in row if action.kind in MATCH)
-    received = Counter(action for row in rows for action in row if action.kind in SENT)
-    expected = Counter(
+    sends = Counter(action for row in rows for action in row if action.kind in MATCH)
+    receives = Counter(action for row in rows for action in row if action.kind in SENT)
+    messages = Counter(
         action for row in program_rows(schedule) for action in row if action.kind in MATCH
     )
-    for message in sorted({*sent, *expected}):
+    for message in sorted({*sends, *messages}):
         answer = Action(message.stage, MATCH[message.kind], message.microbatch)
-        if sent[message] != 1 or received.pop(answer, 0) != 1 or message not in expected:
+        if sends[message] != 1 or receives.pop(answer, 0) != 1 or message not in messages:
             yield (
-                f"message {message}: sent {sent[message]} times, expected one send"
-                f" and one receive; {_microbatch_advice(sent[message])}"
+                f"message {message}: sent {sends[message]} times, expected one send"
+                f" and one receive; {_microbatch_advice(sends[message])}"
             )
-    for answer in sorted(received):
+    for answer in sorted(receives):
         yield f"{answer} receives a message that no rank sends; remove this receive"
 
 
 def _check_reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for rank, row in enumerate(rows):
-        done = Counter(action.stage for action in row if action.kind is ActionKind.REDUCE)
+        counts = Counter(action.stage for action in row if action.kind is ActionKind.REDUCE)
         for stage in schedule.local(rank):
-            if done[stage] != 1:
-                yield f"rank {rank}: gradients of stage {stage} are reduced {done[stage]} times in a step, expected once"
-        reduced: set[int] = set()
+            if counts[stage] != 1:
+                yield f"rank {rank}: gradients of stage {stage} are reduced {counts[stage]} times in a step, expected once"
+        stages: set[int] = set()
         for action in row:
             if action.kind is ActionKind.REDUCE:
-                reduced.add(action.stage)
-            elif action.kind in WRITES and action.stage in reduced:
+                stages.add(action.stage)
+            elif action.kind in WRITES and action.stage in stages:
                 yield (
                     f"rank {rank}: {action} adds to gradients of stage {action.stage} after these "
                     "gradients were reduced; reduce them later"
@@ -153,46 +155,48 @@ def _find_deadlock(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     """Simulate the program `rows`. Yield a problem for each rank that waits for ever, with the
     action that can never start.
     """
-    places, done = [0] * len(rows), [set[Action]() for _ in rows]
-    sent: set[Action] = set()
-    moved = True
-    while moved:
-        moved = False
+    places, runs = [0] * len(rows), [set[Action]() for _ in rows]
+    sends: set[Action] = set()
+    progress = True
+    while progress:
+        progress = False
         for rank, row in enumerate(rows):
             # A send never waits for its receiver: messages are sent without blocking.
             while places[rank] < len(row) and not _first_missing(
-                schedule, row[places[rank]], done[rank], sent
+                schedule, row[places[rank]], runs[rank], sends
             ):
                 action = row[places[rank]]
-                (sent if action.kind in MATCH else done[rank]).add(action)
+                (sends if action.kind in MATCH else runs[rank]).add(action)
                 places[rank] += 1
-                moved = True
+                progress = True
     for rank, row in enumerate(rows):
         if places[rank] < len(row):
             action = row[places[rank]]
-            missing = _first_missing(schedule, action, done[rank], sent)
+            missing = _first_missing(schedule, action, runs[rank], sends)
             yield (
                 f"rank {rank} waits for ever at {action}, which needs {missing}; place {missing} "
                 f"before {action}"
             )
 
 
-def _first_missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:
+def _first_missing(
+    schedule: Schedule, action: Action, runs: set[Action], sends: set[Action]
+) -> str:
     """Return the name of the first action that has to run before `action` and has not run yet, or
-    "" if `action` can run. `done` are the actions that this rank has run, `sent` the messages of
+    "" if `action` can run. `runs` are the actions that this rank has run, `sends` the messages of
     all ranks.
     """
     stage, kind, microbatch = action
     if kind in COMPUTE:
         for options in action_needs(schedule, action):
-            if missing := _none_of(_actions_on_rank(schedule, stage, options), done):
+            if missing := _none_of(_actions_on_rank(schedule, stage, options), runs):
                 return missing
     elif kind in SENT:
-        return _none_of((Action(stage, SENT[kind], microbatch),), sent)
+        return _none_of((Action(stage, SENT[kind], microbatch),), sends)
     elif kind is ActionKind.SEND_FORWARD:
-        return _none_of((Action(stage - 1, ActionKind.FORWARD, microbatch),), done)
+        return _none_of((Action(stage - 1, ActionKind.FORWARD, microbatch),), runs)
     elif kind is ActionKind.SEND_BACKWARD:
-        return _none_of(tuple(Action(stage + 1, option, microbatch) for option in DOWN), done)
+        return _none_of(tuple(Action(stage + 1, option, microbatch) for option in DOWN), runs)
     return ""
 
 
@@ -210,5 +214,5 @@ def _actions_on_rank(
     return (Action(stage, kind, options[0].microbatch),)
 
 
-def _none_of(options: tuple[Action, ...], done: set[Action]) -> str:
-    return str(options[0]) if done.isdisjoint(options) else ""
+def _none_of(options: tuple[Action, ...], runs: set[Action]) -> str:
+    return str(options[0]) if runs.isdisjoint(options) else ""

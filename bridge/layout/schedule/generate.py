@@ -109,9 +109,9 @@ def generate_schedule(name: str, shape: ScheduleShape) -> Schedule:
 def check_size(stages: int, microbatches: int) -> None:
     """Raise `ConfigError` if a schedule has too many actions to build."""
     if 2 * stages * microbatches > limits.ACTIONS:
-        found = f"{microbatches:,} microbatches through {stages:,} stages"
+        size = f"{microbatches:,} microbatches through {stages:,} stages"
         raise ConfigError(
-            f"batch.accumulation: found {found}, expected at most {limits.ACTIONS:,} passes in a step; use fewer"
+            f"batch.accumulation: found {size}, expected at most {limits.ACTIONS:,} passes in a step; use fewer"
         )
 
 
@@ -123,10 +123,12 @@ def schedule_problems(name: str, shape: ScheduleShape) -> Iterator[str]:
     if stages < ranks:
         yield f"parallel.pipeline: found {ranks} ranks, but only {stages} stages; use at most {stages} ranks, or more layers"
     elif shape.virtual < recipe.least or shape.virtual > recipe.most:
-        wanted = f"{recipe.least}" if recipe.most == recipe.least else f"at least {recipe.least}"
+        range_text = (
+            f"{recipe.least}" if recipe.most == recipe.least else f"at least {recipe.least}"
+        )
         yield (
             f"schedule.virtual: found {shape.virtual} stages on a rank,"
-            f" but schedule {name} needs {wanted};"
+            f" but schedule {name} needs {range_text};"
             " change schedule.virtual"
         )
     if number < ranks and not shape.short:
@@ -366,7 +368,7 @@ def partly_kept(schedule: Schedule, number: int) -> Schedule:
 
     This is Megatron's num_microbatches_with_partial_activation_checkpoints.
     """
-    kept = set(schedule.kept)
+    exemptions = set(schedule.kept)
     for row in schedule.rows:
         # All actions before the first backward are warmup forwards.
         window = next(
@@ -375,8 +377,8 @@ def partly_kept(schedule: Schedule, number: int) -> Schedule:
         forward = [action for action in row if action.kind is F]
         for place, action in enumerate(forward):
             if place % max(window, 1) < number:
-                kept.add((action.stage, action.microbatch))
-    return replace(schedule, kept=frozenset(kept))
+                exemptions.add((action.stage, action.microbatch))
+    return replace(schedule, kept=frozenset(exemptions))
 
 
 SCHEDULES: Mapping[str, Recipe] = {

@@ -48,18 +48,18 @@ def read_schedule(text: str, where: str = "schedule.csv") -> Schedule:
     """
     rows = csv_cells(text, where)
     problems: list[str] = []
-    found = tuple(
+    actions = tuple(
         tuple(_cell_actions(row, f"{where}: row {rank + 1}", problems))
         for rank, row in enumerate(rows)
     )
-    homes = {action.stage: rank for rank, row in enumerate(found) for action in row}
+    homes = {action.stage: rank for rank, row in enumerate(actions) for action in row}
     missing = [str(stage) for stage in range(max(homes, default=-1) + 1) if stage not in homes]
     if missing:
         problems.append(
             f"{where}: no rank runs stage {', '.join(missing)}; number stages from 0 without gaps"
         )
     ConfigError.raise_if(few(problems, "cells that are not actions"))
-    schedule = Schedule("csv", tuple(homes[stage] for stage in sorted(homes)), found)
+    schedule = Schedule("csv", tuple(homes[stage] for stage in sorted(homes)), actions)
     check_size(schedule.stages, schedule.microbatches)
     ConfigError.raise_if(f"{where}: {problem}" for problem in prove_schedule(schedule))
     return schedule
@@ -90,9 +90,11 @@ def csv_cells(text: str, where: str) -> list[list[str]]:
     for cell in (cell for row in rows for cell in row):
         match = FAR.fullmatch(cell)
         if match and any(len(digits) > 9 or int(digits) >= number for digits in match.groups()):
-            found = f"found the cell {show_value(cell.strip(), 16)} in a table of {number:,} cells"
+            problem = (
+                f"found the cell {show_value(cell.strip(), 16)} in a table of {number:,} cells"
+            )
             raise ConfigError(
-                f"{where}: {found}; number stages and microbatches from 0 without gaps"
+                f"{where}: {problem}; number stages and microbatches from 0 without gaps"
             )
     return rows
 

@@ -82,11 +82,11 @@ def make_timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     cost = _Cost(costs or Costs(), schedule.kept | ahead)
     ends: dict[Action, float] = {}
     rows: list[list[Span]] = [[] for _ in schedule.rows]
-    moved = True
+    progress = True
     # Each pass runs every rank as far as it can go. If no rank moves any more, the rest waits for
     # ever.
-    while moved:
-        moved = False
+    while progress:
+        progress = False
         for row, spans in zip(schedule.rows, rows, strict=True):
             while (
                 len(spans) < len(row)
@@ -96,7 +96,7 @@ def make_timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
                 begin = max(start, spans[-1].end if spans else 0.0)
                 spans.append(Span(action, begin, begin + cost(action)))
                 ends.setdefault(action, spans[-1].end)
-                moved = True
+                progress = True
     stuck = {
         rank: row[len(spans)]
         for rank, (row, spans) in enumerate(zip(schedule.rows, rows, strict=True))
@@ -128,13 +128,13 @@ def _start_time(schedule: Schedule, action: Action, ends: Mapping[Action, float]
     """Return the earliest time at which `action` can start, or None if an action that it needs has
     not run. `ends` has the end times of the actions that have run.
     """
-    found = 0.0
+    start = 0.0
     for options in action_needs(schedule, action):
         there = [ends[option] for option in options if option in ends]
         if not there:
             return None
-        found = max(found, *there)
-    return found
+        start = max(start, *there)
+    return start
 
 
 @dataclass(frozen=True)

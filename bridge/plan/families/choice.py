@@ -67,7 +67,7 @@ def says_enough(plan: Group) -> bool:
     return all(plan.get(path) is not None for path in TELLING)
 
 
-def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
+def choose(plan: Group, rope_mapping: bool) -> tuple[Family, bool]:
     """Return the family of the config to write, and whether a config of this family expresses the
     plan's model exactly.
 
@@ -79,29 +79,29 @@ def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
     model = {
         path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None
     }
-    return _choose(tuple(sorted(model.items())), grouped)
+    return _choose(tuple(sorted(model.items())), rope_mapping)
 
 
 @lru_cache(64)
-def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, bool]:
+def _choose(model: tuple[tuple[str, Any], ...], rope_mapping: bool) -> tuple[Family, bool]:
     plan = dict(model)
-    named = FAMILIES.get(plan.get("model.family") or "")
-    if named is not None and not differing(plan, named, grouped):
-        return named, True
+    plan_family = FAMILIES.get(plan.get("model.family") or "")
+    if plan_family is not None and not differing(plan, plan_family, rope_mapping):
+        return plan_family, True
     if not says_enough(plan):
-        return (named or GENERIC), False
+        return (plan_family or GENERIC), False
     distances = []
     for family in ORDERED:
-        lost = differing(plan, family, grouped)
-        if not lost:
+        losses = differing(plan, family, rope_mapping)
+        if not losses:
             return family, True
-        distances.append((sum(10 if path in HEAVY else 1 for path in lost), family.order, family))
-    if named is not None and not named.foreign:
-        return named, False
+        distances.append((sum(10 if path in HEAVY else 1 for path in losses), family.order, family))
+    if plan_family is not None and not plan_family.foreign:
+        return plan_family, False
     return min(distances, key=lambda one: one[:2])[2], False
 
 
-def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
+def differing(plan: Group, family: Family, rope_mapping: bool) -> tuple[str, ...]:
     """Return the paths of the model's fields for which a config of `family` has another value than
     `plan`, or no value.
 
@@ -119,7 +119,7 @@ def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
     if facts and any(path in HEAVY for path in facts):
         return facts
     try:
-        back = meaning(spelling(plan, family, grouped), family)
+        back = meaning(spelling(plan, family, rope_mapping), family)
     except BridgeError:  # the family cannot express a value, so nothing can be compared
         return tuple(plan)
     return tuple(dict.fromkeys((*facts, *_different(plan, back, family))))
@@ -141,8 +141,8 @@ def _different(plan: Group, back: Mapping[str, Any], family: Family) -> Iterator
 
 @lru_cache(1)
 def _comparable() -> tuple[str, ...]:
-    said = {PREFIX + path for family in (GENERIC, *ORDERED) for path in family.paths}
-    return tuple(sorted(said - set(UNSAID)))
+    paths = {PREFIX + path for family in (GENERIC, *ORDERED) for path in family.paths}
+    return tuple(sorted(paths - set(UNSAID)))
 
 
 def _same(mine: Any, theirs: Any) -> bool:

@@ -87,8 +87,8 @@ def near(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def undone(forward: Callable[[float], float], guess: float, wanted: float) -> float:
-    """Of the numbers near `guess` that `forward` maps exactly to `wanted`, return the one with the
+def undone(forward: Callable[[float], float], guess: float, target: float) -> float:
+    """Of the numbers near `guess` that `forward` maps exactly to `target`, return the one with the
     fewest digits. Return `guess` if there is no such number.
     """
     # Above 2**53 every float is a whole number already.
@@ -97,7 +97,7 @@ def undone(forward: Callable[[float], float], guess: float, wanted: float) -> fl
     for _ in range(4):
         below, above = nextafter(below, 0.0), nextafter(above, inf)
         tries += [below, above]
-    return next((number for number in tries if number > 0 and forward(number) == wanted), guess)
+    return next((number for number in tries if number > 0 and forward(number) == target), guess)
 
 
 KV = "num_key_value_heads"

@@ -30,10 +30,10 @@ def meaning(keys: Group, family: Family, beyond: bool = False) -> Mapping[str, A
 
 @lru_cache(64)
 def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str, Any]:
-    given = json.loads(text)
-    model = _read(Source(given, family.defaults, family is not GENERIC), family)
+    config = json.loads(text)
+    model = _read(Source(config, family.defaults, family is not GENERIC), family)
     if beyond and family is not GENERIC:
-        others = {key: value for key, value in given.items() if key not in family.keys_it_reads}
+        others = {key: value for key, value in config.items() if key not in family.keys_it_reads}
         more = _read(Source(others, {}, False), GENERIC)
         model = _place_fields(
             model | {path: value for path, value in more.items() if path not in family.paths}
@@ -78,23 +78,25 @@ def _place_fields(model: dict[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in model.items() if not path.startswith("rotary.")}
 
 
-def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -> Mapping[str, Any]:
+def spelling(
+    plan: Group, family: Family, rope_mapping: bool, beyond: bool = False
+) -> Mapping[str, Any]:
     """Return the keys and values that a config of `family` needs for the plan's model. Keys without
     a value are left out.
 
-    If `grouped` is true, rotary positions are written as one mapping (`rope_parameters`). If
+    If `rope_mapping` is true, rotary positions are written as one mapping (`rope_parameters`). If
     `beyond` is true, fields for which this family has no key are written under the keys of other
     families.
     """
     model = below(PREFIX, plan)
-    keys = _write(model, family, grouped)
+    keys = _write(model, family, rope_mapping)
     if beyond and family is not GENERIC:
-        left = {
+        others = {
             path: value
             for path, value in model.items()
             if path not in family.paths or path in FIRST
         }
-        more = _write(left, GENERIC, grouped)
+        more = _write(others, GENERIC, rope_mapping)
         # Falcon's class computes the width of a head, and stops at a key for it.
         own = GENERIC.keys[WIDTH].names if WIDTH in family.paths else ()
         keys |= {
@@ -105,8 +107,8 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
     return keys
 
 
-def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
-    target, written = Target(family.defaults, grouped), {}
+def _write(model: Group, family: Family, rope_mapping: bool) -> dict[str, Any]:
+    target, keys = Target(family.defaults, rope_mapping), {}
     for path, key in family.keys.items():
         if not key.names or (
             path.startswith(EXPERTS) and not model.get("experts") and family is not GENERIC
@@ -121,15 +123,15 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
             value = target.open(key.names[0]) if path in OPEN else None
         # Two fields may share a key, such as the one width of all layers; the first that has a
         # value writes it.
-        if value is not None and key.names[0] not in written:
-            written[key.names[0]] = value
+        if value is not None and key.names[0] not in keys:
+            keys[key.names[0]] = value
     for part, options in family.parts:
-        written |= {
+        keys |= {
             key: value
             for key, value in part.write(model, target, options).items()
             if value is not None
         }
-    return written
+    return keys
 
 
 def needs_key(path: str, model: Group, family: Family) -> bool:

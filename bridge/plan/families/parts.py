@@ -213,14 +213,14 @@ def _read_balance(source: Source, model: Group, options: Options) -> Group:
     coefficient is kept although the default is false, because other code that trains the model may
     use the coefficient.
     """
-    routed = source.find(ROUTED)
-    loss = 0.0 if routed is False else source.find(BALANCE)
-    trained = bool(routed) if loss and source.named else None
-    over = "pooled" if trained else "batch"
+    logits_flag = source.find(ROUTED)
+    loss = 0.0 if logits_flag is False else source.find(BALANCE)
+    in_training = bool(logits_flag) if loss and source.named else None
+    over = "pooled" if in_training else "batch"
     return {
         "moe.aux_loss": loss,
         "moe.balance": over if loss else "none",
-        "moe.aux_trained": trained,
+        "moe.aux_trained": in_training,
     }
 
 
@@ -228,8 +228,8 @@ def _write_balance(model: Group, target: Target, options: Options) -> Group:
     loss, over = model.get("moe.aux_loss"), model.get("moe.balance")
     if over == "none":
         return {BALANCE: loss or 0.0}
-    trained = over in ("batch", "pooled") and loss and model.get("moe.aux_trained") is not False
-    return {BALANCE: loss, ROUTED: True if trained else None}
+    in_training = over in ("batch", "pooled") and loss and model.get("moe.aux_trained") is not False
+    return {BALANCE: loss, ROUTED: True if in_training else None}
 
 
 def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:

@@ -70,20 +70,20 @@ class Refusal:
         the family of a config.
         """
 
-        def when(seen: Seen) -> bool:
-            if family(seen) not in self.families:
+        def when(view: Seen) -> bool:
+            if family(view) not in self.families:
                 return False
-            given = {
-                path.removeprefix(start): seen.given[path]
-                for path in seen.given
+            keys = {
+                path.removeprefix(start): view.given[path]
+                for path in view.given
                 if path.startswith(start)
             }
             values = {
-                path.removeprefix(start): seen.values[path]
-                for path in seen.values
+                path.removeprefix(start): view.values[path]
+                for path in view.values
                 if path.startswith(start)
-            } | {"model_type": family(seen)}
-            return bool(self.holds(values, given))
+            } | {"model_type": family(view)}
+            return bool(self.holds(values, keys))
 
         return Check(
             start + self.key,
@@ -98,13 +98,13 @@ class Refusal:
 def rope(values: Keys) -> str | None:
     """Return the kind of rotary scaling that a config names, under its old or its new key."""
     for key in ROPE:
-        found = values.get(key)
-        if isinstance(found, Mapping) and (found.get("rope_type") or found.get("type")):
-            return str(found.get("rope_type") or found["type"])
+        scaling = values.get(key)
+        if isinstance(scaling, Mapping) and (scaling.get("rope_type") or scaling.get("type")):
+            return str(scaling.get("rope_type") or scaling["type"])
     return None
 
 
-def _uneven(values: Keys, given: Keys) -> bool:
+def _uneven(values: Keys, keys: Keys) -> bool:
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     return bool(hidden and heads and hidden % heads)
 
@@ -115,7 +115,8 @@ def _has_odd_head(values: Keys, given: Keys) -> bool:
         size = given["qk_rope_head_dim"]
     if size is None and values["model_type"] in DIVIDED and not _uneven(values, given):
         size = (values.get("hidden_size") or 0) // (values.get("num_attention_heads") or 1)
-    scaling = next((given[key] for key in ROPE if isinstance(given.get(key), Mapping)), {})
+    scalings = (given[key] for key in ROPE if isinstance(given.get(key), Mapping))
+    scaling: Keys = next(scalings, {})
     share = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor"))
     if values["model_type"] == "minimax_m2" and size and "rotary_dim" in given:
         share = given["rotary_dim"] / size
@@ -125,7 +126,7 @@ def _has_odd_head(values: Keys, given: Keys) -> bool:
 
 def _is_no_token(values: Keys, given: Keys) -> bool:
     token = values.get("pad_token_id", PADDING.get(values["model_type"]))
-    vocab = values.get("vocab_size")
+    vocab = values.get("vocab_size") or 0
     return isinstance(token, int) and bool(vocab) and not -vocab <= token < vocab
 
 
@@ -161,7 +162,7 @@ def _scalings(value: Any) -> Iterator[tuple[str, Keys]]:
     yield from (((f"{name}.", part) for name, part in nested.items()) if nested else [("", value)])
 
 
-_TYPES = {
+_TYPES: Mapping[str, Any] = {
     "int": int,
     "float": float,
     "bool": bool,
@@ -178,7 +179,7 @@ def _is_accepted(value: Any, kinds: str) -> bool:
     if not bounds or value is None:
         return True
     least, most = map(float, bounds.split(".."))
-    return least <= value <= most
+    return least <= float(value) <= most
 
 
 def _has_kind(value: Any, kind: str) -> bool:
@@ -213,7 +214,7 @@ REFUSALS = (
     Refusal(
         "head_dim",
         frozenset({"falcon"}),
-        lambda values, given: "head_dim" in given,
+        lambda values, keys: "head_dim" in keys,
         "found with Falcon, whose config computes this size and takes none: transformers stops when it"
         " builds the config; drop the key",
         "models/falcon/configuration_falcon.py: head_dim has no setter",
@@ -222,7 +223,7 @@ REFUSALS = (
     Refusal(
         "rope_scaling",
         frozenset({"phi3"}),
-        lambda values, given: rope(given) not in (None, "default", "longrope", "su"),
+        lambda values, keys: rope(keys) not in (None, "default", "longrope", "su"),
         "found another kind than longrope, which is the only one that Phi-3 has: transformers stops"
         " when it builds the config; use longrope, or another family",
         "models/phi3/configuration_phi3.py: Phi3Config.validate_rope",
@@ -231,7 +232,7 @@ REFUSALS = (
     Refusal(
         "num_key_value_heads",
         frozenset({"nemotron"}),
-        lambda values, given: values.get("num_key_value_heads") is None,
+        lambda values, keys: values.get("num_key_value_heads") is None,
         "missing: Nemotron has no default for it and stops when it builds the model; set it",
         "models/nemotron/modeling_nemotron.py: NemotronAttention.__init__",
         "nemotron-needs-it",

@@ -105,9 +105,9 @@ def read(source: Source, model: Group, options: Group) -> Group:
             "rotary.share": _share(source, {}, model, options),
             "rotary.scaling.kind": "none",
         }
-    grouped = _mapping(source.given, GROUPED)
-    nested = any(isinstance(value, Mapping) for value in grouped.values())
-    full = _inner(grouped, FULL) if nested else grouped
+    parameters = _mapping(source.given, GROUPED)
+    per_kind = any(isinstance(value, Mapping) for value in parameters.values())
+    full = _inner(parameters, FULL) if per_kind else parameters
     if own := _mapping(source.given, SCALING):
         full = {**full, **own} if options.get("local") else own
     scaling = full
@@ -115,8 +115,8 @@ def read(source: Source, model: Group, options: Group) -> Group:
     # has a null.
     if not source.has(SCALING) and not source.has(GROUPED):
         scaling = dict(_mapping(source.defaults, SCALING))
-    local = _inner(grouped, SLIDING).get(THETA) if nested else None
-    found = {
+    local = _inner(parameters, SLIDING).get(THETA) if per_kind else None
+    result = {
         "rotary.base": _base(source, full, options),
         "rotary.local_base": _number(local or source.find(LOCAL), LOCAL)
         if options.get("local")
@@ -125,7 +125,7 @@ def read(source: Source, model: Group, options: Group) -> Group:
         **_scaling(scaling, source, model),
     }
     # A file of an unknown class without any of these keys may have other positions altogether.
-    return found if source.named or any(source.has(key) for key in KEYS) else {}
+    return result if source.named or any(source.has(key) for key in KEYS) else {}
 
 
 def _mapping(values: Group, key: str) -> Mapping[str, Any]:
@@ -133,8 +133,8 @@ def _mapping(values: Group, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _inner(grouped: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = grouped.get(key)
+def _inner(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = parameters.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
@@ -148,10 +148,10 @@ def _number(value: Any, key: str) -> float | None:
 
 def _base(source: Source, full: Mapping[str, Any], options: Group) -> float | None:
     own = options.get("base", THETA)
-    given = full.get(THETA) or (source.find(*dict.fromkeys((own, THETA))) if own else None)
-    if given is None and not source.named:
+    base = full.get(THETA) or (source.find(*dict.fromkeys((own, THETA))) if own else None)
+    if base is None and not source.named:
         return None
-    return _number(given, own or THETA) or BASE
+    return _number(base, own or THETA) or BASE
 
 
 def _share(source: Source, full: Mapping[str, Any], model: Group, options: Group) -> float | None:
@@ -164,41 +164,45 @@ def _share(source: Source, full: Mapping[str, Any], model: Group, options: Group
         return width / size if width and width <= size else 1.0
     if not options.get("share"):
         return 1.0 if source.named else None
-    said = full.get(SHARE) if full.get(SHARE) is not None else source.find(options["share"])
-    if said is None and not source.named:
+    value = full.get(SHARE) if full.get(SHARE) is not None else source.find(options["share"])
+    if value is None and not source.named:
         return None
-    share = _number(said, options["share"]) or 1.0
+    share = _number(value, options["share"]) or 1.0
     if share > 1:
         raise ConfigError(f"{options['share']}: found {share:g}; expected at most 1")
     return share
 
 
 def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[str, Any]:
-    named = scaling.get("rope_type", scaling.get("type"))
-    kind = SPELLED.get(named, named or "") if named is None or isinstance(named, str) else ""
+    kind_name = scaling.get("rope_type", scaling.get("type"))
+    kind = (
+        SPELLED.get(kind_name, kind_name or "")
+        if kind_name is None or isinstance(kind_name, str)
+        else ""
+    )
     if kind not in BY_KIND:
         raise ConfigError(
-            f"rope_scaling: found kind {named!r}; expected one of {', '.join(BY_KIND)}"
+            f"rope_scaling: found kind {kind_name!r}; expected one of {', '.join(BY_KIND)}"
         )
     if kind == "none" and not source.named:
         return {}
-    found: dict[str, Any] = {"rotary.scaling.kind": kind}
+    result: dict[str, Any] = {"rotary.scaling.kind": kind}
     for name in BY_KIND[kind]:
         if name in WEIGHTS:
             continue
         value = scaling.get(NAMES[name], USUAL.get(kind, {}).get(name))
-        found[f"rotary.scaling.{name}"] = _check_number(name, value)
+        result[f"rotary.scaling.{name}"] = _check_number(name, value)
     if kind == "yarn":
-        found |= _weights(scaling)
+        result |= _weights(scaling)
     # Files may leave out the length before scaling, and then the model's own length stands for it.
-    if "original" in BY_KIND[kind] and found["rotary.scaling.original"] is None:
-        found["rotary.scaling.original"] = source.find(ORIGINAL) or model.get(
+    if "original" in BY_KIND[kind] and result["rotary.scaling.original"] is None:
+        result["rotary.scaling.original"] = source.find(ORIGINAL) or model.get(
             "embedding.max_positions"
         )
-    if kind == "longrope" and found["rotary.scaling.factor"] is None:
-        original, reach = found["rotary.scaling.original"], model.get("embedding.max_positions")
-        found["rotary.scaling.factor"] = reach / original if original and reach else None
-    return found
+    if kind == "longrope" and result["rotary.scaling.factor"] is None:
+        original, reach = result["rotary.scaling.original"], model.get("embedding.max_positions")
+        result["rotary.scaling.factor"] = reach / original if original and reach else None
+    return result
 
 
 def _weights(scaling: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,15 +210,15 @@ def _weights(scaling: Mapping[str, Any]) -> dict[str, Any]:
     (_compute_yarn_parameters).
     """
     both = scaling.get(NAMES["mscale"]) and scaling.get(NAMES["mscale_all"])
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in WEIGHTS:
         value = scaling.get(NAMES[name])
         works = both or name == "mscale_all"
         number = None
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and works:
             number = float(value)
-        found[f"rotary.scaling.{name}"] = number
-    return found
+        result[f"rotary.scaling.{name}"] = number
+    return result
 
 
 def _check_number(name: str, value: Any) -> Any:
@@ -234,7 +238,7 @@ def write(model: Group, target: Target, options: Group) -> Group:
 
     They are separate keys or, for releases from transformers 5 on, the mapping `rope_parameters`.
     """
-    share, written = _share_of_options(model, options), {}
+    share, keys = _share_of_options(model, options), {}
     base, kind = model.get("rotary.base"), model.get("rotary.scaling.kind")
     scaling = {"rope_type": "default" if kind == "none" else kind} if kind else {}
     for name in BY_KIND[kind or "none"]:
@@ -252,12 +256,12 @@ def write(model: Group, target: Target, options: Group) -> Group:
         both = {SLIDING: {"rope_type": "default", THETA: local}, FULL: full}
         return {**share, GROUPED: both if options.get("local") and local else full}
     if options.get("local") and local is not None:
-        written[LOCAL] = local
+        keys[LOCAL] = local
     if own and base is not None:
-        written[own] = base
+        keys[own] = base
     # No scaling has to be written if the class scales by default.
     plain = kind in (None, "none") and not target.defaults.get(SCALING)
-    return {**share, **written, **({} if plain else {SCALING: scaling})}
+    return {**share, **keys, **({} if plain else {SCALING: scaling})}
 
 
 def _share_of_options(model: Group, options: Group) -> dict[str, Any]:

@@ -48,13 +48,13 @@ def _pattern(source: Source, options: Group, layers: int) -> Pattern:
         last = layers - 1 if end is None or end == -1 else end
         # Ernie counts blocks from 1 for the interval, but from 0 for start and end.
         return tuple((block + 1) % step == 0 and start <= block <= last for block in blocks)
-    listed = source.find(KINDS) if rule == "types" else None
-    if listed:
-        return tuple(kind == SPARSE for kind in listed[:layers])
+    kinds = source.find(KINDS) if rule == "types" else None
+    if kinds:
+        return tuple(kind == SPARSE for kind in kinds[:layers])
     if rule == "types" and source.find(LISTED):
         return tuple(bool(sparse) for sparse in source.find(LISTED)[:layers])
-    found = source.find(FIRST)
-    dense = options.get("usual", 0) if found is None else found
+    first = source.find(FIRST)
+    dense = options.get("usual", 0) if first is None else first
     step = source.find(EVERY) or 1 if rule == "first" else 1
     return tuple(block >= dense and block % step == 0 for block in blocks)
 

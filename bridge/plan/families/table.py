@@ -69,14 +69,14 @@ def _row(name: str) -> Mapping[str, Any]:
     row = _ROWS[name]
     base = _row(row["like"]) if "like" in row else {"keys": {}, "facts": {}, "parts": {}}
     facts, keys = row.get("facts", {}), row.get("keys", {})
-    gone = {*row.get("drop", ())}
-    kept = set(row["only"]) if "only" in row else None
+    drops = {*row.get("drop", ())}
+    only = set(row["only"]) if "only" in row else None
 
     def stays(path: str) -> bool:
-        return path not in gone and (kept is None or path in kept)
+        return path not in drops and (only is None or path in only)
 
     # A row that keeps only some fields names no parts: a part stands for several fields together.
-    parts = {**base["parts"], **row.get("parts", {})} if kept is None else {}
+    parts = {**base["parts"], **row.get("parts", {})} if only is None else {}
     return {
         "keys": {
             **{
@@ -101,16 +101,16 @@ def _family(name: str, row: Mapping[str, Any]) -> Family:
     # In the order of `PARTS`, not of the row: some parts use fields that others have read.
     parts = tuple((PARTS[part], whole["parts"][part]) for part in PARTS if part in whole["parts"])
     keys = {}
-    for path, spelled in whole["keys"].items():
+    for path, spelling in whole["keys"].items():
         # `codec:name|name`, or without a codec `name|name`.
-        codec, _, names = spelled.rpartition(":")
+        codec, _, names = spelling.rpartition(":")
         keys[path] = Key(tuple(one for one in names.split("|") if one), CODECS[codec])
-    covered = {path for part, options in parts for path in part.paths(options)}
-    facts = {path: value for path, value in whole["facts"].items() if path not in covered}
+    part_paths = {path for part, options in parts for path in part.paths(options)}
+    facts = {path: value for path, value in whole["facts"].items() if path not in part_paths}
     order, config = row.get("order", 99), row.get("config", "")
-    kept = {path: key for path, key in keys.items() if path not in covered}
+    own_keys = {path: key for path, key in keys.items() if path not in part_paths}
     return Family(
-        name, config, order, row.get("foreign", ""), facts, kept, parts, _DEFAULTS.get(name, {})
+        name, config, order, row.get("foreign", ""), facts, own_keys, parts, _DEFAULTS.get(name, {})
     )
 
 
@@ -142,14 +142,14 @@ def alike() -> tuple[Family, ...]:
     """Return the families that write each field under a key that the generic family also has for
     the field, in the order of `ORDERED`.
     """
-    said = {path: key.names for path, key in GENERIC.keys.items()}
+    names = {path: key.names for path, key in GENERIC.keys.items()}
     return tuple(
         family
         for family in ORDERED
         if all(
-            key.names[0] in said[path]
+            key.names[0] in names[path]
             for path, key in family.keys.items()
-            if path in said and key.names
+            if path in names and key.names
         )
     )
 
@@ -191,11 +191,11 @@ def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
 @cache
 def stands_for() -> Mapping[str, tuple[str, ...]]:
     """Return the names of the fields that each key sets in any family."""
-    found: dict[str, dict[str, None]] = {}
+    paths_by_key: dict[str, dict[str, None]] = {}
     for keys, paths in _bundles():
         for key in keys:
-            found.setdefault(key, {}).update(dict.fromkeys(paths))
-    return {key: SAYS.get(key, tuple(paths)) for key, paths in found.items()}
+            paths_by_key.setdefault(key, {}).update(dict.fromkeys(paths))
+    return {key: SAYS.get(key, tuple(paths)) for key, paths in paths_by_key.items()}
 
 
 def _bundles() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:

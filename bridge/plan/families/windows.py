@@ -78,10 +78,10 @@ def _pattern(
             (block + 1) % 2 == 1 and (last is None or block < last) for block in range(layers)
         )
     if rule == "period":
-        found = source.find(PERIOD)
+        value = source.find(PERIOD)
         # EXAONE 4 also takes a text such as "LLLG", a letter for each block of the period
         # (models/exaone4/configuration_exaone4.py).
-        period = len(found) if isinstance(found, str) else int(found or 0)
+        period = len(value) if isinstance(value, str) else int(value or 0)
         period = period or int(options["period"])
         return tuple((block + 1) % period != 0 for block in range(layers))
     return None if rule == "all" or still is None else tuple(not rotates for rotates in still)
@@ -93,9 +93,9 @@ def _still(source: Source, layers: int | None) -> Pattern | None:
     """
     if layers is None:
         return None
-    listed = source.find(STILL)
-    if listed is not None:
-        return tuple(bool(rotates) for rotates in listed[:layers])
+    flags = source.find(STILL)
+    if flags is not None:
+        return tuple(bool(rotates) for rotates in flags[:layers])
     every = source.find(EVERY) or 4
     return tuple((block + 1) % every != 0 for block in range(layers))
 
@@ -106,9 +106,9 @@ def write(model: Group, target: Target, options: Group) -> Group:
     """
     rule, window, layers = options["rule"], model.get("attention.window"), model.get("layers")
     pattern: Pattern | None = model.get("attention.windowed")
-    written: dict[str, Any] = {WINDOW: window if window else target.open(WINDOW)}
+    keys: dict[str, Any] = {WINDOW: window if window else target.open(WINDOW)}
     if options.get("switch"):
-        written = {SWITCH: bool(window), **({WINDOW: window} if window else {})}
+        keys = {SWITCH: bool(window), **({WINDOW: window} if window else {})}
     if (
         options.get("rotates")
         and layers
@@ -118,20 +118,20 @@ def write(model: Group, target: Target, options: Group) -> Group:
         return {KINDS: [FULL] * layers}
     if rule == "still" and layers:
         rotates = model.get("rotary.layers") or (True,) * layers
-        written[STILL] = [int(turns) for turns in rotates]
+        keys[STILL] = [int(turns) for turns in rotates]
     if (
         not layers
         or rule == "all"
         or (window is None and rule != "period" and options.get("switch"))
     ):
-        return written
+        return keys
     if window is None and not options.get("rotates"):
         # Without a null for the window the class would fall back on its pattern, so the blocks are
         # listed.
-        if rule in ("even", "period") and written[WINDOW] is None:
-            written[KINDS] = [FULL] * layers
-        return written
-    return {**written, **_blocks(pattern or (True,) * layers, rule, layers, options)}
+        if rule in ("even", "period") and keys[WINDOW] is None:
+            keys[KINDS] = [FULL] * layers
+        return keys
+    return {**keys, **_blocks(pattern or (True,) * layers, rule, layers, options)}
 
 
 def _blocks(pattern: Pattern, rule: str, layers: int, options: Group) -> Group:
@@ -155,9 +155,9 @@ def _blocks(pattern: Pattern, rule: str, layers: int, options: Group) -> Group:
             for size in range(1, layers + 2)
             if pattern == tuple((block + 1) % size != 0 for block in range(layers))
         )
-        if (found := next(periods, None)) is not None:
-            return {PERIOD: found}
-    return {KINDS: [SLIDING if windowed else FULL for windowed in pattern]}
+        if (period := next(periods, None)) is not None:
+            return {PERIOD: period}
+    return {KINDS: [SLIDING if slides else FULL for slides in pattern]}
 
 
 def _first(pattern: Pattern) -> int:

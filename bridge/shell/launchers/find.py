@@ -109,10 +109,10 @@ class Walk:
             return self._starter(at, at, STARTERS[word.name])
         if TRAINER.fullmatch(word.name):
             return self._end("program", at)
-        named = "/" in word.text or not any(
+        is_name = "/" in word.text or not any(
             char.isspace() for char in word.text
         )  # else it is no program that starts another
-        further = self._ahead(at + 1) if named and word.name not in TEXT_ONLY else None
+        further = self._ahead(at + 1) if is_name and word.name not in TEXT_ONLY else None
         if further is None and word.name.endswith(SCRIPT):
             self._end("file", at, at)
         return further
@@ -126,13 +126,13 @@ class Walk:
             (at for at in range(start, len(self.words)) if self._is_program(at, known)), None
         )
 
-    def _is_program(self, at: int, flagged: bool) -> bool:
+    def _is_program(self, at: int, needs_flags: bool) -> bool:
         word, places = self.words[at], range(at + 1, len(self.words))
         if word.option or word.text is None:
             return False
         if TRAINER.fullmatch(word.name):
             flags = (self.words[place].spelling.lstrip().startswith("-") for place in places)
-            return not self._is_value(at) and (not flagged or any(flags))
+            return not self._is_value(at) and (not needs_flags or any(flags))
         after = self.words[at + 1] if places else None
         runs = after is not None and (
             after.option or after.text is None or bool(TRAINER.fullmatch(after.name))
@@ -279,8 +279,8 @@ class Walk:
 
     def _past_option(self, at: int, text: str, row: Starter) -> int:
         option, tied, _ = text.partition("=")
-        attached = not text.startswith("--") and len(text) > 2 and row.values.get(text[:2], 0) > 0
-        if self._names_started(at, row) or tied or (attached and text not in row.values):
+        has_value = not text.startswith("--") and len(text) > 2 and row.values.get(text[:2], 0) > 0
+        if self._names_started(at, row) or tied or (has_value and text not in row.values):
             return at + 1
         if option in row.values:
             return at + 1 + row.values[option]

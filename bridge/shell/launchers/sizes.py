@@ -25,27 +25,27 @@ Sizes = dict[str, str | int]
 """Sizes that options set, by role such as `nodes`: the text, or the index of a word that is not known."""
 
 
-def ranks(found: Walk, job: Mapping[str, str]) -> tuple[int | None, Sequence[int]]:
+def ranks(search: Walk, job: Mapping[str, str]) -> tuple[int | None, Sequence[int]]:
     """Return the world size by the arguments of the innermost launcher; None if these do not give the size as numbers,
     with the indices of the words that would give it and are not known.
 
     `job` has options of the batch job, which Slurm's launcher inherits.
     """
-    links = [link for link in found.links if link.name in STARTERS and STARTERS[link.name].own]
+    links = [link for link in search.links if link.name in STARTERS and STARTERS[link.name].own]
     if not links:
         return None, ()
     last = links[-1]
-    row, words = STARTERS[last.name], found.words[last.start : last.end]
-    said = _sizes_by_role(words, row)
+    row, words = STARTERS[last.name], search.words[last.start : last.end]
+    sizes = _sizes_by_role(words, row)
     if last.name in ("srun", "yhrun"):
         # The total of the batch job has no effect if the launcher sets sizes itself.
         found_job = {BY_NODE[name]: value for name, value in job.items() if name in BY_NODE}
-        inherited: Sizes = {
-            role: value for role, value in found_job.items() if role != "total" or not said
+        job_sizes: Sizes = {
+            role: value for role, value in found_job.items() if role != "total" or not sizes
         }
-        said = {**inherited, **said}
-    size = _product(said, row)
-    unknown = {last.start + place for place in said.values() if isinstance(place, int)}
+        sizes = {**job_sizes, **sizes}
+    size = _product(sizes, row)
+    unknown = {last.start + place for place in sizes.values() if isinstance(place, int)}
     return size, () if size else sorted(unknown)
 
 
@@ -55,42 +55,42 @@ def _sizes_by_role(words: Sequence[LaunchWord], row: Starter) -> Sizes:
     An unknown value leaves only its own option open. A word that may itself be an option leaves all
     sizes open, until a later option sets them.
     """
-    said: Sizes = {}
+    sizes: Sizes = {}
     skip = 0
     before = ""
     for place, (word, after) in enumerate(
         zip(words, [*words[1:], LaunchWord("", "")], strict=True)
     ):
-        option, tied, attached = word.spelling.partition("=")
-        named = word.text is not None or (tied and NAME.fullmatch(option) is not None)
+        option, tied, value_text = word.spelling.partition("=")
+        has_name = word.text is not None or (tied and NAME.fullmatch(option) is not None)
         if skip:
             skip -= 1
-        elif named:
+        elif has_name:
             # A short option may have its number attached, as in `-n8`.
             attachable = (name for name in row.sizes if len(name) == 2 and option.startswith(name))
             short = next((name for name in attachable if option[2:].isdigit()), "")
             if option in row.sizes:
                 value = word if tied else after
-                known = attached if tied else value.text
-                said[row.sizes[option]] = place + (not tied) if value.text is None else known or ""
+                text = value_text if tied else value.text
+                sizes[row.sizes[option]] = place + (not tied) if value.text is None else text or ""
             elif short:
-                said[row.sizes[short]] = option[len(short) :]
+                sizes[row.sizes[short]] = option[len(short) :]
             skip = 0 if tied else row.values.get(option, 0)
         elif not (NAME.fullmatch(before) and row.values.get(before, 1)):
-            said = dict.fromkeys(row.sizes.values(), place)
+            sizes = dict.fromkeys(row.sizes.values(), place)
         before = word.spelling
-    return said
+    return sizes
 
 
-def _product(said: Sizes, row: Starter) -> int | None:
-    if "total" in said:
-        return _number(said["total"])
-    if "listed" in said and "node" not in said:
+def _product(sizes: Sizes, row: Starter) -> int | None:
+    if "total" in sizes:
+        return _number(sizes["total"])
+    if "listed" in sizes and "node" not in sizes:
         # `host:0,1@other:0,1` names the devices of each host.
-        parts = [DEVICES.fullmatch(part) for part in str(said["listed"]).split("@")]
+        parts = [DEVICES.fullmatch(part) for part in str(sizes["listed"]).split("@")]
         return sum(part[1].count(",") + 1 for part in parts if part) if all(parts) else None
-    node = _number(said["node"]) if "node" in said else row.fallback
-    nodes = _number(said["nodes"]) if "nodes" in said else None if "hosts" in said else row.alone
+    node = _number(sizes["node"]) if "node" in sizes else row.fallback
+    nodes = _number(sizes["nodes"]) if "nodes" in sizes else None if "hosts" in sizes else row.alone
     return node * nodes if node and nodes else None
 
 

@@ -56,12 +56,12 @@ def starter(
     `under` is written `run|job submit`, `sizes` is written `total:-n,--ntasks nodes:-N`.
     """
     parts = (part.partition(":") for part in sizes.split())
-    said = {name: role for role, _, names in parts for name in names.split(",")}
+    roles = {name: role for role, _, names in parts for name in names.split(",")}
     pairs = (word.partition("*") for word in values.split())
     # Options that set sizes have an argument, too.
-    taken = {**{name: int(count or 1) for name, _, count in pairs}, **dict.fromkeys(said, 1)}
+    counts = {**{name: int(count or 1) for name, _, count in pairs}, **dict.fromkeys(roles, 1)}
     subcommands = tuple(tuple(words.split()) for words in under.split("|")) if under else ()
-    return Starter(taken, before, subcommands, said, **more)  # type: ignore[arg-type]
+    return Starter(counts, before, subcommands, roles, **more)  # type: ignore[arg-type]
 
 
 TORCHRUN = starter(
