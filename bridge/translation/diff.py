@@ -180,7 +180,7 @@ def _add_rule_findings(pair: ConfigPair, rows: list[Finding]) -> Iterator[Findin
         for loss in _losses(pair, source, target):
             about = [at for at, row in enumerate(rows) if _concerns(row, loss)]
             for at in about:
-                if rows[at].effect.rank > loss.effect.rank:
+                if rows[at].effect.rank >= loss.effect.rank and loss.message:
                     rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
             in_remarks = bool(loss.about) and _is_remarked(pair, loss.effect, loss.about)
             if not in_remarks and all(rows[at].effect is not loss.effect for at in about):
