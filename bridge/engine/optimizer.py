@@ -306,7 +306,18 @@ def clip_factor(norm: float, clip: float) -> float:
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups], torch.optim.Optimizer]
-BY_ELEMENT = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+BY_ELEMENT = (
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
 """Torch's optimizers that update each element by itself, so that they also update slices of weights."""
 COUNTS: Mapping[str, float] = {"step": 0.0, "mu_product": 1.0}
 """State of a whole parameter, which follows from the number of updates, with its first value."""
@@ -324,7 +335,9 @@ def maker_of(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any], pat
             f" ones or is not torch's own; use one of torch.optim's {', '.join(BY_ELEMENT)}"
         )
     if settings.get("dampening"):
-        raise ConfigError(f"{path}: found dampening {settings['dampening']}; the engine's momentum begins at 0; use 0")
+        raise ConfigError(
+            f"{path}: found dampening {settings['dampening']}; the engine's momentum begins at 0; use 0"
+        )
     make: Make = lambda groups: kind(groups, **settings)  # noqa: E731
     try:
         _first_state(make)

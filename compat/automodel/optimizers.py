@@ -158,7 +158,6 @@ SWITCHED: Rule = convert(
 )
 
 
-
 def _is_blurred(target: str | None) -> bool:
     """Return whether a plan cannot hold an optimizer class, or not all that it does."""
     return target is not None and target not in TORCH.values() and not is_fused(target)
@@ -168,7 +167,9 @@ def _tell_class(target: str | None) -> str:
     known = ", ".join(sorted(name.rpartition(".")[2] for name in TORCH.values()))
     if target in CLASSES:
         return f"{target} keeps weights and moments in formats of its own; torch's class of the same name does not"
-    return f"{target} updates weights by a rule that no plan has; a plan has those of torch's {known}"
+    return (
+        f"{target} updates weights by a rule that no plan has; a plan has those of torch's {known}"
+    )
 
 
 RULE: Rule = convert(

@@ -9,15 +9,17 @@ from __future__ import annotations
 import copy
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
 from bridge.plan.section import fields
 from bridge.translation.lift import plan_claims
 
@@ -167,7 +169,11 @@ def another(kind: Any, usual: Any) -> Iterator[Any]:
         inner = next(another(parts[0], None), None) if parts else {}
         yield [inner] * (1 if not parts or parts[-1] is ... or origin is list else len(parts))
     else:
-        known: Mapping[Any, Sequence[Any]] = {bool: (True, False), int: (1, 3, 2), float: (0.25, 2.0)}
+        known: Mapping[Any, Sequence[Any]] = {
+            bool: (True, False),
+            int: (1, 3, 2),
+            float: (0.25, 2.0),
+        }
         texts = ("nobody.Knows",) if kind is str else ()
         found = parts if origin is Literal else known.get(kind, texts)
         found = ({"nobody_knows": 1},) if dict in (kind, origin) else found
@@ -196,7 +202,9 @@ def recipe(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
 
 def named(path: str, findings: set[str]) -> bool:
     """Whether a finding is about a setting or the section around it."""
-    return any(f"{path}.".startswith(f"{each}.") or each.startswith(f"{path}.") for each in findings)
+    return any(
+        f"{path}.".startswith(f"{each}.") or each.startswith(f"{path}.") for each in findings
+    )
 
 
 def settings() -> Iterator[tuple[str, Any]]:
@@ -229,7 +237,7 @@ def test_no_setting_of_a_recipe_is_silent(tmp_path: Path, monkeypatch: Any) -> N
         bases[repr(beside)] = base
         try:
             lines, findings = recipe({**beside, path: value})
-        except Exception as error:  # noqa: BLE001 - each is a failure of its own
+        except Exception as error:
             broken.append((path, value, repr(error)[:200]))
             continue
         if lines == base[0] and lines is not None and not named(name, findings - base[1]):
@@ -238,3 +246,101 @@ def test_no_setting_of_a_recipe_is_silent(tmp_path: Path, monkeypatch: Any) -> N
     assert [each for each in silent if each[0] not in WITHOUT] == []
 
 
+# Merak
+
+
+def arguments_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a short run with other values."""
+    usual = {
+        "output_dir": "out",
+        "use_cpu": True,
+        "max_steps": 4,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.01,
+        "weight_decay": 0.1,
+        "logging_steps": 1,
+    }
+    return {**usual, **values}
+
+
+def trained(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
+    """The lines and files of a run of Merak's trainer, or None if it stops; and what findings name."""
+    from blocks import small
+    from merak_runs import Rows
+
+    import compat.merak as Merak
+
+    Merak.init(1, 1, 1)
+    try:
+        try:
+            args = Merak.MerakArguments(**arguments_of(values))
+        except (TypeError, OSError, ImportError) as error:  # transformers itself refuses
+            raise ConfigError(str(error)) from error
+        torch.manual_seed(args.seed)
+        model = small("gpt2", resid_pdrop=0.1).float()
+        trainer = Merak.MerakTrainer(
+            model=model, args=args, train_dataset=Rows(), eval_dataset=Rows(4)
+        )
+        trainer.train()
+    except (BridgeError, ValueError) as error:
+        return None, set(re.findall(r"[\w.*]+", str(error)))
+    found = {finding.path for finding in trainer.findings}
+    files = sorted(str(path) for path in Path().rglob("iter_*/*"))
+    chunks = [stage.recomputes for stage in trainer.engine.executor.stages.values()]
+    shutil.rmtree("out", ignore_errors=True)
+    return (trainer.log_history, files, chunks, trainer.max_steps), found
+
+
+MERAK_BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "num_train_epochs": {"max_steps": -1},
+    "eval_steps": {"do_eval": True},
+    "per_device_eval_batch_size": {"do_eval": True},
+    "save_total_limit": {"save": True, "save_steps": 1},
+    "save_steps": {"save": True},
+    "lr_scheduler_kwargs": {"lr_scheduler_type": "cosine_with_min_lr"},
+}
+MERAK_OTHER: Mapping[str, Any] = {
+    "num_train_epochs": 2.0,
+    "eval_steps": 1,
+    "per_device_eval_batch_size": 3,
+    "save_steps": 1,
+    "lr_scheduler_kwargs": {"min_lr": 0.005},
+    "include_num_input_tokens_seen": True,
+    "evaluation_strategy": "epoch",
+    "warmup_ratio": 0.5,
+    "parallelism_config": {"tp_size": 2},
+}
+MERAK_WITHOUT: Mapping[str, str] = {
+    **dict.fromkeys(("output_dir", "logging_dir", "run_name"), "a place or a name of records"),
+    **dict.fromkeys(("report_to", "disable_tqdm"), "records"),
+    **dict.fromkeys(("use_cpu", "local_rank"), "the device, of which a test has one"),
+    **dict.fromkeys(("dataloader_num_workers", "dataloader_pin_memory"), "how data is loaded"),
+    "average_tokens_across_devices": "Merak's default is the other one, and it never reads it",
+}
+"""Arguments without effect on the numbers of one rank, each with the reason."""
+
+
+def test_no_argument_of_merak_s_trainer_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
+    import compat.merak as Merak
+    from compat.merak.schema import Merak as Schema
+
+    monkeypatch.chdir(tmp_path)
+    schema, hints = fields(Schema), get_type_hints(Merak.MerakArguments)
+    usual = Merak.MerakArguments(**arguments_of({}))
+    bases, silent, tried = dict[str, Any](), [], 0
+    for number, each in enumerate(dataclass_fields(Merak.MerakArguments)):
+        name = each.name
+        if number % SHARE or name in MERAK_WITHOUT:
+            continue
+        known, now = schema.get(f"args.{name}"), getattr(usual, name)
+        kind = known.annotation if known else hints[name]
+        other = next(another(kind, getattr(now, "value", now)), None)
+        beside = MERAK_BESIDE.get(name, {})
+        base = bases.setdefault(repr(beside), None) or trained(beside)
+        bases[repr(beside)] = base
+        lines, findings = trained({**beside, name: MERAK_OTHER.get(name, other)})
+        tried += 1
+        if lines is not None and lines == base[0] and f"args.{name}" not in findings - base[1]:
+            silent.append((name, MERAK_OTHER.get(name, other)))
+    assert tried and silent == []

@@ -170,7 +170,13 @@ class Recipe:
             comm.patient(None, minutes * 60)
         upcast = section(settings, "loss_fn").get("fp32_upcast") is not False
         engine = bridge.engine.initialize(
-            model, plan, partial(loss, upcast=upcast), seed=seed, variable_shapes=True, optimizer=make, **watch
+            model,
+            plan,
+            partial(loss, upcast=upcast),
+            seed=seed,
+            variable_shapes=True,
+            optimizer=make,
+            **watch,
         )
         return cls(
             engine, loader, validation, settings, length, (*findings, *engine.findings), words.found
