@@ -345,6 +345,11 @@ def _loader(
     rows = section(settings, "step_scheduler").get("local_batch_size") or 1
     if loading != "dataloader":
         rows = how.get("batch_size") or rows
+    elif how.get("batch_size") not in (None, rows):
+        raise ConfigError(
+            f"dataloader.batch_size: found {how['batch_size']} with step_scheduler.local_batch_size"
+            f" {rows}; a step is counted by the latter; leave batch_size out"
+        )
     return Loader.of(samples, how, loading, rows, place, seed, piped)
 
 
