@@ -344,7 +344,7 @@ def _find_unheard(config: Config) -> Iterator[Finding]:
     them, and on settings that nobody knows.
     """
     yield from (finding for finding in config.remarks if finding.unknown)
-    yield from (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
+    yield from (one for one in unheld(config, blurred=True) if one.effect.reaches(Effect.ROUNDING))
 
 
 def _architecture_of(plan: Plan, model: str | None) -> Architecture:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from bridge.engine.comm import Comm
     from bridge.engine.environment import Environment
-    from bridge.engine.optimizer import ParameterGroupSettings
+    from bridge.engine.optimizer import Make, ParameterGroupSettings
     from bridge.engine.runner import Engine, Loss
     from bridge.layout.mesh import Mesh
     from bridge.layout.tensor import TensorPlan
@@ -39,6 +39,7 @@ def initialize(
     policy: Policy | None = None,
     alike: Mapping[str, Any] = MappingProxyType({}),
     sample: Any = None,
+    optimizer: Make | None = None,
 ) -> Engine:
     """Return an engine that trains `model` by `plan`.
 
@@ -55,6 +56,7 @@ def initialize(
     rank. With `variable_shapes`, microbatches may differ in shape. Values
     in `alike` must be equal on all ranks. If the plan sets `debug`, tensors are logged to the folder
     `trace` (default: "trace"), and `full` logs whole tensors. `policy` is that of `bridge.trace.attach`.
+    `optimizer` makes the optimizer (`bridge.engine.optimizer.maker_of`) in place of the plan's.
     Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
     ranks if they were started with different settings.
     """
@@ -99,6 +101,7 @@ def initialize(
         variable_shapes,
         made.cut,
         made.sample,
+        optimizer,
     )
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace, full, policy)

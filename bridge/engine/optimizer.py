@@ -129,23 +129,27 @@ class ShardOptimizer:
         masters: Sequence[Tensor],
         pieces: Sequence[Iterable[FlatPiece]],
         groups: Sequence[ParameterGroupSettings] = (),
+        make: Make | None = None,
     ) -> None:
         name = setting(settings, "name")
-        if name not in _MAKE:
+        if make is None and name not in _MAKE:
             raise ConfigError(
                 f"optimizer.name: the engine does not support {name}; use one of {', '.join(_MAKE)}"
             )
         self.groups = groups
-        self.state_names = _STATE[name] if name != "sgd" or settings.momentum else ()
+        self._own = make is not None
+        self._make: Make = make or (lambda groups: _MAKE[name](groups, settings))
+        initial = _first_state(make)[0] if make else dict.fromkeys(_STATE[name], 0.0)
+        if make is None and name == "sgd" and not settings.momentum:
+            initial = {}
+        self.state_names = tuple(initial)
         # Torch updates a parameter as a whole, with one set of hyperparameters. A slice is
         # therefore divided into runs, each of which is a parameter of torch and a view of the
         # slice; so are the views of its moments.
         self._state = [
-            {name: torch.zeros_like(master) for name in self.state_names} for master in masters
+            {name: torch.full_like(master, value) for name, value in initial.items()}
+            for master in masters
         ]
-        self._make: Callable[[Groups], torch.optim.Optimizer] = lambda groups: _MAKE[name](
-            groups, settings
-        )
         self._masters = masters
         self._pieces = [tuple(parts) for parts in pieces]
         self._single = False
@@ -185,7 +189,8 @@ class ShardOptimizer:
             # The group's own settings come last, as they take precedence. Those that this optimizer
             # does not have are left out.
             settings = {} if number is None else self.groups[number].settings
-            own = {name: settings[name] for name in HYPER if name in settings and name in group}
+            names = settings.keys() - {"params"} if self._own else HYPER
+            own = {name: settings[name] for name in names if name in settings and name in group}
             group.update({**planned, **own})
         for run, parameter in zip(self.runs, self.parameters, strict=True):
             if run.name not in skipped:
@@ -201,12 +206,14 @@ class ShardOptimizer:
         return self._state[index]
 
     def set_steps(self, steps: int) -> None:
-        """Set the number of updates that Adam has made, on which the bias correction of the moments
-        depends.
+        """Set the number of updates that have been made, on which the bias correction of Adam's
+        moments depends.
         """
+        counts = _first_state(self._make, steps)[1] if self._own else {"step": float(steps)}
         for parameter in self.parameters:
-            if self.torch is not None and "step" in self.torch.state[parameter]:
-                self.torch.state[parameter]["step"].fill_(steps)
+            for name, value in counts.items():
+                if self.torch is not None and name in self.torch.state[parameter]:
+                    self.torch.state[parameter][name].fill_(value)
 
     def tensors(self) -> Iterable[Tensor]:
         """Return all tensors of the optimizer's state that are as large as their slices."""
@@ -248,8 +255,10 @@ class ShardOptimizer:
     def _prepare(self, run: SliceRun, parameter: nn.Parameter) -> None:
         assert self.torch is not None
         state = self.torch.state[parameter]
-        if "exp_avg" in self.state_names:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        counts = _first_state(self._make, 0)[1] if self._own else {"step": 0.0}
+        if self._own or "exp_avg" in self.state_names:
+            for name, value in counts.items():
+                state[name] = torch.full((), value, dtype=torch.float32, device=parameter.device)
         for name, whole in self._state[run.slice].items():
             state[name] = whole[run.start : run.stop]
 
@@ -296,6 +305,63 @@ def clip_factor(norm: float, clip: float) -> float:
 
 
 Groups = list[dict[str, Any]]
+Make = Callable[[Groups], torch.optim.Optimizer]
+BY_ELEMENT = (
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+"""Torch's optimizers that update each element by itself, so that they also update slices of weights."""
+COUNTS: Mapping[str, float] = {"step": 0.0, "mu_product": 1.0}
+"""State of a whole parameter, which follows from the number of updates, with its first value."""
+
+
+def maker_of(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any], path: str) -> Make:
+    """Return a function that makes a torch optimizer of class `kind` from parameter groups, for
+    `initialize`. Raises `ConfigError`, which names `path`, if the optimizer cannot update slices of
+    weights or does not take these settings.
+    """
+    name = kind.__name__
+    if getattr(torch.optim, name, None) is not kind or name not in BY_ELEMENT:
+        raise ConfigError(
+            f"{path}: found {name}; the engine updates slices of weights, and this class needs whole"
+            f" ones or is not torch's own; use one of torch.optim's {', '.join(BY_ELEMENT)}"
+        )
+    if settings.get("dampening"):
+        raise ConfigError(
+            f"{path}: found dampening {settings['dampening']}; the engine's momentum begins at 0; use 0"
+        )
+    make: Make = lambda groups: kind(groups, **settings)  # noqa: E731
+    try:
+        _first_state(make)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{path}: torch's {name} cannot be made or run ({error})") from error
+    return make
+
+
+def _first_state(make: Make, steps: int = 1) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the state that an optimizer keeps for each element, with its first values, and the
+    counts of a parameter after `steps` updates.
+    """
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer, weight.grad = make([{"params": [weight]}]), torch.zeros(1)
+    # A weight and gradients of 0 leave all that is kept for an element as it begins.
+    for _ in range(max(steps, 1)):
+        optimizer.step()
+    state = {name: value for name, value in optimizer.state[weight].items() if value is not None}
+    counts = {
+        name: float(state.pop(name)) if steps else first
+        for name, first in COUNTS.items()
+        if name in state
+    }
+    return {name: float(value) for name, value in state.items() if name not in COUNTS}, counts
 
 
 def _adamw(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:

@@ -31,6 +31,7 @@ from bridge.engine.models.blocks import Blocks, Cut
 from bridge.engine.models.cutting import is_hugging_face
 from bridge.engine.models.splitting import prove_split, tensor_plan
 from bridge.engine.optimizer import (
+    Make,
     ParameterGroupSettings,
     ShardOptimizer,
     clip_factor,
@@ -135,6 +136,7 @@ class Engine:
         variable_shapes: bool = False,
         cut: Cut | None = None,
         sample: Arguments | None = None,
+        optimizer: Make | None = None,
     ) -> None:
         self._module, self.plan, self.comm, self.device = model, plan, comm, device
         self.loss_fn, self.seed = loss_fn, seed
@@ -179,7 +181,7 @@ class Engine:
         self.timers = Timers.of(plan, comm.rank, device)
         self.executor = _executor(self, stages, variable_shapes)
         self.optimizer = ShardOptimizer(
-            plan.optimizer, self.weights.masters(), self.weights.pieces(), groups
+            plan.optimizer, self.weights.masters(), self.weights.pieces(), groups, optimizer
         )
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self.say: Callable[[str], None] = _warn

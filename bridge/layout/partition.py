@@ -14,6 +14,10 @@ from bridge import limits
 from bridge.errors import ConfigError
 from bridge.plan.plan import Stages
 
+ONE_LAYER = (
+    "; a module that is neither nn.Sequential nor a model of Hugging Face with repeated blocks is"
+    " one layer: pass it as an nn.Sequential of its parts"
+)
 ALONE = 1000
 """Cost of a leading layer, such as an embedding, in the `ceil` rule. All other layers cost 1, so a
 leading layer always gets its own stage.
@@ -275,6 +279,7 @@ def _stage_count(stages: Stages, count: int, parts: int | None) -> int:
     if number > count:
         raise ConfigError(
             f"stages: found {number} stages, but only {count} layers; use at most {count} stages, or more layers"
+            f"{ONE_LAYER * (count == 1)}"
         )
     return number
 

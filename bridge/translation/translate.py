@@ -136,9 +136,10 @@ def _is_ignored(config: Config, path: str) -> bool:
     return any(one.surprising and one.path == path for one in remarks(config))
 
 
-def unheld(config: Config) -> Iterator[Finding]:
+def unheld(config: Config, blurred: bool = False) -> Iterator[Finding]:
     """Yield a finding for each given setting that no plan field stands for and whose value is not
-    the default.
+    the default. If `blurred`, also yield one for each given setting whose value a plan holds only in
+    part, so that a run by the plan would do something else.
     """
     table, values = claims(config.dialect), config.effective.flat()
     # A config of the meaning alone leaves these settings open, so its effective values are their
@@ -147,10 +148,15 @@ def unheld(config: Config) -> Iterator[Finding]:
     usual = back.effective if back else Values()
     for path in config.given:
         rule, value = table.get(path), values.get(path)
-        if rule is not None and not rule.ours and value != usual.get(path):
+        if rule is None or value == usual.get(path):
+            continue
+        seen = rule.values_in_view(rule.theirs, values) if rule.blurs else {}
+        lost = blurred and rule.blurs is not None and rule.blurs(seen)
+        if lost or not rule.ours:
+            told = rule.tells(seen) if lost and rule.tells else ""
             yield Finding(
                 path,
-                rule.note,
+                told or (rule.lossy if lost else "") or rule.note,
                 Effect.NONE if _is_ignored(config, path) else rule.effect_of(values),
                 True,
                 How.DROPPED,

@@ -393,6 +393,11 @@ def _learning_rate(given: Given) -> Iterator[str]:
             yield f"lr_scheduler.{name}: found {values[name]:g}, expected at most the peak ({peak:g})"
     if warmup is not None and decay is not None and warmup >= decay:
         yield f"lr_scheduler.lr_warmup_steps: found {warmup}, expected fewer than the steps of the schedule ({decay})"
+    first, last = values["start_wd"], values["end_wd"]
+    ramp = section.get("wd_incr_style", "constant") != "constant"
+    if first is not None and last is not None and (first > last or (first < last and not ramp)):
+        expected = f"at most end_wd ({last:g})" if ramp else "the same without a wd_incr_style"
+        yield f"lr_scheduler.start_wd: found {first:g} with end_wd {last:g}, expected {expected}"
     if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
         yield (
             "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its final decay; set it"
@@ -424,10 +429,9 @@ def learning_rate(given: Given) -> dict[str, Any]:
     decay depends on the data, and the result has None for `lr_decay_steps`.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
-    default = argument_defaults(given.get("optimizer._target_")).get(
-        "optimizer.lr", given.get("lr_scheduler.max_lr")
-    )
-    base = given.get("optimizer.lr", default)
+    defaults = argument_defaults(given.get("optimizer._target_"))
+    base = given.get("optimizer.lr", defaults.get("optimizer.lr", given.get("lr_scheduler.max_lr")))
+    decay = given.get("optimizer.weight_decay", defaults.get("optimizer.weight_decay"))
     total = given.get("lr_scheduler.lr_decay_steps") or given.get("step_scheduler.max_steps")
     run = given.get("step_scheduler.max_steps")
     filled = {
@@ -437,11 +441,17 @@ def learning_rate(given: Given) -> dict[str, Any]:
         "max_lr": base,
         "init_lr": None if base is None else base * 0.1,
         "min_lr": None if base is None else base * 0.01,
+        "start_wd": decay,
+        "end_wd": decay,
+        "wd_incr_steps": run,
     }
     return {name: given.get(f"lr_scheduler.{name}", value) for name, value in filled.items()}
 
 
 # Values that AutoModel fills in
+
+RAMP = ("start_wd", "end_wd", "wd_incr_")
+"""Beginnings of the settings that say how weight decay changes over the steps."""
 
 
 def _fill_defaults(
@@ -471,11 +481,12 @@ def _fill_defaults(
         values["clip_grad_norm.max_norm"] = 1.0
     data = data_ranks(given, world_size)
     values |= {D + "dp_size": data} if data is not None else {}
+    ramp = given.get("lr_scheduler.wd_incr_style", "constant") != "constant"
     if any(path.startswith("lr_scheduler.") for path in given):
         values |= {
             f"lr_scheduler.{name}": value
             for name, value in learning_rate(given).items()
-            if value is not None
+            if value is not None and (ramp or not name.startswith(RAMP))
         }
     if kind == "fsdp2":
         values |= _formats(given, release)

@@ -157,6 +157,21 @@ SWITCHED: Rule = convert(
     source="arguments of the class that the recipe names",
 )
 
+
+def _is_blurred(target: str | None) -> bool:
+    """Return whether a plan cannot hold an optimizer class, or not all that it does."""
+    return target is not None and target not in TORCH.values() and not is_fused(target)
+
+
+def _tell_class(target: str | None) -> str:
+    known = ", ".join(sorted(name.rpartition(".")[2] for name in TORCH.values()))
+    if target in CLASSES:
+        return f"{target} keeps weights and moments in formats of its own; torch's class of the same name does not"
+    return (
+        f"{target} updates weights by a rule that no plan has; a plan has those of torch's {known}"
+    )
+
+
 RULE: Rule = convert(
     ("optimizer._target_", MODE, *(f"optimizer.{name}" for name in NAMES)),
     ("optimizer.name", *(f"optimizer.{name}" for name in NAMES)),
@@ -169,14 +184,10 @@ RULE: Rule = convert(
         PEAK: "optimizer.lr",
         **{f"optimizer.{name}": f"optimizer.{name}" for name in NAMES},
     },
-    # These make the same steps as torch's. The formats of
-    # Transformer Engine's moments have their own row.
-    blurs=lambda values: (
-        not (
-            str(values.get("optimizer._target_")).startswith("torch.optim.")
-            or is_fused(values.get("optimizer._target_"))
-        )
-    ),
+    # Transformer Engine's make the same steps as torch's; the formats of its moments have their own
+    # row.
+    blurs=lambda values: _is_blurred(values.get("optimizer._target_")),
+    tells=lambda values: _tell_class(values.get("optimizer._target_")),
     lossy=(
         "stagebridge translates torch's Adam, AdamW, SGD and Adagrad, and Transformer Engine's"
         " FusedAdam; other classes keep their state in other formats"

@@ -166,14 +166,20 @@ def recipe(folder: Path, **distributed: Any) -> dict[str, Any]:
 
 
 def recipes(
-    rank: int, world: int, data: Mapping[str, Any], steps: int | None = None
+    rank: int,
+    world: int,
+    data: Mapping[str, Any],
+    steps: int | None = None,
+    resume: str | None = None,
 ) -> list[tuple[float, float, float]]:
-    """Losses, norms and rates of a recipe."""
+    """Losses, norms and rates of a recipe, from a checkpoint if `resume` is its folder."""
     from bridge.engine.training import Report
     from compat.automodel import DIALECT
     from compat.automodel.runtime.recipe import open_recipe
 
     run = open_recipe(DIALECT.read(data, None, world), world)
+    if resume:
+        run.engine.load_checkpoint(*resume.rsplit("/", 1))
     return [
         (line.loss, line.grad_norm, line.lr)
         for line in run.steps(steps)
@@ -181,12 +187,15 @@ def recipes(
     ]
 
 
-def recipe_by_hand(folder: Path) -> list[tuple[float, float, float]]:
+def recipe_by_hand(
+    folder: Path, kind: str = "Adam", **settings: Any
+) -> list[tuple[float, float, float]]:
     """The same recipe with nothing but torch and transformers: six steps, of which every second has one batch of four."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
+    settings = settings or {"betas": (0.9, 0.99), "weight_decay": 0.1}
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=RATE, **settings)
     drawn, rows, found = random.Random(SENTENCES["seed"]), [], []
     for _ in range(SENTENCES["num_sentences"]):
         length = max(1, min(16, int(drawn.gauss(9, 3))))

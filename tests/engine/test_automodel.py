@@ -13,6 +13,7 @@ import automodel_runs
 import pytest
 import torch
 from automodel_runs import (
+    RATE,
     criterion,
     evaluated,
     plain,
@@ -148,6 +149,40 @@ def test_a_recipe_trains_as_plain_transformers(
         assert found == [pytest.approx(line, rel=1e-6) for line in expected]
 
 
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "RMSprop": {"alpha": 0.9, "momentum": 0.5, "centered": True, "weight_decay": 0.1},
+    "NAdam": {"momentum_decay": 0.01, "decoupled_weight_decay": True, "weight_decay": 0.1},
+    "Adagrad": {"initial_accumulator_value": 0.1, "lr_decay": 0.1},
+    "Adamax": {"betas": [0.5, 0.9]},
+    "RAdam": {"eps": 1e-6},
+    "Adadelta": {"rho": 0.5},
+    "Rprop": {"etas": [0.4, 1.3]},
+    "AdamW": {"amsgrad": True, "weight_decay": 0.1},
+    "SGD": {"momentum": 0.9, "nesterov": True, "maximize": True},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_recipe_trains_by_the_optimizer_that_it_names(
+    llama: Path, kind: str, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(llama.parent)
+    data, expected = recipe(llama), recipe_by_hand(llama, kind, **OPTIMIZERS[kind])
+    data["optimizer"] = {"_target_": f"torch.optim.{kind}", "lr": RATE, **OPTIMIZERS[kind]}
+    data["checkpoint"] = {"enabled": True, "checkpoint_dir": "out"}
+    data["step_scheduler"] |= {"ckpt_every_steps": 2}
+    assert recipes(0, 1, data) == [pytest.approx(line, rel=1e-7) for line in expected]
+    again = recipes(0, 1, data, None, "out/epoch_0_step_1")
+    assert again == [pytest.approx(line, rel=1e-7) for line in expected[2:]]
+
+
+def test_an_optimizer_of_torch_updates_slices(run: Run, llama: Path) -> None:
+    data, expected = recipe(llama), recipe_by_hand(llama, "RMSprop", alpha=0.9)
+    data["optimizer"] = {"_target_": "torch.optim.RMSprop", "lr": RATE, "alpha": 0.9}
+    for found in run(2, recipes, data):
+        assert found == [pytest.approx(line, rel=1e-6) for line in expected]
+
+
 def test_the_example_gives_the_same_losses_over_two_stages(run: Run) -> None:
     """In bf16 over weights in fp32, where the second stage knows the format of what it does not have."""
     one, two = (load(EXAMPLES / f"{name}.yaml").data for name in ("recipe", "pipeline"))
@@ -243,6 +278,14 @@ def test_train_runs_what_a_recipe_names(
             "dataset._target_: found 'mine.make_data', which the native engine",
         ),
         ({"loss_fn": {"_target_": "mine.Loss"}}, "loss_fn._target_: found 'mine.Loss'"),
+        (
+            {"optimizer": {"_target_": "torch.optim.Nobody"}},
+            "optimizer._target_: found Nobody; .* use one of torch.optim's",
+        ),
+        (
+            {"optimizer": {"_target_": "bitsandbytes.optim.AdamW8bit"}},
+            "optimizer._target_: found 'bitsandbytes.optim.AdamW8bit'; .* by a rule that no plan has",
+        ),
         (
             {"recipe": "KnowledgeDistillationRecipeForNextTokenPrediction"},
             "recipe._target_: found 'KnowledgeDist",

@@ -239,3 +239,104 @@ def test_a_strategy_of_evaluation_is_heard_under_both_of_its_names(
 ) -> None:
     assert arguments(tmp_path, **{name: "epoch"}).do_eval
     assert not arguments(tmp_path, **{name: "no"}).do_eval
+
+
+def trainer_of(folder: Path, model: Any, kind: Any = None, **more: Any) -> Any:
+    """A trainer of one rank, whose steps are microbatches."""
+    compat.merak.init(1, 1, 1)
+    args = arguments(folder, **{"gradient_accumulation_steps": 1, **more})
+    return (kind or compat.merak.MerakTrainer)(model=model, args=args, train_dataset=Rows())
+
+
+def test_a_warmup_ratio_is_a_share_of_the_steps_unless_steps_are_given(tmp_path: Path) -> None:
+    for more, expected in (
+        ({"warmup_steps": 0, "warmup_ratio": 0.5}, [0, 0.005, 0.01, 0.005]),
+        ({"warmup_steps": 1, "warmup_ratio": 0.5}, [0, 0.01, 0.02 / 3, 0.01 / 3]),
+    ):
+        trainer = trainer_of(tmp_path, small("gpt2").float(), **more)
+        trainer.train()
+        assert [line["learning_rate"] for line in trainer.log_history] == pytest.approx(expected)
+
+
+def test_arguments_of_a_schedule_are_taken_or_refused(tmp_path: Path) -> None:
+    more = {"warmup_steps": 0, "lr_scheduler_kwargs": {"min_lr": 0.004}}
+    trainer = trainer_of(
+        tmp_path, small("gpt2").float(), lr_scheduler_type="cosine_with_min_lr", **more
+    )
+    trainer.train()
+    assert trainer.log_history[2]["learning_rate"] == pytest.approx(0.007)
+    with pytest.raises(ConfigError, match=r"lr_scheduler_kwargs.min_lr: cosine does not have"):
+        trainer_of(tmp_path, small("gpt2").float(), lr_scheduler_type="cosine", **more)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_trains_in_its_own_format(tmp_path: Path, dtype: torch.dtype) -> None:
+    trainer = trainer_of(tmp_path, small("gpt2").to(dtype))
+    assert {weight.dtype for _, weight in trainer.engine.state_dict()} == {dtype}
+    with pytest.raises(ConfigError, match=r"found weights in torch\.float16; .* args\.fp16 alone"):
+        trainer_of(tmp_path, small("gpt2").half())
+
+
+def test_a_resume_draws_on_where_the_run_was(tmp_path: Path) -> None:
+    """Passes of eight batches over steps of three: an epoch of two steps ends within a pass."""
+    more = {"gradient_accumulation_steps": 3, "max_steps": -1, "num_train_epochs": 2}
+    whole = trainer_of(tmp_path, small("gpt2").float(), save=True, save_steps=2, **more)
+    whole.train()
+    after = str(tmp_path / "iter_0000002")
+    again = trainer_of(tmp_path, small("gpt2").float(), resume_from_checkpoint=after, **more)
+    again.train()
+    losses = [line["loss"] for line in whole.log_history[2:]]
+    assert losses and [line["loss"] for line in again.log_history] == pytest.approx(losses)
+
+
+def test_an_optimizer_of_a_script_is_used_as_it_is_made_or_refused(tmp_path: Path) -> None:
+    def losses(make: Any) -> list[float]:
+        own = type("Own", (compat.merak.MerakTrainer,), {"create_optimizer": make})
+        trainer = trainer_of(tmp_path, small("gpt2").float(), own)
+        trainer.train()
+        return [line["loss"] for line in trainer.log_history]
+
+    makers: list[Any] = [
+        lambda self, model: torch.optim.RMSprop(model.parameters(), lr=0.01, alpha=0.5),
+        lambda self, model: torch.optim.SGD(model.parameters(), 0.5, momentum=0.9),
+        lambda self, model: torch.optim.SGD(model.parameters(), 0.5, momentum=0.9, nesterov=True),
+    ]
+    rms, momentum, nesterov = map(losses, makers)
+    assert rms != momentum != nesterov
+    with pytest.raises(
+        ConfigError, match="create_optimizer: found Muon; the engine updates slices"
+    ):
+        losses(
+            lambda self, model: torch.optim.Muon(
+                [weight for weight in model.parameters() if weight.ndim == 2]
+            )
+        )
+
+
+def test_settings_that_merak_s_trainer_cannot_follow_are_told(tmp_path: Path) -> None:
+    trainer = trainer_of(
+        tmp_path, small("gpt2").float(), optim="adafactor", label_smoothing_factor=0.1
+    )
+    told = {finding.path for finding in trainer.findings}
+    assert {"args.optim", "args.label_smoothing_factor"} <= told
+    with pytest.raises(ConfigError, match=r"args\.lr_scheduler_type: .* needs a metric"):
+        trainer_of(
+            tmp_path,
+            small("gpt2").float(),
+            lr_scheduler_type="reduce_lr_on_plateau",
+            eval_strategy="epoch",
+        )
+    trainer.model = torch.nn.ModuleDict(
+        {"q_proj": torch.nn.ModuleDict({"lora_A": torch.nn.Linear(2, 2)})}
+    )
+    compat.merak.set_tp_layer_lists(col_para_list=["q_proj"], row_para_list=["o_proj"])
+    with pytest.raises(ConfigError, match="with LoRA and tp"):
+        trainer._lists()
+
+
+def test_a_module_of_one_layer_over_two_stages_says_what_to_pass() -> None:
+    from bridge.layout.partition import _stage_count
+    from bridge.plan.plan import Stages
+
+    with pytest.raises(ConfigError, match=r"only 1 layers; .* pass it as an nn\.Sequential"):
+        _stage_count(Stages(), 1, 2)

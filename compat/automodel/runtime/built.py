@@ -86,7 +86,7 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
     return (
         _build_model(section, place if way == LOADED else None, config, formats[dtype], seed),
         dtype,
-        tuple(_findings(section)),
+        tuple(_findings(section, config)),
     )
 
 
@@ -94,6 +94,7 @@ def _config(section: Section, place: Path | None) -> Any:
     """Return the model's config, with the overrides of the section. The config comes from the
     model's folder, or from the class or family in `model.config`.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     said = dict(section.get("config") or {})
@@ -109,9 +110,10 @@ def _config(section: Section, place: Path | None) -> Any:
             found = AutoConfig.from_pretrained(place, local_files_only=True)
         else:
             found = AutoConfig.for_model(family or _family(target), **said)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
+        why = " ".join(str(error).split())
         raise SourceError(
-            f"model.config: transformers cannot make a config from this section ({str(error).splitlines()[0]})"
+            f"model.config: transformers cannot make a config from this section ({why})"
         ) from error
     for key, value in said.items():
         setattr(found, key, value)
@@ -158,7 +160,21 @@ def _build_model(
         ) from error
 
 
-def _findings(section: Section) -> Iterator[Finding]:
+def _unread(said: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Yield the keys of the section `model.config` that the config class does not have."""
+    kind = type(config)
+    given = {key: value for key, value in said.items() if key not in (TARGET, "model_type", NAME)}
+    for key in (key for key in given if not hasattr(kind(), key)):
+        whole = kind(**given).to_dict()
+        rest = kind(**{name: value for name, value in given.items() if name != key}).to_dict()
+        if rest == {name: value for name, value in whole.items() if name != key}:
+            yield key
+
+
+def _findings(section: Section, config: Any) -> Iterator[Finding]:
+    for key in _unread(section.get("config") or {}, config):
+        message = f"{type(config).__name__} does not have this key, so nothing reads it"
+        yield Finding(f"model.config.{key}", message, Effect.NONE, True)
     if section.get("trust_remote_code"):
         yield Finding(
             "model.trust_remote_code",

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bridge.engine import comm
 from bridge.engine.environment import detect
 from bridge.engine.fields import accumulation_of, check
 from bridge.engine.layers import logits_in
+from bridge.engine.optimizer import Make, maker_of
 from bridge.engine.runner import Engine
 from bridge.engine.training import Report, report_of_step
 from bridge.errors import ConfigError
@@ -32,6 +34,7 @@ from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
 from bridge.translation.translate import unheld
 from compat.automodel import DIALECT
+from compat.automodel.optimizers import NAMES, SWITCHES
 from compat.automodel.rules import ENTROPIES
 from compat.automodel.runtime import built
 from compat.automodel.runtime.adapters import add_adapters
@@ -57,6 +60,12 @@ HEARD = (
 )
 STEPS = ("step_scheduler", "checkpoint", "packed_sequence", "compile", "ci", "wandb", "dist_env")
 """Sections that this module reads. The functions that read them also report unknown settings."""
+PLANNED, KERNELS = ("AdamW", "Adam", "SGD"), ("foreach", "fused")
+"""Torch's optimizers that the engine makes by the plan, and arguments of all of them that only
+choose kernels.
+"""
+MADE = ("name", "betas", "eps", "momentum", *SWITCHES)
+"""Plan fields that the optimizer of a recipe has of its own."""
 CONSOLIDATED: Mapping[Any, str] = {True: "every", False: "false", None: "final"}
 
 
@@ -138,12 +147,15 @@ class Recipe:
         )
         assert loader is not None
         length = _length(settings, loader)
-        plan = planned(_whole(config, dtype, length))
+        make = _optimizer(settings)
+        plan = planned(_whole(config, dtype, length, make))
         model, adapters = add_adapters(model, section(settings, "peft"))
         compiled = section(settings, "compile")
-        findings = (*_unheard(config, settings), *remarks, *adapters)
+        read = (*HEARD, *STEPS, *(("optimizer",) if make else ()))
+        findings = (*_unheard(config, settings, read), *remarks, *adapters)
         ConfigError.raise_if(
-            f"{finding.path}: found {finding.before!r}; {finding.message}; leave it out, or use --model tiny"
+            f"{finding.path}: found {finding.before!r}; {finding.message}; use another value, leave it out,"
+            " or use --model tiny"
             for finding in findings
             if finding.effect is Effect.NUMBERS
         )
@@ -156,8 +168,15 @@ class Recipe:
         minutes = section(settings, "dist_env").get("timeout_minutes")
         if minutes and timeout is None and comm.rank_and_world() is None:
             comm.patient(None, minutes * 60)
+        upcast = section(settings, "loss_fn").get("fp32_upcast") is not False
         engine = bridge.engine.initialize(
-            model, plan, loss, seed=seed, variable_shapes=True, **watch
+            model,
+            plan,
+            partial(loss, upcast=upcast),
+            seed=seed,
+            variable_shapes=True,
+            optimizer=make,
+            **watch,
         )
         return cls(
             engine, loader, validation, settings, length, (*findings, *engine.findings), words.found
@@ -278,12 +297,13 @@ def open_recipe(config: Config, world: int, **watch: Any) -> Recipe:
     return Recipe.of(config, world, **watch)
 
 
-def loss(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+def loss(output: Any, labels: Tensor, upcast: bool = True) -> tuple[Tensor, Tensor]:
     """Return the sum of the cross entropy over all labels that are not ignored, and the number of
-    these labels.
+    these labels. With `upcast`, the cross entropy of logits in half precision is computed in fp32.
     """
     logits: Tensor = logits_in(output)
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    half = logits.dtype in (torch.bfloat16, torch.float16)
+    logits = logits.float() if upcast and half else logits
     total = nn.functional.cross_entropy(
         logits.reshape(-1, logits.size(-1)),
         labels.reshape(-1),
@@ -325,6 +345,11 @@ def _loader(
     rows = section(settings, "step_scheduler").get("local_batch_size") or 1
     if loading != "dataloader":
         rows = how.get("batch_size") or rows
+    elif how.get("batch_size") not in (None, rows):
+        raise ConfigError(
+            f"dataloader.batch_size: found {how['batch_size']} with step_scheduler.local_batch_size"
+            f" {rows}; a step is counted by the latter; leave batch_size out"
+        )
     return Loader.of(samples, how, loading, rows, place, seed, piped)
 
 
@@ -338,6 +363,11 @@ def _check_settings(settings: Section) -> None:
     entropy = section(settings, "loss_fn")
     target(entropy, "loss_fn", ENTROPIES)
     only(entropy, "loss_fn", ("fp32_upcast", "reduction"))
+    if entropy.get("reduction", "sum") != "sum":
+        raise ConfigError(
+            f"loss_fn.reduction: found {entropy['reduction']!r}; recipes divide the sum of a step by"
+            " its tokens, and AutoModel refuses another reduction; use sum"
+        )
     packed = section(settings, "packed_sequence").get("packed_sequence_size")
     if packed:
         raise ConfigError(
@@ -375,12 +405,33 @@ def _length(settings: Section, loader: Loader) -> int:
     return int(min(found, most) if most else found)
 
 
-def _whole(config: Config, dtype: str, length: int) -> Plan:
-    """Return the plan of the recipe. Its length, number format and batch sizes are completed from
-    the data and the model.
+def _optimizer(settings: Section) -> Make | None:
+    """Return a function that makes the recipe's optimizer if it is one of torch's, or has settings
+    of torch's, that no plan holds. Otherwise the engine makes the optimizer of the plan.
     """
+    said = dict(section(settings, "optimizer"))
+    name = str(said.pop(TARGET, None))
+    module, _, short = name.rpartition(".")
+    more = any(value for key, value in said.items() if key not in (*NAMES, *KERNELS))
+    if module != "torch.optim" or (short in PLANNED and not more):
+        return None
+    if "param_group_overrides" in said:
+        raise ConfigError(
+            f"optimizer.param_group_overrides: found with {name}; groups are run with"
+            f" torch.optim.{', '.join(PLANNED)} alone; leave it out"
+        )
+    return maker_of(getattr(torch.optim, short, type(short, (), {})), said, f"optimizer.{TARGET}")
+
+
+def _whole(config: Config, dtype: str, length: int, make: Make | None) -> Plan:
+    """Return the plan of the recipe. Its length, number format and batch sizes are completed from
+    the data and the model. The plan says nothing of an optimizer that `make` makes but its rate.
+    """
+    weight = nn.Parameter(torch.zeros(()))
+    usual = make([{"params": [weight]}]).defaults if make else {}
+    usual = {f"optimizer.{name}": usual[name] for name in ("lr", "weight_decay") if name in usual}
     known = DIALECT.config(
-        {**config.given, "step_scheduler.max_steps": length},
+        {**usual, **config.given, "step_scheduler.max_steps": length},
         config.version,
         config.world_size,
         config.entry,
@@ -389,6 +440,7 @@ def _whole(config: Config, dtype: str, length: int) -> Plan:
         path: value
         for path, value in lift(known).values().items()
         if not path.startswith(("model.", "adapters."))
+        and not (make and path.removeprefix("optimizer.") in MADE)
     }
     formats = {
         "precision.master": dtype,
@@ -410,11 +462,13 @@ def _whole(config: Config, dtype: str, length: int) -> Plan:
     return plan
 
 
-def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
-    """Yield a finding for each setting of the recipe that has no effect on this run."""
-    for finding in unheld(config):
+def _unheard(config: Config, settings: Section, read: Collection[str]) -> Iterator[Finding]:
+    """Yield a finding for each setting of the recipe that has no effect on this run. This module
+    reads the sections `read` itself.
+    """
+    for finding in unheld(config, blurred=True):
         head = finding.path.partition(".")[0]
-        if head not in (*HEARD, *STEPS):
+        if head not in read:
             yield finding
     yield from _find_unread(
         settings, "rng", ("seed", "ranked"), "random numbers come from the engine's own generators"
@@ -443,11 +497,16 @@ def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
     for name in ("ci", "wandb"):
         if section(settings, name):
             yield Finding(name, "nothing here reads it", Effect.NONE, True)
+    for name in ("use_checkpoint_opt_param_scheduler", "override_opt_param_scheduler"):
+        if name in section(settings, "lr_scheduler"):
+            message = "a resumed run follows the recipe's schedule, not the checkpoint's"
+            yield Finding(f"lr_scheduler.{name}", message, Effect.NONE, True)
     backend = section(settings, "dist_env").get("backend")
-    if backend == "nccl" and not torch.cuda.is_available():
+    own = "nccl" if torch.cuda.is_available() else "gloo"
+    if backend not in (None, own):
         yield Finding(
             "dist_env.backend",
-            "this machine has no accelerator, so the backend is gloo",
+            f"the backend follows from the device: {own}",
             Effect.COST,
             True,
             before=backend,

@@ -11,6 +11,8 @@ from typing import Any
 from transformers import TrainingArguments
 
 from bridge.plan.section import below
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 from compat.merak import DIALECT
 
 __all__ = ["MerakArguments"]
@@ -73,10 +75,28 @@ def set_arguments(arguments: Any) -> dict[str, Any]:
         if (
             given not in (value, getattr(usual, "value", usual))
             and name not in LEFT
-            and (isinstance(given, str | int | float | bool) or _words(given))
+            and (isinstance(given, str | int | float | bool | Mapping) or _words(given))
         ):
             found[name] = given
     return found
+
+
+def unread_arguments(arguments: Any) -> Iterator[Finding]:
+    """Yield a finding for each argument with another value than its default that Merak never reads,
+    such as those that transformers has added since, or that the engine does without.
+    """
+    for name in set_arguments(arguments).keys() & UNREAD.keys():
+        effect = Effect.NUMBERS if name == "no_tie_modules" else Effect.NONE
+        if not (name in SCALES and arguments.fp16):
+            yield Finding(PREFIX + name, UNREAD[name], effect, True)
+    usual = type(arguments)(output_dir=arguments.output_dir, use_cpu=arguments.use_cpu)
+    for each in fields(TrainingArguments):
+        given = getattr(arguments, each.name)
+        if (each.name not in DEFAULTS or each.name == "optim") and given != getattr(
+            usual, each.name
+        ):
+            message = "no effect: Merak does not read this argument of transformers"
+            yield Finding(PREFIX + each.name, message, Effect.NONE, True, before=str(given))
 
 
 def _words(given: Any) -> bool:
@@ -84,6 +104,23 @@ def _words(given: Any) -> bool:
     return isinstance(given, list | tuple) and all(isinstance(word, str) for word in given)
 
 
+SCALES = ("initial_scale_power", "loss_scale_window", "min_loss_scale", "loss_scale", "hysteresis")
+UNREAD: Mapping[str, str] = {
+    **dict.fromkeys(SCALES, "no effect: only fp16 scales the loss"),
+    **dict.fromkeys(
+        ("num_layers", "hidden_size", "num_heads", "seq_length"),
+        "no effect: the model has its own sizes",
+    ),
+    **dict.fromkeys(
+        ("finetune", "no_load_optim", "no_load_rng"), "no effect: no checkpoint is loaded"
+    ),
+    **dict.fromkeys(
+        ("no_save_optim", "no_save_rng"), "no effect: checkpoints of the engine are whole"
+    ),
+    "init_method_std": "no effect: the engine splits weights that the script has made",
+    "no_tie_modules": "the engine keeps the ties that the model has",
+}
+"""Arguments that the engine does without, each with the reason."""
 LEFT = (
     "output_dir",
     "logging_dir",

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import bridge.engine
 from bridge.checkpoint.folder_lock import remove_path
 from bridge.engine import comm
+from bridge.engine.formats import name_of
 from bridge.engine.layers import Arguments, logits_in
-from bridge.engine.optimizer import ParameterGroupSettings
+from bridge.engine.optimizer import HYPER, Make, ParameterGroupSettings, maker_of
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.tensor import TensorPlan
@@ -27,7 +28,7 @@ from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
 from bridge.translation.translate import unheld
 from compat.merak import DIALECT
-from compat.merak.runtime.arguments import set_arguments
+from compat.merak.runtime.arguments import set_arguments, unread_arguments
 from compat.merak.runtime.launch import RUN, sizes
 
 __all__ = ["MerakTrainer"]
@@ -38,6 +39,8 @@ OWN = ("run.", "optimizer.schedule.", "optimizer.decay_scope", "optimizer.weight
 """Plan fields that the trainer itself implements, as Merak's trainer does: length, schedule, and
 the choice of weights that decay.
 """
+RULED = tuple(f"optimizer.{name}" for name in ("name", "betas", "eps", "momentum"))
+"""Plan fields that follow from the optimizer which `create_optimizer` returns."""
 TIMED = ("run.timers", "run.log_interval")
 """Plan fields of the run that the engine carries out: it prints the time of each part of a step."""
 MINE = (
@@ -110,19 +113,31 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.Adam: "adam",
     torch.optim.SGD: "sgd",
 }
+KERNELS = ("params", "foreach", "fused", "capturable", "differentiable", *HYPER)
+"""What optimizers of the classes in `RULES` may set and the engine's do too, or only choose kernels."""
+
+
+def _maker(optimizer: torch.optim.Optimizer) -> Make | None:
+    """Return a function that makes optimizers like a script's own, or None if the engine's by the
+    plan is alike. Raises `ConfigError` if the engine cannot run the optimizer.
+    """
+    kind = type(optimizer)
+    usual = {"decoupled_weight_decay": kind is torch.optim.AdamW}
+    if kind in RULES and not any(
+        value and value != usual.get(name)
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if name not in KERNELS
+    ):
+        return None
+    taken = signature(kind).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in taken}
+    return maker_of(kind, settings, "create_optimizer")
 
 
 def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the plan values of a script's own optimizer. Raises `ConfigError` if the engine does
-    not have this optimizer.
-    """
-    name = RULES.get(type(optimizer))
-    if name is None:
-        raise ConfigError(
-            f"create_optimizer: found {type(optimizer).__name__}; the engine updates slices of all weights by its own kernels;"
-            " use torch.optim.AdamW, Adam or SGD"
-        )
-    given = optimizer.param_groups[0]
+    """Return the plan values of a script's own optimizer of a class in `RULES`."""
+    name, given = RULES[type(optimizer)], optimizer.param_groups[0]
     beside = (
         {"optimizer.betas": tuple(given["betas"]), "optimizer.eps": given["eps"]}
         if "betas" in given
@@ -130,6 +145,14 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     )
     momentum = {"optimizer.momentum": given["momentum"]} if "momentum" in given else {}
     return {"optimizer.name": name, **beside, **momentum}
+
+
+def _number(loader: Any) -> int:
+    """Return the number of batches in a pass over the data; 0 if the loader does not know it."""
+    try:
+        return len(loader)
+    except TypeError:
+        return 0
 
 
 class Sampler:
@@ -205,7 +228,7 @@ class MerakTrainer:
             None,
             (comm.rank_and_world() or (0, 1))[1],
         )
-        lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
+        lost = [one for one in unheld(config, blurred=True) if not one.path.startswith(MINE)]
         ConfigError.raise_if(
             f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run"
             " this setting; leave the setting out"
@@ -220,12 +243,19 @@ class MerakTrainer:
                 if path in TIMED or not path.startswith(OWN)
             }
         )
+        self.plan = Plan.of({**self.plan.values(), **self._formats()})
         self.max_steps = self._length()
         self.optimizer = self.create_optimizer(model)
-        self.plan = Plan.of({**self.plan.values(), **_rule(self.optimizer)})
+        self._make = _maker(self.optimizer)
+        rule = {} if self._make else _rule(self.optimizer)
+        left = {path: value for path, value in self.plan.values().items() if path not in RULED}
+        self.plan = Plan.of({**left, **rule})
         self.lr_scheduler = self.create_lr_scheduler(self.optimizer)
         self.loss_fn = self.get_loss_fn()
         self.engine = self._engine()
+        told = {one.path for one in lost}
+        self._told += unread_arguments(args)
+        self._told += (one for one in config.findings if one.given and one.path not in told)
         self.findings: tuple[Finding, ...] = (*lost, *self._told, *self.engine.findings)
 
     # What a script overrides
@@ -282,13 +312,30 @@ class MerakTrainer:
         """Return the learning-rate scheduler that the arguments select, built by transformers."""
         from transformers import get_scheduler
 
-        return get_scheduler(
-            self.args.lr_scheduler_type,
-            optimizer=optimizer,
-            num_warmup_steps=self.args.get_warmup_steps(self.max_steps),
-            num_training_steps=self.max_steps,
-            scheduler_specific_kwargs=self.args.lr_scheduler_kwargs or None,
-        )
+        # As transformers did it until version 5, which Merak is written for.
+        share = math.ceil(self.max_steps * (self.args.warmup_ratio or 0))
+        kind, more = self.args.lr_scheduler_type, self.args.lr_scheduler_kwargs
+        try:
+            found = get_scheduler(
+                kind,
+                optimizer=optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(self.max_steps) or share,
+                num_training_steps=self.max_steps,
+                scheduler_specific_kwargs=more or None,
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"args.lr_scheduler_kwargs: found {more}; transformers refuses it for {kind.value} ({error})"
+            ) from error
+        if (
+            not isinstance(found, torch.optim.lr_scheduler.LRScheduler)
+            or "metrics" in signature(found.step).parameters
+        ):
+            raise ConfigError(
+                f"args.lr_scheduler_type: found {kind.value}, which needs a metric in each step, and"
+                " Merak's engine passes none; use another"
+            )
+        return found
 
     def prepare_data(self, data: Any) -> Any:
         """Split a batch into the model's arguments and the labels for the loss. A batch without
@@ -329,8 +376,16 @@ class MerakTrainer:
         """
         if self.args.resume_from_checkpoint:
             self.load_checkpoint(self.args.resume_from_checkpoint)
+        self.create_dataloader()
+        if self.train_dataloader is None:
+            raise BridgeError(
+                "create_dataloader: the method did not set train_dataloader; set"
+                " self.train_dataloader in it"
+            )
         batches, interval = self._batches(), max(int(self.args.logging_steps), 1)
-        for _ in range(self.steps % self._epoch_steps() * self.engine.accumulation):
+        # Passes over the data follow each other without regard to epochs or steps.
+        drawn, whole = self.steps * self.engine.accumulation, _number(self.train_dataloader)
+        for _ in range(drawn % whole if whole else drawn):
             next(batches)
         while self.steps < self._last_step():
             rate = self.optimizer.param_groups[0]["lr"]
@@ -410,6 +465,11 @@ class MerakTrainer:
                 "load_checkpoint: found peft_config, which is not supported; wrap the model with"
                 " peft before MerakTrainer"
             )
+        ConfigError.raise_if(
+            f"args.{name}: found True; the engine loads a checkpoint whole; leave it out"
+            for name in ("finetune", "no_load_optim", "no_load_rng")
+            if getattr(self.args, name)
+        )
         path = Path(resume_from_checkpoint)
         place = (path.parent, path.name) if path.name.startswith(TAG) else (path, None)
         _, state = self.engine.load_checkpoint(*place)
@@ -425,6 +485,24 @@ class MerakTrainer:
         return self.engine.progress.steps + self.engine.progress.skipped
 
     # Parts
+
+    def _formats(self) -> dict[str, Any]:
+        """Return the plan's number formats if the arguments ask for none: Merak then trains the
+        model in the format that it has.
+        """
+        found = {weight.dtype for weight in self.model.parameters() if weight.is_floating_point()}
+        if self.plan.precision.compute != "fp32" or found <= {torch.float32}:
+            return {}
+        if len(found) > 1 or torch.float16 in found:
+            names = ", ".join(sorted(str(each) for each in found))
+            raise ConfigError(
+                f"model: found weights in {names}; the engine trains one format, and fp16 with"
+                " args.fp16 alone; convert the model, such as by model.float()"
+            )
+        name = name_of(found.pop(), "model")
+        paths = ("compute", "master", "reduce")
+        formats = {f"precision.{path}": name for path in paths}
+        return {**formats, "precision.moments": (name, name)}
 
     def _engine(self) -> Engine:
         own = {id(weight): name for name, weight in self.model.named_parameters()}
@@ -442,6 +520,7 @@ class MerakTrainer:
             seed=int(self.args.seed),
             variable_shapes=True,
             sample=self._sample(),
+            optimizer=self._make,
         )
 
     def _sample(self) -> Arguments:
@@ -478,6 +557,11 @@ class MerakTrainer:
         if lists is None:
             return None
         modules = [name for name, _ in self.model.named_modules()]
+        if any(name.endswith(("lora_A", "lora_B")) for name in modules):
+            raise ConfigError(
+                f"set_tp_layer_lists: found {type(self.model).__name__} with LoRA and tp"
+                f" ({self.plan.parallel.tensor}); Merak's LoRA needs tp = 1; use init(tp=1)"
+            )
         weights = [name for name, _ in self.model.named_parameters()]
         there = {name for part in self.model.modules() for name in vars(part)}
         columns = self._today("col_para_list", lists.columns, modules)
@@ -517,8 +601,6 @@ class MerakTrainer:
             self._told.append(
                 Finding(path, f"{message}; this entry splits nothing", Effect.COST, True)
             )
-            path = f"set_tp_layer_lists.{option}"
-            self._told.append(Finding(path, message, Effect.COST, True))
 
     def _length(self) -> int:
         """Return the number of steps in the whole run, from the arguments or else from the size of
@@ -560,12 +642,6 @@ class MerakTrainer:
 
     def _batches(self) -> Iterator[Arguments]:
         """Yield microbatches without end."""
-        self.create_dataloader()
-        if self.train_dataloader is None:
-            raise BridgeError(
-                "create_dataloader: the method did not set train_dataloader; set"
-                " self.train_dataloader in it"
-            )
         while True:
             for batch in self.train_dataloader:
                 yield self._prepare_batch(batch)

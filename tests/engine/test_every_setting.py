@@ -1,0 +1,349 @@
+"""Every setting of a recipe and every argument of Merak's trainer, changed one at a time: the numbers of a tiny run on one rank
+change, a finding names the setting, the run stops, or it is in a small table of what has no effect there.
+
+A sample of the settings is tried; STAGEBRIDGE_EVERY=1 tries all.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+from bridge.errors import BridgeError, ConfigError
+from bridge.plan.section import fields
+from bridge.translation.lift import plan_claims
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+SHARE = 1 if os.environ.get("STAGEBRIDGE_EVERY") else 12
+"""One in so many of the settings is tried."""
+MOCK = "nemo_automodel.components.datasets.llm.mock.build_unpacked_dataset"
+SENTENCES = {"_target_": MOCK, "mean_len": 9, "vocab_size": 32, "max_sentence_len": 12}
+BASE: Mapping[str, Any] = {
+    "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
+    "seed": 7,
+    "step_scheduler": {"global_batch_size": 8, "local_batch_size": 4, "num_epochs": 2},
+    "model": {
+        "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
+        "torch_dtype": "float32",
+        "config": {
+            "_target_": "transformers.LlamaConfig",
+            "vocab_size": 32,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32,
+        },
+    },
+    "distributed": {"strategy": "fsdp2"},
+    "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
+    "dataset": {**SENTENCES, "num_sentences": 18},
+    "validation_dataset": {**SENTENCES, "num_sentences": 4},
+    "dataloader": {"_target_": "torchdata.stateful_dataloader.StatefulDataLoader"},
+    "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.01, "weight_decay": 0.1},
+    "lr_scheduler": {"lr_decay_style": "cosine", "lr_warmup_steps": 2},
+    "clip_grad_norm": {"max_norm": 0.5},
+}
+WSD = {"lr_scheduler.lr_decay_style": "WSD", "lr_scheduler.wsd_decay_steps": 3}
+RAMP = {"lr_scheduler.wd_incr_style": "linear", "lr_scheduler.end_wd": 0.4}
+BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "step_scheduler.ckpt_every_steps": {"checkpoint.enabled": True},
+    "step_scheduler.save_checkpoint_every_epoch": {"checkpoint.enabled": True},
+    "lr_scheduler.wsd_decay_steps": {**WSD, "lr_scheduler.lr_wsd_decay_style": "linear"},
+    "lr_scheduler.lr_wsd_decay_style": {**WSD, "lr_scheduler.lr_wsd_decay_style": "linear"},
+    "lr_scheduler.start_wd": RAMP,
+    "lr_scheduler.end_wd": RAMP,
+    "lr_scheduler.wd_incr_steps": RAMP,
+    "lr_scheduler.wd_incr_style": {"lr_scheduler.end_wd": 0.4, **RAMP},
+    "fp8.recipe_name": {"fp8.enabled": True},
+    "fp8.enable_fsdp_float8_all_gather": {"fp8.enabled": True},
+    "loss_fn.fp32_upcast": {"model.torch_dtype": "bfloat16"},
+}
+"""What a setting is seen beside, in both runs."""
+OTHER: Mapping[str, Any] = {
+    "model.config.hidden_size": 32,
+    "model.config.vocab_size": 64,
+    "model.config.head_dim": 8,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 1,
+    "model.config.initializer_range": 0.25,
+    "model.config.rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    "step_scheduler.save_checkpoint_every_epoch": False,
+    "step_scheduler.val_every_steps": 2,
+    "step_scheduler.ckpt_every_steps": 2,
+    "lr_scheduler.wsd_decay_steps": 2,
+    "lr_scheduler.init_lr": 0.005,
+    "lr_scheduler.max_lr": 0.02,
+    "lr_scheduler.min_lr": 0.005,
+    "optimizer.eps": 0.1,
+    "optimizer.lr": 0.02,
+}
+"""Another value of a setting, where the first one of its type is none that a run shows."""
+FREE: Mapping[str, Any] = {
+    **{
+        f"optimizer._target_={kind}": kind
+        for kind in ("torch.optim.RMSprop", "torch.optim.Muon", "dion.Dion", "mine.AdamW")
+    },
+    "optimizer.amsgrad": True,
+    "optimizer.maximize": True,
+    "loss_fn._target_": "mine.Loss",
+    "loss_fn.reduction": "mean",
+    "loss_fn.fp32_upcast": False,
+    "loss_fn.ignore_index": 3,
+    "dataset.num_sentences": 24,
+    "dataset.std_len": 1.0,
+    "dataset.seed": 4,
+    "dataset._target_": "mine.Data",
+    "validation_dataset.seed": 4,
+    "dataloader.shuffle": False,
+    "dataloader.drop_last": True,
+    "dataloader.batch_size": 2,
+    "dataloader.pin_memory": True,
+    "dataloader.prefetch_factor": 3,
+    "dataloader._target_": "mine.Loader",
+    "dataloader.collate_fn": "mine.collate",
+    "validation_dataloader.batch_size": 2,
+    "validation_dataloader.drop_last": True,
+    "model.attn_implementation": "eager",
+    "model.use_cache": True,
+    "checkpoint.model_save_format": "torch_save",
+    "checkpoint.save_consolidated": True,
+    "rng.ranked": False,
+    "compile": {"enabled": True},
+    "peft": {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "dim": 2, "match_all_linear": True},
+}  # fmt: skip
+"""Settings that the schema leaves free, each with another value."""
+WITHOUT: Mapping[str, str] = {
+    "step_scheduler.gc_every_steps": "collects garbage",
+    "distributed.activation_checkpointing": "memory against time",
+    "distributed.reshard_after_forward": "memory against messages",
+    "distributed.enable_async_tensor_parallel": "messages of tensor ranks, of which there is one",
+    "distributed.sequence_parallel": "tensor ranks, of which there is one",
+    "dist_env.timeout_minutes": "how long a hanging rank is waited for",
+    "dataloader.num_workers": "processes that load",
+    "dataloader.pin_memory": "where loaded batches lie",
+    "dataloader.prefetch_factor": "how far ahead is loaded",
+    "checkpoint.save_consolidated": "one more file of a checkpoint",
+    "model.use_cache": "generation",
+    "model.attn_implementation": "kernels of one computation",
+    "model.config.max_position_embeddings": "a bound of a table that Llama computes as it goes",
+    "model.config.original_max_position_embeddings": "read beside a scaling of positions alone",
+    "validation_dataloader.drop_last": "the last batch is whole here",
+}
+"""Settings without effect on the numbers of one rank, each with the reason."""
+SEEN = ("step", "loss", "grad_norm", "lr", "val_loss", "saved", "skipped", "loss_scale")
+
+
+def changed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with other values by dotted path."""
+    data = copy.deepcopy(dict(BASE))
+    for path, value in values.items():
+        at, (*inner, last) = data, path.partition("=")[0].split(".")
+        for name in inner:
+            at = at.setdefault(name, {})
+        at[last] = value
+    return data
+
+
+def another(kind: Any, usual: Any) -> Iterator[Any]:
+    """Values of a type other than `usual`."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        yield from another(parts[0], usual)
+    elif origin in (UnionType, Union):
+        for part in parts:
+            yield from another(part, usual)
+    elif origin in (tuple, list):
+        inner = next(another(parts[0], None), None) if parts else {}
+        yield [inner] * (1 if not parts or parts[-1] is ... or origin is list else len(parts))
+    else:
+        known: Mapping[Any, Sequence[Any]] = {
+            bool: (True, False),
+            int: (1, 3, 2),
+            float: (0.25, 2.0),
+        }
+        texts = ("nobody.Knows",) if kind is str else ()
+        found = parts if origin is Literal else known.get(kind, texts)
+        found = ({"nobody_knows": 1},) if dict in (kind, origin) else found
+        yield from (value for value in found if value != usual and kind is not NoneType)
+
+
+def recipe(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
+    """The lines of a recipe's run, or None if it stops; and what findings name."""
+    from compat.automodel import DIALECT
+    from compat.automodel.runtime.recipe import open_recipe
+
+    rules = plan_claims(DIALECT)
+    try:
+        config = DIALECT.read(changed(values), None, 1)
+        run = open_recipe(config, 1)
+        lines = [
+            (type(line).__name__, [value for name, value in line.fields().items() if name in SEEN])
+            for line in run.steps()
+        ]
+    except BridgeError as error:
+        return None, set(re.findall(r"[\w.*]+", str(error)))
+    found = {finding.path for finding in (*run.findings, *config.findings)}
+    mine = (path for each in found if each in rules for path in rules[each].carriers(each))
+    return lines, found | set(mine)
+
+
+def named(path: str, findings: set[str]) -> bool:
+    """Whether a finding is about a setting or the section around it."""
+    return any(
+        f"{path}.".startswith(f"{each}.") or each.startswith(f"{path}.") for each in findings
+    )
+
+
+def settings() -> Iterator[tuple[str, Any]]:
+    """Every setting of a recipe, with another value."""
+    from compat.automodel import DIALECT
+    from compat.automodel.schema import AutoModel
+
+    usual = DIALECT.read(changed({}), None, 1).effective.flat()
+    for path, field in fields(AutoModel).items():
+        if path.endswith("*"):
+            yield f"{path[:-1]}nobody_knows", 1
+        elif path in OTHER:
+            yield path, OTHER[path]
+        else:
+            beside = BESIDE.get(path, {})
+            yield path, next(another(field.annotation, beside.get(path, usual.get(path))), None)
+    yield from FREE.items()
+
+
+def test_no_setting_of_a_recipe_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    bases: dict[str, Any] = {}
+    silent, broken = [], []
+    for number, (path, value) in enumerate(settings()):
+        if value is None or number % SHARE:
+            continue
+        name = path.partition("=")[0]
+        beside = BESIDE.get(name, {})
+        base = bases.setdefault(repr(beside), None) or recipe(beside)
+        bases[repr(beside)] = base
+        try:
+            lines, findings = recipe({**beside, path: value})
+        except Exception as error:
+            broken.append((path, value, repr(error)[:200]))
+            continue
+        if lines == base[0] and lines is not None and not named(name, findings - base[1]):
+            silent.append((path, value))
+    left = [each for each in silent if each[0] not in WITHOUT]
+    assert not broken and not left, f"silent: {left}; broken: {broken}"
+
+
+# Merak
+
+
+def arguments_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a short run with other values."""
+    usual = {
+        "output_dir": "out",
+        "use_cpu": True,
+        "max_steps": 4,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.01,
+        "weight_decay": 0.1,
+        "logging_steps": 1,
+    }
+    return {**usual, **values}
+
+
+def trained(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
+    """The lines and files of a run of Merak's trainer, or None if it stops; and what findings name."""
+    from blocks import small
+    from merak_runs import Rows
+
+    import compat.merak as Merak
+
+    Merak.init(1, 1, 1)
+    try:
+        try:
+            args = Merak.MerakArguments(**arguments_of(values))
+        except (TypeError, OSError, ImportError) as error:  # transformers itself refuses
+            raise ConfigError(str(error)) from error
+        torch.manual_seed(args.seed)
+        model = small("gpt2", resid_pdrop=0.1).float()
+        trainer = Merak.MerakTrainer(
+            model=model, args=args, train_dataset=Rows(), eval_dataset=Rows(4)
+        )
+        trainer.train()
+    except (BridgeError, ValueError) as error:
+        return None, set(re.findall(r"[\w.*]+", str(error)))
+    found = {finding.path for finding in trainer.findings}
+    files = sorted(str(path) for path in Path().rglob("iter_*/*"))
+    chunks = [stage.recomputes for stage in trainer.engine.executor.stages.values()]
+    shutil.rmtree("out", ignore_errors=True)
+    return (trainer.log_history, files, chunks, trainer.max_steps), found
+
+
+MERAK_BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "num_train_epochs": {"max_steps": -1},
+    "eval_steps": {"do_eval": True},
+    "per_device_eval_batch_size": {"do_eval": True},
+    "save_total_limit": {"save": True, "save_steps": 1},
+    "save_steps": {"save": True},
+    "lr_scheduler_kwargs": {"lr_scheduler_type": "cosine_with_min_lr"},
+}
+MERAK_OTHER: Mapping[str, Any] = {
+    "num_train_epochs": 2.0,
+    "eval_steps": 1,
+    "per_device_eval_batch_size": 3,
+    "save_steps": 1,
+    "lr_scheduler_kwargs": {"min_lr": 0.005},
+    "include_num_input_tokens_seen": True,
+    "evaluation_strategy": "epoch",
+    "warmup_ratio": 0.5,
+    "parallelism_config": {"tp_size": 2},
+}
+MERAK_WITHOUT: Mapping[str, str] = {
+    **dict.fromkeys(("tp_overlapping_level", "partition_method", "train_schedule"), "one rank"),
+    "wall_clock_breakdown": "prints times",
+    **dict.fromkeys(("output_dir", "logging_dir", "run_name"), "a place or a name of records"),
+    **dict.fromkeys(("report_to", "disable_tqdm"), "records"),
+    **dict.fromkeys(("use_cpu", "local_rank"), "the device, of which a test has one"),
+    **dict.fromkeys(("dataloader_num_workers", "dataloader_pin_memory"), "how data is loaded"),
+    "average_tokens_across_devices": "Merak's default is the other one, and it never reads it",
+}
+"""Arguments without effect on the numbers of one rank, each with the reason."""
+
+
+def test_no_argument_of_merak_s_trainer_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
+    import compat.merak as Merak
+    from compat.merak.schema import Merak as Schema
+
+    monkeypatch.chdir(tmp_path)
+    schema, hints = fields(Schema), get_type_hints(Merak.MerakArguments)
+    usual = Merak.MerakArguments(**arguments_of({}))
+    bases, silent, tried = dict[str, Any](), [], 0
+    for number, each in enumerate(dataclass_fields(Merak.MerakArguments)):
+        name = each.name
+        if number % SHARE or name in MERAK_WITHOUT:
+            continue
+        known, now = schema.get(f"args.{name}"), getattr(usual, name)
+        kind = known.annotation if known else hints[name]
+        other = next(another(kind, getattr(now, "value", now)), None)
+        beside = MERAK_BESIDE.get(name, {})
+        base = bases.setdefault(repr(beside), None) or trained(beside)
+        bases[repr(beside)] = base
+        lines, findings = trained({**beside, name: MERAK_OTHER.get(name, other)})
+        tried += 1
+        if lines is not None and lines == base[0] and f"args.{name}" not in findings - base[1]:
+            silent.append((name, MERAK_OTHER.get(name, other)))
+    assert tried and silent == []
