@@ -253,9 +253,9 @@ class MerakTrainer:
         self.lr_scheduler = self.create_lr_scheduler(self.optimizer)
         self.loss_fn = self.get_loss_fn()
         self.engine = self._engine()
-        told = {one.path for one in lost}
+        lost_paths = {one.path for one in lost}
         self._told += unread_arguments(args)
-        self._told += (one for one in config.findings if one.given and one.path not in told)
+        self._told += (one for one in config.findings if one.given and one.path not in lost_paths)
         self.findings: tuple[Finding, ...] = (*lost, *self._told, *self.engine.findings)
 
     # What a script overrides
