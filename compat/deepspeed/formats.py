@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from bridge.stack.dialect import Reading, Written, code_beside
 from bridge.stack.findings import UNTOLD, Finding, Origin
 from bridge.stack.reader import Reader, flaw, mapping
 from bridge.stack.rules import Effect
+from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import auto, free_section_keys, scripts, trainer
+from compat.deepspeed.precedence import Run, find_sources
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.value_types import expected, typed
@@ -180,19 +182,22 @@ def read(
     code: Mapping[str, Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
     world: int | None = None,
+    open_auto: bool = False,
 ) -> Reading:
     """Read a path, text, mapping, `Written`, or live DeepSpeedConfig, for a run on `world` ranks.
     Raises one error with all problems. `values` replaces "auto" by key; for keys that are not in
     `values`, the rules of the module `auto` apply. Without `values`, every "auto" is a problem.
     `code` is the code part, which takes precedence over the code part of the source. `arguments`
-    are TrainingArguments by name, for a run that Hugging Face's Trainer starts.
+    are TrainingArguments by name, for a run that Hugging Face's Trainer starts. With `open_auto`, an
+    "auto" that lacks a fact is left out and told among the reading's sources.
     """
     script = _script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
         if script.trained or arguments is not None:
             said = trainer.arguments(script.arguments, whole=False) if script.arguments else {}
-            arguments = {**said, **(arguments or {})}
+            placed = Placed(said, script.arguments.places, script.arguments.lost)
+            arguments = placed.overlay(arguments or {})
         code = {**script.code, **(code or {})}
         world = world or script.ranks
         if script.facts:
@@ -201,10 +206,12 @@ def read(
             values = {**facts, **(values or {})}
     data, document, entry = _load_source(script.document if script else source)
     reader = _KeyReader(release, lenient, document, world=world, file=script.file if script else "")
+    reader.open_auto = open_auto
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
     scheduled = SCRIPTED if script and script.facts else UNSCHEDULED
+    before = dict(reader.given)
     words = (
         reader.resolve(values, unscheduled=scheduled)
         if arguments is None
@@ -214,7 +221,13 @@ def read(
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     found = Reading(
-        Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks
+        Values(reader.given),
+        entry,
+        reader.origins,
+        tuple(reader.findings),
+        reader.opaque,
+        ranks,
+        sources=reader.sources(before, arguments, data, values or {}),
     )
     return found.unless(reader.problems, words)
 
@@ -294,6 +307,9 @@ class _KeyReader(Reader):
     world: int | None = None
     # Whether a value of "auto" was replaced, which only accelerate or the Trainer does.
     filled: bool = False
+    # Whether an "auto" that lacks a fact is no problem, and those found, with the facts.
+    open_auto: bool = False
+    left: dict[str, str] = field(default_factory=dict)
 
     def line(self, written: str) -> int | None:
         """Return the line of the key `written` in the file, or the line of its section. Return None
@@ -696,6 +712,10 @@ class _KeyReader(Reader):
             for path in self.given
             if (line := self.line(path))
         }
+        if self.open_auto and values is not None:
+            self.left = auto.find_open(self.given, values, self.world)
+            for path in self.left:
+                del self.given[path]
         said = auto.resolve_auto(self.given, values, lines, self.world)
         self.problems.extend(said.problems)
         before = len(self.problems)
@@ -729,6 +749,7 @@ class _KeyReader(Reader):
         said = trainer.filling(arguments, ranks, fit.get("total_steps"))
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)
+        self._fill_batch(said)
         # The Trainer overwrites keys of the file, but not what the user said of the script.
         for path, value in said.sets.items():
             if not (path.startswith("code.") and path in self.given):
@@ -754,6 +775,41 @@ class _KeyReader(Reader):
         ):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
+
+    def _fill_batch(self, said: trainer.Filling) -> None:
+        """Set the sizes of the batch that the file leaves out. Without accumulation steps accelerate
+        writes 1 for DeepSpeed, and the Trainer accumulates by its own argument.
+        """
+        steps = said.values[auto.STEPS]
+        if auto.STEPS not in self.given and steps > 1:
+            if auto.TOTAL in self.given and auto.MICRO in self.given:
+                self.problem(
+                    auto.TOTAL,
+                    f"the file has no {auto.STEPS}, so accelerate writes 1, and DeepSpeed refuses a"
+                    f" batch of {steps} micro-batches; write"
+                    f' "{auto.STEPS}": "auto"',
+                )
+            self._value(auto.STEPS, auto.STEPS, steps)
+        if auto.MICRO not in self.given and auto.TOTAL in self.given:
+            self._value(auto.MICRO, auto.MICRO, said.values[auto.MICRO])
+
+    def sources(
+        self,
+        before: Mapping[str, Any],
+        arguments: Mapping[str, Any] | None,
+        data: Mapping[str, Any],
+        values: Mapping[str, Any],
+    ) -> Sources:
+        """Return who set each value of a run of the Trainer; `before` has the values of the file."""
+        if arguments is None:
+            return NO_SOURCES
+        placed = Placed({}, {}).overlay(arguments)
+        fills = trainer.filling(arguments, self.world, values.get("total_steps")).values
+        known = values.places if isinstance(values, Placed) else {}
+        facts = {name: known.get(name, Said(name, values[name], "--auto")) for name in values}
+        blocks = frozenset(map(str, data))
+        run = Run(placed, before, self.given, fills, self.origins, blocks, facts, self.left)
+        return find_sources(run)
 
     def set_precision(
         self,
