@@ -207,3 +207,137 @@ def test_a_run_of_one_file_has_its_lines_and_defaults(told: Any) -> None:
     assert row(data, "train_batch_size")["winner"]["line"] == 3
     assert row(data, "zero_optimization.stage")["winner"]["source"].endswith(", default")
     assert not data["ignored"] and not lost(data)
+
+
+ACCELERATE = """distributed_type: DEEPSPEED
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  zero_stage: 2
+mixed_precision: bf16
+num_processes: 8
+"""
+
+
+def test_options_of_accelerate_win_over_its_file(told: Any) -> None:
+    Path("acc.yaml").write_text(ACCELERATE)
+    Path("a.sh").write_text(
+        "accelerate launch --config_file acc.yaml --gradient_accumulation_steps 2 \\\n"
+        "    --mixed_precision fp16 run.py\n"
+    )
+    data = told("a.sh", "--auto", "micro_batch=2")
+    steps, stage = row(data, "gradient_accumulation_steps"), row(data, "zero_optimization.stage")
+    assert (steps["value"], steps["winner"]["line"]) == (2, 1)
+    assert stage["winner"] == {"source": "acc.yaml", "line": 4, "setting": "zero_stage"}
+    assert row(data, "fp16.enabled")["winner"] == {
+        "source": "a.sh",
+        "line": 2,
+        "setting": "--mixed_precision",
+    }
+    assert row(data, "bf16.enabled")["winner"]["source"] == "accelerate"
+    assert {(one["source"], one["setting"], one["value"]) for one in data["ignored"]} == {
+        ("acc.yaml", "gradient_accumulation_steps", 4),
+        ("acc.yaml", "mixed_precision", "bf16"),
+    }
+
+
+def test_a_deepspeed_file_wins_over_options_of_accelerate(told: Any) -> None:
+    write({"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 16,
+           "steps_per_print": 10, "zero_optimization": {"stage": 2}})  # fmt: skip
+    Path("a.sh").write_text(
+        "accelerate launch --use_deepspeed --deepspeed_config_file zero2.json --num_processes 2 \\\n"
+        "    --gradient_accumulation_steps 2 --gradient_clipping 0.5 run.py\n"
+    )
+    data = told("a.sh", code=2)
+    steps = row(data, "gradient_accumulation_steps")
+    assert steps["value"] == 16 and steps["winner"]["source"] == "zero2.json"
+    assert lost(data) == {"--gradient_accumulation_steps", "--gradient_clipping", "steps_per_print"}
+    assert {one["rule"] for one in data["findings"]} >= {"gradient_accumulation_steps/overruled"}
+
+
+def test_accelerates_variables_count_where_nothing_else_does(told: Any) -> None:
+    variables = "export ACCELERATE_MIXED_PRECISION=bf16 ACCELERATE_GRADIENT_CLIPPING=0.5\n"
+    Path("train.sh").write_text(variables + SCRIPT.replace(" --bf16", ""))
+    write({name: value for name, value in ZERO2.items() if name != "bf16"})
+    data = told("train.sh")
+    assert row(data, "bf16.enabled")["value"] is True
+    assert "ACCELERATE_GRADIENT_CLIPPING" in {one["setting"] for one in data["ignored"]}
+    write(ZERO2)
+    assert "ACCELERATE_MIXED_PRECISION" in lost(told("train.sh"))
+
+
+def test_a_length_that_only_the_data_tell_is_named(told: Any) -> None:
+    block = {"type": "WarmupDecayLR", "params": {**WARMUP, "total_num_steps": 500}}
+    write({**ZERO2, "scheduler": block})
+    Path("train.sh").write_text(SCRIPT.replace("--max_steps 3000", "--num_train_epochs 3"))
+    found = told("train.sh", code=2)["findings"]
+    (one,) = [one for one in found if one["path"] == "scheduler.params.total_num_steps"]
+    assert "unless the data and the epochs" in one["message"]
+    assert told("train.sh", "--with", "max_steps=400", code=1)["stops"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "change", "setting", "words"),
+    [
+        ("--fp16", {}, "--fp16", "refuses both"),
+        ("--fp16_full_eval --bf16_full_eval", {}, "--fp16_full_eval", "refuses both"),
+        ("--warmup_steps -5", {}, "--warmup_steps", "below 0"),
+        ("--lr_scheduler_type cosin", {}, "--lr_scheduler_type", "cosine"),
+        ("--lr_scheduler_type greedy", {}, "--lr_scheduler_type", "--eval_strategy"),
+        (
+            "--lr_scheduler_type cosine_with_min_lr",
+            {"scheduler": None},
+            "--lr_scheduler_type",
+            "rate",
+        ),
+        (
+            "--lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs '{\"num_cycles\": 1}'",
+            {"scheduler": None},
+            "--lr_scheduler_type",
+            "num_decay_steps",
+        ),
+        (
+            "--lr_scheduler_type polynomial",
+            {"scheduler": None, "optimizer": None},
+            "--lr_scheduler_type",
+            "defaults",
+        ),
+        ("--optim adagrad", {"optimizer": None}, "--optim", "first step"),
+        (
+            "--optim adagrad",
+            {
+                "optimizer": None,
+                "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+            },
+            "--optim",
+            "DeepSpeed's Adagrad",
+        ),
+        (
+            "",
+            {"optimizer": None, "zero_optimization": {"stage": 2, "cpu_offload": True}},
+            "optim",
+            "offload_optimizer",
+        ),
+        ("--save_only_model --load_best_model_at_end", {}, "--save_only_model", "drop one"),
+        (
+            "--auto_find_batch_size",
+            {"zero_optimization": {"stage": 3}},
+            "--auto_find_batch_size",
+            "3",
+        ),
+        (
+            '--accelerator_config \'{"gradient_accumulation_kwargs": {"num_steps": 4}}\'',
+            {},
+            "--accelerator_config",
+            "num_steps",
+        ),
+        ("", {"zero_optimization": None}, "zero_optimization", "without this section"),
+    ],
+)
+def test_what_the_libraries_refuse_stops_the_run(
+    told: Any, flags: str, change: dict[str, Any], setting: str, words: str
+) -> None:
+    write({name: value for name, value in {**ZERO2, **change}.items() if value is not None})
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {flags}"))
+    stops = told("train.sh", "--model", "model", code=1)["stops"]
+    assert [one for one in stops if one["setting"] == setting and words in one["message"]], stops
+    assert all(one["line"] == 4 for one in stops if one["setting"].startswith("--"))

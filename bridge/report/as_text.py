@@ -305,8 +305,8 @@ def resolution_text(
     for one in found.settings:
         if view.everything or one.overruled or one.winner.source != default:
             lost = "; ".join(_said(claim.said, file) for claim in one.overruled)
-            told = f"{_from(one, file)}{f'; {one.why}' if one.why else ''}"
-            grid.add_row(*map(escape, (one.setting, _plain_value(one.value), told, lost)))
+            origin = f"{_from(one, file)}{f'; {one.why}' if one.why else ''}"
+            grid.add_row(*map(escape, (one.setting, _plain_value(one.value), origin, lost)))
     console.print(grid)
     if found.unheard:
         console.print()

@@ -54,7 +54,7 @@ class Placed(dict[str, Any]):
         """Return these settings with those of `other`, which count where both have one."""
         places, before = (other.places, other.lost) if isinstance(other, Placed) else ({}, [])
         lost = [
-            (self.places[name], f"{said.setting} of {said.source} is read instead")
+            (self.places[name], f"{said.setting} ({said.place}) is read instead")
             for name, said in places.items()
             if name in self.places and self[name] != other[name]
         ]

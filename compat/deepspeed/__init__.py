@@ -219,6 +219,8 @@ class DeepSpeedDialect(PackagedDialect):
 
         # What the reader found out about a missing schedule says more than the check of the file.
         told = {one.path for one in config.remarks if one.path == "scheduler.type"}
+        # So does what an argument of the Trainer asked for.
+        told |= {one.path for one in config.sources.claims} & {"gradient_clipping"}
         found = tuple(one for one in inspect(config) if one.path not in told)
         if config.entry == PARTIAL and config.effective.get(BATCH) is None:
             message = (

@@ -16,6 +16,7 @@ from bridge.plan.section import nest
 from bridge.stack.findings import Origin
 from bridge.stack.rules import Effect
 from bridge.stack.sources import DEFAULT, Claim, Placed, Said, Settled, Sources, Unheard
+from compat.deepspeed.accelerated import ADDER, PRINTS
 from compat.deepspeed.auto import RULES
 from compat.deepspeed.trainer import (
     ADAMW,
@@ -28,6 +29,9 @@ from compat.deepspeed.trainer import (
 )
 
 PARAMS, SCHEDULER, STAGE = "optimizer.params.", "scheduler.params.", "zero_optimization.stage"
+OFFLOADS = "zero_optimization.offload_optimizer."
+"""Keys that decide at every stage who builds the optimizer."""
+OFFLOAD = OFFLOADS + "device"
 WARMUP, BETAS = SCHEDULER + "warmup_num_steps", PARAMS + "betas"
 ARGUMENTS: Mapping[str, tuple[str, int | None]] = {
     "per_device_train_batch_size": (MICRO, None),
@@ -101,9 +105,34 @@ HEARD = frozenset({"fp16.enabled", STAGE})
 CPU_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 REPLACED: Mapping[str, str] = {
     NODE_LOCAL: "the Trainer sets this key for save_on_each_node",
-    "steps_per_print": "accelerate always sets this key, so that DeepSpeed prints nothing",
+    "steps_per_print": PRINTS,
 }
 """Keys of the file that are replaced, and why."""
+PRECISION = "ACCELERATE_MIXED_PRECISION"
+FILLS_PRECISION = (
+    "this variable counts without the arguments fp16 and bf16, and where the file has no section for"
+    " the precision"
+)
+ENVIRONMENT: Mapping[str, tuple[str, str]] = {
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("zero_stage", STAGE),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("offload_optimizer", OFFLOAD),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": (
+        "offload_param",
+        "zero_optimization.offload_param.device",
+    ),
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": (
+        "save_16bit",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    ),
+}
+"""Variables that accelerate's plugin reads beside a file: the fact for "auto", and its key."""
+PASSED: Mapping[str, Effect] = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Effect.NUMBERS,
+    "ACCELERATE_GRADIENT_CLIPPING": Effect.NUMBERS,
+    "ACCELERATE_USE_DEEPSPEED": Effect.NONE,
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": Effect.NUMBERS,
+}
+"""Variables in whose place the Trainer passes its own to accelerate, with the effect."""
 BUILDS = (
     "the Trainer builds no {0} where the file has a block for it; remove the block {0} from the"
     " file, or the argument"
@@ -121,10 +150,7 @@ WANTED: Mapping[str, str] = {
 }
 """What tells a fact that is missing."""
 TAKES_NONE = "the optimizer of --optim {} does not take it"
-OFFLOADS = "zero_optimization.offload_optimizer."
-"""Keys that decide at every stage who builds the optimizer."""
-OFFLOAD = OFFLOADS + "device"
-TRANSFORMERS, ACCELERATE = "transformers", "accelerate"
+TRANSFORMERS = "transformers"
 CPU_ADAM = "DeepSpeedCPUAdam"
 
 
@@ -134,7 +160,8 @@ class Run:
 
     `before` and `after` hold values by key of DeepSpeed, with `origins` of the file's; `fills` has
     what the arguments fill in. `facts` say where sizes come from that no argument gives. `blocks`
-    are the sections of the file, and `open` has keys of "auto" that lack a fact, with its name.
+    are the sections of the file, and `open` has keys of "auto" that lack a fact, with its name. `environment`
+    has accelerate's variables.
     """
 
     arguments: Placed
@@ -145,6 +172,7 @@ class Run:
     blocks: frozenset[str]
     facts: Mapping[str, Said]
     open: Mapping[str, str]
+    environment: Mapping[str, Said]
 
     def said(self, name: str) -> Said:
         """What the run says of an argument; of one that is not given, the Trainer's default."""
@@ -193,8 +221,9 @@ def find_sources(run: Run) -> Sources:
     """Return who sets each value of a run of the Trainer, and what its arguments say to no effect."""
     kind = str(run.after.get("scheduler.type")) if "scheduler" in run.blocks else ""
     values: dict[str, Any] = {"steps_per_print": "inf"}
-    winners = {"steps_per_print": Said("steps_per_print", "inf", ACCELERATE), **dict(_winners(run))}
-    if kind.startswith("Warmup") and (run.after.get(WARMUP) or FLOOR) < FLOOR:
+    winners = {"steps_per_print": Said("steps_per_print", "inf", ADDER), **dict(_winners(run))}
+    warmup = run.after.get(WARMUP)
+    if kind.startswith("Warmup") and isinstance(warmup, int) and warmup < FLOOR:
         values[WARMUP] = FLOOR
         winners[WARMUP] = Said(f"max({FLOOR}, warmup_num_steps)", FLOOR, "DeepSpeed")
     if kind == "OneCycle" and run.after.get(SCHEDULER + "cycle_momentum", True):
@@ -207,7 +236,7 @@ def find_sources(run: Run) -> Sources:
         hidden |= {path for path in run.after if path.startswith("optimizer.")}
     own = (*_own_optimizer(run, kind), *_own_schedule(run), *_open(run))
     unheard = (*(Unheard(*lost) for lost in run.arguments.lost), *_unheard(run, kind))
-    claims = (*_claims(run, kind), *_of_file(run))
+    claims = (*_claims(run, kind), *_of_file(run), *_of_environment(run))
     return Sources(claims, winners, values, unheard, own, frozenset(hidden))
 
 
@@ -281,6 +310,16 @@ def _of_file(run: Run) -> Iterator[Claim]:
             yield Claim(path, said.value, said, why, Effect.NONE)
 
 
+def _of_environment(run: Run) -> Iterator[Claim]:
+    """Yield variables of accelerate that fill in an "auto" of the file, or a missing precision."""
+    for name, said in run.environment.items():
+        path = ENVIRONMENT.get(name, ("", ""))[1]
+        if path in run.before:
+            yield Claim(path, said.value, said, f'{name} only fills in an "auto"', Effect.COST)
+        elif name == PRECISION and said.value in ("fp16", "bf16"):
+            yield Claim(f"{said.value}.enabled", True, said, FILLS_PRECISION)
+
+
 def _written(run: Run, path: str) -> Said:
     origin = run.origins.get(path) or Origin()
     return Said(path, run.before[path], origin.file, origin.line)
@@ -300,7 +339,7 @@ def _own_optimizer(run: Run, kind: str) -> Iterator[Settled]:
     if run.offloads:
         effect = Effect.ROUNDING if run.optim in ADAMW else Effect.NUMBERS
         claim = Claim("optim", None, run.said("optim"), SWAPS, effect)
-        winner = Said(OFFLOAD, CPU_ADAM, ACCELERATE)
+        winner = Said(OFFLOAD, CPU_ADAM, ADDER)
         yield Settled("optim", CPU_ADAM, winner, (claim,) if "optim" in given else ())
     else:
         yield run.settle("optim")
@@ -353,6 +392,11 @@ def _unheard(run: Run, kind: str) -> Iterator[Unheard]:
         kept, eps = BARE.get(run.optim, (ADAM, None))
         own = {*kept, *(CPU_BETAS if run.offloads else ()), *(("adam_epsilon",) if eps else ())}
         why |= {name: TAKES_NONE.format(run.optim) for name in ADAM if name not in own}
+    for name, said in run.environment.items():
+        if name in PASSED:
+            yield Unheard(said, "the Trainer gives accelerate its own", PASSED[name])
+        elif name in ENVIRONMENT and ENVIRONMENT[name][1] not in run.before:
+            yield Unheard(said, 'it only fills in an "auto" of the file', Effect.COST)
     for name, reason in why.items():
         if name in run.arguments:
             yield Unheard(run.said(name), reason)

@@ -16,7 +16,7 @@ from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.stack.findings import Finding, Origin, find_unread_sources
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Placed, Said
+from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
 
@@ -82,7 +82,9 @@ class Found:
     arguments of Hugging Face's Trainer, the code part, the number of ranks, and findings. `trained`
     is true if something shows that the Trainer starts the run; without it, the arguments count only
     if the user says so. `file` is the name of the config file; empty if the script itself contains
-    the document. `facts` replace "auto" where accelerate starts the run.
+    the document. `facts` replace "auto" where accelerate starts the run. `environment` has the
+    variables that accelerate reads where another program starts it. `sources` say who sets what of a
+    run that accelerate starts.
     """
 
     document: Document
@@ -93,6 +95,8 @@ class Found:
     findings: tuple[Finding, ...] = ()
     file: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Said] = field(default_factory=dict)
+    sources: Sources = NO_SOURCES
 
 
 def is_launch(launch: Launch, script: Script) -> bool:
@@ -168,7 +172,10 @@ def read(script: Script) -> Found:
         *_programs(launch, trained),
         *find_unread_sources(script, launch),
     )
-    return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
+    environment = _environment(launch, script)
+    return Found(
+        document, usual, trained, _code(said), launch.ranks, findings, file, environment=environment
+    )
 
 
 def _accelerated(launch: Launch, script: Script) -> Found | None:
@@ -187,7 +194,17 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
         *find_unread_sources(script, launch),
     )
     file = Path(started.document.name).name
-    return Found(started.document, usual, trained, {}, started.ranks, findings, file, started.facts)
+    return Found(
+        started.document,
+        usual,
+        trained,
+        {},
+        started.ranks,
+        findings,
+        file,
+        started.facts,
+        sources=started.sources,
+    )
 
 
 def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
@@ -367,6 +384,16 @@ def _trainer_arguments(launch: Launch, wanted: Mapping[str, Any]) -> Placed:
                 )
             found[name], found.places[name] = value, Said(f"--{spelled}", value, "", line)
     return found
+
+
+def _environment(launch: Launch, script: Script) -> dict[str, Said]:
+    """Return accelerate's variables in the environment of a run, if their values are known."""
+    texts = {name: text_if_known(value) for name, value in launch.environment.items()}
+    return {
+        name: Said(name, scalar(text), "", line_of(launch.environment[name], script.text))
+        for name, text in texts.items()
+        if text is not None and name.startswith("ACCELERATE_")
+    }
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
