@@ -301,12 +301,12 @@ def resolution_text(
     _print_heading(f"{escape(file)}: {name(config)}{ranks}", console)
     _causes(told, console, view)
     console.print()
-    grid, default = Grid("", ("setting", "value", "from", "not used")), default_source(config)
+    grid, default = Grid("", ("setting", "value", "from")), default_source(config)
     for one in found.settings:
         if view.everything or one.overruled or one.winner.source != default:
-            lost = "; ".join(_said(claim.said, file) for claim in one.overruled)
-            origin = f"{_from(one, file)}{f'; {one.why}' if one.why else ''}"
-            grid.add_row(*map(escape, (one.setting, _plain_value(one.value), origin, lost)))
+            lost = "; ".join(f"not used: {_said(claim.said, file)}" for claim in one.overruled)
+            origin = "; ".join(filter(None, (_from(one, file), one.why, lost)))
+            grid.add_row(*map(escape, (one.setting, _plain_value(one.value), origin)))
     console.print(grid)
     if found.unheard:
         console.print()

@@ -141,12 +141,12 @@ SWAPS = (
     "accelerate replaces the optimizer, as the file offloads its state; set"
     ' "zero_force_ds_cpu_optimizer": false to keep it'
 )
-WANT = "follows from {0}, which nothing given tells; add --auto {0}=N"
+WANT = "needs --auto {0}=N"
 WANTED: Mapping[str, str] = {
-    "hidden_size": "follows from the model's width; add --model FOLDER",
-    "total_steps": "follows from the data and the epochs; add --auto total_steps=N",
-    "warmup_steps": "follows from the data and the epochs; add --auto total_steps=N",
-    "data_parallel": "follows from the number of ranks; add --world-size N",
+    "hidden_size": "needs --model FOLDER",
+    "total_steps": "needs --auto total_steps=N",
+    "warmup_steps": "needs --auto total_steps=N",
+    "data_parallel": "needs --world-size N",
 }
 """What tells a fact that is missing."""
 TAKES_NONE = "the optimizer of --optim {} does not take it"
