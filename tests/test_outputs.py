@@ -37,6 +37,12 @@ COMMANDS = {
         "convert none.args --to deepspeed --json",
         "convert ds.json --json --world-size",
     ],
+    "resolve": [
+        "resolve ds.json --json --world-size 8",
+        "resolve bad.json --format json",
+        "resolve launch.args --json --world-size 8",
+        "resolve ds.json launch.args --json",
+    ],
     "check": [
         "check ds.json --json",
         "check ds.json --format json",
@@ -69,6 +75,7 @@ WRONG = {
         "convert ds.json --to none --format json",
         "convert --json",
     ],
+    "resolve": ["resolve none.json --json", "resolve ds.json ds.json --json", "resolve --json"],
     "check": [
         "check none.json --json",
         "check bad.json ds.json --fail-on x --format=json",

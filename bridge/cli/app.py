@@ -19,6 +19,7 @@ from bridge.cli.options import (
     Output,
     Outputs,
     Ranks,
+    Run,
     Silence,
     Timeout,
     ToVersion,
@@ -89,6 +90,24 @@ Options for a whole project are set in [tool.stagebridge] of its pyproject.toml,
 [[tool.stagebridge.files]] (docs/gate.md).
 
 """ + table(error="wrong usage, an invalid config, or a run that stops")
+
+RESOLVE = """Say who wins for each setting of a run that has several sources, what is overruled, and what nobody hears.
+
+A launch script is enough: the files that it names are read with it. Or give the DeepSpeed file, and beside it a file of the
+arguments of Hugging Face's Trainer (JSON, YAML) and the model's folder. First come contradictions that change numbers, then a
+table: setting, value, the file and line that won, and what lost.
+
+\b
+Examples:
+  stagebridge resolve train.sh
+  stagebridge resolve zero3.json --with args.json --model FOLDER --world-size 8
+  stagebridge resolve zero3.json args.yaml --with max_steps=1000
+  stagebridge resolve train.sh --json
+
+""" + table(
+    clean="no finding at or above the threshold",
+    error="wrong usage, or a run that stops: the sources contradict each other in a way that its programs refuse",
+)
 
 DIFFERENCE = """Say where the meanings of two configs differ, of one stack or of two, each difference with its effect on the run.
 
@@ -496,7 +515,7 @@ def help_of(
 
 
 @app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
-@reads_file(counts=True, reports=True, gating=CHOOSING, many=True)
+@reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True)
 def convert(
     job: Job,
     view: View,
@@ -535,12 +554,21 @@ def convert(
 
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
-@reads_file(counts=True, reports=True, gating=GATING, many=True)
+@reads_file(counts=True, reports=True, gating=GATING, many=True, model=True)
 def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
     """Check one file or several files."""
     from bridge.cli.convert import check
 
     return check(job, view, gate, names)
+
+
+@app.command(help=RESOLVE, short_help="Say which source of a run wins, and which is ignored.")
+@reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True, file=Run)
+def resolve(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
+    """Resolve one run."""
+    from bridge.cli.resolve import resolve
+
+    return resolve(job, view, gate, names)
 
 
 @app.command(help=DIFFERENCE, short_help="Say where the meanings of two configs differ.")

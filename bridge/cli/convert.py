@@ -507,7 +507,8 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
     said = {
         word: value
         for word, value in job.settings_of_options.items()
-        if word in known or not (job.loose or OPTIONS.get(word, word) in lent)
+        if word in known
+        or not (job.loose or word == "open_auto" or OPTIONS.get(word, word) in lent)
     }
     strange = (OPTIONS.get(word, word) for word in said if word not in known)
     # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.

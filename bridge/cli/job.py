@@ -13,6 +13,8 @@ from bridge.stack.effects import Effect
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bridge.stack.sources import Placed
+
 
 @dataclass(frozen=True)
 class Job:
@@ -34,6 +36,8 @@ class Job:
     json: bool = False
     auto: Sequence[str] = ()
     auto_from: Sequence[str] = ()
+    model: Path | None = None
+    open_auto: bool = False
     code: Sequence[str] = ()
     env: Sequence[str] = ()
     launch: int | None = None
@@ -69,11 +73,13 @@ class Job:
 
     @property
     def settings_of_options(self) -> dict[str, dict[str, Any]]:
-        """Settings that the options --auto, --code and --auto-from give, by the argument of `Dialect.read` that takes them."""
-        said = {
+        """Settings that options give, by the argument of `Dialect.read` that takes them."""
+        said: dict[str, Any] = {
             "auto": _parse_pairs(self.auto, "--auto"),
             "code": _nest_settings(_parse_pairs(self.code, "--code")),
             "trainer": _trainer_arguments(self.auto_from),
+            "model": _model_sizes(self.model) if self.model else {},
+            "open_auto": self.open_auto,
         }
         return {keyword: values for keyword, values in said.items() if values}
 
@@ -109,6 +115,7 @@ def _split_pair(pair: str, option: str) -> tuple[str, str]:
 
 FIELDS = {"from": "dialect", "from-version": "version", "allow-path": "allow"}
 """Fields of a `Job`, by the name of the option that sets them, where the two names differ."""
+YAML = (".yaml", ".yml")
 OPTIONS = {"trainer": "auto-from"}
 """Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
 
@@ -119,23 +126,58 @@ def _trainer_arguments(said: Sequence[str]) -> dict[str, Any]:
     """
     from pathlib import Path
 
-    found: dict[str, Any] = {}
+    from bridge.stack.sources import Placed, Said
+
+    found = Placed({}, {})
     for words in said:
         # A path may have an equals sign in it: a file that is there is read.
-        named = "=" in words and not Path(words).is_file()
-        found |= _parse_pairs([words], "--auto-from") if named else _read_dump(Path(words))
+        if "=" in words and not Path(words).is_file():
+            pairs = _parse_pairs([words], "--auto-from")
+            places = {name: Said(name, value, "--auto-from") for name, value in pairs.items()}
+            found = found.overlay(Placed(pairs, places))
+        else:
+            expected = "expected a JSON object with TrainingArguments, or NAME=VALUE"
+            found = found.overlay(_read_placed(Path(words), f"--auto-from {words}: {expected}"))
     return found
 
 
-def _read_dump(path: Path) -> dict[str, Any]:
+def _read_placed(path: Path, expected: str) -> Placed:
+    """Return the settings of a JSON or YAML file, with their lines; `expected` is said of another file."""
     from bridge.files import parse, read_text
+    from bridge.stack.sources import Placed, Said
 
-    data = parse(read_text(path), str(path), ".json").data
-    if not isinstance(data, dict):
-        raise BridgeError(
-            f"--auto-from {path}: expected a JSON object with TrainingArguments, or NAME=VALUE"
-        )
-    return data
+    suffix = path.suffix.lower()
+    document = parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
+    if not isinstance(document.data, dict):
+        raise BridgeError(expected)
+    return Placed(
+        document.data,
+        {
+            name: Said(name, value, str(path), document.line(name))
+            for name, value in document.data.items()
+        },
+    )
+
+
+def _model_sizes(folder: Path) -> Placed:
+    """Return the sizes of a model that fill in "auto", from its config.json."""
+    from bridge.stack.sources import Placed, Said
+
+    path = folder / "config.json" if folder.is_dir() else folder
+    config = _read_placed(path, f"--model {folder}: expected the config.json of a model")
+    inner = config.get("text_config")
+    for section, prefix in (
+        (config, ""),
+        (inner if isinstance(inner, dict) else {}, "text_config."),
+    ):
+        for name in ("hidden_size", "hidden_sizes"):
+            size = section.get(name)
+            if size:
+                width = max(size) if isinstance(size, list) else size
+                line = config.places[prefix.rstrip(".") or name].line
+                fact = f"{prefix}hidden_size"
+                return Placed({fact: width}, {fact: Said(prefix + name, size, str(path), line)})
+    raise BridgeError(f"{path}: has neither hidden_size nor hidden_sizes; give the model's folder")
 
 
 def _parse_value(text: str, option: str) -> Any:

@@ -118,11 +118,20 @@ AutoFrom = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
         "--auto-from",
+        "--with",
         metavar="ARGS",
         help=(
-            'Arguments from which Hugging Face\'s Trainer fills in "auto": a dump of its '
-            "TrainingArguments (JSON), or NAME=VALUE."
+            'Arguments of Hugging Face\'s Trainer beside FILE, which fill in its "auto": a file of '
+            "TrainingArguments (JSON, YAML), or NAME=VALUE."
         ),
+    ),
+]
+ModelFolder = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--model",
+        metavar="FOLDER",
+        help='Folder of the model (config.json), whose sizes fill in "auto".',
     ),
 ]
 Code = Annotated[
@@ -244,6 +253,14 @@ Files = Annotated[
         show_default=False,
     ),
 ]
+Run = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE",
+        help="The run: its launch script or DeepSpeed file, and files of its arguments.",
+        show_default=False,
+    ),
+]
 Select = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
@@ -329,6 +346,8 @@ GATING: Mapping[str, tuple[str, Any, Any]] = {
     "write_baseline": ("write_baseline", WriteBaseline, None),
 }
 """The options of `CHOOSING`, and the one that writes the findings as known."""
+MODEL: Mapping[str, tuple[str, Any, Any]] = {"model": ("model", ModelFolder, None)}
+"""The option that names the run's model, for commands that read no other sizes of it."""
 OWN = ("job", "view", "gate", "names")
 """Arguments of a command function that are built from several options."""
 
@@ -342,15 +361,17 @@ def reads_file(
     gating: Mapping[str, tuple[str, Any, Any]] = {},
     many: bool = False,
     launched: bool = False,
+    model: bool = False,
     **otherwise: Any,
 ) -> Callable[[Command], Command]:
     """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
     With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the parts of the report to
     show. With options for `gating`, it gets `gate`; with `many`, the `names` of all files. A `launched` command gets the
-    number of ranks from its launcher, not from the project. `otherwise` replaces options.
+    number of ranks from its launcher, not from the project. With `model`, the command has --model FOLDER. `otherwise`
+    replaces options.
     """
-    options = {**READING, **(COUNTING if counts else {})}
+    options = {**READING, **(MODEL if model else {}), **(COUNTING if counts else {})}
     viewing = VIEWING if reports else {}
 
     def wrap_command(command: Command) -> Command:
@@ -393,7 +414,11 @@ def reads_file(
             for name, (_, kind, default) in every.items()
         ]
         named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        parameters = [_parameter("file", Files if many else File), *named, *shared]
+        parameters = [
+            _parameter("file", otherwise.get("file", Files if many else File)),
+            *named,
+            *shared,
+        ]
         # Typer reads the options from the signature and the types from the annotations; `wraps` would leave those of `command`.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -11,6 +11,7 @@ from bridge.report.exit_codes import Exit
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
+from bridge.stack.sources import Resolution, Said
 from bridge.translation.drift import Drift, DriftChange
 from bridge.translation.translate import Result
 
@@ -87,6 +88,52 @@ def check_json(
         "effective": _plain(config.effective),
         "findings": [finding_json(finding) for finding in selection],
         "exit_code": exit_of(selection, threshold),
+    }
+
+
+def resolution_json(
+    config: Config, found: Resolution, told: Sequence[Finding], file: str, code: Exit
+) -> json_types.Resolved:
+    """Return who wins for each setting of a run as one JSON object. `file` is the file that the user
+    gave.
+    """
+
+    def place(said: Said) -> json_types.Place:
+        return {"source": said.source or file, "line": said.line, "setting": said.setting}
+
+    stops = [one for one in told if one.effect is Effect.STOPS]
+    return {
+        "dialect": config.dialect.name,
+        "version": config.version,
+        "world_size": config.world_size,
+        "settings": [
+            {
+                "setting": one.setting,
+                "value": _plain(one.value),
+                "winner": place(one.winner),
+                "overruled": [
+                    {**place(claim.said), "value": _plain(claim.said.value), "why": claim.advice}
+                    for claim in one.overruled
+                ],
+                "why": one.why,
+            }
+            for one in found.settings
+        ],
+        "ignored": [
+            {**place(one.said), "value": _plain(one.said.value), "why": one.why}
+            for one in found.unheard
+        ],
+        "stops": [
+            {
+                "source": (one.origin.file if one.origin else "") or file,
+                "line": one.origin.line if one.origin else None,
+                "setting": one.path,
+                "message": one.message,
+            }
+            for one in stops
+        ],
+        "findings": [*map(finding_json, told)],
+        "exit_code": code,
     }
 
 

@@ -22,6 +22,7 @@ from bridge.stack import launch_command
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.findings import UNKNOWN, Finding, Origin
 from bridge.stack.rules import Effect, How
+from bridge.stack.sources import Resolution, Said, Settled, default_source
 from bridge.translation.translate import FieldReport, Result
 
 if TYPE_CHECKING:
@@ -281,6 +282,63 @@ def check_text(
     _causes(selection, console, view)
     _missing(selection, console)
     _footer(selection, console, view)
+
+
+def resolution_text(
+    config: Config,
+    found: Resolution,
+    told: Sequence[Finding],
+    console: Console,
+    view: View,
+    file: str,
+) -> None:
+    """Print what contradicts what in a run, then a table of its settings: value, winner, and who
+    lost. Defaults that nothing was said about, and what has no effect, are printed with
+    `view.everything`.
+    """
+    from rich.markup import escape
+
+    first(told, console)
+    _print_verdict(verdict(told, AS_WRITTEN, WRITTEN), told, console)
+    if view.quiet:
+        return
+    ranks = f", {config.world_size} ranks" if config.world_size else ""
+    _print_heading(f"{escape(file)}: {name(config)}{ranks}", console)
+    _causes(told, console, view)
+    console.print()
+    grid, default = Grid("", ("setting", "value", "from")), default_source(config)
+    for one in found.settings:
+        if view.everything or one.overruled or one.winner.source != default:
+            lost = "; ".join(f"not used: {_said(claim.said, file)}" for claim in one.overruled)
+            origin = "; ".join(filter(None, (_from(one, file), one.why, lost)))
+            grid.add_row(*map(escape, (one.setting, _plain_value(one.value), origin)))
+    console.print(grid)
+    if found.unheard:
+        console.print()
+        rows = Grid("Nobody hears", ("setting", "value", "why"), ruled=False)
+        for left in found.unheard:
+            said = left.said
+            place = f"{said.setting} ({_place_of(said, file)})"
+            rows.add_row(*map(escape, (place, _plain_value(said.value), left.why)))
+        console.print(rows)
+
+
+def _from(one: Settled, file: str) -> str:
+    """Return the source of a setting, with the name that it has there if that is another."""
+    spelled = "" if one.winner.setting == one.setting else f"{one.winner.setting}, "
+    return f"{spelled}{_place_of(one.winner, file)}"
+
+
+def _said(said: Said, file: str) -> str:
+    return f"{said.setting} {_plain_value(said.value)} ({_place_of(said, file)})"
+
+
+def _plain_value(value: object) -> str:
+    return value if isinstance(value, str) and value else show_value(value)
+
+
+def _place_of(said: Said, file: str) -> str:
+    return replace(said, source=said.source or file).place
 
 
 def one_of_many(file: str, findings: Sequence[Finding], console: Console, view: View) -> None:

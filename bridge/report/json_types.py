@@ -113,6 +113,50 @@ class Checked(TypedDict):
     exit_code: Exit
 
 
+class Place(TypedDict):
+    """Where a setting is written: the file or program, the line, and the name that it has there."""
+
+    source: str
+    line: int | None
+    setting: str
+
+
+class Unused(Place):
+    """A value that was written and is not in force, with the reason."""
+
+    value: Any
+    why: str
+
+
+class SettledSetting(TypedDict):
+    """A setting of a run: the value in force, who set it, and the values that lost."""
+
+    setting: str
+    value: Any
+    winner: Place
+    overruled: list[Unused]
+    why: str
+
+
+class Stop(Place):
+    """A reason why the run does not start."""
+
+    message: str
+
+
+class Resolved(TypedDict):
+    """Who wins for each setting of a run, what is ignored, and why the run would stop."""
+
+    dialect: str
+    version: str
+    world_size: int | None
+    settings: list[SettledSetting]
+    ignored: list[Unused]
+    stops: list[Stop]
+    findings: list[Told]
+    exit_code: Exit
+
+
 class OneOfMany(TypedDict):
     """One of several checked files: its config and the findings, or the reason why the file is
     refused.
@@ -772,6 +816,7 @@ class Baseline(TypedDict):
 OUTPUTS: Mapping[str, Any] = {
     "convert": Converted | ManyConverted | Refused,
     "check": Checked | Many | Refused,
+    "resolve": Resolved | Refused,
     "diff": Compared | Refused,
     "drift": Drifting | Refused,
     "layout": Laid | Refused,

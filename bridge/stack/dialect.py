@@ -25,6 +25,7 @@ from bridge.stack.refusals import every
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Context, Effect, Rule
 from bridge.stack.setting_renames import Move
+from bridge.stack.sources import NO_SOURCES, Sources, find_contradictions
 
 if TYPE_CHECKING:
     from bridge.checkpoint.formats import Format
@@ -42,6 +43,7 @@ class Reading:
     apply. `world_size` is None if the source does not set it. `gaps` are sentences about values
     that the source leaves open. Errors include these sentences, because an open value may be the
     cause of another problem. `program` is the program that the source starts, if it is known.
+    `sources` is what further sources of the run say.
     """
 
     given: Values
@@ -52,6 +54,7 @@ class Reading:
     world_size: int | None = None
     gaps: tuple[str, ...] = ()
     program: str = ""
+    sources: Sources = NO_SOURCES
 
     def unless(self, problems: Iterable[str], words: tuple[str, ...] = ()) -> Reading:
         """This reading if there are no `problems`; else raise one error with all of them."""
@@ -150,7 +153,7 @@ class Program:
 @dataclass(frozen=True)
 class Config:
     """A config of one stack. `given` holds the values that the user wrote, and `effective` the
-    values that the stack would run with.
+    values that the stack would run with. `sources` is what further sources of the run say.
     """
 
     dialect: Dialect
@@ -162,6 +165,7 @@ class Config:
     remarks: tuple[Finding, ...] = ()
     opaque: Mapping[str, Any] = field(default_factory=dict)
     program: str = ""
+    sources: Sources = NO_SOURCES
 
     @cached_property
     def context(self) -> Context:
@@ -179,12 +183,13 @@ class Config:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings on the config, in this order: remarks of the reader; settings that the stack
-        accepts, but ignores or gets wrong; numbers that no run can use; missing settings that stop
-        the run.
+        """Findings on the config, in this order: remarks of the reader; values that another source
+        of the run overrules; settings that the stack accepts, but ignores or gets wrong; numbers
+        that no run can use; missing settings that stop the run.
         """
         stops = (finding for finding in self.missing if finding.effect is Effect.STOPS)
-        return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stops)
+        remarks = (*self.remarks, *find_contradictions(self))
+        return (*remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stops)
 
     @cached_property
     def missing(self) -> tuple[Finding, ...]:
@@ -567,7 +572,7 @@ class Dialect(ABC):
         problems = every(first.problems, part.given, world_size or part.world_size, judge)
         lines = dict.fromkeys(self._locate_problem(problem, part) for problem in problems)
         error = ConfigError(*lines, *part.gaps)
-        error.words = first.words
+        error.part, error.words = part, first.words
         return error
 
     def _locate_problem(self, problem: str, part: Reading) -> str:
@@ -611,6 +616,7 @@ class Dialect(ABC):
             findings,
             reading.opaque,
             reading.program,
+            reading.sources,
         )
 
     def write(

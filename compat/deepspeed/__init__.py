@@ -16,6 +16,7 @@ from bridge.stack.dialect import Config, PackagedDialect, Program, Reading, Save
 from bridge.stack.findings import Finding
 from bridge.stack.launch_command import torchrun
 from bridge.stack.rules import Effect, How
+from bridge.stack.sources import Placed
 from compat.deepspeed.names import install, listen, resolve_name
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ class DeepSpeedDialect(PackagedDialect):
         auto: Mapping[str, Any] | None = None,
         code: Mapping[str, Any] | None = None,
         trainer: Mapping[str, Any] | None = None,
+        model: Mapping[str, Any] | None = None,
+        open_auto: bool = False,
     ) -> Config:
         """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as DeepSpeed
         `version` does.
@@ -135,13 +138,18 @@ class DeepSpeedDialect(PackagedDialect):
         `compat.deepspeed.auto.FACTS`, from which Hugging Face's rules compute values. Without
         `auto`, every "auto" is an error. `trainer` is for runs that Hugging Face's Trainer starts:
         its TrainingArguments by name, or a dump of them. The arguments replace every "auto", and
-        explicit values must agree with the arguments. `code` holds settings of the training script,
+        explicit values must agree with the arguments. `model` has the model's `hidden_size`. With
+        `open_auto`, an "auto" whose facts are not known is left out, and no error. `code` holds settings of the training script,
         such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
         """
         release = self.release(version)
         arguments = self._arguments(trainer)
+        facts = Placed({}, {}).overlay(model or {}).overlay(auto or {})
+        values = None if auto is None and not model else facts
         return self.check_reading(
-            lambda: self._parse_source(source, release, lenient, auto, code, arguments, world_size),
+            lambda: self._parse_source(
+                source, release, lenient, values, code, arguments, world_size, open_auto
+            ),
             release,
             world_size,
         )
@@ -159,7 +167,9 @@ class DeepSpeedDialect(PackagedDialect):
 
         # Every dump of TrainingArguments has its output_dir. A
         # dump also holds names that no DeepSpeed key needs.
-        return arguments(said, "output_dir" in said)
+        known = arguments(said, "output_dir" in said)
+        placed = Placed({}, {}).overlay(said)
+        return Placed(known, placed.places, placed.lost)
 
     def _parse_source(
         self,
@@ -170,10 +180,13 @@ class DeepSpeedDialect(PackagedDialect):
         code: Mapping[str, Any] | None,
         arguments: Mapping[str, Any] | None = None,
         world: int | None = None,
+        open_auto: bool = False,
     ) -> Reading:
         from compat.deepspeed import formats
 
-        return formats.read(source, self._at(version), lenient, auto, code, arguments, world)
+        return formats.read(
+            source, self._at(version), lenient, auto, code, arguments, world, open_auto
+        )
 
     def _at(self, version: str) -> Release:
         from compat.deepspeed.releases import release
@@ -206,6 +219,8 @@ class DeepSpeedDialect(PackagedDialect):
 
         # What the reader found out about a missing schedule says more than the check of the file.
         told = {one.path for one in config.remarks if one.path == "scheduler.type"}
+        # So does what an argument of the Trainer asked for.
+        told |= {one.path for one in config.sources.claims} & {"gradient_clipping"}
         found = tuple(one for one in inspect(config) if one.path not in told)
         if config.entry == PARTIAL and config.effective.get(BATCH) is None:
             message = (

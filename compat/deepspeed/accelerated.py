@@ -14,10 +14,11 @@ from bridge.errors import SourceError
 from bridge.files import Document, Launch, Script, scalar
 from bridge.files.document import Key
 from bridge.plan.section import nest
-from bridge.shell import Pieces, cut, spell_pieces, text_if_known, unknowns
+from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
+from bridge.stack.sources import Claim, Placed, Said, Sources, Unheard
 
 PROGRAMS = frozenset(
     {
@@ -64,18 +65,25 @@ NO_PATH = "none"
 CLIP = 1.0
 """The norm for a `gradient_clipping` of "auto" (accelerator.py: _prepare_deepspeed)."""
 PRECISION = "mixed_precision"
+ADDER = "accelerate"
+PRECISE = ("fp16.enabled", "bf16.enabled")
+LOSES = 'accelerate fills in an "auto" of the DeepSpeed file, and keeps what stands there'
+PRINTS = "accelerate always sets this key, so that DeepSpeed prints nothing"
 Opens = Callable[[Pieces, int], Document]
 """Reads a file that the launch names on a line."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """What accelerate passes to DeepSpeed: the config, facts that replace "auto", the number of ranks, and findings."""
+    """What accelerate passes to DeepSpeed: the config, facts that replace "auto", the number of ranks, findings, and
+    who sets what.
+    """
 
     document: Document
     facts: Mapping[str, Any]
     ranks: int | None
     findings: tuple[Finding, ...]
+    sources: Sources
 
 
 def options(launch: Launch) -> dict[str, Pieces] | None:
@@ -207,9 +215,72 @@ def read(launch: Launch, script: Script, opens: Opens, asked: str = "") -> Start
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
     document = replace(document, data=_mixed(whole, precision), strings={})
-    return Started(
-        document, facts, launch.ranks or (None if launch.unranked else ranks), tuple(findings)
-    )
+    placed = _place_settings(said, typed, section, data, config, launch, script)
+    sources = _find_sources(placed, _mixed(whole, precision), document, FILE in given)
+    world = launch.ranks or (None if launch.unranked else ranks)
+    return Started(document, facts, world, tuple(findings), sources)
+
+
+def _place_settings(
+    said: Mapping[str, Pieces],
+    typed: Mapping[str, Any],
+    section: Mapping[str, Any],
+    data: Mapping[str, Any],
+    config: Document | None,
+    launch: Launch,
+    script: Script,
+) -> Placed:
+    """Return the settings of accelerate for DeepSpeed; options of the launch win over its config file."""
+    keys: dict[str, tuple[str, ...]] = {
+        name: (SECTION, name) for name in FACTS if section.get(name) is not None
+    }
+    keys |= {PRECISION: (PRECISION,)} if data.get(PRECISION) is not None else {}
+    values = {name: section.get(name, data.get(name)) for name in keys}
+    file = config.name if config else ""
+    lines = {name: config.line(*key) if config else None for name, key in keys.items()}
+    places = {name: Said(name, value, file, lines[name]) for name, value in values.items()}
+    options = {name: typed[name] for name in said if name in typed and name != FILE}
+    spelled = {
+        name: Said(f"--{name}", value, "", line_of(said[name], script.text) or launch.line)
+        for name, value in options.items()
+    }
+    return Placed(values, places).overlay(Placed(options, spelled))
+
+
+def _find_sources(
+    placed: Placed, built: Mapping[str, Any], document: Document, by_file: bool
+) -> Sources:
+    """Return who sets what of the config `built` for DeepSpeed. A file of DeepSpeed wins over settings of
+    accelerate, which fill in its "auto"; without one, accelerate builds the config from these settings.
+    """
+    written = {path for path in flat(built) if tuple(path.split(".")) in document.lines}
+    winners = {path: Said(path, value, ADDER) for path, value in flat(built).items()}
+    winners = {path: said for path, said in winners.items() if path not in written}
+    claims, values = list[Claim](), {"steps_per_print": "inf"}
+    winners["steps_per_print"] = Said("steps_per_print", "inf", ADDER)
+    for name, value in placed.items():
+        said, path = placed.places[name], FACTS.get(name, ("", ""))[0]
+        if name == PRECISION:
+            path, value = f"{'bf16' if value == 'fp8' else value}.enabled", True
+        if path in winners or not by_file or flat(built).get(path) == "auto":
+            winners[path] = said
+        if path in PRECISE or name in FACTS:
+            effect = Effect.COST if path.startswith("zero_") else Effect.NUMBERS
+            claims.append(Claim(path, value, said, LOSES, effect))
+    if "steps_per_print" in built:
+        line = document.line("steps_per_print")
+        said = Said("steps_per_print", built["steps_per_print"], document.name, line)
+        claims.append(Claim("steps_per_print", said.value, said, PRINTS, Effect.NONE))
+    return Sources(tuple(claims), winners, values, tuple(Unheard(*one) for one in placed.lost))
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested config by path."""
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        inner = isinstance(value, Mapping)
+        found |= flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+    return found
 
 
 def _spelled(value: Any) -> Any:

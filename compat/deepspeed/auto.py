@@ -222,6 +222,22 @@ def resolve_auto(
     return Resolved(found, problems, () if flaws else tuple(_options_to_give(left, facts)))
 
 
+def find_open(
+    given: Mapping[str, Any], values: Mapping[str, Any], world: int | None
+) -> dict[str, str]:
+    """Return each "auto" that Hugging Face fills in and that lacks a fact, with that fact's name."""
+    facts = _facts(
+        given, {"world_size": world, **_as_facts(values)} if world else _as_facts(values)
+    )
+    return {
+        path: lacking[0]
+        for path, rule in RULES.items()
+        if given.get(path) == "auto"
+        and values.get(path) is None
+        and (lacking := [fact for fact in rule.needs if fact not in facts])
+    }
+
+
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with each TrainingArgument renamed to the fact that it sets."""
     said = {SPELLED.get(name, name): value for name, value in values.items() if name not in BETAS}

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from bridge.stack.dialect import Reading, Written, code_beside
 from bridge.stack.findings import UNTOLD, Finding, Origin
 from bridge.stack.reader import Reader, flaw, mapping
 from bridge.stack.rules import Effect
+from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import auto, free_section_keys, scripts, trainer
+from compat.deepspeed.precedence import ENVIRONMENT, PRECISION, Run, find_sources
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.value_types import expected, typed
@@ -129,6 +131,15 @@ UNSAID = (
     "not given, and accelerate then adds the section of its mixed_precision; stagebridge assumes that"
     " there is none; give it with --auto mixed_precision=bf16 (or fp16, or no)"
 )
+UNTOLD_LENGTH = (
+    "the Trainer refuses this value unless the data and the epochs come to the same number of optimizer"
+    ' steps, which nothing given tells; write "auto"'
+)
+WIDTH = "hidden_size"
+NO_WIDTH = (
+    "which accelerate fills in below ZeRO 3 by the hidden_size at the top of the model's config.json"
+    " alone (accelerator.py: _prepare_deepspeed), where this model has none; write a number"
+)
 FILLED = ("clip", "accumulation", "mixed_precision")
 """Facts of accelerate that the Trainer's arguments replace."""
 ABSENT = ("scheduler.type", "optimizer.type", "bf16.enabled")
@@ -180,31 +191,41 @@ def read(
     code: Mapping[str, Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
     world: int | None = None,
+    open_auto: bool = False,
 ) -> Reading:
     """Read a path, text, mapping, `Written`, or live DeepSpeedConfig, for a run on `world` ranks.
     Raises one error with all problems. `values` replaces "auto" by key; for keys that are not in
     `values`, the rules of the module `auto` apply. Without `values`, every "auto" is a problem.
     `code` is the code part, which takes precedence over the code part of the source. `arguments`
-    are TrainingArguments by name, for a run that Hugging Face's Trainer starts.
+    are TrainingArguments by name, for a run that Hugging Face's Trainer starts. With `open_auto`, an
+    "auto" that lacks a fact is left out and told among the reading's sources.
     """
     script = _script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
         if script.trained or arguments is not None:
             said = trainer.arguments(script.arguments, whole=False) if script.arguments else {}
-            arguments = {**said, **(arguments or {})}
+            placed = Placed(said, script.arguments.places, script.arguments.lost)
+            arguments = placed.overlay(arguments or {})
         code = {**script.code, **(code or {})}
         world = world or script.ranks
         if script.facts:
             taken = FILLED if arguments is not None else ()
             facts = {name: fact for name, fact in script.facts.items() if name not in taken}
-            values = {**facts, **(values or {})}
+            places = {name: Said(name, fact, "accelerate") for name, fact in facts.items()}
+            values = Placed(facts, places).overlay(values or {})
     data, document, entry = _load_source(script.document if script else source)
     reader = _KeyReader(release, lenient, document, world=world, file=script.file if script else "")
+    reader.open_auto = open_auto
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
+    reader.blocks = frozenset(map(str, data))
+    reader.environment = script.environment if script and arguments is not None else {}
+    values = reader.use_width(values) if arguments is not None and values else values
+    reader.places = arguments.places if isinstance(arguments, Placed) else {}
     scheduled = SCRIPTED if script and script.facts else UNSCHEDULED
+    before = dict(reader.given)
     words = (
         reader.resolve(values, unscheduled=scheduled)
         if arguments is None
@@ -214,7 +235,15 @@ def read(
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     found = Reading(
-        Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks
+        Values(reader.given),
+        entry,
+        reader.origins,
+        tuple(reader.findings),
+        reader.opaque,
+        ranks,
+        sources=script.sources
+        if script and arguments is None
+        else reader.sources(before, arguments, values or {}),
     )
     return found.unless(reader.problems, words)
 
@@ -294,6 +323,14 @@ class _KeyReader(Reader):
     world: int | None = None
     # Whether a value of "auto" was replaced, which only accelerate or the Trainer does.
     filled: bool = False
+    # Whether an "auto" that lacks a fact is no problem, and those found, with the facts.
+    open_auto: bool = False
+    left: dict[str, str] = field(default_factory=dict)
+    # The sections of the file, and where the Trainer's arguments are written.
+    blocks: frozenset[str] = frozenset()
+    places: Mapping[str, Said] = field(default_factory=dict)
+    # accelerate's variables in the environment of the Trainer's run.
+    environment: Mapping[str, Said] = field(default_factory=dict)
 
     def line(self, written: str) -> int | None:
         """Return the line of the key `written` in the file, or the line of its section. Return None
@@ -696,6 +733,10 @@ class _KeyReader(Reader):
             for path in self.given
             if (line := self.line(path))
         }
+        if self.open_auto and values is not None:
+            self.left = auto.find_open(self.given, values, self.world)
+            for path in self.left:
+                del self.given[path]
         said = auto.resolve_auto(self.given, values, lines, self.world)
         self.problems.extend(said.problems)
         before = len(self.problems)
@@ -724,11 +765,15 @@ class _KeyReader(Reader):
         """
         fit = {name: value for name, value in values.items() if not auto.flaw(name, value)}
         arguments = {**arguments, **trainer.arguments_of_facts(fit)}
-        self.problems.extend(trainer.clashes(arguments))
+        self._refuse_arguments(arguments)
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
         said = trainer.filling(arguments, ranks, fit.get("total_steps"))
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)
+        for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):
+            if path not in said.demands and self.given.get(path) not in (None, "auto"):
+                self.finding(path, UNTOLD_LENGTH, Effect.NUMBERS)
+        self._fill_batch(said)
         # The Trainer overwrites keys of the file, but not what the user said of the script.
         for path, value in said.sets.items():
             if not (path.startswith("code.") and path in self.given):
@@ -744,7 +789,13 @@ class _KeyReader(Reader):
                 Effect.ROUNDING if said.optimizer else Effect.NUMBERS,
             )
         unscheduled = said.unscheduled or UNSCHEDULED
-        words = self.resolve({**said.facts, **said.values, **values}, bool(own), unscheduled)
+        told = {
+            fact: self.environment[name].value
+            for name, (fact, _) in ENVIRONMENT.items()
+            if name in self.environment
+        }
+        facts = {**said.facts, **said.values, **told, **values}
+        words = self.resolve(facts, bool(own), unscheduled)
         for name, value in own.items():
             self._value(f"code.scheduler.{name}", f"code.scheduler.{name}", value)
         if (
@@ -754,6 +805,77 @@ class _KeyReader(Reader):
         ):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
+
+    def use_width(self, values: Mapping[str, Any]) -> Placed:
+        """Return `values` with the width of a model that only its text_config has. The Trainer fills
+        in by it; accelerate, which does so for the keys of ZeRO 3 below that level, does not find it.
+        """
+        found, inner = Placed({}, {}).overlay(values), f"text_config.{WIDTH}"
+        if inner not in found:
+            return found
+        width = found.pop(inner)
+        said = found.places.pop(inner, Said(inner, width))
+        stage = self.given.get("zero_optimization.stage")
+        for path, rule in auto.RULES.items():
+            open_ = self.given.get(path) == "auto" and path not in found and WIDTH in rule.needs
+            if open_ and ".stage3_" in path and stage != 3:
+                self.problem(path, f'found "auto", {NO_WIDTH}')
+        return Placed({WIDTH: width}, {WIDTH: said}).overlay(found)
+
+    def _refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Record what the Trainer refuses of its arguments, each with the place of the argument."""
+        for name, message in trainer.find_refusals(arguments, self.given, self.blocks):
+            said = self.places.get(name, Said(name, None))
+            place = f"line {said.line}: " if said.line else ""
+            self.problems.append(
+                f"{f'{said.source}: ' if place and said.source else ''}{place}{said.setting}: {message}"
+            )
+
+        if "zero_optimization" not in self.blocks:
+            self.problem("zero_optimization", trainer.NEEDS_ZERO)
+
+    def _fill_batch(self, said: trainer.Filling) -> None:
+        """Set the sizes of the batch that the file leaves out. Without accumulation steps accelerate
+        writes 1 for DeepSpeed, and the Trainer accumulates by its own argument.
+        """
+        steps = said.values[auto.STEPS]
+        if auto.STEPS not in self.given and steps > 1:
+            if auto.TOTAL in self.given and auto.MICRO in self.given:
+                self.problem(
+                    auto.TOTAL,
+                    f"the file has no {auto.STEPS}, so accelerate writes 1, and DeepSpeed refuses a"
+                    f" batch of {steps} micro-batches; write"
+                    f' "{auto.STEPS}": "auto"',
+                )
+            self._value(auto.STEPS, auto.STEPS, steps)
+        if auto.MICRO not in self.given and auto.TOTAL in self.given:
+            self._value(auto.MICRO, auto.MICRO, said.values[auto.MICRO])
+
+    def sources(
+        self,
+        before: Mapping[str, Any],
+        arguments: Mapping[str, Any] | None,
+        values: Mapping[str, Any],
+    ) -> Sources:
+        """Return who set each value of a run of the Trainer; `before` has the values of the file."""
+        if arguments is None:
+            return NO_SOURCES
+        placed = Placed({}, {}).overlay(arguments)
+        fills = trainer.filling(arguments, self.world, values.get("total_steps")).values
+        known = values.places if isinstance(values, Placed) else {}
+        facts = {name: known.get(name, Said(name, values[name], "--auto")) for name in values}
+        run = Run(
+            placed,
+            before,
+            self.given,
+            fills,
+            self.origins,
+            self.blocks,
+            facts,
+            self.left,
+            self.environment,
+        )
+        return find_sources(run)
 
     def set_precision(
         self,
@@ -766,6 +888,13 @@ class _KeyReader(Reader):
         precision that only accelerate knows.
         """
         said = {**(arguments or {}), **trainer.arguments_of_facts(values)}
+        precision = self.environment.get(PRECISION)
+        if (
+            precision
+            and precision.value in PRECISIONS
+            and not (said.get("fp16") or said.get("bf16"))
+        ):
+            said[precision.value] = True
         on = (name for name in PRECISIONS if isinstance(data.get(name), Mapping))
         if arguments is None and any(data[name].get("enabled") is True for name in on):
             return  # the file has a precision, and a value for "auto" says nothing else of it

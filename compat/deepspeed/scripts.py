@@ -16,6 +16,7 @@ from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.stack.findings import Finding, Origin, find_unread_sources
 from bridge.stack.rules import Effect
+from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
 
@@ -81,17 +82,21 @@ class Found:
     arguments of Hugging Face's Trainer, the code part, the number of ranks, and findings. `trained`
     is true if something shows that the Trainer starts the run; without it, the arguments count only
     if the user says so. `file` is the name of the config file; empty if the script itself contains
-    the document. `facts` replace "auto" where accelerate starts the run.
+    the document. `facts` replace "auto" where accelerate starts the run. `environment` has the
+    variables that accelerate reads where another program starts it. `sources` say who sets what of a
+    run that accelerate starts.
     """
 
     document: Document
-    arguments: Mapping[str, Any]
+    arguments: Placed
     trained: bool = False
     code: Mapping[str, Any] = field(default_factory=dict)
     ranks: int | None = None
     findings: tuple[Finding, ...] = ()
     file: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Said] = field(default_factory=dict)
+    sources: Sources = NO_SOURCES
 
 
 def is_launch(launch: Launch, script: Script) -> bool:
@@ -155,8 +160,8 @@ def read(script: Script) -> Found:
     _, path, line = own or ("", (), launch.line)
     content = launch.file(path)
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
-    said = dict(_arguments(launch))
-    usual = {name: scalar(value) for name, value in said.items() if name in {**DEFAULTS, **COURSE}}
+    said = {name: value for name, value, _ in _arguments(launch)}
+    usual = _trainer_arguments(launch, {**DEFAULTS, **COURSE})
     trained, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _twins(script, path, line) if content is None else ()
@@ -167,13 +172,15 @@ def read(script: Script) -> Found:
         *_programs(launch, trained),
         *find_unread_sources(script, launch),
     )
-    return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
+    environment = _environment(launch, script)
+    return Found(
+        document, usual, trained, _code(said), launch.ranks, findings, file, environment=environment
+    )
 
 
 def _accelerated(launch: Launch, script: Script) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
-    said = dict(_arguments(launch))
-    usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
+    usual = _trainer_arguments(launch, DEFAULTS)
     trained, _ = trainer_detection.evidence(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
@@ -187,7 +194,17 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
         *find_unread_sources(script, launch),
     )
     file = Path(started.document.name).name
-    return Found(started.document, usual, trained, {}, started.ranks, findings, file, started.facts)
+    return Found(
+        started.document,
+        usual,
+        trained,
+        {},
+        started.ranks,
+        findings,
+        file,
+        started.facts,
+        sources=started.sources,
+    )
 
 
 def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
@@ -353,9 +370,35 @@ def cut_folder(path: Pieces) -> Pieces:
     )
 
 
-def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each option in a command, if the value of the option is known. Names
-    have no dashes. An option without a value has the value `true`.
+def _trainer_arguments(launch: Launch, wanted: Mapping[str, Any]) -> Placed:
+    """Return the arguments of `wanted` that a command gives. HfArgumentParser takes each flag with
+    dashes too, and of a flag that is given twice the last one counts.
+    """
+    found = Placed({}, {})
+    for spelled, text, line in _arguments(launch):
+        name, value = spelled.replace("-", "_"), scalar(text)
+        if name in wanted:
+            if name in found:
+                found.lost.append(
+                    (found.places[name], f"given again on line {line}; the last one counts")
+                )
+            found[name], found.places[name] = value, Said(f"--{spelled}", value, "", line)
+    return found
+
+
+def _environment(launch: Launch, script: Script) -> dict[str, Said]:
+    """Return accelerate's variables in the environment of a run, if their values are known."""
+    texts = {name: text_if_known(value) for name, value in launch.environment.items()}
+    return {
+        name: Said(name, scalar(text), "", line_of(launch.environment[name], script.text))
+        for name, text in texts.items()
+        if text is not None and name.startswith("ACCELERATE_")
+    }
+
+
+def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
+    """Yield name, value and line of each option in a command, if the value of the option is known.
+    Names have no dashes. An option without a value has the value `true`.
     """
     words: Sequence[str | None] = [text_if_known(word) for word in launch.words]
     for index, word in enumerate(words):
@@ -367,6 +410,7 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
             yield (
                 name,
                 attached if tied else "true" if after is None or after.startswith("--") else after,
+                launch.lines[index],
             )
 
 

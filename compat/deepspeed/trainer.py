@@ -8,8 +8,9 @@ HfTrainerDeepSpeedConfig (transformers/integrations/deepspeed.py),
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,10 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_scheduler_type": "linear",
     "lr_scheduler_kwargs": None,
     "optim": "adamw_torch",
+    "save_only_model": False,
+    "load_best_model_at_end": False,
+    "eval_strategy": "no",
+    "accelerator_config": None,
 }
 """The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
 
@@ -188,6 +193,20 @@ WITHOUT_WARMUP = "constant"
 get_scheduler).
 """
 
+KINDS = frozenset(
+    {
+        *SCHEDULES,
+        "cosine_with_restarts",
+        "polynomial",
+        "inverse_sqrt",
+        "reduce_lr_on_plateau",
+        "cosine_with_min_lr",
+        "cosine_warmup_with_min_lr",
+        "warmup_stable_decay",
+        "greedy",
+    }
+)
+"""The names of all schedules of the Trainer (trainer_utils.py: SchedulerType)."""
 ADAMW = frozenset(
     {"adamw_torch", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf"}
 )
@@ -273,16 +292,167 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     return known
 
 
-def clashes(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem for each pair of formats that the Trainer refuses together
-    (TrainingArguments.__post_init__).
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run of the Trainer, as `REFUSALS` see it: its arguments with defaults, and the file. `given`
+    has the file's values by key, and `blocks` its sections.
     """
-    for one, other in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
-        if given.get(one) and given.get(other):
-            yield (
-                f"TrainingArguments: found {one} and {other}, and the Trainer refuses both at once;"
-                " keep one of them"
-            )
+
+    arguments: Mapping[str, Any]
+    given: Mapping[str, Any]
+    blocks: frozenset[str]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def text(self, name: str) -> str:
+        """The name that an argument has; a dump may hold the enum's member."""
+        return str(self[name]).rpartition(".")[2].lower()
+
+    def options(self, name: str) -> Mapping[str, Any]:
+        """The mapping that an argument has; on a command line it is written as JSON."""
+        try:
+            found = json.loads(self[name]) if isinstance(self[name], str) else self[name]
+        except ValueError:
+            return {}
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def stage(self) -> Any:
+        """The ZeRO stage of the file."""
+        return self.given.get("zero_optimization.stage") or 0
+
+    @property
+    def lets_offload(self) -> bool:
+        """Whether the Trainer builds the optimizer, and DeepSpeed's for the CPU may have to replace it."""
+        forced = self.given.get("zero_force_ds_cpu_optimizer", True)
+        return bool(forced) and "optimizer" not in self.blocks
+
+    @property
+    def offloads(self) -> bool:
+        """Whether accelerate replaces the Trainer's optimizer by DeepSpeed's for the CPU."""
+        device = self.given.get("zero_optimization.offload_optimizer.device") or "none"
+        return self.lets_offload and str(device) != "none"
+
+    @property
+    def builds_schedule(self) -> bool:
+        """Whether the Trainer builds the schedule."""
+        return "scheduler" not in self.blocks
+
+
+def _lacks(kind: str, *names: str) -> Callable[[Case], bool]:
+    """Return whether the Trainer builds the schedule `kind` without any of the arguments `names`."""
+    return lambda run: (
+        run.builds_schedule
+        and run.text("lr_scheduler_type") == kind
+        and not any(run.options("lr_scheduler_kwargs").get(name) is not None for name in names)
+    )
+
+
+NEEDS_ZERO = (
+    "not given, and accelerate refuses a file without this section (utils/dataclasses.py:"
+    ' DeepSpeedPlugin); write "zero_optimization": {"stage": 0} for no sharding'
+)
+RATIO = "needs min_lr or min_lr_rate; write --lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}'"
+REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
+    (
+        "fp16",
+        lambda run: run["fp16"] and run["bf16"],
+        "found fp16 and bf16, and the Trainer refuses both at once; keep one of them",
+        "training_args.py: _validate_args",
+    ),
+    (
+        "fp16_full_eval",
+        lambda run: run["fp16_full_eval"] and run["bf16_full_eval"],
+        "found fp16_full_eval and bf16_full_eval, and the Trainer refuses both at once; keep one of them",
+        "training_args.py: _validate_args",
+    ),
+    (
+        "warmup_steps",
+        lambda run: run["warmup_steps"] < 0,
+        "found a number below 0; write 0 for no warmup",
+        "training_args.py: _validate_args",
+    ),
+    (
+        "lr_scheduler_type",
+        lambda run: run.text("lr_scheduler_type") not in KINDS,
+        f"the Trainer has no schedule of this name; use one of {', '.join(sorted(KINDS))}",
+        "trainer_utils.py: SchedulerType",
+    ),
+    (
+        "lr_scheduler_type",
+        lambda run: run.text("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy")
+        and str(run["eval_strategy"]).lower() == "no",
+        "this schedule follows an evaluation; write --eval_strategy steps",
+        "training_args.py: _validate_args",
+    ),
+    ("lr_scheduler_type", _lacks("cosine_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
+    ("lr_scheduler_type", _lacks("cosine_warmup_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
+    (
+        "lr_scheduler_type",
+        _lacks("warmup_stable_decay", "num_decay_steps"),
+        'needs num_decay_steps; write --lr_scheduler_kwargs \'{"num_decay_steps": 100}\'',
+        "optimization.py: get_wsd_schedule",
+    ),
+    (
+        "lr_scheduler_type",
+        lambda run: run.builds_schedule
+        and run.text("lr_scheduler_type") == "polynomial"
+        and run.stage
+        and "optimizer" not in run.blocks,
+        "polynomial reads the optimizer's defaults, which ZeRO's optimizer does not have; use another schedule",
+        "optimization.py: get_polynomial_decay_schedule_with_warmup",
+    ),
+    (
+        "optim",
+        lambda run: run.text("optim") == "adagrad" and run.stage >= 2 and "optimizer" not in run.blocks,
+        "Adagrad of the Trainer fails in its first step at ZeRO 2 and 3; use an optimizer block in the file",
+        "deepspeed/runtime/zero: the state of Adagrad is made before ZeRO replaces its groups",
+    ),
+    (
+        "optim",
+        lambda run: run.text("optim") == "adagrad" and run.offloads,
+        "accelerate fails to build DeepSpeed's Adagrad for the CPU from it; use an optimizer block in the file",
+        "accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed passes adamw_mode",
+    ),
+    (
+        "optim",
+        lambda run: run.given.get("zero_optimization.cpu_offload") is True and run.lets_offload,
+        "accelerate does not see the old key cpu_offload, and DeepSpeed refuses the Trainer's optimizer with it;"
+        " write offload_optimizer, or an optimizer block",
+        "deepspeed/runtime/engine.py: _do_optimizer_sanity_check",
+    ),
+    (
+        "save_only_model",
+        lambda run: run["save_only_model"] and run["load_best_model_at_end"],
+        "the Trainer refuses this argument with load_best_model_at_end under DeepSpeed; drop one of them",
+        "trainer.py: create_accelerator_and_postprocess",
+    ),
+    (
+        "auto_find_batch_size",
+        lambda run: run["auto_find_batch_size"] and run.stage == 3,
+        "the Trainer refuses this argument at ZeRO 3; drop it, or use ZeRO 2",
+        "trainer.py: create_accelerator_and_postprocess",
+    ),
+    (
+        "accelerator_config",
+        lambda run: "num_steps" in (run.options("accelerator_config").get("gradient_accumulation_kwargs") or {})
+        and run["gradient_accumulation_steps"] > 1,
+        "found num_steps beside gradient_accumulation_steps, and the Trainer refuses both; drop num_steps",
+        "trainer.py: create_accelerator_and_postprocess",
+    ),
+)  # fmt: skip
+"""What stops a run of the Trainer under DeepSpeed: the argument, when, what to say and do, and the place in
+transformers that refuses it.
+"""
+
+
+def find_refusals(
+    given: Mapping[str, Any], file: Mapping[str, Any], blocks: frozenset[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the argument and the message of each refusal of a run with the arguments `given`."""
+    run = Case({**DEFAULTS, **given}, file, blocks)
+    yield from ((name, message) for name, holds, message, _ in REFUSALS if holds(run))
 
 
 SPELLED: Mapping[str, str] = {
@@ -384,7 +554,9 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     # The Trainer then tries smaller batches itself and does not compare these keys.
     if args["auto_find_batch_size"]:
         demands = {path: wanted for path, wanted in demands.items() if path not in (MICRO, TOTAL)}
-    facts = {"warmup_steps": warmup, "total_steps": total, "save_16bit": False}
+    # The plugin's own values for "auto" (accelerate/utils/dataclasses.py: DeepSpeedPlugin).
+    plugin = {"zero_stage": 2, "offload_optimizer": "none", "offload_param": "none"}
+    facts = {**plugin, "warmup_steps": warmup, "total_steps": total, "save_16bit": False}
     sets: dict[str, Any] = {NODE_LOCAL: True} if args["save_on_each_node"] else {}
     if args["max_steps"] > 0:
         sets["code.steps"] = args["max_steps"]

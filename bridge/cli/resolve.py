@@ -1,0 +1,128 @@
+"""The command `resolve`: reads all sources of a run together, and says who wins for each setting."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.budget import stay_within_limits
+from bridge.cli.convert import answer_job, dialect_of, document_of, read_as, release_of
+from bridge.cli.file_search import limit_access
+from bridge.cli.job import Job
+from bridge.cli.many_files import OPEN, Gate
+from bridge.cli.terminal import console, print_json
+from bridge.errors import BridgeError, ConfigError
+from bridge.files import parse, read_text
+from bridge.report import as_json, as_text
+from bridge.report.row_choice import USUAL, View
+from bridge.report.sarif import FORMATS, REFUSED, record
+from bridge.stack import registry
+from bridge.stack.dialect import Config
+from bridge.stack.findings import Finding, Origin
+from bridge.stack.rules import Effect
+from bridge.stack.sources import resolve as settle
+
+HOST_FILE = "deepspeed"
+"""The argument of Hugging Face's Trainer that names the DeepSpeed file."""
+
+
+def resolve(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
+    """Resolve one run. Returns the exit code."""
+    job = gate.job(replace(job, open_auto=True))
+
+    @stay_within_limits()
+    def work() -> int:
+        run = _sort_sources(job, names or (job.file,))
+        with limit_access(run):
+            config, stops = _read_run(run)
+        told = stops or as_json.all_of(config)
+        findings = gate.choice.of(told, run.file)
+        code = as_json.exit_of(findings, run.threshold)
+        found = settle(config, bool(stops))
+        if gate.is_one_list:
+            records = [record(one, run.file, config.dialect.name) for one in findings]
+            print(FORMATS[gate.format](records, code))
+        elif run.json:
+            print_json(as_json.resolution_json(config, found, findings, run.file_name, code))
+        else:
+            out = console(sys.stdout)
+            as_text.resolution_text(config, found, findings, out, view, run.file_name)
+        return code
+
+    return answer_job(job, work)
+
+
+def _sort_sources(job: Job, names: Sequence[str]) -> Job:
+    """Return the job of the one source that starts or configures the run; the others are files of
+    the Trainer's arguments or the model's folder.
+
+    Arguments alone name the DeepSpeed file themselves. Raises `BridgeError` for two such sources.
+    """
+    runs, arguments, model = list[str](), list[str](), job.model
+    for name in names:
+        data = _data_of(name)
+        if isinstance(data, Mapping) and (data is _MODEL or "model_type" in data):
+            model = Path(name)
+        elif isinstance(data, Mapping) and registry.load(HOST_FILE).mistaken(data):
+            arguments.append(name)
+            file = data.get(HOST_FILE)
+            if isinstance(file, str) and len(names) == len(arguments):
+                runs.append(str(Path(name).parent / file))
+        else:
+            runs.append(name)
+    if len(runs) != 1:
+        raise BridgeError(
+            f"resolve: found {len(runs)} sources that start or configure a run"
+            f" ({', '.join(runs) or 'none'}), expected one; give its script or its config, and files of"
+            " arguments beside it"
+        )
+    return replace(job, file=runs[0], auto_from=(*arguments, *job.auto_from), model=model)
+
+
+_MODEL: Mapping[str, Any] = {}
+"""Stands for a folder, which is a model's."""
+
+
+def _data_of(name: str) -> Any:
+    """Return the data of a source; None for standard input, a script, and what has to be read to be refused."""
+    path = Path(name)
+    if path.is_dir():
+        return _MODEL
+    if not path.is_file() or path.suffix.lower() not in (".json", ".yaml", ".yml"):
+        return None
+    return parse(read_text(path), name, path.suffix.lower()).data
+
+
+def _read_run(job: Job) -> tuple[Config, tuple[Finding, ...]]:
+    """Return the config of a run and, if its programs refuse it, a finding for each reason."""
+    document = document_of(job)
+    dialect = dialect_of(job, document)
+    version, said = release_of(job, dialect, job.version)
+    try:
+        config = read_as(job, dialect, document, version)
+    except ConfigError as error:
+        if error.part is None:
+            raise
+        built = dialect.build(error.part, dialect.release(version), job.world_size)
+        return built, (*said, *map(_stop, error.problems))
+    return replace(config, remarks=(*said, *config.remarks)), ()
+
+
+PROBLEM = re.compile(
+    r"((?P<file>[^\s:]+): )?(line (?P<line>\d+): )?((?P<path>[^\s:]+): )?(?P<text>.*)", re.DOTALL
+)
+"""A problem of a reader: the file and the line, if they are known, the setting, and a sentence."""
+
+
+def _stop(problem: str) -> Finding:
+    found = PROBLEM.fullmatch(problem)
+    assert found is not None, "every part but the sentence may be missing"
+    file, line, path = found["file"] or "", found["line"], found["path"] or ""
+    # Without a line, the one name in front of the sentence is the setting's.
+    path, file = (path, file) if line or path else (file, "")
+    origin = Origin(int(line) if line else None, "", file if line else "")
+    return Finding(path or "run", found["text"], Effect.STOPS, True, origin=origin, rule=REFUSED)

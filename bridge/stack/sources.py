@@ -1,0 +1,210 @@
+"""A run is a stack of sources: which of them sets each value, which it overrules, and which nobody hears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridge.files.shown import show_value
+from bridge.stack.findings import Finding, Origin
+from bridge.stack.rules import Effect
+
+if TYPE_CHECKING:
+    from bridge.stack.dialect import Config
+
+DEFAULT = ", default"
+"""The end of the name of a source that is a program's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one source says: the setting as it is spelled there, its value, and the place. `source` is
+    a file or a program; empty for the file that the user gave. Lines are counted from 1.
+    """
+
+    setting: str
+    value: Any
+    source: str = ""
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The place as `file:line`, `line N` for the file that the user gave, or the program."""
+        if not self.line:
+            return self.source
+        return f"{self.source}:{self.line}" if self.source else f"line {self.line}"
+
+
+class Placed(dict[str, Any]):
+    """Settings of a source by name; `places` has what each says and where. `lost` are those that the
+    same or another source says again, each with the reason why it does not count.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        places: Mapping[str, Said],
+        lost: Iterable[tuple[Said, str]] = (),
+    ) -> None:
+        super().__init__(values)
+        self.places, self.lost = dict(places), list(lost)
+
+    def overlay(self, other: Mapping[str, Any]) -> Placed:
+        """Return these settings with those of `other`, which count where both have one."""
+        places, before = (other.places, other.lost) if isinstance(other, Placed) else ({}, [])
+        lost = [
+            (self.places[name], f"{said.setting} ({said.place}) is read instead")
+            for name, said in places.items()
+            if name in self.places and self[name] != other[name]
+        ]
+        return Placed({**self, **other}, {**self.places, **places}, [*self.lost, *before, *lost])
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a source beside the stack's own file says of the setting `path`.
+
+    `value` is what the setting has if this source is heard; with `part`, what the setting's item
+    of this index has. `advice` says what follows where it is not heard, and what to do.
+    """
+
+    path: str
+    value: Any
+    said: Said
+    advice: str
+    effect: Effect = Effect.NUMBERS
+    part: int | None = None
+
+    def is_met_by(self, value: Any) -> bool:
+        """Whether the setting's value in force is the one of this claim."""
+        if self.part is not None and isinstance(value, list | tuple):
+            value = value[self.part]
+        own, found = (list(one) if isinstance(one, tuple) else one for one in (self.value, value))
+        return bool(own == found)
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """What a source says and nobody hears, and why."""
+
+    said: Said
+    why: str
+    effect: Effect = Effect.NUMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A setting of the run: its value in force, who set it, the claims that were overruled, and a
+    reason where the value alone says too little.
+    """
+
+    setting: str
+    value: Any
+    winner: Said
+    overruled: tuple[Claim, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the sources of a run beside the stack's own file say.
+
+    `winners` has, by path, who set a value that is not the file's. `values` are values in force
+    that differ from the config's effective ones. `own` are settings that a host of the stack takes
+    itself; the paths in `hidden` stand for them in the config.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    winners: Mapping[str, Said] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    unheard: tuple[Unheard, ...] = ()
+    own: tuple[Settled, ...] = ()
+    hidden: frozenset[str] = frozenset()
+
+
+NO_SOURCES = Sources()
+"""The sources of a run that is told by one file alone."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """All settings of a run, and everything that was said and is not heard."""
+
+    settings: tuple[Settled, ...]
+    unheard: tuple[Unheard, ...]
+
+
+def resolve(config: Config, stopped: bool = False) -> Resolution:
+    """Return who wins for each setting of a run. Defaults that nothing was said about stand last.
+
+    Of a run that is `stopped`, nobody knows the defaults, and only what was given is told.
+    """
+    sources = config.sources
+    values = {**(config.given if stopped else config.effective), **sources.values}
+    claims: dict[str, list[Claim]] = {}
+    for claim in sources.claims:
+        claims.setdefault(claim.path, []).append(claim)
+    found, unheard = list(sources.own), list(sources.unheard)
+    for path in dict.fromkeys((*config.given, *sources.winners, *claims, *values)):
+        value = values.get(path)
+        said = claims.get(path, ())
+        if value is None and not stopped:
+            unheard += (Unheard(one.said, one.advice, one.effect) for one in said)
+        elif value is not None and path not in sources.hidden:
+            lost = tuple(one for one in said if not one.is_met_by(value))
+            written = config.given.get(path)
+            if (
+                str(written).lower() == value
+            ):  # DeepSpeed keeps types of optimizers in small letters
+                value = written
+            found.append(Settled(path, value, _winner(config, path, value), lost))
+    found.sort(key=lambda one: one.winner.source == default_source(config))
+    return Resolution(tuple(found), tuple(unheard))
+
+
+def _winner(config: Config, path: str, value: Any) -> Said:
+    """Return who set a value: another source, else the file, else the release's default."""
+    if path in config.sources.winners:
+        return config.sources.winners[path]
+    if path in config.given:
+        origin = config.origins.get(path) or Origin()
+        return Said(origin.spelling or path, value, origin.file, origin.line)
+    return Said(path, value, default_source(config))
+
+
+def default_source(config: Config) -> str:
+    """Return the name of the source of what a config's own stack sets where nobody says anything."""
+    return f"{config.dialect.title} {config.version}{DEFAULT}"
+
+
+def find_contradictions(config: Config) -> Iterator[Finding]:
+    """Yield a finding for each value that another source overrules, and for each that nobody hears."""
+    if config.sources == NO_SOURCES:
+        return
+    found = resolve(config)
+    for setting in found.settings:
+        for claim in setting.overruled:
+            at = f" ({place})" if (place := setting.winner.place) else ""
+            message = (
+                f"{show_value(claim.said.value)} is not used: {setting.setting}"
+                f" {show_value(setting.value)}{at} wins; {claim.advice}"
+            )
+            yield _finding(claim.said, message, claim.effect, "overruled", setting.winner)
+    for one in found.unheard:
+        message = f"{show_value(one.said.value)} is not used: {one.why}"
+        yield _finding(one.said, message, one.effect, "unheard", one.said)
+
+
+def _finding(said: Said, message: str, effect: Effect, kind: str, winner: Said) -> Finding:
+    # A line of the file that the user gave is the one that an editor can show.
+    at = winner if said.source and winner.line and not winner.source else said
+    return Finding(
+        said.setting,
+        message,
+        effect,
+        given=effect is not Effect.NONE,
+        origin=Origin(at.line, "", at.source),
+        rule=f"{said.setting.lstrip('-')}/{kind}",
+        surprising=True,
+    )

@@ -1,0 +1,343 @@
+"""`stagebridge resolve`: who wins for each setting of a run with several sources, what it prints, and what `check` says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli import run
+
+SCRIPT = """#!/bin/bash
+torchrun --nproc_per_node 8 train.py --output_dir out --per_device_train_batch_size 4 \\
+    --gradient_accumulation_steps 4 --lr_scheduler_type cosine --learning_rate 1e-4 \\
+    --warmup_steps 100 --max_steps 3000 --max_grad_norm 0.3 --bf16 \\
+    --deepspeed zero2.json
+"""
+AUTO = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
+WARMUP = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+ZERO2: dict[str, Any] = {
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": AUTO},
+    "scheduler": {"type": "WarmupLR", "params": WARMUP},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+    "fp16": {"enabled": False, "loss_scale": 0},
+    "gradient_accumulation_steps": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+}
+ARGS = {"output_dir": "out", "learning_rate": 1e-4, "max_steps": 3000, "deepspeed": "zero2.json"}
+
+
+@pytest.fixture
+def told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Any]:
+    """The object that `resolve --json` prints of files in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    write(ZERO2)
+    Path("train.sh").write_text(SCRIPT)
+    Path("args.json").write_text(json.dumps(ARGS, indent=1))
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{\n"model_type": "llama",\n"hidden_size": 64}')
+
+    def call(*words: str, code: int | None = None) -> Any:
+        found = run(["resolve", *words, "--json"])
+        data = json.loads(capsys.readouterr().out)
+        assert data["exit_code"] == found and code in (None, found), data
+        return data
+
+    return call
+
+
+def write(data: dict[str, Any]) -> None:
+    Path("zero2.json").write_text(json.dumps(data, indent=1))
+
+
+def row(data: Any, setting: str) -> Any:
+    (found,) = [one for one in data["settings"] if one["setting"] == setting]
+    return found
+
+
+def lost(data: Any) -> set[str]:
+    return {one["setting"] for setting in data["settings"] for one in setting["overruled"]}
+
+
+def test_the_block_of_the_file_wins_over_the_schedule_of_the_script(told: Any) -> None:
+    data = told("train.sh", code=2)
+    scheduler = row(data, "scheduler.type")
+    assert scheduler["value"] == "WarmupLR" and scheduler["winner"]["source"] == "zero2.json"
+    line = Path("zero2.json").read_text().splitlines().index('  "type": "WarmupLR",') + 1
+    assert scheduler["winner"]["line"] == line
+    (overruled,) = scheduler["overruled"]
+    assert (overruled["setting"], overruled["value"]) == ("--lr_scheduler_type", "cosine")
+    assert (overruled["source"], overruled["line"]) == ("train.sh", 3)
+    rate = row(data, "scheduler.params.warmup_max_lr")
+    assert rate["value"] == 1e-4 and rate["winner"] == {
+        "source": "train.sh",
+        "line": 3,
+        "setting": "--learning_rate",
+    }
+    clip = row(data, "gradient_clipping")
+    assert clip["value"] == 1.0 and clip["winner"]["source"] == "DeepSpeed 0.19.8, default"
+    assert lost(data) == {"--lr_scheduler_type", "--max_grad_norm"}
+    assert [one["setting"] for one in data["ignored"]] == ["fp16.loss_scale"]
+
+
+def test_before_0_19_3_nothing_is_clipped(told: Any) -> None:
+    assert row(told("train.sh", "--from-version", "0.16.9"), "gradient_clipping")["value"] == 0.0
+
+
+def test_without_the_block_the_argument_wins(told: Any) -> None:
+    write({name: value for name, value in ZERO2.items() if name != "scheduler"})
+    data = told("train.sh")
+    assert row(data, "lr_scheduler_type")["winner"]["setting"] == "--lr_scheduler_type"
+    assert lost(data) == {"--max_grad_norm"}
+
+
+def test_check_and_sarif_say_it_on_the_line(told: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("check", "resolve"):
+        words = [command, "train.sh", "--auto", "hidden_size=64", "--format", "sarif"]
+        assert run(words) == 2
+        results = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+        (found,) = [one for one in results if one["ruleId"] == "lr_scheduler_type/overruled"]
+        assert found["locations"][0]["physicalLocation"]["region"]["startLine"] == 3
+        assert "scheduler.type 'WarmupLR' (zero2.json:" in found["message"]["text"]
+
+
+def test_the_report_has_contradictions_first(told: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["resolve", "train.sh"]) == 2
+    out = capsys.readouterr().out
+    assert out.index("'cosine' is not used") < out.index(
+        "after the warmup the rate stays at 0.0001"
+    )
+    assert out.index("Different numbers") < out.index("setting ") < out.index("Nobody hears")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("zero2.json", "--with", "args.json"),
+        ("args.json", "zero2.json"),
+        ("args.json",),
+        ("args.yaml",),
+        ("zero2.json", "--auto-from", "learning_rate=1e-4", "--with", "max_steps=3000"),
+    ],
+)
+def test_arguments_come_from_files_in_any_order(told: Any, words: tuple[str, ...]) -> None:
+    text = "\n".join(f"{name}: {value}" for name, value in ARGS.items())
+    Path("args.yaml").write_text(text.replace("0.0001", "1.0e-4"))
+    data = told(*words, "--world-size", "8")
+    rate = row(data, "optimizer.params.lr")
+    assert rate["value"] == 1e-4
+    file = next((word for word in words if word.startswith("args.")), "--auto-from")
+    assert rate["winner"]["source"] == file
+    assert rate["winner"]["line"] == {"args.json": 3, "args.yaml": 2}.get(file)
+
+
+def test_of_two_sources_of_arguments_the_last_counts(told: Any) -> None:
+    data = told("train.sh", "--with", "args.json", "--with", "learning_rate=0.5")
+    assert row(data, "optimizer.params.lr")["value"] == 0.5
+    ignored = {(one["setting"], one["value"]) for one in data["ignored"]}
+    assert {("--learning_rate", 1e-4), ("learning_rate", 1e-4)} <= ignored
+
+
+def test_the_models_folder_fills_in_auto(told: Any) -> None:
+    key = "zero_optimization.reduce_bucket_size"
+    open_ = row(told("train.sh"), key)
+    assert open_["value"] == "auto" and "--model" in open_["why"]
+    known = row(told("train.sh", "--model", "model"), key)
+    assert known["value"] == 64 * 64 and known["winner"]["line"] == 3
+    assert row(told("train.sh", "model"), key) == known
+
+
+@pytest.mark.parametrize(
+    ("change", "setting", "words"),
+    [
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps", "refuses two values"),
+        ({"train_batch_size": 128, "gradient_accumulation_steps": None}, "train_batch_size", "1"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}, "warmup", "100"),
+    ],
+)
+def test_a_run_that_the_trainer_refuses_stops(
+    told: Any, change: dict[str, Any], setting: str, words: str
+) -> None:
+    write({name: value for name, value in {**ZERO2, **change}.items() if value is not None})
+    (stop,) = told("train.sh", code=1)["stops"]
+    assert setting in stop["setting"] and words in stop["message"]
+    assert (stop["source"], stop["line"] is None) == ("zero2.json", False)
+
+
+def test_accumulation_is_the_trainers_where_the_file_has_none(told: Any) -> None:
+    write({name: value for name, value in ZERO2.items() if name != "gradient_accumulation_steps"})
+    data = told("train.sh")
+    steps = row(data, "gradient_accumulation_steps")
+    assert steps["value"] == 4 and steps["winner"]["setting"] == "--gradient_accumulation_steps"
+
+
+def test_a_flag_that_is_given_twice_is_named(told: Any) -> None:
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --learning_rate 2e-4"))
+    data = told("train.sh")
+    assert row(data, "optimizer.params.lr")["value"] == 2e-4
+    assert {"setting": "--learning_rate", "line": 3} in [
+        {"setting": one["setting"], "line": one["line"]} for one in data["ignored"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("zero2.json", "train.sh"), "found 2 sources that start or configure a run"),
+        (("model",), "found 0 sources"),
+        (("none.sh",), "none.sh"),
+        (("zero2.json", "--model", "none"), "none"),
+        (("zero2.json", "--model", "args.json"), "hidden_size"),
+    ],
+)
+def test_wrong_sources_are_named(told: Any, words: tuple[str, ...], problem: str) -> None:
+    data = told(*words, code=1)
+    assert any(problem in one for one in data["problems"])
+
+
+def test_a_run_of_one_file_has_its_lines_and_defaults(told: Any) -> None:
+    Path("plain.json").write_text('{\n"train_micro_batch_size_per_gpu": 2,\n"train_batch_size": 4}')
+    data = told("plain.json", "--world-size", "2")
+    assert row(data, "train_batch_size")["winner"]["line"] == 3
+    assert row(data, "zero_optimization.stage")["winner"]["source"].endswith(", default")
+    assert not data["ignored"] and not lost(data)
+
+
+ACCELERATE = """distributed_type: DEEPSPEED
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  zero_stage: 2
+mixed_precision: bf16
+num_processes: 8
+"""
+
+
+def test_options_of_accelerate_win_over_its_file(told: Any) -> None:
+    Path("acc.yaml").write_text(ACCELERATE)
+    Path("a.sh").write_text(
+        "accelerate launch --config_file acc.yaml --gradient_accumulation_steps 2 \\\n"
+        "    --mixed_precision fp16 run.py\n"
+    )
+    data = told("a.sh", "--auto", "micro_batch=2")
+    steps, stage = row(data, "gradient_accumulation_steps"), row(data, "zero_optimization.stage")
+    assert (steps["value"], steps["winner"]["line"]) == (2, 1)
+    assert stage["winner"] == {"source": "acc.yaml", "line": 4, "setting": "zero_stage"}
+    assert row(data, "fp16.enabled")["winner"] == {
+        "source": "a.sh",
+        "line": 2,
+        "setting": "--mixed_precision",
+    }
+    assert row(data, "bf16.enabled")["winner"]["source"] == "accelerate"
+    assert {(one["source"], one["setting"], one["value"]) for one in data["ignored"]} == {
+        ("acc.yaml", "gradient_accumulation_steps", 4),
+        ("acc.yaml", "mixed_precision", "bf16"),
+    }
+
+
+def test_a_deepspeed_file_wins_over_options_of_accelerate(told: Any) -> None:
+    write({"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 16,
+           "steps_per_print": 10, "zero_optimization": {"stage": 2}})  # fmt: skip
+    Path("a.sh").write_text(
+        "accelerate launch --use_deepspeed --deepspeed_config_file zero2.json --num_processes 2 \\\n"
+        "    --gradient_accumulation_steps 2 --gradient_clipping 0.5 run.py\n"
+    )
+    data = told("a.sh", code=2)
+    steps = row(data, "gradient_accumulation_steps")
+    assert steps["value"] == 16 and steps["winner"]["source"] == "zero2.json"
+    assert lost(data) == {"--gradient_accumulation_steps", "--gradient_clipping", "steps_per_print"}
+    assert {one["rule"] for one in data["findings"]} >= {"gradient_accumulation_steps/overruled"}
+
+
+def test_accelerates_variables_count_where_nothing_else_does(told: Any) -> None:
+    variables = "export ACCELERATE_MIXED_PRECISION=bf16 ACCELERATE_GRADIENT_CLIPPING=0.5\n"
+    Path("train.sh").write_text(variables + SCRIPT.replace(" --bf16", ""))
+    write({name: value for name, value in ZERO2.items() if name != "bf16"})
+    data = told("train.sh")
+    assert row(data, "bf16.enabled")["value"] is True
+    assert "ACCELERATE_GRADIENT_CLIPPING" in {one["setting"] for one in data["ignored"]}
+    write(ZERO2)
+    assert "ACCELERATE_MIXED_PRECISION" in lost(told("train.sh"))
+
+
+def test_a_length_that_only_the_data_tell_is_named(told: Any) -> None:
+    block = {"type": "WarmupDecayLR", "params": {**WARMUP, "total_num_steps": 500}}
+    write({**ZERO2, "scheduler": block})
+    Path("train.sh").write_text(SCRIPT.replace("--max_steps 3000", "--num_train_epochs 3"))
+    found = told("train.sh", code=2)["findings"]
+    (one,) = [one for one in found if one["path"] == "scheduler.params.total_num_steps"]
+    assert "unless the data and the epochs" in one["message"]
+    assert told("train.sh", "--with", "max_steps=400", code=1)["stops"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "change", "setting", "words"),
+    [
+        ("--fp16", {}, "--fp16", "refuses both"),
+        ("--fp16_full_eval --bf16_full_eval", {}, "--fp16_full_eval", "refuses both"),
+        ("--warmup_steps -5", {}, "--warmup_steps", "below 0"),
+        ("--lr_scheduler_type cosin", {}, "--lr_scheduler_type", "cosine"),
+        ("--lr_scheduler_type greedy", {}, "--lr_scheduler_type", "--eval_strategy"),
+        (
+            "--lr_scheduler_type cosine_with_min_lr",
+            {"scheduler": None},
+            "--lr_scheduler_type",
+            "rate",
+        ),
+        (
+            "--lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs '{\"num_cycles\": 1}'",
+            {"scheduler": None},
+            "--lr_scheduler_type",
+            "num_decay_steps",
+        ),
+        (
+            "--lr_scheduler_type polynomial",
+            {"scheduler": None, "optimizer": None},
+            "--lr_scheduler_type",
+            "defaults",
+        ),
+        ("--optim adagrad", {"optimizer": None}, "--optim", "first step"),
+        (
+            "--optim adagrad",
+            {
+                "optimizer": None,
+                "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+            },
+            "--optim",
+            "DeepSpeed's Adagrad",
+        ),
+        (
+            "",
+            {"optimizer": None, "zero_optimization": {"stage": 2, "cpu_offload": True}},
+            "optim",
+            "offload_optimizer",
+        ),
+        ("--save_only_model --load_best_model_at_end", {}, "--save_only_model", "drop one"),
+        (
+            "--auto_find_batch_size",
+            {"zero_optimization": {"stage": 3}},
+            "--auto_find_batch_size",
+            "3",
+        ),
+        (
+            '--accelerator_config \'{"gradient_accumulation_kwargs": {"num_steps": 4}}\'',
+            {},
+            "--accelerator_config",
+            "num_steps",
+        ),
+        ("", {"zero_optimization": None}, "zero_optimization", "without this section"),
+    ],
+)
+def test_what_the_libraries_refuse_stops_the_run(
+    told: Any, flags: str, change: dict[str, Any], setting: str, words: str
+) -> None:
+    write({name: value for name, value in {**ZERO2, **change}.items() if value is not None})
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {flags}"))
+    stops = told("train.sh", "--model", "model", code=1)["stops"]
+    assert [one for one in stops if one["setting"] == setting and words in one["message"]], stops
+    assert all(one["line"] == 4 for one in stops if one["setting"].startswith("--"))
