@@ -118,16 +118,16 @@ def _write_order(values: Group, context: Context) -> Group:
     If the plan does not set a valid pair, the microbatches are all breadth-first with a pipeline,
     and all depth-first without one, as in Fast-LLM before 0.4.0.
     """
-    new, piped = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
+    new, has_pipeline = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
     steps, depth, breadth = (
         values.get(path)
         for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
     )
-    if piped and not new and (depth or 1) > 1:  # Fast-LLM before 0.4.0 refuses that
+    if has_pipeline and not new and (depth or 1) > 1:  # Fast-LLM before 0.4.0 refuses that
         depth = breadth = None
     # The accumulation of the plan decides; an order that does not multiply to it is replaced.
     if steps is not None and (depth is None or breadth is None or depth * breadth != steps):
-        depth, breadth = (1, steps) if piped else (steps, 1)
+        depth, breadth = (1, steps) if has_pipeline else (steps, 1)
     return {ROUNDS if new else DEPTH: depth, TOGETHER if new else BREADTH: breadth}
 
 

@@ -40,17 +40,17 @@ def _split(path: str, what: str, name: str, only: str = "") -> Check:
     tensor ranks. If `only` is given, this field has to be true.
     """
 
-    def uneven(seen: Seen) -> bool:
-        return (not only or bool(seen[only])) and seen[path] % seen[TENSOR] != 0
+    def uneven(view: Seen) -> bool:
+        return (not only or bool(view[only])) and view[path] % view[TENSOR] != 0
 
     message = f"found {{{TENSOR}}} ranks, which cannot split {{{path}}} {what}: {BUILDS}; expected a divisor"
     return Check(TENSOR, uneven, message, Effect.STOPS, DIMENSION, needs=(path,), name=name)
 
 
-def _tokens(seen: Seen) -> bool:
+def _tokens(view: Seen) -> bool:
     """Return whether the tokens of a microbatch cannot be split over all ranks that share it."""
-    parts = (seen["schedule.micro_batch_splits"] or 1) * (seen[SPLIT] or 1)
-    return bool(seen["data.micro_batch_size"] % parts)
+    parts = (view["schedule.micro_batch_splits"] or 1) * (view[SPLIT] or 1)
+    return bool(view["data.micro_batch_size"] % parts)
 
 
 TRAPS = Checks(
@@ -65,9 +65,9 @@ TRAPS = Checks(
     ),
     Check(
         TENSOR,
-        lambda seen: (
-            (seen["model.kv_heads"] if seen["model.kv_heads"] > 1 else seen["model.heads"])
-            % seen[TENSOR]
+        lambda view: (
+            (view["model.kv_heads"] if view["model.kv_heads"] > 1 else view["model.heads"])
+            % view[TENSOR]
             != 0
         ),
         f"found {{{TENSOR}}} ranks, which cannot split {{model.kv_heads}} groups of heads (or the"
@@ -79,7 +79,7 @@ TRAPS = Checks(
     ),
     Check(
         "model.base_model",
-        lambda seen: seen["model.heads"] % seen["model.kv_heads"] != 0,
+        lambda view: view["model.heads"] % view["model.kv_heads"] != 0,
         "found {model.heads} heads in {model.kv_heads} groups, which Fast-LLM refuses; expected a"
         " multiple",
         Effect.STOPS,
@@ -89,7 +89,7 @@ TRAPS = Checks(
     ),
     Check(
         "model.base_model",
-        lambda seen: seen["model.moe.top_k"] > seen["model.experts"],
+        lambda view: view["model.moe.top_k"] > view["model.experts"],
         "found {model.experts} experts that are not shared, fewer than the {model.moe.top_k} of a"
         " token, which Fast-LLM refuses; use more experts",
         Effect.STOPS,
@@ -99,9 +99,9 @@ TRAPS = Checks(
     ),
     Check(
         DOCUMENT,
-        lambda seen: (
-            seen["model.embedding.positions"] == "learned"
-            and seen["model.embedding.max_positions"] < seen[DOCUMENT]
+        lambda view: (
+            view["model.embedding.positions"] == "learned"
+            and view["model.embedding.max_positions"] < view[DOCUMENT]
         ),
         f"found {{{DOCUMENT}}}, more than the model has learned positions"
         " ({model.embedding.max_positions}), which Fast-LLM refuses; use shorter documents, or more"
@@ -114,9 +114,9 @@ TRAPS = Checks(
     ),
     Check(
         "batch.sequence_length",
-        lambda seen: (
-            seen["model.embedding.positions"] == "learned"
-            and seen["model.embedding.max_positions"] < seen["batch.sequence_length"]
+        lambda view: (
+            view["model.embedding.positions"] == "learned"
+            and view["model.embedding.max_positions"] < view["batch.sequence_length"]
         ),
         "found {batch.sequence_length}, more than the model has learned positions"
         " ({model.embedding.max_positions}), which Fast-LLM refuses; use shorter sequences, or more"
@@ -148,9 +148,9 @@ def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings on settings of a config whose effect in a run is not what their names say."""
     values = {**facts(config.effective), **config.effective.flat()}
     yield from TRAPS.remarks(Seen(values, config.given, config.context), config.origins)
-    seen = Seen(config.effective, config.given, config.context)
+    view = Seen(config.effective, config.given, config.context)
     for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
-        yield from report_remarks(remarks(config), seen, config.origins)
+        yield from report_remarks(remarks(config), view, config.origins)
 
 
 def _stages(config: Config) -> Iterator[Remark]:
@@ -242,18 +242,18 @@ def _debug(config: Config) -> Iterator[Remark]:
 
 
 def _ranks(config: Config) -> Iterator[Remark]:
-    given = config.given
-    if given.get(SEQUENCE_TENSOR) and config.effective[TENSOR] == 1:
+    settings = config.given
+    if settings.get(SEQUENCE_TENSOR) and config.effective[TENSOR] == 1:
         yield (
             SEQUENCE_TENSOR,
             "Fast-LLM switches this setting off, because tensor_parallel is 1; drop it",
             Effect.NONE,
         )
-    told = config.world_size
-    if told is not None and given.get(WORLD) is not None and given[WORLD] != told:
+    world_size = config.world_size
+    if world_size is not None and settings.get(WORLD) is not None and settings[WORLD] != world_size:
         yield (
             WORLD,
-            f"the file has {given[WORLD]} and the run has {told} ranks; "
+            f"the file has {settings[WORLD]} and the run has {world_size} ranks; "
             "Fast-LLM uses the value in the file; drop it",
             Effect.NUMBERS,
         )

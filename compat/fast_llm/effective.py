@@ -39,8 +39,9 @@ gathered or reduced.
 """
 
 
-def effective(given: Flat, version: str, world_size: int | None = None) -> dict[str, Any]:
-    """Return the effective values by path of `given` in Fast-LLM `version` on `world_size` ranks.
+def effective(settings: Flat, version: str, world_size: int | None = None) -> dict[str, Any]:
+    """Return the effective values by path of `settings` in Fast-LLM `version` on `world_size`
+    ranks.
 
     If neither the config nor the caller gives a world size, values that depend on it stay open.
     Raises one `ConfigError` with every refusal.
@@ -48,18 +49,18 @@ def effective(given: Flat, version: str, world_size: int | None = None) -> dict[
     at = release(version)
     unknown = (
         f"{path}: not a field of Fast-LLM {at.version}; drop it or name another release"
-        for path in given
+        for path in settings
         if path not in at.keys
     )
     # Names and types first: the checks below compute with the values.
-    ConfigError.raise_if((*unknown, *_find_wrong_types(given)))
-    values = {**at.defaults, **given}
+    ConfigError.raise_if((*unknown, *_find_wrong_types(settings)))
+    values = {**at.defaults, **settings}
     values.setdefault(RANK, 0)
     if values.get(WORLD) is None and world_size is not None:
         values[WORLD] = world_size
     problems = [
         *_formats(values, at),
-        *_sharded(values, given, at),
+        *_sharded(values, settings, at),
         *_laid_out(values, at),
         *_other(values),
     ]
@@ -75,8 +76,8 @@ def effective(given: Flat, version: str, world_size: int | None = None) -> dict[
     }
 
 
-def _find_wrong_types(given: Flat) -> Iterator[str]:
-    for path, value in given.items():
+def _find_wrong_types(settings: Flat) -> Iterator[str]:
+    for path, value in settings.items():
         try:
             if value is not None or not nullable(path):
                 as_typed(path, value)
@@ -106,15 +107,15 @@ def buffers_of_level(level: int | None) -> dict[str, int]:
     }
 
 
-def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
+def _sharded(values: dict[str, Any], settings: Flat, at: Release) -> Iterator[str]:
     """Set the numbers of buffers that the ZeRO level determines, and yield refusals.
 
     Source: multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default.
     """
     for path, count in buffers_of_level(values.get(LEVEL)).items():
-        if path in given and not at.overwrites_buffers:
+        if path in settings and not at.overwrites_buffers:
             yield (
-                f"{path}: found {given[path]} with zero_stage {values[LEVEL]}, which sets this "
+                f"{path}: found {settings[path]} with zero_stage {values[LEVEL]}, which sets this "
                 f"number to {count}; "
                 f"keep one of the two, zero_stage or {path.removeprefix(STAGES)}"
             )

@@ -69,15 +69,23 @@ class _Source:
 
     def origin(self, path: str) -> Origin | None:
         """Return the origin of `path`: its line in the source."""
-        written = self.path_in_source(path)
-        spelled = next(
-            (text for name, text in self.overrides.items() if f"{written}.".startswith(f"{name}.")),
+        source_path = self.path_in_source(path)
+        override = next(
+            (
+                text
+                for name, text in self.overrides.items()
+                if f"{source_path}.".startswith(f"{name}.")
+            ),
             "",
         )
-        if spelled:
-            return Origin(None, spelled)
-        line = self.document.line(*written.split(".")) if self.document else None
-        return Origin(line, written if written != path else "") if line or written != path else None
+        if override:
+            return Origin(None, override)
+        line = self.document.line(*source_path.split(".")) if self.document else None
+        return (
+            Origin(line, source_path if source_path != path else "")
+            if line or source_path != path
+            else None
+        )
 
 
 def read(source: Any, release: Release, lenient: bool = False) -> Reading:
@@ -86,11 +94,11 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
 
     The words are `key.key=value` overrides. They replace values of the file that `--config` names.
     """
-    found = _place_sections(_load_source(source))
-    reader = _ConfigReader(release, lenient, found)
+    content = _place_sections(_load_source(source))
+    reader = _ConfigReader(release, lenient, content)
     # Before the values: a key that stands twice explains a value that the user does not expect.
-    reader.findings += twice(found.document)
-    reader.section(found.data, "", _tree(release))
+    reader.findings += twice(content.document)
+    reader.section(content.data, "", _tree(release))
     reader.dump()
     return Reading(Values(reader.given), ENTRY, reader.origins, tuple(reader.findings)).unless(
         reader.problems
@@ -127,12 +135,12 @@ def _load_source(source: Any) -> _Source:
 def _mapping(source: Mapping[Any, Any]) -> _Source:
     """Read a mapping, whose keys may be dotted paths, and nest it."""
     check_nested(source, "mapping")
-    found = _Source({})
+    content = _Source({})
     for key, value in source.items():
         if not isinstance(key, str):
             raise SourceError(f"fast_llm: found the key {show_value(key)}; expected a name")
-        _put(found, key, deepcopy(value))
-    return found
+        _put(content, key, deepcopy(value))
+    return content
 
 
 def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> _Source:
@@ -143,7 +151,7 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
     applied after the file, wherever they appear.
     """
     rest = list(dropwhile(NAME.fullmatch, words))
-    found, overrides, problems = _Source({}), list[str](), list[str]()
+    source, overrides, problems = _Source({}), list[str](), list[str]()
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
@@ -151,7 +159,7 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
             if not equals:
                 value = rest.pop(0) if rest else ""
             # Only the first two name the config; the others are options of the program.
-            found = _base_source(place(value)) if name in VALUED[:2] else found
+            source = _base_source(place(value)) if name in VALUED[:2] else source
         elif OVERRIDE.match(word):
             overrides.append(word)
         elif word not in SWITCHES:
@@ -160,8 +168,8 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
             )
     ConfigError.raise_if(problems)
     for word in overrides:
-        _override(found, *word.split("=", 1))
-    return found
+        _override(source, *word.split("=", 1))
+    return source
 
 
 def _find_file(name: str, folder: Path | None = None) -> str | Path:
@@ -184,25 +192,25 @@ def _strings(document: Document) -> dict[str, str]:
     return {".".join(map(str, key)): text for key, text in document.strings.items()}
 
 
-def _override(found: _Source, name: str, text: str) -> None:
+def _override(source: _Source, name: str, text: str) -> None:
     document = load_yaml(text) if text.strip() else None
     # An override replaces the whole value at its name, so notes on texts below that name are void.
-    found.strings = {
-        path: text for path, text in found.strings.items() if not f"{path}.".startswith(f"{name}.")
+    source.strings = {
+        path: text for path, text in source.strings.items() if not f"{path}.".startswith(f"{name}.")
     }
     if document is not None and () in document.strings:
-        found.strings[name] = document.strings[()]
-    _put(found, name, document.data if document else None)
-    found.overrides[name] = f"{name}={text}"
+        source.strings[name] = document.strings[()]
+    _put(source, name, document.data if document else None)
+    source.overrides[name] = f"{name}={text}"
 
 
-def _put(found: _Source, name: str, value: Any) -> None:
+def _put(source: _Source, name: str, value: Any) -> None:
     *parents, leaf = name.split(".")
     if len(parents) > limits.DEPTH:
         raise SourceError(
             f"{show_value(name)}: found a name of more than {limits.DEPTH} parts; no config is nested that deep"
         )
-    place = found.data
+    place = source.data
     for parent in parents:
         # Copied on the way down: the data may belong to the caller.
         inner = place.get(parent)
@@ -211,20 +219,20 @@ def _put(found: _Source, name: str, value: Any) -> None:
     place[leaf] = value
 
 
-def _place_sections(found: _Source) -> _Source:
+def _place_sections(source: _Source) -> _Source:
     """Move sections of `model` that are at the top level into `model`."""
-    alone = [name for name in INSIDE if name in found.data]
+    alone = [name for name in INSIDE if name in source.data]
     if not alone:
-        return found
-    model = found.data.get("model", {})
+        return source
+    model = source.data.get("model", {})
     if not isinstance(model, Mapping) or any(name in model for name in alone):
         raise ConfigError(
             f"{alone[0]}: found at the top level and in model; keep only the section in model"
         )
-    rest = {name: value for name, value in found.data.items() if name not in alone}
-    found.data = {**rest, "model": {**model, **{name: found.data[name] for name in alone}}}
-    found.alone = tuple(alone)
-    return found
+    rest = {name: value for name, value in source.data.items() if name not in alone}
+    source.data = {**rest, "model": {**model, **{name: source.data[name] for name in alone}}}
+    source.alone = tuple(alone)
+    return source
 
 
 # Reading
@@ -273,17 +281,21 @@ class _ConfigReader:
                 Finding(path, message, Effect.NONE, origin=self.source.origin(path))
             )
         try:
-            known = None if value is None and nullable(path) else as_typed(path, value)
+            result = None if value is None and nullable(path) else as_typed(path, value)
         except ValueError as error:
             self.problem(path, str(error))
             return
         # A null that is the default says nothing. For buffer counts it does: Fast-LLM refuses a
         # given null beside a level.
-        if known is None and fields(FastLLM)[path].default is None and path not in (WEIGHTS, GRADS):
+        if (
+            result is None
+            and fields(FastLLM)[path].default is None
+            and path not in (WEIGHTS, GRADS)
+        ):
             return
-        if isinstance(known, Mapping):
-            self.check_section(path, known)
-        self.given[path] = known
+        if isinstance(result, Mapping):
+            self.check_section(path, result)
+        self.given[path] = result
         if origin := self.source.origin(path):
             self.origins[path] = origin
 
@@ -291,15 +303,17 @@ class _ConfigReader:
         """Check a section against the config classes of the release. A refusal is a problem, or a
         finding if reading is lenient.
         """
-        found = list(signatures.problems(data, section, self.release.version))
-        if found and (other := signatures.of_another_release(data, section, self.release.version)):
+        problems = list(signatures.problems(data, section, self.release.version))
+        if problems and (
+            other := signatures.of_another_release(data, section, self.release.version)
+        ):
             message = (
                 f"has the layout of Fast-LLM {other}, but this is {self.release.version}, which "
-                f"refuses it: {found[0][1]}"
+                f"refuses it: {problems[0][1]}"
             )
             self.findings.append(
                 Finding(
-                    found[0][0],
+                    problems[0][0],
                     message,
                     Effect.STOPS,
                     given=True,
@@ -307,7 +321,7 @@ class _ConfigReader:
                 )
             )
             return
-        for path, message in found:
+        for path, message in problems:
             if self.lenient:
                 self.findings.append(
                     Finding(
@@ -342,11 +356,11 @@ class _ConfigReader:
         to read the dump.
         """
         sets = buffers_of_level(self.given.get(LEVEL))
-        written = {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given}
+        counts = {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given}
         # Only a dump has both counts. A single one was written by a person, and Fast-LLM's refusal
         # is the right answer to it.
-        agrees = all(written.get(path) == count for path, count in sets.items())
-        if sets and len(written) == 2 and agrees and not self.release.overwrites_buffers:
+        agrees = all(counts.get(path) == count for path, count in sets.items())
+        if sets and len(counts) == 2 and agrees and not self.release.overwrites_buffers:
             for path in sets:
                 del self.given[path]
                 message = (
@@ -401,13 +415,13 @@ PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
 
-def text(given: Mapping[str, Any]) -> str:
+def text(settings: Mapping[str, Any]) -> str:
     """Return YAML that Fast-LLM's loader reads as the same values. An empty config becomes an empty
     mapping.
     """
     order = {path: place for place, path in enumerate(fields(FastLLM))}
-    nested = nest({path: given[path] for path in sorted(given, key=order.__getitem__)})
-    return "\n".join(_block(nested, "")) + "\n" if nested else "{}\n"
+    tree = nest({path: settings[path] for path in sorted(settings, key=order.__getitem__)})
+    return "\n".join(_block(tree, "")) + "\n" if tree else "{}\n"
 
 
 def _block(data: Mapping[str, Any], indent: str) -> list[str]:
@@ -424,14 +438,14 @@ FILE, OVERRIDES = "config.yaml", "overrides.args"
 """Default names of the files."""
 
 
-def overrides(given: Mapping[str, Any]) -> str:
+def overrides(settings: Mapping[str, Any]) -> str:
     """Return the words after `fast-llm` on a command line: the command, then one `key.key=value` on
     each line, quoted for a shell.
     """
     from shlex import quote
 
-    words = [quote(f"{path}={flow(value)}") for path, value in given.items()]
-    return "\n".join(["train" if "type" in given else "train gpt", *words]) + "\n"
+    words = [quote(f"{path}={flow(value)}") for path, value in settings.items()]
+    return "\n".join(["train" if "type" in settings else "train gpt", *words]) + "\n"
 
 
 def flow(value: Any) -> str:
@@ -458,13 +472,13 @@ def scalar(value: Any) -> str:
     if PLAIN.fullmatch(value) and value.lower() not in WORDS:
         return value
     # Double quotes, because only they have escapes for characters that do not print.
-    escaped = []
+    pieces = []
     for character in value:
         if character in '"\\':
-            escaped.append("\\" + character)
+            pieces.append("\\" + character)
         else:
-            escaped.append(character if character.isprintable() else f"\\U{ord(character):08x}")
-    return f'"{"".join(escaped)}"'
+            pieces.append(character if character.isprintable() else f"\\U{ord(character):08x}")
+    return f'"{"".join(pieces)}"'
 
 
 def number(value: float) -> str:

@@ -9,8 +9,8 @@ CROSSES, APART = "batch.cross_document_attention", "0.4.0"
 
 def _read(values: Group, context: Context) -> Group:
     apart = context.since(APART) or values.get(CROSSES) is False
-    kept = "document" if apart else "sequence"
-    return {HABITS + "attention": kept, HABITS + "positions": kept}
+    scope = "document" if apart else "sequence"
+    return {HABITS + "attention": scope, HABITS + "positions": scope}
 
 
 DOCUMENTS = convert(

@@ -48,9 +48,9 @@ def facts(tree: Tree) -> Facts:
             f"{tree.folder}: found Python {python_version()}, which cannot read {error.filename}; "
             "harvest with Python 3.12 or later"
         ) from error
-    found: dict[str, Row] = {}
-    keys = list(_keys(trainer, "", found))
-    return Facts({"keys.json": keys, "classes.json": [found[name] for name in sorted(found)]})
+    classes: dict[str, Row] = {}
+    keys = list(_keys(trainer, "", classes))
+    return Facts({"keys.json": keys, "classes.json": [classes[name] for name in sorted(classes)]})
 
 
 def _base() -> Any:
@@ -62,16 +62,16 @@ def _fields(cls: Any) -> Iterator[AnyField[Any]]:
     yield from (field for field in own(cls) if field.init)
 
 
-def _keys(cls: Any, prefix: str, found: dict[str, Row]) -> Iterator[Row]:
+def _keys(cls: Any, prefix: str, classes: dict[str, Row]) -> Iterator[Row]:
     """Yield the keys of a section of our schema, and collect the classes of free-form sections."""
     schema = fields(FastLLM)
     for field in _fields(cls):
         path, section = prefix + field.name, _section(field.type)
         if section and any(name.startswith(f"{path}.") for name in schema):
-            yield from _keys(section, f"{path}.", found)
+            yield from _keys(section, f"{path}.", classes)
         elif field.name != "type" or path in schema:
             yield {"key": path, "type": _kind(field), **_default(field)}
-            _collect(section, found)
+            _collect(section, classes)
 
 
 def _default(field: AnyField[Any]) -> Row:
@@ -82,9 +82,9 @@ def _default(field: AnyField[Any]) -> Row:
     return {} if value is None else {"default": value}
 
 
-def _collect(cls: Any, found: dict[str, Row]) -> None:
+def _collect(cls: Any, classes: dict[str, Row]) -> None:
     """Add a row for the class, its subclasses, and the config classes of all their fields."""
-    if cls is None or cls.__name__ in found:
+    if cls is None or cls.__name__ in classes:
         return
     below = sorted(_below(cls), key=lambda one: str(one.__name__))
     types = {name: cls._registry[name] for name in cls.__dict__.get("_registry") or ()}
@@ -96,10 +96,10 @@ def _collect(cls: Any, found: dict[str, Row]) -> None:
     every = {field.name for field in own(_base())}  # `type`, since 0.3.0
     kinds = {field.name: _kind(field) for field in _fields(cls) if field.name not in every}
     kinds |= dict.fromkeys(OLD.findall("".join(map(_source, cls.__mro__))), "?")
-    found[cls.__name__] = {"class": cls.__name__, "fields": kinds}
-    found[cls.__name__] |= {name: value for name, value in others.items() if value}
+    classes[cls.__name__] = {"class": cls.__name__, "fields": kinds}
+    classes[cls.__name__] |= {name: value for name, value in others.items() if value}
     for one in (*below, *types.values(), *(_section(field.type) for field in _fields(cls))):
-        _collect(one, found)
+        _collect(one, classes)
 
 
 def _source(cls: Any) -> str:
@@ -107,7 +107,7 @@ def _source(cls: Any) -> str:
 
 
 def _below(cls: Any) -> set[Any]:
-    return {found for one in cls.__subclasses__() for found in (one, *_below(one))}
+    return {member for one in cls.__subclasses__() for member in (one, *_below(one))}
 
 
 def _chosen(cls: Any) -> str:
@@ -116,13 +116,13 @@ def _chosen(cls: Any) -> str:
     """
     try:
         with first(["fast_llm.config:NoAutoValidate"])():
-            made = type(cls._from_dict({}))
+            default = type(cls._from_dict({}))
     except TypeError as error:
         # The class itself is abstract, or has a field without a default.
         if cls.__name__ not in str(error):
             raise
         return ""
-    return "" if made is cls else str(made.__name__)
+    return "" if default is cls else str(default.__name__)
 
 
 def _kind(field: AnyField[Any]) -> str:
@@ -154,9 +154,9 @@ def _limit(valid: Any) -> str:
     """Return the limit in a validation function, which keeps the assertion and its arguments in a closure."""
     if not inspect.isfunction(valid):
         return ""
-    kept = inspect.getclosurevars(valid).nonlocals
-    sign = LIMITS.get(getattr(kept.get("fn"), "__name__", ""))
-    return f"{sign}{kept['args'][0]}" if sign else _limit(kept.get("fn"))
+    closure = inspect.getclosurevars(valid).nonlocals
+    sign = LIMITS.get(getattr(closure.get("fn"), "__name__", ""))
+    return f"{sign}{closure['args'][0]}" if sign else _limit(closure.get("fn"))
 
 
 def path_of(file: str, row: Row) -> str:

@@ -53,13 +53,13 @@ def _read_saves(values: Group, context: Context) -> Group:
     a checkpoint (TrainingConfig._validate).
     """
     checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
-    interval, kept = (
+    interval, keep = (
         _steps(checkpoint),
         _steps(checkpoint, "keep") if "keep" in checkpoint else KEPT,
     )
     return {
         "run.save_interval": interval,
-        "run.keep_checkpoints": kept if interval else None,
+        "run.keep_checkpoints": keep if interval else None,
         "run.exit_interval": _steps(shutdown),
     }
 
@@ -129,25 +129,25 @@ def _several(values: Group) -> bool:
     """Return whether the config has several evaluations, or one with settings other than its
     interval and length.
     """
-    found = list(_evaluations(values))
-    named = {*_section(values, EVALUATORS)} <= {NAME}
+    evaluations = list(_evaluations(values))
+    has_default_name = {*_section(values, EVALUATORS)} <= {NAME}
     return (
-        len(found) > 1
-        or not named
-        or any({*one} - {"interval", "iterations", "evaluator", "type"} for one in found)
+        len(evaluations) > 1
+        or not has_default_name
+        or any({*one} - {"interval", "iterations", "evaluator", "type"} for one in evaluations)
     )
 
 
 def _write_wandb(values: Group, context: Context) -> Group:
-    named = {f"{name}_name": values.get(f"run.{name}") for name in ("project", "entity")}
-    said = {name: value for name, value in named.items() if value is not None}
-    return {WANDB: said} if said else {}
+    names = {f"{name}_name": values.get(f"run.{name}") for name in ("project", "entity")}
+    settings = {name: value for name, value in names.items() if value is not None}
+    return {WANDB: settings} if settings else {}
 
 
 def _read_wandb(values: Group, context: Context) -> Group:
     section = _section(values, WANDB)
-    named = {f"run.{name}": section.get(f"{name}_name") for name in ("project", "entity")}
-    return {path: value for path, value in named.items() if isinstance(value, str)}
+    names = {f"run.{name}": section.get(f"{name}_name") for name in ("project", "entity")}
+    return {path: value for path, value in names.items() if isinstance(value, str)}
 
 
 RULES = (

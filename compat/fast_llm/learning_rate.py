@@ -76,13 +76,15 @@ def _as_text(values: Group) -> Group | None:
 
 
 def _read(values: Group, context: Context) -> Group:
-    if (said := _as_text(values)) is not None:
+    if (schedule := _as_text(values)) is not None:
         # The factor applies to every rate of the schedule; `peak` has it in `optimizer.lr`.
         rates = {
-            name: said[name] * _scale(values) for name in ("warmup_from", "minimum") if name in said
+            name: schedule[name] * _scale(values)
+            for name in ("warmup_from", "minimum")
+            if name in schedule
         }
         usual = {"total_steps": _total(values), "minimum": 0.0}
-        return {PLAN + name: value for name, value in {**usual, **said, **rates}.items()}
+        return {PLAN + name: value for name, value in {**usual, **schedule, **rates}.items()}
     return {
         PLAN + "name": _shape(values),
         PLAN + "total_steps": _total(values),
@@ -96,11 +98,13 @@ def _read(values: Group, context: Context) -> Group:
 
 def _write(values: Group, context: Context) -> Group:
     name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
-    said = {name: values.get(PLAN + name) for name in NAMES} | {"peak": values.get("optimizer.lr")}
+    schedule = {name: values.get(PLAN + name) for name in NAMES} | {
+        "peak": values.get("optimizer.lr")
+    }
     as_text = name == "wsd" or (
-        said["warmup_steps"] and said["warmup_from"] and name in (*DECAYS, "constant")
+        schedule["warmup_steps"] and schedule["warmup_from"] and name in (*DECAYS, "constant")
     )
-    if as_text and (text := text_schedule.schedule_to_text(said)) is not None:
+    if as_text and (text := text_schedule.schedule_to_text(schedule)) is not None:
         return {TEXT: text}
     decays = name in DECAYS
     return {
@@ -117,12 +121,16 @@ def _blurs(values: Group) -> bool:
     """
     if _as_text(values) is not None:
         return False
-    ended = values.get(END) is not None and values[END] <= 0
+    no_length = values.get(END) is not None and values[END] <= 0
     # Each decay has a power, and a plan has names for the shapes of power 1.
     decays = values.get(STYLE) in (*DECAYS, "power")
-    named = values.get(POWER) == 1 if decays else values.get(STYLE) == "constant"
-    told = values.get(TEXT) is None and named
-    return ended or not told or any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM))
+    has_name = values.get(POWER) == 1 if decays else values.get(STYLE) == "constant"
+    expressible = values.get(TEXT) is None and has_name
+    return (
+        no_length
+        or not expressible
+        or any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM))
+    )
 
 
 RULE = convert(

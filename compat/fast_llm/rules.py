@@ -264,13 +264,13 @@ def _write_stages(values: Group, context: Context) -> Group:
 
 
 def _read_pipeline_overlap(values: Group, context: Context) -> Group:
-    piped = (values.get(PIPELINE) or 1) > 1
-    return {"schedule.overlap": values.get("schedule.pipeline_overlap")} if piped else {}
+    has_pipeline = (values.get(PIPELINE) or 1) > 1
+    return {"schedule.overlap": values.get("schedule.pipeline_overlap")} if has_pipeline else {}
 
 
 def _write_pipeline_overlap(values: Group, context: Context) -> Group:
-    piped = (values.get("parallel.pipeline") or 1) > 1
-    return {"schedule.pipeline_overlap": values.get("schedule.overlap")} if piped else {}
+    has_pipeline = (values.get("parallel.pipeline") or 1) > 1
+    return {"schedule.pipeline_overlap": values.get("schedule.overlap")} if has_pipeline else {}
 
 
 COMPUTE, OLD_COMPUTE, MASTER = (
@@ -317,11 +317,11 @@ def _write_precision(values: Group, context: Context) -> Group:
     compute, master, reduce = (
         values.get(f"precision.{name}") for name in ("compute", "master", "reduce")
     )
-    given = {COMPUTE if context.since("0.3.0") else OLD_COMPUTE: compute, MASTER: master}
+    settings = {COMPUTE if context.since("0.3.0") else OLD_COMPUTE: compute, MASTER: master}
     if reduce is not None:
         # Fast-LLM chooses between two formats. A third one becomes the more precise of them.
-        given[FULL] = reduce == (master or "fp32") or reduce != compute
-    return given
+        settings[FULL] = reduce == (master or "fp32") or reduce != compute
+    return settings
 
 
 STORE = STAGES + "store_frozen_weights_in_optimization_precision"
@@ -650,7 +650,7 @@ LACKS = {
 @cache
 def table() -> tuple[Rule, ...]:
     """Return all rules. Each field of Fast-LLM and each plan field is in exactly one rule."""
-    mapped = (
+    rules = (
         model.RULE,
         *parallel_rules(),
         *stage_rules(),
@@ -670,5 +670,5 @@ def table() -> tuple[Rule, ...]:
         *habits.RULES,
     )
     return complete_rules(
-        mapped, LACKS, fields(FastLLM), lambda path: Why(*longest(path, SECTIONS, OTHER))
+        rules, LACKS, fields(FastLLM), lambda path: Why(*longest(path, SECTIONS, OTHER))
     )

@@ -79,9 +79,9 @@ def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
     classes = _classes(version)
     kind = bags(version).get(path, "?")
     name = kind.removeprefix("{}")
-    known = _fields(name, None, classes) if name in classes else {}
+    own_fields = _fields(name, None, classes) if name in classes else {}
     return kind.startswith("{}"), {
-        field: simple for field, simple in known.items() if SIMPLE.fullmatch(simple)
+        field: simple for field, simple in own_fields.items() if SIMPLE.fullmatch(simple)
     }
 
 
@@ -148,25 +148,25 @@ def _walk(
     if not isinstance(data, Mapping):
         yield path, f"found {show_value(data)}; expected a mapping"
         return
-    known = _fields(name, data.get(TYPE), classes)
+    own_fields = _fields(name, data.get(TYPE), classes)
     for before, (key, value) in enumerate(data.items()):
         inner = f"{path}.{key}"
         # Since 0.3.0 every class has the key `type` (fast_llm/config.py, Config).
-        if key == TYPE and any("types" in found for found in classes.values()):
+        if key == TYPE and any("types" in row for row in classes.values()):
             types = _types(name, classes)
             # Unregistered types are refused as `Unknown type ... for base class`.
             if value is not None and not (isinstance(value, str) and value in types):
-                expected = (
+                options = (
                     f"one of {', '.join(types)}"
                     if types
                     else "no type, because this section has only one class; drop the key"
                 )
-                yield inner, f"found {show_value(value)}; expected {expected}"
-        elif key not in known:
+                yield inner, f"found {show_value(value)}; expected {options}"
+        elif key not in own_fields:
             of = " of the model" if path.startswith(MODEL) else ""
-            yield inner, f"unknown field{of}{nearest(str(key), (*known, TYPE), before)}"
+            yield inner, f"unknown field{of}{nearest(str(key), (*own_fields, TYPE), before)}"
         else:
-            yield from _value(value, inner, known[key], classes)
+            yield from _value(value, inner, own_fields[key], classes)
 
 
 def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
@@ -176,17 +176,19 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
     The type names are registered by this class or by one of its parents (fast_llm/config.py,
     Config.get_subclass).
     """
-    allowed = {name, *classes[name].get("below", ())}
-    above = (found for one, found in classes.items() if name in (one, *found.get("below", ())))
-    registered = [pair for found in above for pair in found.get("types", {}).items()]
-    return {kind: chosen for kind, chosen in (*registered, *ELSEWHERE) if chosen in allowed}
+    names = {name, *classes[name].get("below", ())}
+    above = (row for one, row in classes.items() if name in (one, *row.get("below", ())))
+    pairs = [pair for row in above for pair in row.get("types", {}).items()]
+    return {kind: chosen for kind, chosen in (*pairs, *ELSEWHERE) if chosen in names}
 
 
 def _fields(name: str, kind: Any, classes: Mapping[str, Class]) -> Mapping[str, str]:
     """Return the fields of the class that the key `type` chooses, else of the default class."""
     chosen = _types(name, classes).get(kind) if isinstance(kind, str) else None
-    known: Mapping[str, str] = classes[chosen or classes[name].get("default") or name]["fields"]
-    return known
+    own_fields: Mapping[str, str] = classes[chosen or classes[name].get("default") or name][
+        "fields"
+    ]
+    return own_fields
 
 
 def _value(

@@ -49,7 +49,7 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8, None)))
     axes = _axes(draw, world)
     data = (world or 0) // (axes[AXES[0]] * axes[AXES[1]] * axes[AXES[2]])
-    told: Group = {}
+    launch: Group = {}
     if world is not None and draw(st.booleans()):
         # Settings that the launcher makes otherwise; a tensor group stays within a node.
         nodes = [
@@ -57,20 +57,20 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
             for ranks in range(1, world + 1)
             if world % ranks == 0 and ranks % axes[AXES[0]] == 0
         ]
-        told = {
+        launch = {
             WORLD: world,
             RANK: draw(st.integers(0, world - 1)),
             NODE: draw(st.sampled_from(nodes)),
         }
     batch = _old_batch(draw, data) if release(case.version).has_batch else _new_batch(draw)
-    return [{**told, **axes}, batch, *(draw(choice) for choice in CHOICES)]
+    return [{**launch, **axes}, batch, *(draw(choice) for choice in CHOICES)]
 
 
 def _axes(draw: DrawFn, world: int | None) -> dict[str, int]:
-    left, sizes = world or draw(st.sampled_from((1, 2, 4, 8))), {}
+    ranks, sizes = world or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
-        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
-        left //= sizes[axis]
+        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if ranks % size == 0]))
+        ranks //= sizes[axis]
     return sizes
 
 
@@ -96,8 +96,8 @@ def _old_batch(draw: DrawFn, data: int) -> Group:
             )
         )
     )
-    counted = {STEPS: steps} if draw(st.booleans()) else {}
-    return {**batch, **counted, LENGTH: length, PIECE: length // draw(st.sampled_from((1, 2)))}
+    accumulation = {STEPS: steps} if draw(st.booleans()) else {}
+    return {**batch, **accumulation, LENGTH: length, PIECE: length // draw(st.sampled_from((1, 2)))}
 
 
 _SHARDING: SearchStrategy[Group] = st.one_of(
@@ -108,7 +108,7 @@ _SHARDING: SearchStrategy[Group] = st.one_of(
 _RATE: SearchStrategy[Group] = st.one_of(
     st.just({}),
     st.tuples(st.sampled_from((*DECAYS, "power")), SMALL, SMALL).map(
-        lambda drawn: {STYLE: drawn[0], WARMUP: drawn[1], END: drawn[1] + drawn[2]}
+        lambda values: {STYLE: values[0], WARMUP: values[1], END: values[1] + values[2]}
     ),
 )
 LASTS = ("linear,{},{},{}", "cosine,{},{},{}", "power,{},{},{},0.5", "power,{},{},{},3.0")
@@ -172,7 +172,7 @@ _STD = st.sampled_from((0.006, 0.01, 0.02))
 def _rotary() -> SearchStrategy[Group]:
     """Draw rotary positions, plain or scaled."""
     base = {"base": st.sampled_from((10000.0, 500000.0))}
-    stretched = {
+    scaling = {
         "scaling.factor": st.sampled_from((4.0, 8.0)),
         "scaling.original": st.sampled_from((4096, 8192)),
     }
@@ -187,15 +187,15 @@ def _rotary() -> SearchStrategy[Group]:
         "scaling.attention": st.just(1.2),
     }
     yarn = {"scaling.kind": st.just("yarn"), **ramp}
-    found = []
-    for kind in ({**base}, {**base, **stretched, **llama}, {**base, **stretched, **yarn}):
-        named: dict[str, SearchStrategy[Any]] = {
-            f"model.rotary.{name}": drawn for name, drawn in kind.items()
+    strategies = []
+    for kind in ({**base}, {**base, **scaling, **llama}, {**base, **scaling, **yarn}):
+        fields: dict[str, SearchStrategy[Any]] = {
+            f"model.rotary.{name}": strategy for name, strategy in kind.items()
         }
-        found.append(
-            st.fixed_dictionaries({"model.embedding.positions": st.just("rotary"), **named})
+        strategies.append(
+            st.fixed_dictionaries({"model.embedding.positions": st.just("rotary"), **fields})
         )
-    return st.one_of(*found)
+    return st.one_of(*strategies)
 
 
 _POSITIONS = _rotary() | st.fixed_dictionaries(
@@ -278,15 +278,15 @@ def _model(draw: DrawFn, case: StrategyCase) -> dict[str, Any]:
         "model.vocab": 1000 * draw(SMALL),
         "model.tied": draw(st.booleans()),
     }
-    kept = draw(st.sets(st.sampled_from(sorted(sizes)), min_size=4))
+    paths = draw(st.sets(st.sampled_from(sorted(sizes)), min_size=4))
     groups = [
         draw(group) for group in (_POSITIONS, _WINDOW, _NORM, _BESIDE, st.just({}) | _EXPERTS)
     ]
-    told = {
+    facts = {
         path: value for group in groups if draw(st.integers(0, 3)) for path, value in group.items()
     }
     section: dict[str, Any] = dict(
-        write({**{path: sizes[path] for path in kept}, **told}, Context(case.version))[BASE]
+        write({**{path: sizes[path] for path in paths}, **facts}, Context(case.version))[BASE]
     )
     if layout_of(Context(case.version)) == "newest" and not draw(st.integers(0, 3)):
         more = {
@@ -332,12 +332,14 @@ PLAIN: Mapping[str, SearchStrategy[Any]] = {
 
 def _bag(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Draw a section that takes any keys, with one plain field of the section's class."""
-    named, known = fields_at(path, case.version)
-    if not known and not named:
+    has_names, own_fields = fields_at(path, case.version)
+    if not own_fields and not has_names:
         return None
-    entry = st.sampled_from(sorted(known.items())).flatmap(_one) if known else st.just({})
+    entry = st.sampled_from(sorted(own_fields.items())).flatmap(_one) if own_fields else st.just({})
     return (
-        st.dictionaries(st.sampled_from("abc"), entry, min_size=1, max_size=2) if named else entry
+        st.dictionaries(st.sampled_from("abc"), entry, min_size=1, max_size=2)
+        if has_names
+        else entry
     )
 
 
@@ -345,8 +347,10 @@ def _one(field: tuple[str, str]) -> SearchStrategy[Any]:
     name, kind = field
     plain = SIMPLE.fullmatch(kind)
     assert plain is not None
-    drawn = PLAIN[plain[1]]
-    sound = drawn.filter(lambda value: plain[2] is None or WITHIN[plain[2]](value, float(plain[3])))
+    strategy = PLAIN[plain[1]]
+    sound = strategy.filter(
+        lambda value: plain[2] is None or WITHIN[plain[2]](value, float(plain[3]))
+    )
     return sound.map(lambda value: {name: value})
 
 

@@ -96,17 +96,17 @@ def _is_sound(
 
     All stages except the last must also have a number of steps and a linear shape.
     """
-    joined = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
+    continuous = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
     last = stages[-1]
     # Only a last constant stage is open: a decay needs its length.
     whole = all(stage.steps > 0 for stage in stages[:-1]) and (last.steps > 0) == (
         name != "constant"
     )
-    shaped = (last.kind, last.power) in KINDS if name == "wsd" else last.power == 1
+    has_shape = (last.kind, last.power) in KINDS if name == "wsd" else last.power == 1
     return (
-        joined
+        continuous
         and whole
-        and shaped
+        and has_shape
         and rest[0].begin == peak
         and min(min(stage.begin, stage.end) for stage in stages) >= 0
     )

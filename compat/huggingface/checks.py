@@ -30,7 +30,7 @@ def _token(path: str) -> Check:
     several = path == "eos_token_id"
     return Check(
         path,
-        lambda seen: not _identity(seen[path], several),
+        lambda view: not _identity(view[path], several),
         f"found {{{path}}}, which transformers refuses when it builds the config; expected a whole"
         f" number{' or a list of them' if several else ''}",
         Effect.STOPS,
@@ -54,7 +54,7 @@ FORMATS = frozenset(
 def _format(path: str) -> Check:
     return Check(
         path,
-        lambda seen: seen[path] not in FORMATS,
+        lambda view: view[path] not in FORMATS,
         f"found {{{path}}}, which is no format of torch: transformers stops when it builds the config;"
         " use a name such as bfloat16",
         Effect.STOPS,
@@ -67,7 +67,7 @@ def _format(path: str) -> Check:
 def _for_each_block(path: str) -> Check:
     return Check(
         path,
-        lambda seen: len(seen[path]) != seen["num_hidden_layers"],
+        lambda view: len(view[path]) != view["num_hidden_layers"],
         "found a list of another length than num_hidden_layers ({num_hidden_layers}): transformers"
         " stops when it builds the config; use one entry for each block",
         Effect.STOPS,
@@ -80,7 +80,7 @@ def _for_each_block(path: str) -> Check:
 
 TRAPS = Checks(
     Releases("huggingface", KNOWN),
-    *(replace(row.check(lambda seen: seen["model_type"]), since=row.since) for row in REFUSALS),
+    *(replace(row.check(lambda view: view["model_type"]), since=row.since) for row in REFUSALS),
     *map(_for_each_block, ("layer_types", "mlp_layer_types")),
     *map(_token, TOKENS),
     *map(_format, ("torch_dtype", "dtype")),
@@ -91,11 +91,11 @@ def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings on what stops, and on layers that a plan cannot describe."""
     others = config.given.get(REST)
     values = {**(others if isinstance(others, dict) else {}), **config.effective.flat()}
-    seen = Seen(values, config.given, config.context)
-    yield from TRAPS.remarks(seen, config.origins)
+    view = Seen(values, config.given, config.context)
+    yield from TRAPS.remarks(view, config.origins)
     if TRAPS.releases.since(config.version, STRICT):
-        given = {**(others if isinstance(others, dict) else {}), **config.given}
-        untold = {path: value for path, value in given.items() if path not in TOKENS}
-        refused = find_refused_values(str(values.get("model_type")), untold)
-        yield from report_remarks(refused, seen, config.origins)
+        settings = {**(others if isinstance(others, dict) else {}), **config.given}
+        untold = {path: value for path, value in settings.items() if path not in TOKENS}
+        refusals = find_refused_values(str(values.get("model_type")), untold)
+        yield from report_remarks(refusals, view, config.origins)
     yield from foreign(config.given, config.origins)

@@ -18,41 +18,41 @@ Given = Mapping[str, Any]
 KV = "num_key_value_heads"
 
 
-def keys_of(given: Given) -> dict[str, Any]:
+def keys_of(settings: Given) -> dict[str, Any]:
     """Return a config without its model type and without unknown keys. The family may read the
     remaining keys.
     """
-    return {key: value for key, value in given.items() if key not in (REST, "model_type")}
+    return {key: value for key, value in settings.items() if key not in (REST, "model_type")}
 
 
-def effective(given: Given) -> dict[str, Any]:
+def effective(settings: Given) -> dict[str, Any]:
     """Return the effective values by key. Raises one `ConfigError` with every refusal."""
-    family = family_of(given.get("model_type"))
+    family = family_of(settings.get("model_type"))
     if family is None:
-        name = given["model_type"]
+        name = settings["model_type"]
         raise ConfigError(
             f"model_type: found {name!r}, whose layers stagebridge cannot translate{nearest(name, FAMILIES)}"
         )
     # A field may have several names. If one of them is given, the defaults of the others must not
     # stand beside it.
-    spelled = {
+    names = {
         name
         for key in family.keys.values()
-        if any(name in given for name in key.names)
+        if any(name in settings for name in key.names)
         for name in key.names
     }
-    filled = {}
+    defaults = {}
     for key, value in family.defaults.items():
         # The other spelling of rotary positions, one mapping for all of them, replaces the defaults
         # of single keys.
-        replaced = key in ROTARY and "rope_parameters" in given
-        if key not in spelled and not replaced and not (key == "rope_scaling" and key in given):
-            filled[key] = value
-    model = meaning(keys_of(given), family)
+        elsewhere = key in ROTARY and "rope_parameters" in settings
+        if key not in names and not elsewhere and not (key == "rope_scaling" and key in settings):
+            defaults[key] = value
+    model = meaning(keys_of(settings), family)
     # A default number of key and value heads belongs to the family's default model, and need not fit this one.
-    if filled.get(KV) != model.get("model.kv_heads"):
-        filled.pop(KV, None)
-    ConfigError.raise_if(_sizes(model, given, family))
+    if defaults.get(KV) != model.get("model.kv_heads"):
+        defaults.pop(KV, None)
+    ConfigError.raise_if(_sizes(model, settings, family))
     try:
         Plan.of(model)
     except BridgeError as error:
@@ -61,9 +61,10 @@ def effective(given: Given) -> dict[str, Any]:
         ) from None
     return {
         **{
-            key: tuple(value) if isinstance(value, list) else value for key, value in filled.items()
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in defaults.items()
         },
-        **given,
+        **settings,
     }
 
 
@@ -89,7 +90,7 @@ round the quotient down.
 """
 
 
-def _sizes(model: Mapping[str, Any], given: Given, family: Family) -> Iterator[str]:
+def _sizes(model: Mapping[str, Any], settings: Given, family: Family) -> Iterator[str]:
     heads, kv, hidden = (
         model.get("model.heads"),
         model.get("model.kv_heads"),
@@ -105,17 +106,17 @@ def _sizes(model: Mapping[str, Any], given: Given, family: Family) -> Iterator[s
     layers = model.get("model.layers")
     for path, keys in LISTS.items():
         if (blocks := model.get(f"model.{path}")) is not None and layers and len(blocks) != layers:
-            key = next((key for key in keys if key in given), "model_type")
+            key = next((key for key in keys if key in settings), "model_type")
             yield f"{key}: found a list for {len(blocks)} blocks; expected one entry for each of the {layers} blocks"
     if family.name in DIVIDING and heads and hidden and hidden % heads:
         yield f"num_attention_heads: found {heads}; {family.name} expects a divisor of the hidden size ({hidden})"
 
 
-def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+def foreign(settings: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
     """Yield a finding on a family with layers that no plan can describe. Only the sizes of such a
     model are read.
     """
-    family = FAMILIES.get(given.get("model_type") or "")
+    family = FAMILIES.get(settings.get("model_type") or "")
     if family is not None and family.foreign:
         message = f"{family.foreign}, which stagebridge cannot translate; only the fields that every model has are read"
         yield Finding(
@@ -129,10 +130,10 @@ def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
         )
 
 
-def missing(given: Given) -> Iterator[Finding]:
+def missing(settings: Given) -> Iterator[Finding]:
     """Yield a finding on a missing model type. No release of transformers reads a file without it
     (models/auto/configuration_auto.py: AutoConfig).
     """
-    if "model_type" not in given:
+    if "model_type" not in settings:
         message = "missing; without it transformers cannot choose the model's class; set model_type"
         yield Finding("model_type", message, Effect.STOPS, False, How.MISSING)

@@ -33,7 +33,7 @@ def read(source: Any, lenient: bool = False) -> Reading:
     unknown model type is left out.
     """
     data, document = _load_source(source)
-    given, origins, problems = dict[str, Any](), dict[str, Origin](), list[str]()
+    settings, origins, problems = dict[str, Any](), dict[str, Origin](), list[str]()
     others: dict[str, Any] = {}
     findings = list[Finding]()
     for name, value in data.items():
@@ -43,22 +43,25 @@ def read(source: Any, lenient: bool = False) -> Reading:
             others[key] = value
             continue
         try:
-            typed = _as_typed(key, value)
+            setting = _as_typed(key, value)
         except ValueError as error:
             problems.append(f"{f'line {line}: ' if line else ''}{key}: {error}")
             continue
-        if typed is not None:
-            given[key] = typed
+        if setting is not None:
+            settings[key] = setting
             origins |= {key: Origin(line)} if line else {}
-    if (flaw := _unknown(given.get("model_type"), data)) and lenient:
+    if (flaw := _unknown(settings.get("model_type"), data)) and lenient:
         findings.append(unknown("model_type", flaw, None, origins.get("model_type")))
-        del given["model_type"]
+        del settings["model_type"]
     elif flaw:
         problems.append(flaw)
-    findings += (*_unread(data, given.get("model_type"), document), *_unread_rope(data, document))
+    findings += (
+        *_unread(data, settings.get("model_type"), document),
+        *_unread_rope(data, document),
+    )
     # Keys that no family reads are kept as they are, so that a file that is written again has them.
     return Reading(
-        Values({**given, **({REST: others} if others else {})}), "file", origins, tuple(findings)
+        Values({**settings, **({REST: others} if others else {})}), "file", origins, tuple(findings)
     ).unless(problems)
 
 
@@ -70,14 +73,12 @@ def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> 
         if key in read_by(family) or key.startswith("_"):
             continue
         # A misspelled key changes the model that the user meant; any other unread key is harmless.
-        meant = nearest(key, read_by(family)) or nearest(key.lower(), read_by(family))
-        message = (
-            f"has no effect: transformers keeps the key, but no {family} model reads it{meant}"
-        )
+        hint = nearest(key, read_by(family)) or nearest(key.lower(), read_by(family))
+        message = f"has no effect: transformers keeps the key, but no {family} model reads it{hint}"
         yield Finding(
             key,
             message,
-            Effect.NUMBERS if meant else Effect.NONE,
+            Effect.NUMBERS if hint else Effect.NONE,
             True,
             origin=_origin(document, key),
             surprising=True,
@@ -183,14 +184,14 @@ def nullable(key: str) -> bool:
     return NULL in str(fields(HuggingFace)[key].annotation)
 
 
-def text(given: Mapping[str, Any]) -> str:
+def text(settings: Mapping[str, Any]) -> str:
     """Return the config as JSON, with the model type first."""
-    listed = {
-        key: spell_value(key, given[key])
+    entries = {
+        key: spell_value(key, settings[key])
         for key in ("model_type", *fields(HuggingFace))
-        if key in given and key != REST
+        if key in settings and key != REST
     }
-    return json.dumps({**listed, **given.get(REST, {})}, indent=2) + "\n"
+    return json.dumps({**entries, **settings.get(REST, {})}, indent=2) + "\n"
 
 
 MARKS = (

@@ -59,8 +59,8 @@ class _Settings:
 
 def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
-        said = _said(_Settings(values))
-        return {path: said[path] for path in ours if path in said}
+        facts = _said(_Settings(values))
+        return {path: facts[path] for path in ours if path in facts}
 
     return read
 
@@ -69,19 +69,19 @@ def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 @lru_cache(1)
 def _said(settings: _Settings) -> Mapping[str, Any]:
     values = settings.values
-    given = {key: values[key] for key in KEYS if key in values}
-    return meaning(given, family_of(values.get(TYPE)) or GENERIC)
+    config = {key: values[key] for key in KEYS if key in values}
+    return meaning(config, family_of(values.get(TYPE)) or GENERIC)
 
 
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
         plan = {path: values[path] for path in MODEL if path in values}
-        family, written = _spell_model(
+        family, keys = _spell_model(
             tuple(sorted(plan.items())), context.since(GROUPED) and not apart(context.had)
         )
         if theirs == (TYPE,):
             return {TYPE: family.name} if family.name else {}
-        return {key: written[key] for key in theirs if key in written}
+        return {key: keys[key] for key in theirs if key in keys}
 
     return write
 
@@ -89,11 +89,11 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 # Every row of the table writes a part of the same config, so the choice of the family is made once.
 @lru_cache(32)
 def _spell_model(
-    plan: tuple[tuple[str, Any], ...], grouped: bool
+    plan: tuple[tuple[str, Any], ...], rope_mapping: bool
 ) -> tuple[Family, Mapping[str, Any]]:
     values = dict(plan)
-    family, _ = choose(values, grouped)
-    keys = spelling(values, family, grouped)
+    family, _ = choose(values, rope_mapping)
+    keys = spelling(values, family, rope_mapping)
     return family, {
         key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()
     }
@@ -102,8 +102,8 @@ def _spell_model(
 OWN = "not every family of models can express this field; the nearest family is used"
 
 
-def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
-    ours = tuple(f"model.{path}" for path in said)
+def _group(keys: tuple[str, ...], model_paths: tuple[str, ...]) -> Rule:
+    ours = tuple(f"model.{path}" for path in model_paths)
     # The family decides about every key, so each row sees the whole config and the whole model.
     others = tuple(path for path in (*KEYS, TYPE, *MODEL) if path not in keys and path not in ours)
     carries = (
@@ -140,8 +140,8 @@ def _beyond(key: str, note: str, harmless: tuple[Any, ...], use: Use) -> Rule:
 
 
 def _is_unread(key: str, family: str | None) -> bool:
-    known = FAMILIES.get(family or "")
-    return known is not None and not known.foreign and key not in read_by(known.name)
+    entry = FAMILIES.get(family or "")
+    return entry is not None and not entry.foreign and key not in read_by(entry.name)
 
 
 BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Use], ...] = (
@@ -188,7 +188,7 @@ SWITCHES = {
 """Keys that only some families have, each with the values that have no effect."""
 
 
-def _rest(left: tuple[str, ...], note: str) -> Rule:
+def _rest(keys: tuple[str, ...], note: str) -> Rule:
     """Return the rule for all other keys. A key that the class of the family does not read has no
     effect; of the others, those without a known use may change what the model computes.
     """
@@ -197,13 +197,13 @@ def _rest(left: tuple[str, ...], note: str) -> Rule:
         family = values.get(TYPE)
         uses = [
             USES.get(key, Use.UNREAD if _is_unread(key, family) else Use.COMPUTES)
-            for path in left
+            for path in keys
             for key in values.get(path) or {}
         ]
         return min((use.effect for use in uses), key=lambda one: one.rank, default=Effect.NONE)
 
     nothing: Side = lambda values, context: {}  # noqa: E731
-    return convert(left, (), nothing, nothing, effect=effect, sees=(TYPE,), note=note, model=True)
+    return convert(keys, (), nothing, nothing, effect=effect, sees=(TYPE,), note=note, model=True)
 
 
 NOT_HERE = "a model's config describes the model, not its training"
@@ -223,7 +223,7 @@ def table() -> tuple[Rule, ...]:
         sees=others,
         lossy="no family of models can express the whole model; the nearest family is used",
     )
-    mapped = (family, *(_group(keys, said) for keys, said in groups()))
+    rules = (family, *(_group(keys, model_paths) for keys, model_paths in groups()))
     rows = (
         *(
             _beyond(key, note, harmless, use)
@@ -235,10 +235,10 @@ def table() -> tuple[Rule, ...]:
             for key, harmless in SWITCHES.items()
         ),
     )
-    taken = {path for rule in (*mapped, *rows) for path in rule.theirs}
-    left = tuple(path for path in fields(HuggingFace) if path not in taken)
+    rule_keys = {path for rule in (*rules, *rows) for path in rule.theirs}
+    rest = tuple(path for path in fields(HuggingFace) if path not in rule_keys)
     note = "names, tokens and classes, and settings of layers that stagebridge does not translate"
-    said = {path for rule in mapped for path in rule.ours}
-    without_key = each_only_ours(*(path for path in MODEL if path not in said), note=NO_KEY)
+    model_paths = {path for rule in rules for path in rule.ours}
+    without_key = each_only_ours(*(path for path in MODEL if path not in model_paths), note=NO_KEY)
     training = tuple(only_ours(path, note=NOT_HERE) for path in paths() if path not in MODEL)
-    return (*mapped, *without_key, *training, *rows, _rest(left, note))
+    return (*rules, *without_key, *training, *rows, _rest(rest, note))

@@ -52,8 +52,8 @@ def paths(case: StrategyCase) -> Iterable[str]:
 
 def source(config: Config) -> Group:
     """Return the config as a mapping."""
-    found: Group = json.loads(config.text())
-    return found
+    content: Group = json.loads(config.text())
+    return content
 
 
 PART = StrategyPart(core, paths, values, entries=("file",), source=source)

@@ -212,7 +212,7 @@ class MegatronDialect(PackagedDialect):
             if fsdp
             else {}
         )
-        told = {
+        client = {
             "megatron": {
                 "args": {name: values[name] for name in KEPT if values.get(name) is not None}
             }
@@ -222,16 +222,16 @@ class MegatronDialect(PackagedDialect):
             if values.get("tokenizer_type") is None and not hub.client.get("megatron")
             else []
         )
-        replaced = [
+        replacements = [
             Finding(name, REPLACED, Effect.COST, how=How.DROPPED, before=True) for name in fsdp
         ]
-        findings = (*replaced, *tokens)
+        findings = (*replacements, *tokens)
         return Saves(
             "megatron",
             level,
             dtype=dtype,
             samples=True,
-            client=told,
+            client=client,
             instead=instead,
             findings=findings,
         )
@@ -285,16 +285,16 @@ class MegatronDialect(PackagedDialect):
         assert isinstance(config, MegatronConfig)
         from compat.megatron.checks import TRAPS
 
-        seen = Seen(config.effective, config.given, config.context)
-        assumed = []
+        view = Seen(config.effective, config.given, config.context)
+        assumptions = []
         # A live object belongs to one rank and has no world size.
-        told = any(finding.path == "world_size" for finding in config.remarks)
-        if config.world_size is None and not told and config.entry in ("flags", *SECTIONED):
+        has_remark = any(finding.path == "world_size" for finding in config.remarks)
+        if config.world_size is None and not has_remark and config.entry in ("flags", *SECTIONED):
             message = (
                 f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
             )
-            assumed.append(Finding("world_size", message, Effect.NUMBERS))
-        return (*assumed, *_find_overrules(config), *TRAPS.remarks(seen, config.origins))
+            assumptions.append(Finding("world_size", message, Effect.NUMBERS))
+        return (*assumptions, *_find_overrules(config), *TRAPS.remarks(view, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """Yield findings on missing arguments without which the parser or the training loop stops."""
@@ -359,44 +359,44 @@ class MegatronDialect(PackagedDialect):
         assert isinstance(config, MegatronConfig)
         from compat.megatron import formats
 
-        given = config.given
+        settings = config.given
         # A config object or a file in sections becomes flags by way of its plan.
         if config.entry != "flags":
             from bridge.translation.lift import lift, lower
 
-            given = lower(lift(config), self, config.version, config.world_size).given
+            settings = lower(lift(config), self, config.version, config.world_size).given
         environment = {name: value for name, (value, _) in config.environment.items()}
         launch = torchrun(config.ranks, config.program or formats.PROGRAM)
         if format == "yaml":  # for NVIDIA's own runner of recipes
             return Written(
                 self.name,
-                formats.recipe_text(given, config.version, environment),
+                formats.recipe_text(settings, config.version, environment),
                 format,
                 environment=environment,
             )
         if format == "script":
-            text = formats.script_text(given, config.version, environment, launch)
+            text = formats.script_text(settings, config.version, environment, launch)
             return Written(
                 self.name, text, format, launch=("bash", formats.SCRIPT), file=formats.SCRIPT
             )
-        text = formats.flags_text(given, config.version)
+        text = formats.flags_text(settings, config.version)
         return Written(
             self.name, text, "flags", {}, "", environment, launch, formats.ARGUMENTS, arguments=True
         )
 
     def program(
-        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+        self, output: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
         """Return the launch script. A written script is the launch script itself; for a file of
         flags or a recipe, a separate script is written next to the file.
         """
-        if written.format == "script":
-            return Program(written)
-        name = str(Path(written.file).with_suffix(SCRIPT))
+        if output.format == "script":
+            return Program(output)
+        name = str(Path(output.file).with_suffix(SCRIPT))
         script = self.render(config, "script").under_name(name)
         return Program(
             replace(
-                written,
+                output,
                 beside={SCRIPT: script.text},
                 launch=script.launch,
                 environment={},
@@ -456,12 +456,12 @@ def _find_overrules(config: MegatronConfig) -> Iterator[Finding]:
     for path, value in config.given.items():
         now = config.args.get(path)
         if now != value:
-            turned = (
+            change = (
                 "moves this value into other settings"
                 if now is None
                 else f"turns {show_value(value)} into {show_value(now)}"
             )
-            message = f"Megatron {config.version} {turned}"
+            message = f"Megatron {config.version} {change}"
             yield Finding(
                 path,
                 message,

@@ -20,14 +20,14 @@ def _read(values: Group, context: Context) -> Group:
     """
     if values.get("attention_dropout") is None:
         return {}
-    latent, normed = values.get(LATENT), values.get("qk_layernorm")
+    latent, has_norm = values.get(LATENT), values.get("qk_layernorm")
     scale = values.get("softmax_scale")
     # Latent attention normalises the latents as a whole, usual attention each head of queries and
     # keys.
     norm = "width" if latent else "head"
     return {
         f"{ATTENTION}head_size": None if latent else values.get("kv_channels"),
-        f"{ATTENTION}norm": norm if normed else "none",
+        f"{ATTENTION}norm": norm if has_norm else "none",
         f"{ATTENTION}dropout": values["attention_dropout"],
         f"{ATTENTION}sinks": values.get("softmax_type") == "learnable",
         f"{ATTENTION}scale": scale if scale and scale > 0 else None,
@@ -36,7 +36,7 @@ def _read(values: Group, context: Context) -> Group:
 
 def _write(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
-    normed = values.get(f"{ATTENTION}norm") == ("width" if latent else "head")
+    has_norm = values.get(f"{ATTENTION}norm") == ("width" if latent else "head")
     width = None if latent else values.get(f"{ATTENTION}head_size")
     hidden, heads = values.get("model.hidden"), values.get("model.heads")
     # Megatron refuses heads that do not divide the hidden width unless kv_channels is set, even
@@ -47,7 +47,7 @@ def _write(values: Group, context: Context) -> Group:
         "kv_channels": width,
         "attention_dropout": values.get(f"{ATTENTION}dropout"),
         "softmax_scale": values.get(f"{ATTENTION}scale"),
-        **({"qk_layernorm": True} if normed else {}),
+        **({"qk_layernorm": True} if has_norm else {}),
         **({"softmax_type": "learnable"} if values.get(f"{ATTENTION}sinks") else {}),
     }
 
@@ -83,32 +83,30 @@ def _window_before(values: Group) -> int | None:
     them.
     """
     window: Any = values.get("window_size")
-    left = window[0] if isinstance(window, list | tuple) and len(window) == 2 else None
-    return left if isinstance(left, int) and left >= 0 else None
+    before = window[0] if isinstance(window, list | tuple) and len(window) == 2 else None
+    return before if isinstance(before, int) and before >= 0 else None
 
 
 def _read_window(values: Group, context: Context) -> Group:
-    left = _window_before(values)
-    if left is None:
+    before = _window_before(values)
+    if before is None:
         return {}
-    windowed = blocks(
-        values.get("window_attn_skip_freq"), values.get("num_layers"), all_but_last_of
-    )
+    pattern = blocks(values.get("window_attn_skip_freq"), values.get("num_layers"), all_but_last_of)
     # Megatron counts the tokens to the left, a plan also the token itself.
-    return {f"{ATTENTION}window": left + 1, f"{ATTENTION}windowed": windowed}
+    return {f"{ATTENTION}window": before + 1, f"{ATTENTION}windowed": pattern}
 
 
 def _write_window(values: Group, context: Context) -> Group:
-    window, windowed = values.get(f"{ATTENTION}window"), values.get(f"{ATTENTION}windowed")
+    window, pattern = values.get(f"{ATTENTION}window"), values.get(f"{ATTENTION}windowed")
     if window is None:
         return {}
-    some = None if windowed is None or all(windowed) else windowed
-    skipped = (
+    some = None if pattern is None or all(pattern) else pattern
+    frequency = (
         {"window_attn_skip_freq": spell_pattern(some, values.get("model.layers"), all_but_last_of)}
         if some
         else {}
     )
-    return {"window_size": [window - 1, 0], **skipped}
+    return {"window_size": [window - 1, 0], **frequency}
 
 
 WINDOW = convert(

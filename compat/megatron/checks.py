@@ -25,7 +25,7 @@ def _ignore_without(
     effect on the run.
     """
     return Check(
-        path, lambda seen: path in seen.given and without(seen), message, effect, place, name=name
+        path, lambda view: path in view.given and without(view), message, effect, place, name=name
     )
 
 
@@ -114,14 +114,14 @@ def _groups(args: Seen) -> tuple[int, int] | None:
 
 
 def _short_of_a_group(args: Seen) -> bool:
-    found = _groups(args)
-    return found is not None and any(count < found[0] for count in _microbatches(args))
+    sizes = _groups(args)
+    return sizes is not None and any(count < sizes[0] for count in _microbatches(args))
 
 
 def _leaves_a_rest(args: Seen) -> bool:
-    found = _groups(args)
-    return found is not None and any(
-        0 < count % found[0] < found[1] for count in _microbatches(args)
+    sizes = _groups(args)
+    return sizes is not None and any(
+        0 < count % sizes[0] < sizes[1] for count in _microbatches(args)
     )
 
 
@@ -137,8 +137,8 @@ def _split(path: str, message: str, place: str, name: str, experts: bool = False
         ranks = _ranks_of_experts(args) if experts else args["tensor_model_parallel_size"] or 1
         return args[path] % ranks != 0 and (bool(args["num_experts"]) or not experts)
 
-    said = f"found {{{path}}}, which the tensor ranks cannot split: {message}"
-    return Check(path, uneven, said, Effect.STOPS, place, needs=(path,), name=name)
+    text = f"found {{{path}}}, which the tensor ranks cannot split: {message}"
+    return Check(path, uneven, text, Effect.STOPS, place, needs=(path,), name=name)
 
 
 NO_RAMP = "0.18.0"
@@ -268,7 +268,7 @@ CORE = (
     ),
     Check(
         "microbatch_group_size_per_vp_stage",
-        lambda args: (found := _groups(args)) is not None and found[0] < found[1],
+        lambda args: (sizes := _groups(args)) is not None and sizes[0] < sizes[1],
         "found {microbatch_group_size_per_vp_stage}, below pipeline_model_parallel_size"
         " ({pipeline_model_parallel_size}): the first step stops; expected at least that number",
         Effect.STOPS,
@@ -408,16 +408,16 @@ SECOND: Mapping[str, object] = {
 """Values that version 2 of Megatron-FSDP requires. None means that the argument must be off."""
 
 
-def _second(path: str, wanted: object) -> Check:
+def _second(path: str, value: object) -> Check:
     return Check(
         path,
         lambda args: (
             bool(args["use_megatron_fsdp"])
             and args["megatron_fsdp_version"] == 2
-            and (args[path] not in (None, False) if wanted is None else args[path] != wanted)
+            and (args[path] not in (None, False) if value is None else args[path] != value)
         ),
         f"found {{{path}}} with megatron_fsdp_version 2, which does not support it: training stops at the start;"
-        f" {'switch it off' if wanted is None else f'expected {wanted}'}",
+        f" {'switch it off' if value is None else f'expected {value}'}",
         Effect.STOPS,
         "distributed/fsdp/mcore_fsdp_adapter.py: FullyShardedDataParallelV2._validate_config",
         since=MAIN,
@@ -426,7 +426,7 @@ def _second(path: str, wanted: object) -> Check:
 
 TRAPS = Checks(
     RELEASES,
-    *(_second(path, wanted) for path, wanted in SECOND.items()),
+    *(_second(path, value) for path, value in SECOND.items()),
     *CORE,
     _ignore_without(
         "use_distributed_optimizer",
@@ -501,7 +501,7 @@ TRAPS = Checks(
     Check(
         "lr_warmup_iters",
         # None: nothing to compare. What the launch then lacks is named by `missing`.
-        lambda args: (found := _horizon(args)) is not None and found[0] >= found[1],
+        lambda args: (lengths := _horizon(args)) is not None and lengths[0] >= lengths[1],
         "the learning rate's warmup is at least as long as its decay: training stops at the start; shorten the warmup, or"
         " set a longer --lr-decay-iters or --lr-decay-samples",
         Effect.STOPS,

@@ -12,8 +12,8 @@ Three suffice, because a product and a division each round by half a unit in the
 """
 
 
-def undone(guess: float, again: Callable[[float], float], wanted: float) -> float:
-    """Return the float near `guess` that `again` maps to `wanted`. Of several such floats, it is
+def undone(guess: float, again: Callable[[float], float], target: float) -> float:
+    """Return the float near `guess` that `again` maps to `target`. Of several such floats, it is
     the one with the shortest repr. Without such a float, return `guess`.
     """
     near, above, below = [guess], guess, guess
@@ -22,7 +22,7 @@ def undone(guess: float, again: Callable[[float], float], wanted: float) -> floa
         near += [above, below]
     # The shortest is the one that a person would have written: 0.001, not 0.0010000000000000002.
     return min(
-        (number for number in near if again(number) == wanted),
+        (number for number in near if again(number) == target),
         key=lambda number: len(repr(number)),
         default=guess,
     )

@@ -95,10 +95,10 @@ def _read_router(values: Group, context: Context) -> Group:
     if not values.get("num_experts"):
         return {}
     score = values.get("moe_router_score_function") or "softmax"
-    biased = bool(values.get("moe_router_enable_expert_bias"))
+    bias = bool(values.get("moe_router_enable_expert_bias"))
     factor = values.get("moe_router_topk_scaling_factor")
     capacity = values.get("moe_expert_capacity_factor")
-    grouped = values.get("moe_router_group_topk") or None
+    top_groups = values.get("moe_router_group_topk") or None
     # A softmax over the chosen experts sums to one by itself; a softmax over all experts
     # (moe_router_pre_softmax) does not. Megatron normalises other scores if several experts are
     # chosen.
@@ -109,12 +109,12 @@ def _read_router(values: Group, context: Context) -> Group:
         f"{MOE}score": score if score in SCORES else None,
         f"{MOE}normalised": None if "sinkhorn" in values_as_list(values, KIND) else sums_to_one,
         f"{MOE}scale": factor if factor and factor > 0 else None,
-        f"{MOE}groups": values.get("moe_router_num_groups") if grouped else None,
-        f"{MOE}top_groups": grouped,
+        f"{MOE}groups": values.get("moe_router_num_groups") if top_groups else None,
+        f"{MOE}top_groups": top_groups,
         # A group is ranked by the sum of its best top_k // group_topk experts.
-        f"{MOE}group_best": (values.get(TOP_K) or 0) // grouped or None if grouped else None,
-        f"{MOE}balance_bias": biased,
-        f"{MOE}balance_rate": values.get("moe_router_bias_update_rate") if biased else None,
+        f"{MOE}group_best": (values.get(TOP_K) or 0) // top_groups or None if top_groups else None,
+        f"{MOE}balance_bias": bias,
+        f"{MOE}balance_rate": values.get("moe_router_bias_update_rate") if bias else None,
         f"{MOE}capacity": capacity if capacity and capacity > 0 else None,
         f"{MOE}z_loss": values.get("moe_z_loss_coeff"),
     }
@@ -123,7 +123,7 @@ def _read_router(values: Group, context: Context) -> Group:
 def _write_router(values: Group, context: Context) -> Group:
     if not values.get(COUNT):
         return {}
-    score, biased = values.get(f"{MOE}score"), values.get(f"{MOE}balance_bias")
+    score, bias = values.get(f"{MOE}score"), values.get(f"{MOE}balance_bias")
     # With one expert per token, Megatron requires the softmax before the choice; the weight is then
     # below one.
     alone = (
@@ -141,10 +141,10 @@ def _write_router(values: Group, context: Context) -> Group:
         "moe_router_group_topk": top_groups,
         **(
             {"moe_router_enable_expert_bias": True}
-            if biased and score not in (None, "softmax")
+            if bias and score not in (None, "softmax")
             else {}
         ),
-        "moe_router_bias_update_rate": values.get(f"{MOE}balance_rate") if biased else None,
+        "moe_router_bias_update_rate": values.get(f"{MOE}balance_rate") if bias else None,
         "moe_expert_capacity_factor": values.get(f"{MOE}capacity"),
         "moe_z_loss_coeff": values.get(f"{MOE}z_loss"),
     }

@@ -155,8 +155,8 @@ def parse(
         reader.problems += islice(_leftovers(reader), limits.PROBLEMS + 1)
     reader.problems.sort()  # by the place of the word, as a user reads them
     alone = [(reader.words[index], index) for index in reader.extras if index in opaque]
-    known = [index for index in reader.extras if index not in opaque]
-    unknown = [reader.words[index] for index in known]
+    indices = [index for index in reader.extras if index not in opaque]
+    unknown = [reader.words[index] for index in indices]
     left_out = [*reader.left_out, *alone]
     return Parsed(
         reader.given,
@@ -165,7 +165,7 @@ def parse(
         unknown,
         reader.misread,
         left_out,
-        known,
+        indices,
         reader.foreign,
         tuple(message for _, message in reader.problems),
     )
@@ -217,11 +217,11 @@ class _FlagReader:
 
     def take(self, index: int, flag: Flag) -> int:
         """Read the flag at `index` with its values; returns the number of words that it takes."""
-        attached = self.marks[index].attached
-        available = self.values_after(index) if attached is None else [attached]
+        text = self.marks[index].attached
+        available = self.values_after(index) if text is None else [text]
         texts = available[: _limits(flag)[1]]
-        problem = _wrong_number(flag, attached, len(texts))
-        used = 1 if attached is not None else 1 + len(texts)
+        problem = _wrong_number(flag, text, len(texts))
+        used = 1 if text is not None else 1 + len(texts)
         unknown = next(
             (self.opaque[at] for at in range(index, index + used) if at in self.opaque), None
         )
@@ -322,13 +322,13 @@ def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
     """
     if not word.startswith("-"):
         return _VALUE
-    option, equals, attached = word.partition("=")
+    option, equals, text = word.partition("=")
     # argparse looks for the whole word first: an option may itself contain `=`.
     if word in table or option in table:
         return _Mark(
             "option",
             table.get(word, table.get(option)),
-            attached if equals and word not in table else None,
+            text if equals and word not in table else None,
         )
     # -h is the only option of one dash, and argparse reads -hx as -h with more letters behind it.
     if word.startswith("-h"):
@@ -349,19 +349,19 @@ def _limits(flag: Flag) -> tuple[int, int | None]:
     return 1, 1
 
 
-def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
+def _wrong_number(flag: Flag, text: str | None, count: int) -> str | None:
     """Return a message about the wrong number of values of a flag; None if the number is right."""
     least, most = _limits(flag)
     if flag.action == "help":
         return "found a request for the help text; leave it out"
-    if attached is not None and most == 0:
-        return f"found the value {show_value(attached)}; expected no value; write the flag alone"
-    if attached == "--":
+    if text is not None and most == 0:
+        return f"found the value {show_value(text)}; expected no value; write the flag alone"
+    if text == "--":
         return "found -- (the end of all flags); expected a value"
-    if found >= least:
+    if count >= least:
         return None
-    values = "values" if found > 1 else "value"
-    return f"found {found or 'no'} {values}; expected {least if most else 'one or more'}"
+    values = "values" if count > 1 else "value"
+    return f"found {count or 'no'} {values}; expected {least if most else 'one or more'}"
 
 
 def _value(flag: Flag, option: str, texts: Sequence[str]) -> Any:
@@ -383,15 +383,15 @@ def takes(flag: Flag, text: str) -> bool:
 
 
 def _convert(flag: Flag, text: str) -> Any:
-    read, expected = _TYPES[flag.type]
+    read, kind = _TYPES[flag.type]
     try:
         value = read(text)
     except ValueError as error:
-        raise ValueError(f"{describe_found(text)}; expected {expected}") from error
+        raise ValueError(f"{describe_found(text)}; expected {kind}") from error
     if flag.choices and value not in flag.choices:
-        known = ", ".join(map(str, flag.choices))
+        choices = ", ".join(map(str, flag.choices))
         raise ForeignValue(
-            f"found {show_value(text)}; expected one of {known}{nearest(text, map(str, flag.choices))}"
+            f"found {show_value(text)}; expected one of {choices}{nearest(text, map(str, flag.choices))}"
         )
     return value
 
@@ -577,17 +577,17 @@ def _unknown(option: str, version: str) -> str:
             f"{option}: a flag of NVIDIA ModelOpt, which pretrain_gpt.py of Megatron {version} does"
             " not have; leave the flag out with --lenient"
         )
-    known = releases.flags(version)
+    table = releases.flags(version)
     # Most parsers would accept a flag's beginning; Megatron's does not (allow_abbrev=False).
     longer = next(
-        (flag for flag in known if flag.startswith(option) and len(option) > len("--")), None
+        (flag for flag in table if flag.startswith(option) and len(option) > len("--")), None
     )
-    meant = (
+    hint = (
         f"; did you mean {longer}? Flags may not be abbreviated"
         if longer
-        else nearest(option, known)
+        else nearest(option, table)
     )
-    return f"{brief(option)}: unknown to Megatron {version}{meant}"
+    return f"{brief(option)}: unknown to Megatron {version}{hint}"
 
 
 def _span(span: tuple[str, str]) -> str:

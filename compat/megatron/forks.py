@@ -172,24 +172,24 @@ class Meant:
 
 
 def find_removed_flags(
-    words: Sequence[str], extras: Container[int], ended: Iterable[int]
+    words: Sequence[str], extras: Container[int], refusals: Iterable[int]
 ) -> Iterator[Meant]:
     """Yield the removed flags among `words`.
 
-    `extras` has the indices of words that the parser does not know. `ended` has the indices of
+    `extras` has the indices of words that the parser does not know. `refusals` has the indices of
     flags that the parser accepts but Megatron then refuses.
     """
-    ended = set(ended)
+    refusals = set(refusals)
     for place, word in enumerate(words):
-        option, tied, attached = word.partition("=")
-        row = REMOVED.get(option) if place in extras or place in ended else None
+        option, tied, text = word.partition("=")
+        row = REMOVED.get(option) if place in extras or place in refusals else None
         if row is None:
             continue
         value = None
         if tied:
-            value = attached
+            value = text
         # A word that another flag has taken is not in `extras`, and is no value of this one.
-        elif row.takes and place + 1 < len(words) and (place + 1 in extras or place in ended):
+        elif row.takes and place + 1 < len(words) and (place + 1 in extras or place in refusals):
             value = words[place + 1]
         # A flag without the value that it needs, or with one that it never took, is not the removed
         # one.
@@ -197,7 +197,7 @@ def find_removed_flags(
             yield Meant(row, place, 1 + int(row.takes and not tied), value)
 
 
-def join_flags(found: Sequence[Meant]) -> dict[str, Any]:
+def join_flags(flags: Sequence[Meant]) -> dict[str, Any]:
     """Return the arguments that several removed flags set together.
 
     A recomputation method implies 1 layer, unless a flag sets the number of layers. A number of
@@ -206,7 +206,7 @@ def join_flags(found: Sequence[Meant]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     # A method sets three values, a number of layers one: sorted this way, the given number comes
     # last and wins.
-    for flag in sorted(found, key=lambda flag: len(flag.values), reverse=True):
+    for flag in sorted(flags, key=lambda flag: len(flag.values), reverse=True):
         values |= flag.values
     if "recompute_num_layers" in values and "recompute_granularity" not in values:
         del values["recompute_num_layers"]

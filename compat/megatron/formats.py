@@ -76,11 +76,11 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
     if isinstance(source, Mapping):
         check_nested(source, "mapping")
         source = Document(dict(source), {}, "mapping", name="mapping")
-    listed = flags_of(source)
-    if listed is None:
+    flag_words = flags_of(source)
+    if flag_words is None:
         reading, problems = reading_of(load(source), version, lenient)
     else:
-        words = Words(list(listed), [None] * len(listed))
+        words = Words(list(flag_words), [None] * len(flag_words))
         reading, problems = _spoken(words, version, lenient)
     return reading.unless(problems)
 
@@ -98,14 +98,14 @@ the element.
 """
 
 
-def unwrap_lists(given: Mapping[str, Any]) -> dict[str, Any]:
+def unwrap_lists(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `UNWRAPPED` whose value is a list of one element, with the element as
     value.
     """
     return {
-        dest: given[dest][0]
+        dest: settings[dest][0]
         for dest in UNWRAPPED
-        if isinstance(given.get(dest), list) and len(given[dest]) == 1
+        if isinstance(settings.get(dest), list) and len(settings[dest]) == 1
     }
 
 
@@ -115,24 +115,29 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
         _arguments_that_matter() if words.opaque else (),
         _arguments_to_fix() if lenient else None,
     )
-    parsed = flags.parse(
+    result = flags.parse(
         words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed
     )
-    older = _older(parsed, words) if lenient else Older()
+    older = _older(result, words) if lenient else Older()
     # Flags that the parser takes and Megatron then refuses are given only if they were not read as
     # today's settings.
-    given = {
+    settings = {
         dest: value
-        for dest, value in parsed.given.items()
-        if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
+        for dest, value in result.given.items()
+        if dest not in forks.ENDED or not older.covers(result.flags[dest])
     }
-    given |= unwrap_lists(given)
+    settings |= unwrap_lists(settings)
     # A flag of today wins over what a removed one means.
-    values = {**given, **{dest: value for dest, value in older.values.items() if dest not in given}}
-    origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items() if dest in given}
-    origins |= {dest: older.origins[dest] for dest in values if dest not in given}
-    remarks = tuple(_remarks(parsed, words, older, given))
-    gaps = tuple(_gaps(parsed, words))
+    values = {
+        **settings,
+        **{dest: value for dest, value in older.values.items() if dest not in settings},
+    }
+    origins = {
+        dest: _origin(spot, words) for dest, spot in result.flags.items() if dest in settings
+    }
+    origins |= {dest: older.origins[dest] for dest in values if dest not in settings}
+    remarks = tuple(_remarks(result, words, older, settings))
+    gaps = tuple(_gaps(result, words))
     reading = Reading(
         Values(values),
         FLAGS,
@@ -142,12 +147,12 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
         gaps=gaps,
         program=words.program,
     )
-    return reading, (*words.problems, *parsed.problems, *older.problems)
+    return reading, (*words.problems, *result.problems, *older.problems)
 
 
-def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
+def _gaps(result: flags.Parsed, words: Words) -> Iterator[str]:
     """Yield a message for each word that may contain flags and is known only when the script runs."""
-    for path, index in parsed.opaque:
+    for path, index in result.opaque:
         # A word that stands alone is listed as spelled, with its variable or command; others are
         # listed by argument.
         if path.startswith(("$", "`")):
@@ -159,31 +164,31 @@ def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
 
 
 def _remarks(
-    parsed: flags.Parsed, words: Words, older: Older, given: Mapping[str, Any]
+    result: flags.Parsed, words: Words, older: Older, settings: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Yield findings about the words: repeated, removed and unknown flags, and values that are
     misread or not known before the run.
     """
     yield from words.findings
-    for dest, spot in parsed.repeated:
+    for dest, spot in result.repeated:
         message = "given more than once; Megatron keeps the last value and drops this one"
         yield Finding(dest, message, Effect.NONE, True, origin=_origin(spot, words))
     # A misread mention may have been left out since, for a later one that is not known.
-    for dest in filter(parsed.flags.__contains__, parsed.misread):
+    for dest in filter(result.flags.__contains__, result.misread):
         message = "the text means no, but Megatron's parser reads any text as true"
         yield Finding(
-            dest, message, Effect.NUMBERS, True, origin=_origin(parsed.flags[dest], words)
+            dest, message, Effect.NUMBERS, True, origin=_origin(result.flags[dest], words)
         )
-    yield from (_finding_on_removed(flag, words, given) for flag in older.found)
-    yield from _unknown(parsed, words, older)
+    yield from (_finding_on_removed(flag, words, settings) for flag in older.found)
+    yield from _unknown(result, words, older)
     # Values that are not among the choices, of arguments that no plan field needs.
     yield from (
         unknown(dest, message, origin=_origin(spot, words))
-        for dest, message, spot in parsed.foreign
+        for dest, message, spot in result.foreign
     )
-    yield from (_opaque(path, index, words) for path, index in parsed.opaque)
+    yield from (_opaque(path, index, words) for path, index in result.opaque)
     yield from filter(
-        None, (_finding_on_open_text(dest, spot, words) for dest, spot in parsed.flags.items())
+        None, (_finding_on_open_text(dest, spot, words) for dest, spot in result.flags.items())
     )
 
 
@@ -203,23 +208,25 @@ class Older:
         return any(flag.place == spot.index for flag in self.found)
 
 
-def _older(parsed: flags.Parsed, words: Words) -> Older:
+def _older(result: flags.Parsed, words: Words) -> Older:
     """Return the removed flags among the words, with the values that they set in today's settings."""
-    ended = {spot.index for dest, spot in parsed.flags.items() if dest in forks.ENDED}
+    refusals = {spot.index for dest, spot in result.flags.items() if dest in forks.ENDED}
     # `extras` leaves out the words that only a run completes; behind a removed flag, such a word is
     # its value.
-    extras = {*parsed.extras, *words.opaque}
+    extras = {*result.extras, *words.opaque}
     flaws = {
         flag: _ill_typed(flag, words)
-        for flag in forks.find_removed_flags(words.words, extras, ended)
+        for flag in forks.find_removed_flags(words.words, extras, refusals)
     }
-    found = tuple(flag for flag, flaw in flaws.items() if not flaw)
+    older_flags = tuple(flag for flag, flaw in flaws.items() if not flaw)
     origins = {
         dest: Origin(words.lines[flag.place], flag.row.option)
-        for flag in found
+        for flag in older_flags
         for dest in flag.values
     }
-    return Older(found, forks.join_flags(found), origins, tuple(filter(None, flaws.values())))
+    return Older(
+        older_flags, forks.join_flags(older_flags), origins, tuple(filter(None, flaws.values()))
+    )
 
 
 def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
@@ -242,23 +249,27 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
     return None
 
 
-def _finding_on_removed(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
+def _finding_on_removed(flag: forks.Meant, words: Words, settings: Mapping[str, Any]) -> Finding:
     """Return the finding on a removed flag. The flag was translated, left out, or overridden by a
     newer flag.
     """
     option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
-    gone = f"Megatron-LM had this flag until {flag.row.source}"
-    rival = next((dest for dest in flag.values if dest in given), None)
+    reason = f"Megatron-LM had this flag until {flag.row.source}"
+    rival = next((dest for dest in flag.values if dest in settings), None)
     if rival is not None:
         return Finding(
-            option, f"{gone}; {rival} is given too and is kept", Effect.NUMBERS, True, origin=origin
+            option,
+            f"{reason}; {rival} is given too and is kept",
+            Effect.NUMBERS,
+            True,
+            origin=origin,
         )
     if flag.row.note:
         return Finding(
-            option, f"{gone}; left out: {flag.row.note}", flag.row.effect, True, origin=origin
+            option, f"{reason}; left out: {flag.row.note}", flag.row.effect, True, origin=origin
         )
     read = ", ".join(f"{dest} {show_value(value)}" for dest, value in flag.values.items())
-    return Finding(option, f"{gone}; read as {read}", flag.row.effect, True, origin=origin)
+    return Finding(option, f"{reason}; read as {read}", flag.row.effect, True, origin=origin)
 
 
 def _finding_on_open_text(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
@@ -356,13 +367,13 @@ MODELOPT_OFF = (
 )
 
 
-def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
+def _unknown(result: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
     """Yield findings on flags that the parser does not know. Removed flags have findings of their
     own.
     """
     read = {place for flag in older.found for place in range(flag.place, flag.place + flag.words)}
     groups: list[list[int]] = []
-    for index in sorted(set(parsed.extras) - read):
+    for index in sorted(set(result.extras) - read):
         # A word right behind an unknown flag is taken for its value, unless it is a flag itself.
         if groups and groups[-1][-1] == index - 1 and not words.words[index].startswith("--"):
             groups[-1].append(index)
@@ -380,8 +391,8 @@ def _finding_on_unknown(group: Sequence[str], line: int | None, on: bool) -> Fin
     """Return the finding on an unknown flag with its values. A flag of ModelOpt has no effect if
     ModelOpt is not `on`.
     """
-    option, tied, attached = group[0].partition("=")
-    values = " ".join([*([attached] if tied else []), *group[1:]])
+    option, tied, text = group[0].partition("=")
+    values = " ".join([*([text] if tied else []), *group[1:]])
     if option not in flags.MODELOPT:
         return unknown(option, UNKNOWN, values or None, Origin(line))
     message, effect = (MODELOPT_ON, Effect.NUMBERS) if on else (MODELOPT_OFF, Effect.NONE)
@@ -399,11 +410,11 @@ def words_of(document: Document, version: str) -> Words:
             Finding(word, message, Effect.NUMBERS, True, origin=Origin(line))
             for line, word, message in document.data.strays()
         ]
-        found = (*strays, *find_unread_sources(document.data, launch))
+        findings = (*strays, *find_unread_sources(document.data, launch))
         return Words(
             launch.texts,
             list(launch.lines),
-            found,
+            findings,
             launch.opaque,
             launch.ranks,
             launch.loose,
@@ -458,12 +469,12 @@ def _recipe(
         option = key if key.startswith("-") else f"--{key.replace('_', '-')}"
         line = document.line(*at, key)
         try:
-            found = list(_words(option, value, table.get(option), document.strings.get((*at, key))))
+            entry = list(_words(option, value, table.get(option), document.strings.get((*at, key))))
         except ValueError as error:
             problems.append(f"{document.name}: {f'line {line}: ' if line else ''}{key}: {error}")
             continue
-        words += found
-        lines += [line] * len(found)
+        words += entry
+        lines += [line] * len(entry)
     return Words(words, lines, tuple(_oddities(document, at)), problems=tuple(problems))
 
 
@@ -501,9 +512,9 @@ def _value_words(value: Any, flag: releases.Flag | None, spelling: str | None) -
 def _shell_words(value: str, many: bool) -> list[str]:
     """Split a value into words as the shell of a recipe's runner does."""
     # Backslashes escape, and a list is in brackets or has blanks.
-    bracketed = re.fullmatch(r"\[(.*)\]", value.strip())
-    if bracketed:
-        return bracketed[1].replace(",", " ").split()
+    match = re.fullmatch(r"\[(.*)\]", value.strip())
+    if match:
+        return match[1].replace(",", " ").split()
     words = value.replace("\\", "").split() if "'" not in value and '"' not in value else [value]
     return words if many or len(words) == 1 else [" ".join(words)]
 
@@ -534,26 +545,26 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
         if str(key).startswith(RECIPE):
             message = f"has the arguments of a further run; only {RECIPE} was read"
             yield Finding(key, message, Effect.NONE, True, origin=origin)
-        elif meant := nearest(str(key), (RECIPE, *BESIDE)):
-            yield unknown(str(key), f"the recipe's runner reads no such key{meant}", None, origin)
+        elif hint := nearest(str(key), (RECIPE, *BESIDE)):
+            yield unknown(str(key), f"the recipe's runner reads no such key{hint}", None, origin)
         else:
             message = "the recipe's runner reads no such key"
             yield Finding(str(key), message, Effect.NONE, True, origin=origin)
 
 
-def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
+def flag_lines(settings: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
     """Return for each flag a tuple of its option and values. Raises `TranslationError` for
     values without a flag.
     """
-    problems, found = [], []
-    for dest, value in given.items():
+    problems, lines = [], []
+    for dest, value in settings.items():
         line = options.option_for(version, dest, value)
         if line is None:
             problems.append(f"{dest}: no flag of Megatron {version} sets it to {show_value(value)}")
         else:
-            found.append(line)
+            lines.append(line)
     TranslationError.raise_if(problems)
-    return found
+    return lines
 
 
 def program_of(launch: Launch) -> str:
@@ -561,13 +572,15 @@ def program_of(launch: Launch) -> str:
     folder is not known, and an empty text if the name is not either.
     """
     path = re.sub(r"^(\.\./)+", "", launch.program)
-    known = (one for one in (path, PurePosixPath(path).name) if re.fullmatch(r"[\w./-]+\.py", one))
-    return next(known, "")
+    names = (one for one in (path, PurePosixPath(path).name) if re.fullmatch(r"[\w./-]+\.py", one))
+    return next(names, "")
 
 
-def flags_text(given: Mapping[str, Any], version: str) -> str:
+def flags_text(settings: Mapping[str, Any], version: str) -> str:
     """Return the text of a file with one flag per line, quoted for a shell."""
-    return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
+    return "".join(
+        " ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(settings, version)
+    )
 
 
 PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
@@ -575,7 +588,7 @@ PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
 
 
 def script_text(
-    given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]
+    settings: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]
 ) -> str:
     """Return the text of a launch script: environment variables, an array with one flag per line,
     and the command.
@@ -586,7 +599,7 @@ def script_text(
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
         "ARGS=(",
     ]
-    lines += [f"    {' '.join(map(shlex.quote, line))}" for line in flag_lines(given, version)]
+    lines += [f"    {' '.join(map(shlex.quote, line))}" for line in flag_lines(settings, version)]
     return (
         "\n".join(
             [
@@ -601,10 +614,10 @@ def script_text(
     )
 
 
-def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
+def recipe_text(settings: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
     """Return the text of a recipe for NVIDIA's runner, with `ENV_VARS` and `MODEL_ARGS`."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
-    args = [yaml_line(*line, version=version) for line in flag_lines(given, version)]
+    args = [yaml_line(*line, version=version) for line in flag_lines(settings, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
     return "".join(
         f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body
@@ -626,10 +639,10 @@ def yaml_line(option: str, *values: str, version: str) -> str:
         )
     many = releases.flags(version)[option].nargs is not None
     # The runner's shell must hand the word on unchanged.
-    kept = _shell_words(values[0], many) == [values[0]]
+    intact = _shell_words(values[0], many) == [values[0]]
     return (
         f"{option}: {_scalar(values[0])}"
-        if kept
+        if intact
         else f"{_quote_yaml(f'{option}={values[0]}')}: true"
     )
 
@@ -638,9 +651,9 @@ def _scalar(value: str) -> str:
     """Return a YAML scalar. It is quoted if a loader would otherwise read another value, such as 0
     for -0.
     """
-    loaded = plain_scalar(value)
+    result = plain_scalar(value)
     number = (
-        isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
+        isinstance(result, int | float) and not isinstance(result, bool) and repr(result) == value
     )
     word = re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in YAML_WORDS
     return value if number or word else _quote_yaml(value)

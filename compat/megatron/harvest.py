@@ -92,10 +92,10 @@ def _parser(tree: Tree) -> argparse.ArgumentParser:
         )
     ready()
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    made: argparse.ArgumentParser = import_module(
+    result: argparse.ArgumentParser = import_module(
         "megatron.training.arguments"
     ).add_megatron_arguments(parser)
-    return made
+    return result
 
 
 def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
@@ -155,9 +155,14 @@ def _enumeration(action: argparse.Action) -> type[Enum] | None:
     member = next((choice for choice in action.choices or () if isinstance(choice, Enum)), None)
     if member is not None or not isinstance(action.type, FunctionType):
         return type(member) if member is not None else None
-    named = (action.type.__globals__.get(name) for name in action.type.__code__.co_names)
+    candidates = (action.type.__globals__.get(name) for name in action.type.__code__.co_names)
     return next(
-        (found for found in named if isinstance(found, type) and issubclass(found, Enum)), None
+        (
+            candidate
+            for candidate in candidates
+            if isinstance(candidate, type) and issubclass(candidate, Enum)
+        ),
+        None,
     )
 
 
@@ -165,23 +170,23 @@ def _choices(action: argparse.Action) -> list[Any] | None:
     enumeration = _enumeration(action)
     if enumeration is None:
         return None if action.choices is None else [plain(choice) for choice in action.choices]
-    accepted = {*enumeration.__members__}
+    words = {*enumeration.__members__}
     # A conversion function may accept words besides the members of the enumeration; they are
     # constants of its code.
     turns: Any = action.type
     for constant in turns.__code__.co_consts if isinstance(turns, FunctionType) else ():
         for part in constant if isinstance(constant, tuple | frozenset) else (constant,):
             if isinstance(part, str) and part.isidentifier() and _reads(turns, part):
-                accepted.add(part)
-    return sorted(accepted)
+                words.add(part)
+    return sorted(words)
 
 
 def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     for group in parser._action_groups:
         title = str(group.title)
         # An acronym such as RNG keeps its capitals.
-        said = title if title[:2].isupper() else title[:1].lower() + title[1:]
-        yield from ((action.dest, said) for action in group._group_actions if action.dest != HELP)
+        text = title if title[:2].isupper() else title[:1].lower() + title[1:]
+        yield from ((action.dest, text) for action in group._group_actions if action.dest != HELP)
 
 
 def path_of(file: str, row: Row) -> str:

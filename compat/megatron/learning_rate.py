@@ -70,10 +70,10 @@ SCHEDULER_STEPS = (_lacks("iters"), _lacks("samples"))
 def _last(values: Group) -> Group:
     """Return the length of a WSD schedule's decay in steps, and the shape of the decay."""
     length = f"lr_wsd_decay_{_unit(values.get('train_iters'), values.get('train_samples'))}"
-    counted = {length: values.get(length), "global_batch_size": values.get("global_batch_size")}
+    lengths = {length: values.get(length), "global_batch_size": values.get("global_batch_size")}
     return {
         "optimizer.schedule.decay_steps": (
-            None if counted[length] is None else max(0, steps(counted, "lr_wsd_decay") or 0)
+            None if lengths[length] is None else max(0, steps(lengths, "lr_wsd_decay") or 0)
         ),
         "optimizer.schedule.decay_shape": values.get("lr_wsd_decay_style"),
     }
@@ -108,12 +108,12 @@ def becomes(path: str, values: Group) -> str:
     return ""
 
 
-def _rounding_text(given: str, exact: float, whole: int) -> str:
+def _rounding_text(text: str, exact: float, whole: int) -> str:
     if exact == whole:
         return ""
     # One decimal would show 1999.98 as 2000.0, the rounded number itself.
     near = f"{exact:.1f}" if round(exact, 1) != whole else repr(exact)
-    return f"{given} -> {whole} steps, rounded {'up' if whole > exact else 'down'} from {near}"
+    return f"{text} -> {whole} steps, rounded {'up' if whole > exact else 'down'} from {near}"
 
 
 def _warmup(values: Group, total: int | None) -> int | None:
@@ -127,7 +127,7 @@ def _write(values: Group, context: Context) -> Group:
     def schedule(name: str) -> object:
         return values.get(f"optimizer.schedule.{name}")
 
-    written = {
+    settings = {
         "lr_decay_style": FLAGS.get(str(schedule("name"))),
         "lr_decay_iters": schedule("total_steps"),
         "lr_warmup_iters": schedule("warmup_steps"),
@@ -136,23 +136,23 @@ def _write(values: Group, context: Context) -> Group:
         **(_decay(values) if schedule("name") == "wsd" else {}),
     }
     # Megatron refuses a launch that counts some lengths in samples and others in iterations.
-    return as_counted(written, values, context)
+    return as_counted(settings, values, context)
 
 
-def as_counted(written: Group, values: Group, context: Context) -> Group:
-    """Return the values in `written`. If the original launch counts in samples, numbers of steps
+def as_counted(settings: Group, values: Group, context: Context) -> Group:
+    """Return the values in `settings`. If the original launch counts in samples, numbers of steps
     are converted to samples.
     """
     batch = values.get("batch.global_")
     if not batch or context.had.isdisjoint(SAMPLES):
-        return written
-    found = {}
-    for name, value in written.items():
+        return settings
+    result = {}
+    for name, value in settings.items():
         if name.endswith("_iters"):
-            found[name.replace("_iters", "_samples")] = None if value is None else value * batch
+            result[name.replace("_iters", "_samples")] = None if value is None else value * batch
         else:
-            found[name] = value
-    return found
+            result[name] = value
+    return result
 
 
 def _decay(values: Group) -> Group:

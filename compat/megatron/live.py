@@ -41,30 +41,30 @@ def class_of(source: Any) -> str | None:
 
 def read(source: Any, cls: str, version: str) -> Reading:
     """Read the given values of a live object: the fewest fields that lead to an equal object."""
-    held = dict(vars(source))
-    opaque = {name: value for name, value in held.items() if not is_plain(value)}
-    known = objects.from_fields({}, version, cls, check=False)
+    attributes = dict(vars(source))
+    opaque = {name: value for name, value in attributes.items() if not is_plain(value)}
+    fields = objects.from_fields({}, version, cls, check=False)
     plain = {
         name: _plain(value)
-        for name, value in held.items()
-        if name in known and (name not in opaque or name == ACTIVATION)
+        for name, value in attributes.items()
+        if name in fields and (name not in opaque or name == ACTIVATION)
     }
     # The object holds the default function, of which the class's facts have only the name.
-    if plain.get(ACTIVATION) == member_name(known.get(ACTIVATION)):
+    if plain.get(ACTIVATION) == member_name(fields.get(ACTIVATION)):
         del plain[ACTIVATION]
-    given = {
+    settings = {
         options.RENAMED.get(name, name): value
         for name, value in _set_fields(plain, cls, version).items()
     }
     # A class of the user's own, or of another release, may have more fields than ours.
-    more = {name: _plain(value) for name, value in held.items() if name not in known}
+    more = {name: _plain(value) for name, value in attributes.items() if name not in fields}
     message = f"{cls} of Megatron {version} does not have this field"
     findings = tuple(
         unknown(name, message, show_value(value))
         for name, value in more.items()
         if not _by_default(name, value, cls)
     )
-    return Reading(Values(given), cls, findings=findings, opaque=opaque)
+    return Reading(Values(settings), cls, findings=findings, opaque=opaque)
 
 
 def _by_default(name: str, value: Any, cls: str) -> bool:
@@ -78,15 +78,15 @@ def _set_fields(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, A
     defaults nor derived from other fields.
     """
     silent = objects.from_fields({}, version, cls, check=False)
-    said = {name: value for name, value in plain.items() if value != silent[name]}
+    fields = {name: value for name, value in plain.items() if value != silent[name]}
     # A field is dropped if the others lead to it; the last line restores whatever the remaining
     # ones no longer give.
-    for name in list(said):
-        rest = {other: value for other, value in said.items() if other != name}
-        if objects.from_fields(rest, version, cls, check=False)[name] == said[name]:
-            said = rest
-    made = objects.from_fields(said, version, cls, check=False)
-    return {**said, **{name: value for name, value in plain.items() if value != made[name]}}
+    for name in list(fields):
+        rest = {other: value for other, value in fields.items() if other != name}
+        if objects.from_fields(rest, version, cls, check=False)[name] == fields[name]:
+            fields = rest
+    result = objects.from_fields(fields, version, cls, check=False)
+    return {**fields, **{name: value for name, value in plain.items() if value != result[name]}}
 
 
 def is_plain(value: Any) -> bool:
@@ -107,25 +107,25 @@ def _plain(value: Any) -> Any:
     return str(value) if is_dtype(value) else getattr(value, "__name__", value)
 
 
-def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
+def as_arguments(settings: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """Return the effective fields of a live object by argument name. Sizes that were not given are
     None.
     """
-    values = objects.from_fields(fields_of(given, version, cls), version, cls)
+    values = objects.from_fields(fields_of(settings, version, cls), version, cls)
     arguments = {options.RENAMED.get(name, name): value for name, value in values.items()}
-    arguments.update({name: None for name in OPEN if name in arguments and name not in given})
+    arguments.update({name: None for name in OPEN if name in arguments and name not in settings})
     # The class has no such switch: query groups take effect as soon as their number is given.
-    return {**arguments, "group_query_attention": "num_query_groups" in given}
+    return {**arguments, "group_query_attention": "num_query_groups" in settings}
 
 
-def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
+def fields_of(settings: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
     """Return the given values by the names of the class's fields, which may differ from the names
     of the arguments.
     """
     own = objects.from_fields({}, version, cls, check=False)
     # Several fields of several releases go by one argument; the class has one of them.
     original = {flag: name for name, flag in options.RENAMED.items() if name in own}
-    return {original.get(path, path): value for path, value in given.items()}
+    return {original.get(path, path): value for path, value in settings.items()}
 
 
 def has_field(path: str, cls: str, version: str) -> bool:
@@ -134,9 +134,9 @@ def has_field(path: str, cls: str, version: str) -> bool:
     return path in {options.RENAMED.get(name, name) for name in names}
 
 
-def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
+def model_parallel(settings: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """Return the effective `ModelParallelConfig` fields of a live object."""
-    values = objects.from_fields(fields_of(given, version, cls), version, cls)
+    values = objects.from_fields(fields_of(settings, version, cls), version, cls)
     return {
         name: value
         for name, value in values.items()
@@ -158,22 +158,22 @@ def model_parallel_config(config: MegatronConfig) -> Any:
 
     Raises `VersionError` if megatron-core is not installed, or if another release is installed.
     """
-    installed = release_of_package()
-    if installed is None:
+    release = release_of_package()
+    if release is None:
         raise VersionError(
             f"megatron-core: not installed; this config is for {config.version}: pip install megatron-core=={config.version}"
         )
-    if installed != config.version:
+    if release != config.version:
         raise VersionError(
-            f"megatron-core: found {installed} installed; expected {config.version}, the release of this config; "
-            f"install that release, or convert to {installed}"
+            f"megatron-core: found {release} installed; expected {config.version}, the release of this config; "
+            f"install that release, or convert to {release}"
         )
     import megatron.core
     import torch
 
     cls: Any = megatron.core.ModelParallelConfig
     # Fields that the class derives itself cannot be passed.
-    known = {field.name for field in dataclasses.fields(cls) if field.init}
+    names = {field.name for field in dataclasses.fields(cls) if field.init}
     values = {
         **config.model_parallel,
         **{name: value for name, value in config.opaque.items() if value is not None},
@@ -182,4 +182,4 @@ def model_parallel_config(config: MegatronConfig) -> Any:
         # A dtype, which configs hold by name.
         if isinstance(value, str) and value.startswith("torch."):
             values[name] = getattr(torch, value.removeprefix("torch."))
-    return cls(**{name: value for name, value in values.items() if name in known})
+    return cls(**{name: value for name, value in values.items() if name in names})

@@ -142,8 +142,8 @@ def _read_biases(values: Group, context: Context) -> Group:
 
 
 def _write_biases(values: Group, context: Context) -> Group:
-    said = [values[path] for path in LINEAR if values.get(path) is not None]
-    linear = all(said) if said else None
+    biases = [values[path] for path in LINEAR if values.get(path) is not None]
+    linear = all(biases) if biases else None
     if values.get("model.experts") is not None and not _experts_have_biases(values, context):
         linear = False
     # add_qkv_bias says nothing beside add_bias_linear, which sets it.

@@ -15,13 +15,13 @@ UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 STEP = re.compile(r"(\d+(?:\.\d+)?[TBMK]?):(\d+(?:\.\d+)?[TBMK]?)")
 
 
-def _steps(given: Words) -> Words:
+def _steps(settings: Words) -> Words:
     """Convert `rampup_batch_size` to a schedule of thresholds in tokens.
 
     Empty if the ramp has no whole number of equal steps.
     """
-    full, length = given.get("global_batch_size"), given.get("seq_length")
-    growth = given["rampup_batch_size"]
+    full, length = settings.get("global_batch_size"), settings.get("seq_length")
+    growth = settings["rampup_batch_size"]
     if len(growth) != 3 or not all(isinstance(number, int) for number in growth):
         return {}
     # Megatron adds `increment` after each equal part of the samples, until the batch is full.
@@ -43,16 +43,18 @@ def _in_units(tokens: int) -> str:
     return str(tokens)
 
 
-def _growth(given: Words) -> Words:
+def _growth(settings: Words) -> Words:
     """Convert a schedule of equal steps to `rampup_batch_size`.
 
     Empty if the distances or the increments of the steps differ.
     """
-    schedule, length = given["step_batch_size_schedule"], given.get("seq_length")
-    found = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
+    schedule, length = settings["step_batch_size_schedule"], settings.get("seq_length")
+    matches = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
     # (tokens, batch size) of each step, in order; none if the text has another form.
     steps = (
-        sorted((_number(step[1]), _number(step[2])) for step in found if step) if all(found) else []
+        sorted((_number(step[1]), _number(step[2])) for step in matches if step)
+        if all(matches)
+        else []
     )
     each = {(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(steps)}
     # A ramp starts at the first sample, and all its steps are alike.
@@ -74,10 +76,10 @@ def _number(text: str) -> int:
     )
 
 
-def _variant(given: Words, old: str, new: str) -> Words:
+def _variant(settings: Words, old: str, new: str) -> Words:
     return (
         {"experimental_attention_variant": new}
-        if given["experimental_attention_variant"] == old
+        if settings["experimental_attention_variant"] == old
         else {}
     )
 
@@ -119,27 +121,29 @@ MOVES: tuple[Move, ...] = (
         "0.16.0",
         ("rampup_batch_size",),
         ("rampup_batch_size",),
-        lambda given: {
+        lambda settings: {
             "rampup_batch_size": [
                 int(word) if isinstance(word, str) and word.isdecimal() else word
-                for word in given["rampup_batch_size"]
+                for word in settings["rampup_batch_size"]
             ]
         },
-        lambda given: {"rampup_batch_size": [str(number) for number in given["rampup_batch_size"]]},
+        lambda settings: {
+            "rampup_batch_size": [str(number) for number in settings["rampup_batch_size"]]
+        },
         source="arguments.py: text before 0.16, numbers from 0.16 on",
     ),
     Move(
         "0.18.0",
         ("cuda_graph_scope",),
         ("cuda_graph_modules",),
-        lambda given: {
+        lambda settings: {
             "cuda_graph_modules": (
-                given["cuda_graph_scope"]
-                if isinstance(given["cuda_graph_scope"], list)
-                else [given["cuda_graph_scope"]]
+                settings["cuda_graph_scope"]
+                if isinstance(settings["cuda_graph_scope"], list)
+                else [settings["cuda_graph_scope"]]
             )
         },
-        lambda given: {"cuda_graph_scope": given["cuda_graph_modules"]},
+        lambda settings: {"cuda_graph_scope": settings["cuda_graph_modules"]},
         "deprecated",
         "arguments.py, validate_args",
     ),
@@ -156,8 +160,8 @@ MOVES: tuple[Move, ...] = (
         MAIN,
         ("experimental_attention_variant",),
         ("experimental_attention_variant",),
-        lambda given: _variant(given, "gated_delta_net", "gdn"),
-        lambda given: _variant(given, "gdn", "gated_delta_net"),
+        lambda settings: _variant(settings, "gated_delta_net", "gdn"),
+        lambda settings: _variant(settings, "gdn", "gated_delta_net"),
         "deprecated",
         "experimental_attention_variant_module_specs.py, normalize_experimental_attention_variant",
     ),

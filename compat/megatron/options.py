@@ -44,8 +44,8 @@ def groups() -> Mapping[str, str]:
     """Return, for every argument and config field of every release, its group in the help of the
     parser.
     """
-    found: dict[str, str] = table(releases.__name__, "groups.json")
-    derived = dict.fromkeys(WORKED_OUT, DERIVED)
+    flag_groups: dict[str, str] = table(releases.__name__, "groups.json")
+    derivations = dict.fromkeys(WORKED_OUT, DERIVED)
     classes = (PARALLEL, "TransformerConfig")
     names = {
         name
@@ -56,7 +56,7 @@ def groups() -> Mapping[str, str]:
     # Sorted, because the order of a set differs from run to run, and pages are made from this one.
     fields = sorted(RENAMED.get(name, name) for name in names)
     # Later mappings win: a field that any release has a flag for is in the group of the flag.
-    return MappingProxyType({**dict.fromkeys(fields, CLASS_ONLY), **derived, **found})
+    return MappingProxyType({**dict.fromkeys(fields, CLASS_ONLY), **derivations, **flag_groups})
 
 
 @cache
@@ -71,12 +71,12 @@ def descriptions() -> Mapping[str, str]:
 @cache
 def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
     """Return the flags of a release by destination, in the order of its parser."""
-    found: dict[str, list[Flag]] = {}
+    flags: dict[str, list[Flag]] = {}
     for option, flag in releases.flags(version).items():
         # The table has a flag once for each of its spellings.
         if option == flag.options[0]:
-            found.setdefault(flag.dest, []).append(flag)
-    return MappingProxyType({dest: tuple(own) for dest, own in found.items()})
+            flags.setdefault(flag.dest, []).append(flag)
+    return MappingProxyType({dest: tuple(own) for dest, own in flags.items()})
 
 
 @cache
@@ -125,8 +125,8 @@ def _takes(flag: Flag) -> str:
         return "bool"
     if flag.choices:
         return f"one of {', '.join(map(str, flag.choices))}"
-    taken = TAKES.get(flag.type, "")
-    return f"list of {taken or flag.type}" if flag.nargs is not None else taken
+    text = TAKES.get(flag.type, "")
+    return f"list of {text or flag.type}" if flag.nargs is not None else text
 
 
 def spellings(dest: str) -> tuple[str, ...]:
@@ -214,8 +214,8 @@ def _word(flag: Flag, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else ""  # type=bool: only the empty text is false
     if isinstance(value, list | tuple):
-        listed = ",".join(map(str, value))
-        return f"[{listed}]" if flag.type.startswith("layers") else listed
+        text = ",".join(map(str, value))
+        return f"[{text}]" if flag.type.startswith("layers") else text
     # argparse takes -1e-05 for an option, and -0.00001 for a number
     return (
         format(Decimal(str(value)), "f") if isinstance(value, float) and value < 0 else str(value)

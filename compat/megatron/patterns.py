@@ -17,8 +17,8 @@ feature.
 
 def values_as_list(values: Mapping[str, Any], name: str) -> list[Any]:
     """Return the values of an argument as a list. A single value becomes a list of one element."""
-    found = values.get(name)
-    return list(found) if isinstance(found, list | tuple) else [found]
+    value = values.get(name)
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def first_of(index: int, every: int) -> bool:
@@ -45,31 +45,31 @@ def blocks(
     If `inverted`, ones in a list mark the blocks without the feature.
     """
     if isinstance(value, list | tuple):
-        found = tuple(bool(item) is not inverted for item in value)
+        pattern = tuple(bool(item) is not inverted for item in value)
         # A list of another length is no pattern of these blocks; `fits` tells the rule that it is
         # lost.
-        return None if all(found) or (layers is not None and len(found) != layers) else found
+        return None if all(pattern) or (layers is not None and len(pattern) != layers) else pattern
     # The plan itself refuses more layers than the limit; here it only keeps the tuple small.
     if not isinstance(value, int) or value < 1 or layers is None or layers > limits.LAYERS:
         return None
-    found = tuple(every(index, value) for index in range(layers))
-    return None if all(found) else found
+    pattern = tuple(every(index, value) for index in range(layers))
+    return None if all(pattern) else pattern
 
 
 def spell_pattern(
-    found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False
+    pattern: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False
 ) -> int | list[int]:
     """Return the shortest value for a pattern: a frequency, if one fits the pattern and divides the
     number of blocks, else a list.
     """
     # no_rope_freq has to divide the number of layers (TransformerConfig); the others may be any
     # frequency.
-    for count in range(1, len(found) + 1) if layers == len(found) else ():
-        if len(found) % count == 0 and all(
-            every(index, count) is has for index, has in enumerate(found)
+    for count in range(1, len(pattern) + 1) if layers == len(pattern) else ():
+        if len(pattern) % count == 0 and all(
+            every(index, count) is has for index, has in enumerate(pattern)
         ):
             return count
-    return [int(has is not inverted) for has in found]
+    return [int(has is not inverted) for has in pattern]
 
 
 def fits(value: Any, layers: int | None) -> bool:

@@ -11,14 +11,14 @@ REFUSED = "Megatron refuses to start without this setting"
 CHECKPOINT = "arguments.py: load_args_from_checkpoint"
 
 
-def _sizes_from_checkpoint(given: Mapping[str, Any]) -> bool:
+def _sizes_from_checkpoint(settings: Mapping[str, Any]) -> bool:
     """Whether the sizes of the model come from the checkpoint."""
-    return bool(given.get("use_checkpoint_args"))
+    return bool(settings.get("use_checkpoint_args"))
 
 
-def _idle(given: Mapping[str, Any]) -> bool:
+def _idle(settings: Mapping[str, Any]) -> bool:
     """Whether the run only evaluates."""
-    return bool(given.get("skip_train"))
+    return bool(settings.get("skip_train"))
 
 
 VALIDATE = "training/arguments.py: validate_args"
@@ -29,9 +29,9 @@ NEEDS = (
         ("num_layers", "encoder_num_layers"),
         REFUSED,
         VALIDATE,
-        unless=lambda given: (
-            _sizes_from_checkpoint(given)
-            or bool(given.get("hybrid_layer_pattern") or given.get("hybrid_override_pattern"))
+        unless=lambda settings: (
+            _sizes_from_checkpoint(settings)
+            or bool(settings.get("hybrid_layer_pattern") or settings.get("hybrid_override_pattern"))
         ),
     ),
     *(
@@ -66,6 +66,6 @@ RUN = (
 """Names of arguments that only a whole launch has: the length of training, or the data."""
 
 
-def whole(given: Mapping[str, Any]) -> bool:
-    """Whether `given` is a whole launch rather than a part of one."""
-    return any(given.get(name) for name in RUN)
+def whole(settings: Mapping[str, Any]) -> bool:
+    """Whether `settings` is a whole launch rather than a part of one."""
+    return any(settings.get(name) for name in RUN)

@@ -17,48 +17,50 @@ from compat.megatron.formats import Words, launch_of, reading_of, unwrap_lists, 
 Range = tuple[int, int]
 
 
-def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
-    """Return the `text` of a file, changed so that release `version` reads the values `given` from
-    it.
+def rewritten(
+    settings: Mapping[str, Any], text: str, like: Document, was: str, version: str
+) -> str:
+    """Return the `text` of a file, changed so that release `version` reads the values `settings`
+    from it.
 
     `like` is the document that was read from the text, and `was` the release for which the text was
     written. The result is read again as a check. Raises `TranslationError` if the words cannot be
     changed in place.
     """
     if like.format == "yaml":
-        return _entries(given, text, like, was, version)
+        return _entries(settings, text, like, was, version)
     words = words_of(like, was)
-    parsed = _parse_words(words, was)
-    put, added = _changes(parsed, given, words.words, version)
-    if not put and not added:
+    result = _parse_words(words, was)
+    put, additions = _changes(result, settings, words.words, version)
+    if not put and not additions:
         return text
     # New flags go behind the last flag. If they cannot stand there, as inside a branch of the
     # script, an earlier place is tried.
     for anchor in sorted(
-        {spot.index + spot.words - 1 for spot in parsed.flags.values()}, reverse=True
+        {spot.index + spot.words - 1 for spot in result.flags.values()}, reverse=True
     ):
         words_there = (
             launch_of(like.data).words if isinstance(like.data, Script) else pieces(text, like.name)
         )
-        new = _edit_or_none(text, words_there, put, added, anchor)
-        if new is not None and _values_of_text(new, like, version) == dict(given):
+        new = _edit_or_none(text, words_there, put, additions, anchor)
+        if new is not None and _values_of_text(new, like, version) == dict(settings):
             return new
     raise TranslationError(
         f"{like.name}: the words of this file cannot be changed in place; write flags or a new script"
     )
 
 
-def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
+def _entries(settings: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
     """Return the text of a recipe or a YAML file with sections. Only lines with changed values are
     edited.
     """
     before, _ = reading_of(like, was, lenient=True)
     put: dict[int, str | None] = {}
-    added: dict[int, list[str]] = {}
+    additions: dict[int, list[str]] = {}
     for path in before.given:
         line = before.origins[path].line if path in before.origins else None
-        if line and given.get(path) != before.given[path]:
-            value = given.get(path)
+        if line and settings.get(path) != before.given[path]:
+            value = settings.get(path)
             if sections.kind(like.data):
                 put[line] = plain(value)
             elif value is None:
@@ -66,12 +68,12 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
             else:
                 put[line] = _entry(path, value, like, version).partition(": ")[2]
     lines = [origin.line for origin in before.origins.values() if origin.line]
-    for path in given:
+    for path in settings:
         if path not in before.given and lines:
-            added.setdefault(max(lines), []).append(_entry(path, given[path], like, version))
-    new = edit_entries(text, put, added)
+            additions.setdefault(max(lines), []).append(_entry(path, settings[path], like, version))
+    new = edit_entries(text, put, additions)
     after, problems = reading_of(parse(new, like.name, ".yaml"), version, lenient=True)
-    if problems or dict(after.given) != dict(given):
+    if problems or dict(after.given) != dict(settings):
         raise TranslationError(
             f"{like.name}: the lines of this file cannot be changed in place; write a new file"
         )
@@ -96,29 +98,31 @@ def plain(value: Any) -> str:
 
 
 def _parse_words(words: Words, version: str) -> flags.Parsed:
-    parsed = flags.parse(words.words, version, True, words.lines, words.opaque, (), words.loose)
-    return replace(parsed, given={**parsed.given, **unwrap_lists(parsed.given)})
+    result = flags.parse(words.words, version, True, words.lines, words.opaque, (), words.loose)
+    return replace(result, given={**result.given, **unwrap_lists(result.given)})
 
 
 def _changes(
-    parsed: flags.Parsed, given: Mapping[str, Any], words: Sequence[str], version: str
+    result: flags.Parsed, settings: Mapping[str, Any], words: Sequence[str], version: str
 ) -> tuple[dict[Range, Sequence[str]], list[Sequence[str]]]:
     """Return the new words for each range of words that changes, and the words of each flag that is
     added.
     """
     put: dict[Range, Sequence[str]] = {}
-    for dest, spot in parsed.flags.items():
+    for dest, spot in result.flags.items():
         place = spot.index, spot.index + spot.words
         flag = releases.flags(version).get(spot.option)
-        if dest not in given:
+        if dest not in settings:
             put[place] = ()
         # The same value is written anew if the release spells the flag in another way.
-        elif given[dest] != parsed.given[dest] or flag is None or flag.dest != dest:
-            put[place] = _line(dest, given[dest], words[slice(*place)], version)
-    added = [
-        _line(dest, value, (), version) for dest, value in given.items() if dest not in parsed.flags
+        elif settings[dest] != result.given[dest] or flag is None or flag.dest != dest:
+            put[place] = _line(dest, settings[dest], words[slice(*place)], version)
+    additions = [
+        _line(dest, value, (), version)
+        for dest, value in settings.items()
+        if dest not in result.flags
     ]
-    return put, added
+    return put, additions
 
 
 def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequence[str]:
@@ -134,11 +138,11 @@ def _edit_or_none(
     text: str,
     words: Sequence[Pieces],
     put: Mapping[Range, Sequence[str]],
-    added: Sequence[Sequence[str]],
+    additions: Sequence[Sequence[str]],
     anchor: int,
 ) -> str | None:
     try:
-        return edit(text, words, put, added, anchor)
+        return edit(text, words, put, additions, anchor)
     except TranslationError:
         return None
 
@@ -153,8 +157,8 @@ def _values_of_text(text: str, like: Document, version: str) -> dict[str, Any] |
             if isinstance(like.data, Script)
             else load_words(text).data
         )
-        parsed = _parse_words(words_of(replace(like, data=data), version), version)
+        result = _parse_words(words_of(replace(like, data=data), version), version)
         # An empty word among the unknown ones is what a removed flag left behind.
-        return dict(parsed.given) if all(parsed.unknown) and not parsed.problems else None
+        return dict(result.given) if all(result.unknown) and not result.problems else None
     except BridgeError:
         return None

@@ -138,8 +138,8 @@ def _write_pairs(values: Group, context: Context) -> Group:
     )
     # Since 0.13 the fused kernel serves latent attention with YaRN alone; before 0.14 it cannot
     # rotate neighbours.
-    stretched = values.get(KIND) == "yarn" and context.since("0.13.0")
-    plain = (latent and not stretched) or (pairs and not context.since("0.14.0"))
+    yarn = values.get(KIND) == "yarn" and context.since("0.13.0")
+    plain = (latent and not yarn) or (pairs and not context.since("0.14.0"))
     return {
         **({"rotary_interleaved": True} if pairs else {}),
         **({"apply_rope_fusion": False} if plain else {}),
@@ -225,17 +225,17 @@ def _read_latent(values: Group) -> Group:
     factor = values.get("rotary_scaling_factor")
     if values.get("rope_type") == "rope" or factor is None or factor == 1.0:
         return {KIND: "none"}
-    fixed = {SCALING + name: value for name, value in YARN.items()}
-    return {KIND: "yarn", f"{SCALING}factor": factor, **fixed, **_weights(values)}
+    constants = {SCALING + name: value for name, value in YARN.items()}
+    return {KIND: "yarn", f"{SCALING}factor": factor, **constants, **_weights(values)}
 
 
 def _read_yarn(values: Group, context: Context) -> Group:
-    found = {KIND: "yarn", f"{SCALING}factor": values.get("rotary_scaling_factor")}
+    fields = {KIND: "yarn", f"{SCALING}factor": values.get("rotary_scaling_factor")}
     if not context.since("0.19.0"):
-        return found
+        return fields
     bounds = {name: values.get(flag) for name, flag in PREFIXED.items()}
     return {
-        **found,
+        **fields,
         **{
             SCALING + name: YARN[name] if value is None else value for name, value in bounds.items()
         },

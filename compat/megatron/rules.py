@@ -224,31 +224,31 @@ def _torch_only(values: Group, context: Context) -> bool:
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
     if _torch_only(values, context):
-        kept = {"torch_fsdp2_reshard_after_forward": False} if stage == 2 else {}
+        reshard = {"torch_fsdp2_reshard_after_forward": False} if stage == 2 else {}
         return {
             "use_torch_fsdp2": True,
             "ckpt_format": "torch_dist",
             "gradient_accumulation_fusion": False,
-            **kept,
+            **reshard,
         }
     if stage == 0 or not _shardable(values, context):
         return {}
     # The mesh of Megatron-FSDP has no pipeline ranks. In fp16, the loss scaler looks for gradients
     # of parameters of which a rank holds no part; a single data-parallel rank holds them all.
     # Either stops the run (checks.py).
-    piped = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
+    has_pipeline = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
     fp16 = context.since("0.13.0") and values.get("precision.compute") == "fp16"
-    scaled = fp16 and values.get("parallel.data") != 1
-    if stage == 1 or not context.since("0.12.0") or piped or scaled:
+    loss_scaling = fp16 and values.get("parallel.data") != 1
+    if stage == 1 or not context.since("0.12.0") or has_pipeline or loss_scaling:
         return {"use_distributed_optimizer": True}
-    sharded = {
+    sharding = {
         "use_distributed_optimizer": True,
         "data_parallel_sharding_strategy": STRATEGIES[stage],
     }
     if not context.since("0.14.0"):
-        return {**sharded, "use_custom_fsdp": True, "gradient_accumulation_fusion": False}
+        return {**sharding, "use_custom_fsdp": True, "gradient_accumulation_fusion": False}
     # Its checkpoints have a format of their own, without which validate_args refuses the run.
-    return {**sharded, "use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
+    return {**sharding, "use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
 
 
 def ddp_rules() -> tuple[Rule, ...]:
@@ -353,13 +353,15 @@ def _read_precision(values: Group, context: Context) -> Group:
     compute = next((name for name in ("bf16", "fp16") if values.get(name)), "fp32")
     if "accumulate_allreduce_grads_in_fp32" not in values:
         return {"precision.compute": compute}
-    mixed = aware(values)
+    precision_aware = aware(values)
     # Before 0.12, bf16 gradients are accumulated in fp32 whatever the flag says, unless the
     # precision-aware optimizer keeps them in bf16.
     wide = values.get("accumulate_allreduce_grads_in_fp32") or (
-        compute == "bf16" and not mixed and not context.since("0.12.0")
+        compute == "bf16" and not precision_aware and not context.since("0.12.0")
     )
-    master = DTYPES.get(values.get("main_params_dtype") or "", "fp32") if mixed else "fp32"
+    master = (
+        DTYPES.get(values.get("main_params_dtype") or "", "fp32") if precision_aware else "fp32"
+    )
     return {
         "precision.compute": compute,
         "precision.reduce": "fp32" if wide else compute,
@@ -369,14 +371,14 @@ def _read_precision(values: Group, context: Context) -> Group:
 
 def _write_precision(values: Group, context: Context) -> Group:
     compute = DTYPE_FLAGS[values.get("precision.compute") or "fp32"]
-    given = {} if compute == "fp32" else {compute: True}
+    settings = {} if compute == "fp32" else {compute: True}
     reduce = values.get("precision.reduce")
     if compute == "fp16" and reduce == "fp32":
-        given["accumulate_allreduce_grads_in_fp32"] = True
+        settings["accumulate_allreduce_grads_in_fp32"] = True
     if compute == "bf16" and reduce == "bf16" and context.since("0.12.0"):
-        given["grad_reduce_in_bf16"] = True
+        settings["grad_reduce_in_bf16"] = True
     return {
-        **given,
+        **settings,
         **_write_states(
             values, context, narrow=compute == reduce == "bf16" and not context.since("0.12.0")
         ),
@@ -391,10 +393,10 @@ def _write_states(values: Group, context: Context, narrow: bool) -> Group:
     master = {"main_params_dtype": "fp16"} if values.get("precision.master") == "fp16" else {}
     states = {**master, **({"main_grads_dtype": "bf16"} if narrow else {})}
     narrow_moments = values.get("precision.moments") not in (None, WIDE)
-    wanted = states or _offloads(values, context) or narrow_moments
+    needs = states or _offloads(values, context) or narrow_moments
     return (
         {"use_precision_aware_optimizer": True, **states}
-        if wanted and _can_be_aware(values, context)
+        if needs and _can_be_aware(values, context)
         else {}
     )
 
@@ -408,8 +410,8 @@ def _read_moment_dtypes(values: Group, context: Context) -> Group:
     if MOMENT_DTYPES[0] not in values:
         return {}
     # fp8 moments, for which a plan has no form, are read as fp16; `blurs` tells that they are lost.
-    named = tuple(DTYPES.get(str(values[path]), "fp16") for path in MOMENT_DTYPES)
-    return {"precision.moments": named if aware(values) else WIDE}
+    dtypes = tuple(DTYPES.get(str(values[path]), "fp16") for path in MOMENT_DTYPES)
+    return {"precision.moments": dtypes if aware(values) else WIDE}
 
 
 MOMENT_FORMATS = convert(
@@ -441,8 +443,8 @@ def _can_be_aware(values: Group, context: Context) -> bool:
 
 def _offloads(values: Group, context: Context) -> bool:
     """Whether optimizer state is offloaded, which needs 0.12 and the precision-aware optimizer."""
-    wanted = values.get("zero.offload.optimizer") not in (None, "none")
-    return wanted and context.since("0.12.0") and _can_be_aware(values, context)
+    offload = values.get("zero.offload.optimizer") not in (None, "none")
+    return offload and context.since("0.12.0") and _can_be_aware(values, context)
 
 
 SCALES = ("static", "initial", "hysteresis")
@@ -914,7 +916,7 @@ RAMP = replace(
 @cache
 def table() -> tuple[Rule, ...]:
     """Return all rules. Each argument of each release, and each plan field, is in exactly one rule."""
-    mapped = (
+    rules = (
         *model_rules.RULES,
         *parallel_rules(),
         *stages.RULES,
@@ -936,4 +938,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
     )
     # Last, because they take what no row above has named.
-    return complete_rules(mapped, LACKS, options.groups(), unmapped_flags.why)
+    return complete_rules(rules, LACKS, options.groups(), unmapped_flags.why)

@@ -21,13 +21,15 @@ TYPES: dict[str, Any] = {"int": Whole, "float": Real, "bool": bool, "str": str}
 @cache
 def schema() -> type[Section]:
     """Return the pydantic class of the schema. It is built once, from the tables of all releases."""
-    said = options.descriptions()
+    descriptions = options.descriptions()
     # pydantic does not allow a name with a leading underscore, only an alias.
     fields: dict[str, Any] = {
         dest.lstrip("_"): (
             _type(dest),
             field(
-                None, alias=dest if dest.startswith("_") else None, description=said.get(dest, "")
+                None,
+                alias=dest if dest.startswith("_") else None,
+                description=descriptions.get(dest, ""),
             ),
         )
         for dest in options.groups()

@@ -106,8 +106,8 @@ def read(document: Document, version: str, lenient: bool) -> tuple[Reading, tupl
     wrong = (
         Finding("file", problem, Effect.NUMBERS, True, unknown=True) for problem in reader.problems
     )
-    found = Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *wrong))
-    return found, () if lenient else tuple(reader.problems)
+    reading = Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *wrong))
+    return reading, () if lenient else tuple(reader.problems)
 
 
 class _SectionReader:
@@ -170,17 +170,17 @@ class _SectionReader:
 
     def take(self, section: str, key: str, dest: str, value: Any) -> None:
         """Store a value if it has the type of its argument. Otherwise add the problem."""
-        wanted = options.type_of(dest)
+        type_name = options.type_of(dest)
         # A flag of several values has no single type; the field of the class may have one.
-        if wanted == "any":
-            wanted = _type_in_class(self.version, key)
-        fits = TYPES.get(wanted, lambda _: True)(value)
+        if type_name == "any":
+            type_name = _type_in_class(self.version, key)
+        fits = TYPES.get(type_name, lambda _: True)(value)
         if not fits:
             self.problems.append(
-                f"{self.place(section, key)}{key}: found {show_value(value)}; expected {WORDS[wanted]}"
+                f"{self.place(section, key)}{key}: found {show_value(value)}; expected {WORDS[type_name]}"
             )
             return
-        self.given[dest] = float(value) if wanted == "float" else value
+        self.given[dest] = float(value) if type_name == "float" else value
         self.origins[dest] = Origin(
             self.document.line(*filter(None, (section, key))),
             ".".join(filter(None, (section, key))),
@@ -212,18 +212,18 @@ class _SectionReader:
         """Add a problem for missing keys: core_config_from_args requires every field of the class
         in the file.
         """
-        known = {*self.document.data[MODEL], *self.document.data[PARALLEL]}
+        keys = {*self.document.data[MODEL], *self.document.data[PARALLEL]}
         fields = {
             **releases.fields(self.version, CLASSES[0]),
             **releases.fields(self.version, CLASSES[1]),
         }
-        missing = [name for name, field in fields.items() if field.init and name not in known]
+        missing = [name for name, field in fields.items() if field.init and name not in keys]
         if missing:
-            listed = ", ".join(missing[:5]) + (
+            names = ", ".join(missing[:5]) + (
                 f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             )
             self.problems.append(
-                f"{self.document.name}: missing {listed}; Megatron {self.version} stops if the file lacks a field of"
+                f"{self.document.name}: missing {names}; Megatron {self.version} stops if the file lacks a field of"
                 " TransformerConfig; add them, or use --lenient for the defaults of Megatron's parser"
             )
 
@@ -250,15 +250,15 @@ def _type_in_class(version: str, key: str) -> str:
     number.
     """
     fields = (releases.fields(version, name).get(key) for name in CLASSES)
-    declared = next((field.type for field in fields if field is not None), "any")
-    plain = declared.removeprefix("Optional[").removesuffix("]")
+    text = next((field.type for field in fields if field is not None), "any")
+    plain = text.removeprefix("Optional[").removesuffix("]")
     return plain if plain in ("bool", "int", "float") else "any"
 
 
 def effective(
-    given: Mapping[str, Any], entry: str, version: str, world_size: int
+    settings: Mapping[str, Any], entry: str, version: str, world_size: int
 ) -> dict[str, Any]:
-    """Return the arguments that validate_yaml, or the container's classes, derive from `given`.
+    """Return the arguments that validate_yaml, or the container's classes, derive from `settings`.
 
     Raises `ConfigError` with every refusal.
     """
@@ -266,7 +266,7 @@ def effective(
     # file.
     defaults = dict(_class_defaults(version)) if entry == CONTAINER else {}
     values = Namespace(
-        releases.defaults(version).copy(), defaults, given, {"world_size": world_size}
+        releases.defaults(version).copy(), defaults, settings, {"world_size": world_size}
     )
     run(select(STEPS, version), values)
     return values.__dict__

@@ -35,8 +35,8 @@ def layout_counts(layout: str) -> tuple[int, ...]:
     prediction, `L` loss, `|` between stages; `(...)*n` and `x*n` repeat; commas are ignored.
     """
     flat = layout.replace(",", "").replace(" ", "")
-    flat = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), flat)
-    flat = re.sub(r"([^)*])\*(\d+)", lambda found: found[1] * int(found[2]), flat)
+    flat = re.sub(r"\(([^()]*)\)\*(\d+)", lambda match: match[1] * int(match[2]), flat)
+    flat = re.sub(r"([^)*])\*(\d+)", lambda match: match[1] * int(match[2]), flat)
     return tuple(stage.count("t") for stage in flat.split("|"))
 
 
@@ -156,13 +156,13 @@ def _forms(
     # Flags give every stage at least one layer. Before 0.11 they do not go with virtual stages.
     if all(counts) and (not virtual or context.since("0.11.0")):
         for form in _flag_forms(counts, ranks, chunks, context):
-            asked = {
+            settings = {
                 **form,
                 "num_layers": layers,
                 "pipeline_model_parallel_size": ranks,
                 VIRTUAL: virtual,
             }
-            if counts_of(asked) == counts:
+            if counts_of(settings) == counts:
                 yield {**flags, **form}
     # The flag was removed in 0.11; --pipeline-model-parallel-layout came with 0.13.
     if not context.since("0.11.0") and counts == _behind_embedding(layers, ranks, chunks):

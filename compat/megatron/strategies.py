@@ -91,9 +91,9 @@ SELDOM = st.sampled_from((False,) * 19 + (True,))
 def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw a valid config: sizes and batch first, then groups of settings that fit them."""
     sizes = _sizes(draw, case)
-    described = draw(SELDOM) and case.entry == FLAGS and _has(case.version, TEXT)
+    has_text = draw(SELDOM) and case.entry == FLAGS and _has(case.version, TEXT)
     model = [
-        *((DESCRIBED,) if described else ()),
+        *((DESCRIBED,) if has_text else ()),
         _layers(draw, case, sizes[PIPELINE]),
         _widths(draw, sizes),
         _experts(draw, case, sizes),
@@ -105,12 +105,12 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
 
 
 def _sizes(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
-    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {}
+    ranks, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {}
     # Each axis takes a divisor of the ranks that are left. In a drawn order, so that none always
     # comes first.
     for axis in draw(st.permutations(AXES)):
-        sizes[axis] = draw(st.sampled_from([size for size in divisors(left) if size <= 8]))
-        left //= sizes[axis]
+        sizes[axis] = draw(st.sampled_from([size for size in divisors(ranks) if size <= 8]))
+        ranks //= sizes[axis]
     return sizes
 
 
@@ -126,8 +126,8 @@ def _fields(group: Group, case: StrategyCase) -> Group:
     # The class has the result of the flag as a field.
     if "num_virtual_stages_per_pipeline_rank" in group:
         own["virtual_pipeline_model_parallel_size"] = group["num_virtual_stages_per_pipeline_rank"]
-    piped = own.get(PIPELINE, 1) > 1
-    return {**own, "pipeline_dtype": "torch.bfloat16"} if piped else own
+    has_pipeline = own.get(PIPELINE, 1) > 1
+    return {**own, "pipeline_dtype": "torch.bfloat16"} if has_pipeline else own
 
 
 def _batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
@@ -151,10 +151,10 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     # Each context rank holds two chunks of the sequence, hence the factor 2.
     length = 2 * sizes[CONTEXT] * draw(st.integers(1, 64))
     shape = {"hidden_size": 64 * heads, "num_attention_heads": heads}
-    grouped = (
+    groups = (
         {"group_query_attention": True, "num_query_groups": heads} if draw(st.booleans()) else {}
     )
-    return {**shape, **grouped, "seq_length": length, "max_position_embeddings": 2 * length}
+    return {**shape, **groups, "seq_length": length, "max_position_embeddings": 2 * length}
 
 
 # Layers over stages
@@ -166,10 +166,10 @@ def _layers(draw: DrawFn, case: StrategyCase, ranks: int) -> Group:
     since = [form for form, dest in SINCE.items() if _has(case.version, dest)]
     # Virtual stages twice: they are what most launches of several stages have.
     forms = ["open", "encoder", "even", "virtual", "virtual", "per_stage", *since]
-    unpiped = ("open", "encoder", "even", "ends", "hybrid")
-    return FORMS[draw(st.sampled_from([form for form in forms if ranks > 1 or form in unpiped]))](
-        ranks, *counts
-    )
+    single_stage = ("open", "encoder", "even", "ends", "hybrid")
+    return FORMS[
+        draw(st.sampled_from([form for form in forms if ranks > 1 or form in single_stage]))
+    ](ranks, *counts)
 
 
 SINCE = {
@@ -204,11 +204,11 @@ def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
         "decoder_last_pipeline_num_layers": virtual * last,
     }
     own = dict(list(own.items())[: ranks - 1])  # at least one rank is left for the rest
-    interleaved = {"num_virtual_stages_per_pipeline_rank": virtual} if virtual > 1 else {}
+    virtual_stages = {"num_virtual_stages_per_pipeline_rank": virtual} if virtual > 1 else {}
     return {
         "num_layers": sum(own.values()) + virtual * each * (ranks - len(own)),
         **own,
-        **interleaved,
+        **virtual_stages,
     }
 
 
@@ -326,8 +326,8 @@ def _experts(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Grou
         if size
         else {}
     )
-    unbiased: bool = draw(st.booleans())
-    return {**experts, "add_bias_linear": False} if experts and unbiased else experts
+    no_bias: bool = draw(st.booleans())
+    return {**experts, "add_bias_linear": False} if experts and no_bias else experts
 
 
 @cache
@@ -358,12 +358,12 @@ def _schedule(version: str) -> Groups:
     common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), "lr_decay_style": st.sampled_from(SHAPES)}
     warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
     styles = next(flag.choices for flag in options.by_dest(version)["lr_wsd_decay_style"])
-    found: list[Groups] = []
+    choices: list[Groups] = []
     for unit in ("iters", "samples"):  # a launch counts everything in one of them
         train, decay = {f"train_{unit}": count}, {**common, f"lr_decay_{unit}": count}
         # The warmup is a fraction of the decay or a length, never both.
-        found.append(_group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay))
-        found.append(_group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)}))
+        choices.append(_group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay))
+        choices.append(_group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)}))
     for unit in ("iters", "samples"):
         length = {
             f"train_{unit}": st.integers(100, 10**6),
@@ -374,8 +374,8 @@ def _schedule(version: str) -> Groups:
             "min_lr": common["min_lr"],
             "lr_wsd_decay_style": st.sampled_from(styles),
         }
-        found.append(_group({"lr_decay_style": st.just("WSD"), **length}, rest))
-    return st.one_of(found)
+        choices.append(_group({"lr_decay_style": st.just("WSD"), **length}, rest))
+    return st.one_of(choices)
 
 
 @cache
@@ -403,7 +403,7 @@ TRUTH = st.lists(st.integers(0, 1), min_size=2, max_size=8)
 def _positions(version: str) -> Groups:
     """Draw a kind of positions and a scaling of rotary positions; latent attention has another scaling."""
     rope = {"position_embedding_type": st.just("rope")}
-    turned = {
+    rotary = {
         "rotary_base": st.integers(1000, 10**6),
         "rotary_percent": st.floats(0.25, 1),
         "no_rope_freq": FREQUENCY,
@@ -414,7 +414,7 @@ def _positions(version: str) -> Groups:
         "yarn_beta_slow": STRETCH,
         "yarn_original_max_position_embeddings": COUNT,
     }
-    truncated = {"yarn_correction_range_round_to_int": st.booleans()}
+    rounding = {"yarn_correction_range_round_to_int": st.booleans()}
     yarn = {"position_embedding_type": st.just("yarn"), "rotary_scaling_factor": STRETCH}
     ranks = {
         "q_lora_rank": SMALL,
@@ -424,11 +424,11 @@ def _positions(version: str) -> Groups:
     latent = {**rope, "multi_latent_attention": TRUE, "apply_rope_fusion": st.just(False)}
     return st.one_of(
         _group({"position_embedding_type": st.sampled_from(("none", "learned_absolute"))}),
-        _group(rope, turned),
-        _group({**rope, "rotary_interleaved": TRUE, "apply_rope_fusion": st.just(False)}, turned),
-        _group({**rope, "use_rope_scaling": TRUE}, {**turned, "rope_scaling_factor": STRETCH}),
-        _group({**rope, "rotary_seq_len_interpolation_factor": SMALL}, turned),
-        _group(yarn, {**turned, **weights, **bounds, **truncated}),
+        _group(rope, rotary),
+        _group({**rope, "rotary_interleaved": TRUE, "apply_rope_fusion": st.just(False)}, rotary),
+        _group({**rope, "use_rope_scaling": TRUE}, {**rotary, "rope_scaling_factor": STRETCH}),
+        _group({**rope, "rotary_seq_len_interpolation_factor": SMALL}, rotary),
+        _group(yarn, {**rotary, **weights, **bounds, **rounding}),
         _group(
             latent,
             {
@@ -445,7 +445,7 @@ def _positions(version: str) -> Groups:
 @cache
 def _block(version: str) -> Groups:
     """Draw the settings of a block: feed-forward layer, norms, biases, heads and window."""
-    unbiased = {"add_bias_linear": st.just(False)}
+    no_bias = {"add_bias_linear": st.just(False)}
     norms = {
         "normalization": st.just("RMSNorm"),
         **dict.fromkeys(("norm_epsilon", "layernorm_epsilon"), st.floats(0, 1e-2)),
@@ -455,15 +455,15 @@ def _block(version: str) -> Groups:
         "qk_layernorm": TRUE,
         "softmax_type": st.sampled_from(("learnable", "off-by-one")),
     }
-    clamped = {"activation_func_clamp_value": STRETCH, "softmax_scale": st.floats(0.01, 1)}
+    clamp = {"activation_func_clamp_value": STRETCH, "softmax_scale": st.floats(0.01, 1)}
     mlp = st.one_of(
-        _group({"swiglu": TRUE}, unbiased),
-        _group({"squared_relu": TRUE, "bias_gelu_fusion": st.just(False)}, unbiased),
-        _group({"quick_geglu": TRUE}, {**clamped, "glu_linear_offset": st.floats(-2, 2)}),
+        _group({"swiglu": TRUE}, no_bias),
+        _group({"squared_relu": TRUE, "bias_gelu_fusion": st.just(False)}, no_bias),
+        _group({"quick_geglu": TRUE}, {**clamp, "glu_linear_offset": st.floats(-2, 2)}),
         _group({"bias_gelu_fusion": st.just(False)}),
     )
     window = _group(
-        {"window_size": st.integers(0, 64).map(lambda left: [left, 0])},
+        {"window_size": st.integers(0, 64).map(lambda before: [before, 0])},
         {"window_attn_skip_freq": FREQUENCY | TRUTH},
     )
     rest = _group(
@@ -471,7 +471,7 @@ def _block(version: str) -> Groups:
         {
             **norms,
             **heads,
-            **clamped,
+            **clamp,
             "fp32_residual_connection": TRUE,
             "mtp_num_layers": st.integers(1, 3),
         },
@@ -488,29 +488,26 @@ def _block(version: str) -> Groups:
 def _router(version: str) -> Groups:
     """Draw routing, weighting and load balancing, which take effect only with experts."""
     shared = {"moe_shared_expert_intermediate_size": SMALL, "moe_shared_expert_gate": TRUE}
-    scaled = {
+    scaling = {
         "moe_router_topk": SMALL,
         "moe_router_topk_scaling_factor": STRETCH,
         "moe_z_loss_coeff": SHARE,
     }
-    balanced = {
+    balance = {
         "moe_router_load_balancing_type": st.sampled_from(("seq_aux_loss", "none")),
         "moe_aux_loss_coeff": SHARE,
     }
-    biased = {
-        "moe_router_score_function": st.just("sigmoid"),
-        "moe_router_enable_expert_bias": TRUE,
-    }
-    drawn = {
+    bias = {"moe_router_score_function": st.just("sigmoid"), "moe_router_enable_expert_bias": TRUE}
+    rest = {
         **shared,
-        **scaled,
-        **balanced,
+        **scaling,
+        **balance,
         "moe_layer_freq": FREQUENCY | TRUTH,
         "moe_router_dtype": st.just("fp32"),
     }
     return st.one_of(
-        _group({"moe_router_pre_softmax": TRUE}, drawn),
-        _group(biased, {**drawn, "moe_ffn_hidden_size": SMALL}),
+        _group({"moe_router_pre_softmax": TRUE}, rest),
+        _group(bias, {**rest, "moe_ffn_hidden_size": SMALL}),
     )
 
 
@@ -627,11 +624,11 @@ def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
         return EXCHANGES.map(lambda kind: [kind]) if case.entry == FLAGS else EXCHANGES
     if case.entry != FLAGS:
         return _of_field(case.version, _names_by_argument(case.version, case.entry)[path])
-    drawn = st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
+    strategy = st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
     if path not in UNWRAPPED:
-        return drawn
+        return strategy
     # A list of one is read as its element, so the element is drawn.
-    return drawn.map(
+    return strategy.map(
         lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value
     )
 

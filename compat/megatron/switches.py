@@ -130,13 +130,13 @@ def _read_buffers(values: Group, context: Context) -> Group:
     """Read the registration of NCCL's buffers, and the buffers of Megatron-FSDP, which exist only
     if gradients are sharded.
     """
-    registered = {"zero.registered": bool(values["nccl_ub"])} if "nccl_ub" in values else {}
+    registration = {"zero.registered": bool(values["nccl_ub"])} if "nccl_ub" in values else {}
     if zero_stage(values) < 2:
-        return registered
+        return registration
     own = dict.fromkeys(BUFFERS.values(), False)
     for theirs, ours in BUFFERS.items():
         own[ours] |= bool(values.get(theirs))  # two names of one switch: either sets it
-    return {**own, "zero.registered": registered.get("zero.registered")}
+    return {**own, "zero.registered": registration.get("zero.registered")}
 
 
 def _write_buffers(values: Group, context: Context) -> Group:
@@ -144,8 +144,8 @@ def _write_buffers(values: Group, context: Context) -> Group:
     which exist since 0.12.
     """
     sharded = (values.get("zero.stage") or 0) >= 2 and context.since("0.12.0")
-    wanted = [theirs for theirs, ours in BUFFERS.items() if values.get(ours)]
-    return {theirs: True for theirs in wanted if theirs == "nccl_ub" or sharded}
+    names = [theirs for theirs, ours in BUFFERS.items() if values.get(ours)]
+    return {theirs: True for theirs in names if theirs == "nccl_ub" or sharded}
 
 
 BUFFERED = convert(
@@ -235,9 +235,9 @@ def _own_minimum(values: Group) -> bool:
         return False
     usual = values.get("min_lr") or 0.0
     least = values.get("decoupled_min_lr")
-    found = usual if least is None else least
+    minimum = usual if least is None else least
     # More than the rounding of two floats.
-    return bool(abs(found - usual * own / rate) > 1e-12 * own)
+    return bool(abs(minimum - usual * own / rate) > 1e-12 * own)
 
 
 DECOUPLED = convert(
@@ -281,11 +281,11 @@ USUAL = ("attention",)
 def _read_modules(values: Group, context: Context) -> Group:
     if values.get("recompute_granularity") != "selective":
         return {}
-    named = values.get("recompute_modules") or ["core_attn"]
-    found = {MODULES[name] for name in named if name in MODULES}
+    names = values.get("recompute_modules") or ["core_attn"]
+    parts = {MODULES[name] for name in names if name in MODULES}
     return {
         "recompute.modules": tuple(
-            part for part in dict.fromkeys(MODULES.values()) if part in found
+            part for part in dict.fromkeys(MODULES.values()) if part in parts
         )
         or USUAL
     }
@@ -295,9 +295,9 @@ def _write_modules(values: Group, context: Context) -> Group:
     parts = values.get("recompute.modules")
     if values.get("recompute.granularity") != "selective" or not parts or tuple(parts) == USUAL:
         return {}
-    named = [PARTS[part] for part in parts if part in PARTS]
-    known = [name for name in named if name != "shared_experts" or context.since("0.14.0")]
-    return {"recompute_modules": known} if known else {}
+    names = [PARTS[part] for part in parts if part in PARTS]
+    modules = [name for name in names if name != "shared_experts" or context.since("0.14.0")]
+    return {"recompute_modules": modules} if modules else {}
 
 
 RECOMPUTED = convert(

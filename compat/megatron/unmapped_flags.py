@@ -338,15 +338,15 @@ def why(dest: str) -> Why:
     argument, then by its prefix, and finally by its group.
     """
     group = options.groups().get(dest, "")
-    found = _SINGLE.get(dest) or next(
+    reason = _SINGLE.get(dest) or next(
         (why for prefix, why in PREFIXES if dest.startswith(prefix)),
         GROUPS.get(group, GROUPS["config class"]),
     )
-    return found._replace(under=_switch(dest))
+    return reason._replace(under=_switch(dest))
 
 
 def effect(dest: str) -> Effect:
     """Return the effect of losing the argument `dest`, which no plan field stands for."""
-    found = why(dest).effect
-    assert isinstance(found, Effect)  # no reason of Megatron's depends on the values
-    return found
+    reason = why(dest).effect
+    assert isinstance(reason, Effect)  # no reason of Megatron's depends on the values
+    return reason

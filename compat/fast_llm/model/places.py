@@ -179,11 +179,11 @@ class Sections:
 
     def unsaid(self, neutral: Leaf) -> list[str]:
         """Return the paths of all leaves that were not read and differ from their `neutral` value."""
-        left = list(self.common.unread_paths(neutral))
+        paths = list(self.common.unread_paths(neutral))
         for name, block in self.blocks.items():
             start = f"{BLOCKS}{name}." if name else BLOCK
-            left += [start + path for path in block.unread_paths(neutral)]
-        return left
+            paths += [start + path for path in block.unread_paths(neutral)]
+        return paths
 
 
 def sections(model: Leaf, context: Context | None) -> Sections:
@@ -199,9 +199,11 @@ def sections(model: Leaf, context: Context | None) -> Sections:
             common[path] = value
         else:
             blocks.setdefault(name, {})[place or path] = value
-    taken = Leaves(common)
-    order = _order(taken, tuple(blocks)) if pattern else ("",)
-    return Sections(layout, taken, {name: Leaves(values) for name, values in blocks.items()}, order)
+    common_leaves = Leaves(common)
+    order = _order(common_leaves, tuple(blocks)) if pattern else ("",)
+    return Sections(
+        layout, common_leaves, {name: Leaves(values) for name, values in blocks.items()}, order
+    )
 
 
 def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
@@ -224,8 +226,8 @@ def _order(common: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
     pattern = common.take(
         "decoder.pattern", (), lambda value: isinstance(value, list | tuple) and bool(value)
     )
-    known = pattern and all(isinstance(name, str) and name in names for name in pattern)
-    return tuple(pattern) if known else ()
+    is_valid = pattern and all(isinstance(name, str) and name in names for name in pattern)
+    return tuple(pattern) if is_valid else ()
 
 
 def _newest(model: Leaf, layout: Layout) -> Iterator[tuple[str, Any]]:
@@ -265,8 +267,8 @@ def place_leaves(leaves: Leaf, layout: Layout) -> dict[str, Any]:
         return dict(leaves)
     if layout == "middle":
         return {_move_path(path, MIDDLE): value for path, value in leaves.items()}
-    found = ((_to_oldest(path.removeprefix(BLOCK)), value) for path, value in leaves.items())
-    return {place: value for place, value in found if place}
+    pairs = ((_to_oldest(path.removeprefix(BLOCK)), value) for path, value in leaves.items())
+    return {place: value for place, value in pairs if place}
 
 
 BEFORE = {place: oldest for oldest, places in OLDEST.items() for place in places}

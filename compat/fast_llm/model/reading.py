@@ -67,16 +67,16 @@ CHEAP = (
 
 def weigh(values: Group) -> Effect:
     """Return the effect on the run if the settings that no plan field stands for are lost."""
-    left = unsaid(values)
-    cheap = left and all(path.rpartition(".")[2].startswith(CHEAP) for path in left)
+    paths = unsaid(values)
+    cheap = paths and all(path.rpartition(".")[2].startswith(CHEAP) for path in paths)
     return Effect.ROUNDING if cheap else Effect.NUMBERS
 
 
 def unread_settings_text(values: Group) -> str:
     """Return a sentence that names the settings that no plan field stands for."""
-    left = unsaid(values)
-    more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-    return f"stagebridge does not translate {', '.join(left[:5])}{more}"
+    paths = unsaid(values)
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return f"stagebridge does not translate {', '.join(paths[:5])}{more}"
 
 
 def unsaid(values: Group) -> list[str]:
@@ -162,15 +162,15 @@ def _factors(at: Leaves, values: Group) -> Facts:
     usual = values.get(SCALE)
     usual = 1.0 if usual is None else usual
     # A plan's factors are relative to its peak rate, which has the default factor in it already.
-    found: Facts = {}
+    factors: Facts = {}
     for which, (wide, narrow, names) in SCOPES.items():
         # Of both factors on a path, a weight has the product and what goes along only the wide one.
         place = narrow if at.within(narrow) and not at.within(wide) else wide
         factor = at.real(place)
         if factor is not None and usual:
-            found[f"optimizer.{which}_lr"] = factor / usual
-            found[f"habits.{which}_lr"] = names[place == wide]
-    return found
+            factors[f"optimizer.{which}_lr"] = factor / usual
+            factors[f"habits.{which}_lr"] = names[place == wide]
+    return factors
 
 
 SCOPES = {
@@ -205,7 +205,7 @@ def _adapted(at: Leaves) -> tuple[str, ...]:
     are queries and values (layers/attention/attention.py: default_apply_peft, key_layer.apply_peft).
     """
     both = at.flag("mixer.key_layer.apply_peft", None)
-    wanted = {
+    switches = {
         "query": at.flag("mixer.query_layer.apply_peft", True),
         "key": both,
         "value": both is not False,
@@ -213,7 +213,7 @@ def _adapted(at: Leaves) -> tuple[str, ...]:
         "mlp_in": at.flag("mlp.layer_1.apply_peft", False),
         "mlp_out": at.flag("mlp.layer_2.apply_peft", False),
     }
-    return tuple(name for name, on in wanted.items() if on)
+    return tuple(name for name, on in switches.items() if on)
 
 
 # A block
@@ -255,10 +255,10 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
         ("before", "before"): "both",
         ("none", "before"): "after",
     }
-    found = places.get((*before, *after)) if len(before) == len(after) == 1 else None
-    if found is None:
+    place = places.get((*before, *after)) if len(before) == len(after) == 1 else None
+    if place is None:
         odd.append("normalization")
-    return found or "before"
+    return place or "before"
 
 
 def _one(at: Leaves, start: str, own: Normalization, without: str) -> str:
@@ -407,7 +407,7 @@ def _experts(at: Leaves, width: int | None) -> Facts:
     (layers/decoder/mlp/config.py, unshared_experts).
     """
     shared = at.take("mlp.shared_experts", 0, lambda value: type(value) is int and value >= 0)
-    count, balanced = (
+    count, uses_aux_loss = (
         at.count("mlp.experts", 2),
         at.name("mlp.routing", "aux_loss", ("aux_loss", "sinkhorn")) == "aux_loss",
     )
@@ -419,11 +419,11 @@ def _experts(at: Leaves, width: int | None) -> Facts:
         "model.moe.top_k": at.count("mlp.experts_per_token", 1),
         "model.moe.shared_ffn": shared * width if width else None,
         "model.moe.shared_gate": False,
-        "model.moe.score": "softmax" if balanced else None,
-        "model.moe.normalised": True if balanced else None,
-        "model.moe.balance": balance if balanced else "sinkhorn",
-        "model.moe.aux_loss": loss if balanced else None,
-        "model.moe.aux_trained": True if balanced and loss else None,
+        "model.moe.score": "softmax" if uses_aux_loss else None,
+        "model.moe.normalised": True if uses_aux_loss else None,
+        "model.moe.balance": balance if uses_aux_loss else "sinkhorn",
+        "model.moe.aux_loss": loss if uses_aux_loss else None,
+        "model.moe.aux_trained": True if uses_aux_loss and loss else None,
         "model.moe.z_loss": at.real("mlp.z_loss_coefficient", 0.0),
         "model.moe.router_bias": False,
         "model.moe.balance_bias": False,
@@ -443,20 +443,20 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
     names = _block_names(parts, facts["model.layers"])
     used = [blocks[name] for name in dict.fromkeys(names)]
     # Reversed, so that the first block is the last to set a value.
-    found = {
+    result = {
         path: value for block in reversed(used) for path, value in block.items() if path not in OWN
     }
-    for path, value in found.items():
-        routed = path.startswith(("model.moe.", "model.experts"))
-        if any(block.get(path) != value for block in used if path in block or not routed):
+    for path, value in result.items():
+        of_experts = path.startswith(("model.moe.", "model.experts"))
+        if any(block.get(path) != value for block in used if path in block or not of_experts):
             odd.append(path)
     layers = [blocks[name] for name in names]
     window = _only([block.get("window") for block in layers], "mixer.window_size", odd)
-    found["model.attention.window"] = window
-    found["model.attention.windowed"] = (
+    result["model.attention.window"] = window
+    result["model.attention.windowed"] = (
         _pattern_or_none([block.get("window") is not None for block in layers]) if window else None
     )
-    return found | _bases(layers, odd) | _widths(layers, odd) | _recompute_fields(layers, odd)
+    return result | _bases(layers, odd) | _widths(layers, odd) | _recompute_fields(layers, odd)
 
 
 def _block_names(parts: Sections, layers: int | None) -> list[str]:
@@ -482,10 +482,10 @@ def _only(values: list[Any], what: str, odd: list[str]) -> Any:
     """Return the only value among `values` that is not None. If there are several, return the first
     and add `what` to `odd`.
     """
-    known = [value for value in dict.fromkeys(values) if value is not None]
-    if len(known) > 1:
+    distinct = [value for value in dict.fromkeys(values) if value is not None]
+    if len(distinct) > 1:
         odd.append(what)
-    return known[0] if known else None
+    return distinct[0] if distinct else None
 
 
 def _bases(layers: list[Facts], odd: list[str]) -> Facts:
@@ -607,8 +607,8 @@ def _oldest_initial(at: Leaves, usual: float, layers: int, odd: list[str]) -> tu
 def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> tuple[float, float]:
     plain, out = list[float | None](), list[float | None]()
     for block in parts.blocks.values():
-        routed = ("mlp.router.weight",) if block.values.get("mlp.type") == "moe" else ()
-        plain += [_deviation(block, place, usual) for place in (*PLAIN, *routed)]
+        router = ("mlp.router.weight",) if block.values.get("mlp.type") == "moe" else ()
+        plain += [_deviation(block, place, usual) for place in (*PLAIN, *router)]
         out += [_deviation(block, place, usual) for place in OUT]
         _deviation(block, "mixer.value_layer.weight", usual)
     heads = ["embeddings.word_embeddings"]

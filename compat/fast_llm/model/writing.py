@@ -88,18 +88,18 @@ def write(values: Group, context: Context) -> Group:
         return {}
     layout = layout_of(context)
     leaves = place_leaves(_whole(values, context, layout), layout)
-    said = {path: value for path, value in leaves.items() if value is not None}
+    settings = {path: value for path, value in leaves.items() if value is not None}
     # Settings that the classes of the release refuse are left out, and show as lost on the way
     # back.
-    refused = {
-        path.removeprefix(BASE + ".") for path, _ in problems(nest(said), BASE, context.version)
+    refusals = {
+        path.removeprefix(BASE + ".") for path, _ in problems(nest(settings), BASE, context.version)
     }
-    taken = {
+    remainder = {
         path: value
-        for path, value in said.items()
-        if not any(f"{path}.".startswith(f"{bad}.") for bad in refused)
+        for path, value in settings.items()
+        if not any(f"{path}.".startswith(f"{bad}.") for bad in refusals)
     }
-    section = nest(taken)
+    section = nest(remainder)
     return {BASE: section} if section else {}
 
 
@@ -144,17 +144,17 @@ def _outside(values: Group) -> Leaves:
         values.get(path) for path in ("precision.residual", "precision.compute", SCALE)
     )
     scale = 1.0 if usual is None else usual
-    told = {}
+    factors = {}
     for which, (wide, narrow, names) in SCOPES.items():
         factor, scope = values.get(f"optimizer.{which}_lr"), values.get(f"habits.{which}_lr")
         if factor is not None:
-            told[narrow if scope == names[0] else wide] = factor * scale
+            factors[narrow if scope == names[0] else wide] = factor * scale
     return {
         "embeddings.full_precision_residual": residual != (compute or "fp32")
         if residual is not None
         else None,
         "head.prediction_heads": 1 if values.get("model.predicted") == 0 else None,
-        **told,
+        **factors,
     }
 
 
@@ -223,9 +223,9 @@ def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
     """Return the settings of blocks by block name, and one period of the pattern
     (layers/block/config.py, PatternBlockSequenceConfig).
     """
-    varied = [axis for axis in range(3) if len({kind[axis] for kind in kinds}) > 1]
+    axes = [axis for axis in range(3) if len({kind[axis] for kind in kinds}) > 1]
     names = {
-        kind: "_".join(NAMES[axis][kind[axis]] for axis in varied) for kind in dict.fromkeys(kinds)
+        kind: "_".join(NAMES[axis][kind[axis]] for axis in axes) for kind in dict.fromkeys(kinds)
     }
     leaves: Leaves = {
         "decoder.type": "pattern",
@@ -240,12 +240,14 @@ def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
             if path.startswith(BLOCK)
         }
         # A block without experts has no router to initialise, and its class refuses the key.
-        routed = {
+        deviations = {
             path: value
             for path, value in own.items()
             if kind.experts or not path.startswith("mlp.router")
         }
-        leaves |= {f"{BLOCKS}{name}.{place}": value for place, value in {**block, **routed}.items()}
+        leaves |= {
+            f"{BLOCKS}{name}.{place}": value for place, value in {**block, **deviations}.items()
+        }
     return leaves | {path: value for path, value in initial.items() if not path.startswith(BLOCK)}
 
 
@@ -317,13 +319,13 @@ def _rotary(values: Group, context: Context, kind: Kind) -> Leaves:
         base = values.get("model.rotary.local_base") or base
     if not context.since("0.2.0"):
         return {"rotary.enabled": True, "rotary.scale": -math.log(base) if base else None}
-    stretched = values.get("model.rotary.scaling.kind") or "none"
-    known = stretched in STRETCHED and context.since(LATER[stretched])
-    names = STRETCHED[stretched] if known else {}
+    scaling = values.get("model.rotary.scaling.kind") or "none"
+    available = scaling in STRETCHED and context.since(LATER[scaling])
+    names = STRETCHED[scaling] if available else {}
     leaves = {
         f"rotary.{name}": values.get(f"model.rotary.scaling.{ours}") for ours, name in names.items()
     }
-    return {"rotary.type": stretched if known else "default", "rotary.theta": base, **leaves}
+    return {"rotary.type": scaling if available else "default", "rotary.theta": base, **leaves}
 
 
 def _mlp(values: Group, kind: Kind) -> Leaves:
@@ -397,12 +399,12 @@ def _initial(values: Group, layout: Layout) -> Leaves:
         return {"init.std": std, **whole}
     if hidden and not scaled and math.isclose(std, hidden**-0.5, rel_tol=1e-9):
         return {}  # Fast-LLM's own default
-    drawn = {
+    deviations = {
         f"{place}.initialization": size for place, size in _initial_deviations(values, std, out)
     }
     return {
         f"{place}.{name}": value
-        for place, size in drawn.items()
+        for place, size in deviations.items()
         for name, value in (("type", "normal"), ("std", size))
     }
 

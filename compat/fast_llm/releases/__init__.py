@@ -49,8 +49,8 @@ class Key:
 
 def _key(path: str) -> Key:
     rows = [row for row in _ROWS if row["key"] == path]  # oldest first
-    replaced = (_DECIDED[column].get(path, "") for column in ("before", "instead"))
-    return Key(path, rows[0].get("since", ""), rows[-1].get("until", ""), *replaced)
+    replacement = (_DECIDED[column].get(path, "") for column in ("before", "instead"))
+    return Key(path, rows[0].get("since", ""), rows[-1].get("until", ""), *replacement)
 
 
 KEYS: Mapping[str, Key] = MappingProxyType({path: _key(path) for path in fields(FastLLM)})
@@ -85,12 +85,12 @@ class Release(AnyRelease):
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
         """Defaults of the release by path. Keys without a default are left out."""
-        known = {
+        values = {
             row["key"]: row["default"]
             for row in _ROWS
             if "default" in row and self.within(row.get("since", ""), row.get("until", ""))
         }
-        return MappingProxyType({path: known[path] for path in KEYS if path in known})
+        return MappingProxyType({path: values[path] for path in KEYS if path in values})
 
     @property
     def overwrites_buffers(self) -> bool:

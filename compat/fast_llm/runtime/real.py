@@ -30,8 +30,8 @@ INSIDE = tuple(f"{path}." for path in SECTIONS)
 
 def pose_config(config: Config) -> tuple[Group, Group]:
     """Return the sections for Fast-LLM's classes, and the values by path that they should hold."""
-    held = {path: value for path, value in config.effective.items() if path.startswith(INSIDE)}
-    return raw(nest(config.given), config), held
+    values = {path: value for path, value in config.effective.items() if path.startswith(INSIDE)}
+    return raw(nest(config.given), config), values
 
 
 def raw(source: Mapping[str, Any], config: Config) -> Group:
@@ -41,27 +41,33 @@ def raw(source: Mapping[str, Any], config: Config) -> Group:
     with all ranks on one node.
     """
     model = source.get("model", {})
-    asked = {path: model.get(path.rpartition(".")[2]) or {} for path in SECTIONS}
+    sections = {path: model.get(path.rpartition(".")[2]) or {} for path in SECTIONS}
     ranks = config.world_size or prod(config.given.get(axis, 1) for axis in AXES)
-    asked[DISTRIBUTED] = {"world_size": ranks, "local_world_size": ranks, **asked[DISTRIBUTED]}
-    return {"sections": asked}
+    sections[DISTRIBUTED] = {
+        "world_size": ranks,
+        "local_world_size": ranks,
+        **sections[DISTRIBUTED],
+    }
+    return {"sections": sections}
 
 
 def answer(question: Mapping[str, Any]) -> Group:
     """Return the values of Fast-LLM's objects by path. Raises `ConfigError` if one of them refuses its section."""
-    held: Group = {}
+    values: Group = {}
     try:
         for path, section in question["sections"].items():
-            made = first([SECTIONS[path]]).from_dict(section)
-            names = [field.name for field in fields(made) if field.init and field.name != "type"]
-            held |= {f"{path}.{name}": plain(getattr(made, name)) for name in names}
+            instance = first([SECTIONS[path]]).from_dict(section)
+            names = [
+                field.name for field in fields(instance) if field.init and field.name != "type"
+            ]
+            values |= {f"{path}.{name}": plain(getattr(instance, name)) for name in names}
     except Exception as error:
         # What follows is a stack trace.
         reason, *_ = str(error).splitlines() or [""]
         raise ConfigError(
             f"refused by Fast-LLM itself: {type(error).__name__}: {reason}"
         ) from error
-    return held
+    return values
 
 
 def release_of_package() -> str:

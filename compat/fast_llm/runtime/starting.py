@@ -34,7 +34,7 @@ def start(config: Config) -> None:
     mesh.setdefault("world_size", ranks)
     mesh.setdefault("local_world_size", ranks)
     data.setdefault("data", {}).setdefault("maximum_document_length", 1)  # `missing` asks for it
-    described = "base_model" in data["model"]
+    has_model = "base_model" in data["model"]
     try:
         for name in REGISTERED:
             first([name])
@@ -42,10 +42,10 @@ def start(config: Config) -> None:
         first([SCHEDULE])(trainer.optimizer.learning_rate)
         base = trainer.model.base_model
         ours = trainer.model.distributed.get_distributed_dim(first([TENSOR]).tensor)
-        divided = first([DIVISION])
-        tokens = divided(trainer.data.micro_batch_size, trainer.schedule.micro_batch_splits)
-        divided(tokens, trainer.model.distributed.sequence_data_parallel)
-        for name, size in _sizes(base) if described else ():
+        divide = first([DIVISION])
+        tokens = divide(trainer.data.micro_batch_size, trainer.schedule.micro_batch_splits)
+        divide(tokens, trainer.model.distributed.sequence_data_parallel)
+        for name, size in _sizes(base) if has_model else ():
             first([DIMENSION])(name, size, ours)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]

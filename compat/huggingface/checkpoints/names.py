@@ -155,8 +155,8 @@ class Saved(Naming):
     def describe_model(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
         """Return the `model_type`, and a refusal unless it is one of `MODELS`."""
         family = str(config.given.get("model_type"))
-        known = family in MODELS
-        return family, () if known else (
+        has_map = family in MODELS
+        return family, () if has_map else (
             f"model_type: found {family!r}; maps of parameter names are known for {', '.join(MODELS)}",
         )
 

@@ -32,9 +32,9 @@ def start(config: Config) -> None:
         raise MachineError(f"{kind}: the code of this family comes with its weights")
     build: Any = AutoModelForCausalLM.from_config
     try:
-        made: Any = AutoConfig.for_model(kind, **data)
+        model_config: Any = AutoConfig.for_model(kind, **data)
         with device("meta"):
-            build(made)
+            build(model_config)
     except Exception as error:
         judge(error)
         reason = " ".join(str(error).split())[:300]

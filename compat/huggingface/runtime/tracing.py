@@ -40,12 +40,12 @@ class TraceCallback(TrainerCallback):
                 "attach: the Trainer hides DeepSpeed's engine; call bridge.trace.attach(trainer.deepspeed, ...)"
             )
         run = self.run or Path(args.output_dir) / "trace"
-        given: Mapping[str, Any] = {
+        defaults: Mapping[str, Any] = {
             "optimizer": more["optimizer"],
             "accumulation": args.gradient_accumulation_steps,
         }
         self.tracer = attach(
-            more["model"], self.debug, run, done=state.global_step, **{**given, **self.options}
+            more["model"], self.debug, run, done=state.global_step, **{**defaults, **self.options}
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:

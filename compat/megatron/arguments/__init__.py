@@ -81,27 +81,28 @@ def steps(version: str) -> tuple[Step, ...]:
     return select(TABLE, version)
 
 
-def effective(given: Mapping[str, Any], version: str, world_size: int) -> dict[str, Any]:
-    """Return the arguments (dest -> value, dtypes by name) that the release derives from `given`.
+def effective(settings: Mapping[str, Any], version: str, world_size: int) -> dict[str, Any]:
+    """Return the arguments (dest -> value, dtypes by name) that the release derives from
+    `settings`.
 
     Values that a partial config may leave open (`OPEN`) stay None, and checks and derivations that
     need them are skipped. Raises `ConfigError` with every problem found.
     """
     defaults = releases.defaults(version)
-    launched = {name: world_size for name in LAUNCHED if name in defaults}
+    launch_values = {name: world_size for name in LAUNCHED if name in defaults}
     # Later mappings win: a given flag overrules what the launcher implies, but nothing overrules
     # the number of ranks.
-    values = Namespace(defaults.copy(), launched, given, {"world_size": world_size})
+    values = Namespace(defaults.copy(), launch_values, settings, {"world_size": world_size})
     run(steps(version), values)
     return values.__dict__
 
 
-def smallest_world_size(given: Mapping[str, Any], version: str) -> int:
+def smallest_world_size(settings: Mapping[str, Any], version: str) -> int:
     """Return the smallest number of ranks that is a multiple of tensor x pipeline x context, and of
     the size of the expert grid.
 
     Raises `ConfigError` for sizes that allow no number of ranks.
     """
-    values = Namespace(releases.defaults(version).copy(), given)
+    values = Namespace(releases.defaults(version).copy(), settings)
     run(select(WORLD_STEPS, version), values)
     return least(values)

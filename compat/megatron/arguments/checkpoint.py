@@ -37,9 +37,9 @@ def _layer_wise(a: Namespace) -> None:
     0.18.
     """
     # dist_muon is the deprecated name of muon with --use-distributed-optimizer.
-    distributed = _other(a) and (a.optimizer == "dist_muon" or bool(a.use_distributed_optimizer))
-    a.use_layer_wise_distributed_optimizer = distributed
-    if distributed:
+    layer_wise = _other(a) and (a.optimizer == "dist_muon" or bool(a.use_distributed_optimizer))
+    a.use_layer_wise_distributed_optimizer = layer_wise
+    if layer_wise:
         a.use_distributed_optimizer = False
     if a.optimizer == "dist_muon":
         a.optimizer = "muon"

@@ -48,8 +48,8 @@ def _unwrap(*names: str) -> Change:
 def _several_sources(a: Namespace) -> bool:
     """Whether more than one source of data is given; the paths of all splits are one source."""
     by_split = [getattr(a, name) for name in SPLIT_PATHS]
-    given = [source for source in (a.mock_data, a.data_path, any(by_split)) if source]
-    return len(given) > 1
+    sources = [source for source in (a.mock_data, a.data_path, any(by_split)) if source]
+    return len(sources) > 1
 
 
 _fim = under(FIM, on("fim_data"), "0.16.0")

@@ -48,13 +48,13 @@ def _modules_to_move(a: Namespace) -> list[str]:
 
 
 def _has_other_modules(a: Namespace) -> bool:
-    moved, scope = _modules_to_move(a), a.inference_cuda_graph_scope
-    if not moved:
+    modules, scope = _modules_to_move(a), a.inference_cuda_graph_scope
+    if not modules:
         return False
-    impls = ("none", "local") + (("full_iteration",) if moved[0] == "full_iteration" else ())
-    if len(set(moved)) > 1 or a.cuda_graph_impl not in impls:
+    impls = ("none", "local") + (("full_iteration",) if modules[0] == "full_iteration" else ())
+    if len(set(modules)) > 1 or a.cuda_graph_impl not in impls:
         return True
-    return (member_name(scope) if scope else scope) not in MOVED[moved[0]]
+    return (member_name(scope) if scope else scope) not in MOVED[modules[0]]
 
 
 def _settle(a: Namespace) -> None:

@@ -28,27 +28,27 @@ def _arguments_of_text(a: Namespace) -> Mapping[str, Any] | None:
     that Megatron reads.
     """
     try:
-        said = json.loads(a[TEXT])
-        heads = [block["attention"]["n_heads_in_group"] for block in said["block_configs"]]
-        grouped = [size for size in heads if size is not None]
+        description = json.loads(a[TEXT])
+        heads = [block["attention"]["n_heads_in_group"] for block in description["block_configs"]]
+        group_sizes = [size for size in heads if size is not None]
         return {
             **FIXED,
-            "num_layers": said["num_hidden_layers"],
-            "hidden_size": said["hidden_size"],
-            "num_attention_heads": said["num_attention_heads"],
-            "untie_embeddings_and_output_weights": not said["tie_word_embeddings"],
-            "rotary_base": said["rope_theta"],
-            "rope_scaling_factor": said["rope_scaling"]["factor"],
-            "num_query_groups": said["num_attention_heads"] // grouped[0],
-            "fits": said["hidden_act"] == "silu" and len({*grouped}) == 1,
+            "num_layers": description["num_hidden_layers"],
+            "hidden_size": description["hidden_size"],
+            "num_attention_heads": description["num_attention_heads"],
+            "untie_embeddings_and_output_weights": not description["tie_word_embeddings"],
+            "rotary_base": description["rope_theta"],
+            "rope_scaling_factor": description["rope_scaling"]["factor"],
+            "num_query_groups": description["num_attention_heads"] // group_sizes[0],
+            "fits": description["hidden_act"] == "silu" and len({*group_sizes}) == 1,
         }
     except (ValueError, TypeError, LookupError, ZeroDivisionError):
         return None
 
 
 def _differs(a: Namespace) -> bool:
-    told = _arguments_of_text(a) or {}
-    return any(value != (True if name == "fits" else a[name]) for name, value in told.items())
+    arguments = _arguments_of_text(a) or {}
+    return any(value != (True if name == "fits" else a[name]) for name, value in arguments.items())
 
 
 HETEROGENEOUS_STEPS: tuple[Step, ...] = (

@@ -78,8 +78,8 @@ def _beside(name: str, piped: bool = False) -> Step:
     """
 
     def fails(a: Namespace) -> bool:
-        replaced = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)
-        return replaced and getattr(a, name) is not None and getattr(a, name) is not False
+        conflict = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)
+        return conflict and getattr(a, name) is not None and getattr(a, name) is not False
 
     problem = "with hybrid_layer_pattern, whose | separators define the stages; drop it"
     return check(HYBRID, fails, f"{name}: found {{{name}}} {problem}", since="0.17.0")

@@ -43,8 +43,8 @@ def stages(text: str) -> tuple[str, ...] | None:
 
 
 def _string(a: Namespace) -> str:
-    given = a.pipeline_model_parallel_layout
-    return given if isinstance(given, str) else ""
+    layout = a.pipeline_model_parallel_layout
+    return layout if isinstance(layout, str) else ""
 
 
 PARSER = "PipelineParallelLayerLayout.parse_str_to_list"

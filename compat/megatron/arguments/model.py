@@ -44,8 +44,10 @@ def _streams(a: Namespace) -> None:
     # here.
     if a.use_torch_fsdp2:
         groups = list(a.high_priority_stream_groups or ())
-        wanted = ["dp_cp", "ep_dp"] if a.expert_model_parallel_size > 1 else ["dp_cp"]
-        a.high_priority_stream_groups = groups + [name for name in wanted if name not in groups]
+        fsdp_groups = ["dp_cp", "ep_dp"] if a.expert_model_parallel_size > 1 else ["dp_cp"]
+        a.high_priority_stream_groups = groups + [
+            name for name in fsdp_groups if name not in groups
+        ]
 
 
 MODEL_STEPS: tuple[Step, ...] = (

@@ -61,12 +61,12 @@ _fsdp = under(FSDP, on("use_megatron_fsdp"), "0.14.0")
 _step = under(STEP, on("overlap_param_gather_with_optimizer_step"))
 
 
-def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:
+def _gather(without: Predicate, requirement: str, since: str, until: str) -> Step:
     """Return a check that parameters are sharded if overlap_param_gather is set."""
     return check(
         GATHER,
         lambda a: a.overlap_param_gather and not without(a),
-        f"overlap_param_gather: found without {allowed}; add --use-distributed-optimizer, or drop --overlap-param-gather",
+        f"overlap_param_gather: found without {requirement}; add --use-distributed-optimizer, or drop --overlap-param-gather",
         since=since,
         until=until,
     )
@@ -230,8 +230,8 @@ NARROW_STEPS: tuple[Step, ...] = (
 
 
 def _hashes(a: Namespace) -> bool:
-    checked = a.check_weight_hash_across_dp_replicas_interval is not None
-    return bool(checked and a.data_parallel_sharding_strategy == "optim_grads_params")
+    has_interval = a.check_weight_hash_across_dp_replicas_interval is not None
+    return bool(has_interval and a.data_parallel_sharding_strategy == "optim_grads_params")
 
 
 HASHES = (

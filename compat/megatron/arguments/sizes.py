@@ -91,17 +91,17 @@ _encoder = compute_argument(
 _expert_tensor = inherit("expert_tensor_parallel_size", "tensor_model_parallel_size")
 
 
-def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
-    """Make `wanted` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does. All
+def shards(a: Namespace, total: str, size: str, extra: str) -> None:
+    """Make `total` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does. All
     three are names of arguments.
 
-    `wanted` is the number of shards of a weight, `size` the number of tensor ranks, and `extra` the
-    number of shards into which the weight on each tensor rank is split. If `wanted` is given,
+    `total` is the number of shards of a weight, `size` the number of tensor ranks, and `extra` the
+    number of shards into which the weight on each tensor rank is split. If `total` is given,
     `extra` is computed from it.
     """
-    if getattr(a, wanted) is None:
-        setattr(a, wanted, getattr(a, size) * (getattr(a, extra) or 1))
-    setattr(a, extra, getattr(a, wanted) // getattr(a, size))
+    if getattr(a, total) is None:
+        setattr(a, total, getattr(a, size) * (getattr(a, extra) or 1))
+    setattr(a, extra, getattr(a, total) // getattr(a, size))
 
 
 def dense_shards(a: Namespace) -> None:
@@ -116,20 +116,20 @@ def dense_shards(a: Namespace) -> None:
 
 def expert_shards(a: Namespace) -> None:
     """Set the numbers of weight shards of the experts."""
-    wanted = "expert_tensor_parallel_num_weight_shards"
-    shards(a, wanted, "expert_tensor_parallel_size", "expert_gtp_weight_remat_size")
+    total = "expert_tensor_parallel_num_weight_shards"
+    shards(a, total, "expert_tensor_parallel_size", "expert_gtp_weight_remat_size")
 
 
-def _uneven(wanted: str, size: str) -> Step:
+def _uneven(total: str, size: str) -> Step:
     def fails(a: Namespace) -> bool:
-        shards, ranks = getattr(a, wanted), getattr(a, size)
+        shards, ranks = getattr(a, total), getattr(a, size)
         # The first condition refuses 0, which every number of ranks divides.
         return shards is not None and (shards < ranks or shards % ranks != 0)
 
     return check(
         "resolve_tensor_parallel_weight_shards",
         fails,
-        f"{wanted}: found {{{wanted}}}; expected a multiple of {size} ({{{size}}}); change one of them",
+        f"{total}: found {{{total}}}; expected a multiple of {size} ({{{size}}}); change one of them",
         since="0.19.0",
         last=True,
     )

@@ -145,22 +145,22 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     run. The only exceptions are rows with `last` that directly follow and have the same `place`.
     """
     problems: list[str] = []
-    ended = ""  # the statement at which Megatron stops
-    known = values.__dict__
+    stop = ""  # the statement at which Megatron stops
+    arguments = values.__dict__
     for step in steps:
-        if ended and not (isinstance(step, Check) and step.last and step.place == ended):
+        if stop and not (isinstance(step, Check) and step.last and step.place == stop):
             break
         # `get`, because a name that the release lacks is as unknown as one that is None.
-        if step.needs and None in map(known.get, step.needs):
+        if step.needs and None in map(arguments.get, step.needs):
             continue
         if isinstance(step, Derivation):
             step.change(values)
         elif step.when(values):
-            problems.append(f"{step.path}: {step.says(known)}")
+            problems.append(f"{step.path}: {step.says(arguments)}")
             if step.last and step.path in OPEN:
                 setattr(values, step.path, None)
             elif step.last:
-                ended = step.place
+                stop = step.place
     ConfigError.raise_if(problems)
 
 
@@ -189,9 +189,9 @@ def drop(*names: str) -> Change:
     return change
 
 
-def assign(**fixed: Any) -> Change:
+def assign(**constants: Any) -> Change:
     """Return a change that sets names to fixed values."""
-    return lambda values: values.__dict__.update(fixed)
+    return lambda values: values.__dict__.update(constants)
 
 
 def compute_argument(
@@ -211,12 +211,12 @@ def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
     return compute_argument(name, value, absent(name))
 
 
-def when(condition: Predicate, **fixed: Any) -> Change:
+def when(condition: Predicate, **constants: Any) -> Change:
     """Return a change that sets names to fixed values if `condition` holds."""
 
     def change(values: Namespace) -> None:
         if condition(values):
-            values.__dict__.update(fixed)
+            values.__dict__.update(constants)
 
     return change
 

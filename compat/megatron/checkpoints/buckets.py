@@ -56,7 +56,7 @@ def unpack_buckets(
     Parameters are stored from the last to the first, at aligned offsets, in the order of modules in
     one of two layer specs. In the right order, all rounded masters equal the weights.
     """
-    shapes = {name: held.shape for name, held in weights.items()}
+    shapes = {name: weight.shape for name, weight in weights.items()}
     # decoder.layers.7.mlp...: the third part of a name is the number of the layer.
     numbers = {int(name.split(".")[2]) for name in shapes if name.startswith(LAYERS)}
     parallel = Parallel.of(args, len(numbers), str(place))
@@ -69,11 +69,11 @@ def unpack_buckets(
             f" {parallel.tensor * parallel.pipeline}; the checkpoint is damaged"
         )
     for order in (OWN_ORDER, ENGINE_ORDER):
-        found = _laid(shapes, parallel, buckets, sizes, order)
-        if found is not None and all(
-            _equals_master(found[name][MASTER], held) for name, held in weights.items()
+        states = _laid(shapes, parallel, buckets, sizes, order)
+        if states is not None and all(
+            _equals_master(states[name][MASTER], weight) for name, weight in weights.items()
         ):
-            return found
+            return states
     raise SourceError(
         f"{place}: the order of parameters in the buckets is not known (the masters do not match "
         f"the weights); {ADVICE}"
@@ -81,8 +81,8 @@ def unpack_buckets(
 
 
 def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
-    found: Buckets = {}
-    for key, held in tensors.items():
+    buckets: Buckets = {}
+    for key, tensor in tensors.items():
         if match := KEY.fullmatch(key):
             group, buffer, _, bucket, kind = match.groups()
             # A buffer for each format of parameters and each chunk of the model, and one for
@@ -92,20 +92,20 @@ def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
                     f"{place}: {key}: found several gradient buffers (of experts, or of model "
                     f"chunks), which cannot be read; {ADVICE}"
                 )
-            found.setdefault(int(group), {}).setdefault(int(bucket), {})[kind] = held
-    return found
+            buckets.setdefault(int(group), {}).setdefault(int(bucket), {})[kind] = tensor
+    return buckets
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
     """Return the number of elements of each bucket without padding, for each group of data ranks."""
-    found = {}
+    sizes = {}
     for key, value in values.items():
         if match := UNPADDED.fullmatch(key):
             # [[{format: sizes}]]: one rank's object, with one buffer, whose parameters have one
             # format.
             ((by_type,),) = value
-            (found[int(match[1])],) = by_type.values()
-    return found
+            (sizes[int(match[1])],) = by_type.values()
+    return sizes
 
 
 def _laid(
@@ -119,7 +119,7 @@ def _laid(
     if the sizes of the buckets do not fit this order.
     """
     parts: dict[str, dict[str, list[Placed]]] = {}
-    for group, held in buckets.items():
+    for group, flats in buckets.items():
         # Groups of data ranks are numbered with the tensor rank running fastest.
         stage, index = divmod(group, parallel.tensor)
         names = order_parameters(shapes, parallel, stage, order)
@@ -134,7 +134,7 @@ def _laid(
             copy = name == WORDS and stage > 0 and OUTPUT not in shapes
             own_shape = local(name, shapes, parallel.tensor)
             replica = index > 0 and len(own_shape) > 0 and own_shape == shapes[name]
-            for kind, flat in held[bucket].items() if not copy and not replica else ():
+            for kind, flat in flats[bucket].items() if not copy and not replica else ():
                 own = Joined((ElementRun(flat, start, end),), (end - start,), flat.dtype)
                 row = parts.setdefault(name, {}).setdefault(kind, [])
                 row.extend(place_slices(name, shapes, index, parallel.tensor, own))
@@ -153,7 +153,7 @@ def _places(
     """Return the name, bucket, start and end of each parameter, in reverse order. None if the
     parameters do not fill the buckets exactly.
     """
-    found, bucket, at = [], 0, 0
+    places, bucket, at = [], 0, 0
     for name, count in reversed(names):
         at += -at % ALIGNED  # up to the next multiple
         # Shared words have a bucket of their own. The one before is counted up to their aligned
@@ -162,11 +162,11 @@ def _places(
             bucket, at = bucket + 1, 0
         if bucket == len(sizes) or at + count > sizes[bucket]:
             return None
-        found.append((name, bucket, at, at + count))
+        places.append((name, bucket, at, at + count))
         at += count
         if at == sizes[bucket]:
             bucket, at = bucket + 1, 0
-    return found if bucket == len(sizes) else None
+    return places if bucket == len(sizes) else None
 
 
 def _equals_master(master: Lazy, weight: Lazy) -> bool:

@@ -144,14 +144,14 @@ def iteration(folder: Path) -> Path:
     path = folder / TRACKER
     if not path.is_file():
         return folder
-    said = read_text(path, folder, SMALL).strip()
+    text = read_text(path, folder, SMALL).strip()
     # `release` is a converted checkpoint without an iteration. isascii, because isdigit takes other
     # scripts' digits too.
-    if (said != "release" and not said.isascii()) or not (said == "release" or said.isdigit()):
+    if (text != "release" and not text.isascii()) or not (text == "release" or text.isdigit()):
         raise SourceError(
-            f"{path}: found {show_value(said)}; expected the number of an iteration; {DAMAGED}"
+            f"{path}: found {show_value(text)}; expected the number of an iteration; {DAMAGED}"
         )
-    return inside(folder / (said if said == "release" else f"iter_{int(said):07d}"), folder)
+    return inside(folder / (text if text == "release" else f"iter_{int(text):07d}"), folder)
 
 
 # Reading
@@ -164,11 +164,11 @@ OLD = ("fully_sharded_model_space", "dp_zero_gather_scatter")
 
 def _sharding(common: Mapping[str, Any], place: Path) -> None:
     """Raise `SourceError` for a layout of the distributed optimizer that cannot be read."""
-    for held in _optimizers(common, {}):
-        found = held.get("param_state_sharding_type")
-        if found in OLD:
+    for optimizer in _optimizers(common, {}):
+        layout = optimizer.get("param_state_sharding_type")
+        if layout in OLD:
             raise SourceError(
-                f"{place / dcp.COMMON}: found the layout {found} of the distributed optimizer, which"
+                f"{place / dcp.COMMON}: found the layout {layout} of the distributed optimizer, which"
                 " cannot be read; save the run with --dist-ckpt-optim-fully-reshardable"
             )
 
@@ -186,13 +186,17 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     # dp_reshardable stores flat buckets instead of parameters.
     if any(".bucket_idx_" in key for key in tensors):
         kinds = unpack_buckets(place, weights, tensors, values, args)
-    parameters = {name: _parameter(name, held, kinds, step) for name, held in weights.items()}
+    parameters = {name: _parameter(name, weight, kinds, step) for name, weight in weights.items()}
     rows = [
-        row for held in optimizers for row in held.get("optimizer", held).get("param_groups", ())
+        row for state in optimizers for row in state.get("optimizer", state).get("param_groups", ())
     ]
-    dimensions = {name: len(held.weight.shape) for name, held in parameters.items() if held.trained}
+    dimensions = {
+        name: len(parameter.weight.shape)
+        for name, parameter in parameters.items()
+        if parameter.trained
+    }
     groups = run.groups_of(rows, dimensions, str(place / dcp.COMMON)) if rows and kinds else ()
-    said, left = run.client_of(common)
+    client, findings = run.client_of(common)
     # The learning rate that the run had, as the first group has it.
     lr = groups[0].settings.get("lr") if groups else None
     layout = {
@@ -216,9 +220,9 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
         groups=groups,
         where=run.where_of(common, step, lr),
         scale=run.scale_of(optimizer, args),
-        client=said,
+        client=client,
         model=run.model_of(args),
-        findings=(*left, *_beside(values), *_strange(weights, kinds)),
+        findings=(*findings, *_beside(values), *_strange(weights, kinds)),
     )
     return with_beside(hub, as_plain(common.get(BESIDE), BESIDE)[0])
 
@@ -237,7 +241,9 @@ def _strange(
     (optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable).
     """
     for name, weight in weights.items():
-        master = next((held for kind, held in kinds.get(name, {}).items() if kind in MASTERS), None)
+        master = next(
+            (tensor for kind, tensor in kinds.get(name, {}).items() if kind in MASTERS), None
+        )
         # Two ends and not the whole tensor: a master that was lost is all zeros.
         ends = ((0, min(ENDS, weight.count)), (max(0, weight.count - ENDS), weight.count))
         if master is not None and not all(_equals_master(master, weight, *end) for end in ends):
@@ -266,14 +272,14 @@ def _sort_tensors(
     """
     weights: dict[str, Lazy] = {}
     kinds: dict[str, dict[str, Lazy]] = {}
-    for key, held in tensors.items():
+    for key, tensor in tensors.items():
         match = STATE.fullmatch(key)
         if match is None and key.startswith(("optimizer.", "chained_")):
             continue  # a bucket, which `unpack_buckets` takes apart
         bare = match[2] if match else key
         while bare.startswith(("module.", "model.")):  # prefixes of modules that wrap the model
             bare = bare.partition(".")[2]
-        for name, part in apart(bare, held):
+        for name, part in apart(bare, tensor):
             if match:
                 kinds.setdefault(name, {})[match[1]] = part
             else:
@@ -281,40 +287,42 @@ def _sort_tensors(
     return weights, kinds
 
 
-def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
+def apart(name: str, tensor: Lazy) -> Iterator[tuple[str, Lazy]]:
     """Yield each layer or expert of a tensor that stacks layers or experts, with its name. Any
     other tensor is yielded unchanged.
     """
     if match := STACKED.fullmatch(name):
-        for layer, part in enumerate(_parts(held)):
+        for layer, part in enumerate(_parts(tensor)):
             yield from apart(f"decoder.layers.{layer}.{match[1]}", part)
     elif match := EXPERTS.fullmatch(name):
-        for expert, part in enumerate(_parts(held)):
+        for expert, part in enumerate(_parts(tensor)):
             yield f"{match[1]}{match[2]}{expert}", part
     else:
-        yield name, held
+        yield name, tensor
 
 
-def _parts(held: Lazy) -> Iterator[Lazy]:
+def _parts(tensor: Lazy) -> Iterator[Lazy]:
     """Yield the slices along the first dimension, which stacks layers or experts."""
-    count = held.shape[0]
-    size = held.count // count
+    count = tensor.shape[0]
+    size = tensor.count // count
     for number in range(count):
         yield Joined(
-            (ElementRun(held, number * size, (number + 1) * size),), held.shape[1:], held.dtype
+            (ElementRun(tensor, number * size, (number + 1) * size),),
+            tensor.shape[1:],
+            tensor.dtype,
         )
 
 
 def _parameter(
     name: str, weight: Lazy, kinds: Mapping[str, Mapping[str, Lazy]], step: float | None
 ) -> Parameter:
-    found = dict(kinds.get(name, {}))
-    master = next((found.pop(kind) for kind in MASTERS if kind in found), None)
+    moments = dict(kinds.get(name, {}))
+    master = next((moments.pop(kind) for kind in MASTERS if kind in moments), None)
     # In fp32 training the optimizer updates the weight itself; what it stores is no second copy.
     if master is not None and master.dtype == weight.dtype:
         weight, master = master, None
     return Parameter(
-        weight, master, found, step if found else None, trained=not kinds or name in kinds
+        weight, master, moments, step if moments else None, trained=not kinds or name in kinds
     )
 
 
@@ -325,14 +333,14 @@ def _optimizers(
 
     The format `dp_reshardable` keeps them in the values of each rank, not in `common`.
     """
-    found = common.get("optimizer")
-    for held in (
-        found.values()
-        if isinstance(found, Mapping) and all(isinstance(key, int) for key in found)
-        else [found]
+    optimizer = common.get("optimizer")
+    for part in (
+        optimizer.values()
+        if isinstance(optimizer, Mapping) and all(isinstance(key, int) for key in optimizer)
+        else [optimizer]
     ):
-        if isinstance(held, Mapping) and ("param_groups" in held or "optimizer" in held):
-            yield held
+        if isinstance(part, Mapping) and ("param_groups" in part or "optimizer" in part):
+            yield part
     ranks = {
         key: value
         for key, value in values.items()
@@ -357,10 +365,10 @@ def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
 # Writing
 
 
-def _plan_files(hub: Hub, wanted: Wanted) -> PlannedFiles:
+def _plan_files(hub: Hub, request: Wanted) -> PlannedFiles:
     place = f"iter_{run.iteration_of(hub):07d}"
     layout = DistLayout(
-        hub, wanted.dtype or hub.weight_dtype, 1 if wanted.level is None else wanted.level
+        hub, request.dtype or hub.weight_dtype, 1 if request.level is None else request.level
     )
     if layout.level > 1:
         raise SourceError(
@@ -429,11 +437,15 @@ class DistLayout:
 
     def optimizer(self) -> dict[str, Any]:
         """Return the optimizer's state that is no tensor (optimizer.py, distrib_optimizer.py)."""
-        steps = {held.step for held in self.hub.trainable_parameters.values() if held.moments}
+        steps = {
+            parameter.step
+            for parameter in self.hub.trainable_parameters.values()
+            if parameter.moments
+        }
         if len(steps) > 1:
-            found = show_value(sorted(map(str, steps)))
+            text = show_value(sorted(map(str, steps)))
             raise SourceError(
-                f"megatron: found moments of several steps ({found}); Megatron has one step for all"
+                f"megatron: found moments of several steps ({text}); Megatron has one step for all"
                 " moments; keep the source's format"
             )
         step = next(iter(steps), None)
@@ -462,13 +474,15 @@ def _boxes(layout: DistLayout) -> Iterator[dcp.Saved]:
     """
     hub, dtype = layout.hub, layout.dtype
     master = "param" if layout.level else "fp32_param"
-    layers, numbered = _layers(hub)
-    for name, held in hub.parameters.items():
-        weight = weights_of(held.weight if held.weight.dtype == dtype else held.best, dtype)
-        masters = {master: cast_lazy(held.best, "F32")} if layout.apart else {}
-        kinds = {"": weight, **({**masters, **held.moments} if held.moments else {})}
+    layers, separate = _layers(hub)
+    for name, parameter in hub.parameters.items():
+        weight = weights_of(
+            parameter.weight if parameter.weight.dtype == dtype else parameter.best, dtype
+        )
+        masters = {master: cast_lazy(parameter.best, "F32")} if layout.apart else {}
+        kinds = {"": weight, **({**masters, **parameter.moments} if parameter.moments else {})}
         for kind, source in kinds.items():
-            key, sizes, offsets = _place(name, hub, layers, numbered)
+            key, sizes, offsets = _place(name, hub, layers, separate)
             value = source
             if sizes:  # one more dimension of size 1 for each stacked one
                 value = Joined(
@@ -483,31 +497,31 @@ def _boxes(layout: DistLayout) -> Iterator[dcp.Saved]:
                 (*sizes, *source.shape),
                 (*offsets, *(0 for _ in source.shape)),
             )
-        yield from _extra(name, hub, layers, numbered)
+        yield from _extra(name, hub, layers, separate)
 
 
 def _layers(hub: Hub) -> tuple[int, bool]:
     """Return the number of layers, and whether the layers have different tensors. Megatron does not
     stack such layers (transformer_block.py).
     """
-    found: dict[int, set[str]] = {}
+    layers: dict[int, set[str]] = {}
     for name in hub.parameters:
         if match := OWN.fullmatch(name):
-            found.setdefault(int(match[2]), set()).add(match[3])
-    if sorted(found) != list(range(len(found))):
+            layers.setdefault(int(match[2]), set()).add(match[3])
+    if sorted(layers) != list(range(len(layers))):
         raise SourceError(
-            f"megatron: found layers {show_value(sorted(found))}; expected consecutive layers from 0; "
+            f"megatron: found layers {show_value(sorted(layers))}; expected consecutive layers from 0; "
             "the source is damaged"
         )
     args = run.run_state(hub).get("args") or {}
-    listed = any(
+    has_list = any(
         isinstance(args.get(name), list) for name in ("moe_layer_freq", "linear_attention_freq")
     )
-    return len(found), listed or len(set(map(frozenset, found.values()))) > 1
+    return len(layers), has_list or len(set(map(frozenset, layers.values()))) > 1
 
 
 def _place(
-    name: str, hub: Hub, layers: int, numbered: bool
+    name: str, hub: Hub, layers: int, separate: bool
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Return the key under which a tensor is saved, the sizes of the dimensions that stack layers
     and experts, and the tensor's indices in these dimensions.
@@ -522,7 +536,7 @@ def _place(
         "local_experts." in other or other.endswith(".input_layernorm.weight")
         for other in hub.parameters
     )
-    if local and not numbered:
+    if local and not separate:
         rest = next(
             (
                 fused + rest.removeprefix(norm)
@@ -532,10 +546,10 @@ def _place(
             rest,
         )
     # A layer is a slice of a stacked tensor, or has its number in the name.
-    sizes, offsets = ((), ()) if numbered else ((layers,), (layer,))
-    key = f"{top}{layer}." if numbered else top
-    if found := OF_EXPERT.fullmatch(rest):
-        module, expert = found[1] or found[4], int(found[2] or found[3])
+    sizes, offsets = ((), ()) if separate else ((layers,), (layer,))
+    key = f"{top}{layer}." if separate else top
+    if expert_match := OF_EXPERT.fullmatch(rest):
+        module, expert = expert_match[1] or expert_match[4], int(expert_match[2] or expert_match[3])
         return (
             f"{key}mlp.experts.experts.{module}.weight",
             (*sizes, _experts(hub, layer)),
@@ -560,9 +574,9 @@ def _experts(hub: Hub, layer: int) -> int:
     return count
 
 
-def _extra(name: str, hub: Hub, layers: int, numbered: bool) -> Iterator[dcp.Saved]:
+def _extra(name: str, hub: Hub, layers: int, separate: bool) -> Iterator[dcp.Saved]:
     """Yield the empty extra state of a linear layer, which Megatron requires even without fp8."""
-    key, sizes, offsets = _place(name, hub, layers, numbered)
+    key, sizes, offsets = _place(name, hub, layers, separate)
     module, _, kind = key.rpartition(".")
     if kind == "weight" and module.rpartition(".")[2].startswith("linear_"):
         at = ".".join(map(str, offsets or (0,)))

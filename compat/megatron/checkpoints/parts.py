@@ -60,21 +60,21 @@ class Parts(Format):
     def read(self, place: Path) -> Hub:
         """Read the weights and the unsharded optimizer, joined over all ranks."""
         files = _files(place)
-        held = {key: _load_file(path, place) for key, path in files.items()}
-        common = held[0, 0]
+        states = {key: _load_file(path, place) for key, path in files.items()}
+        common = states[0, 0]
         args = run.arguments(common)
-        parallel = _parallel(place, args, held)
-        _in_place(files, held, parallel)
+        parallel = _parallel(place, args, states)
+        _in_place(files, states, parallel)
         optimizer = common.get("optimizer") or {}
-        ranks = {key: Rank.of(files[key], state, *key, parallel) for key, state in held.items()}
+        ranks = {key: Rank.of(files[key], state, *key, parallel) for key, state in states.items()}
         shapes = _shapes(ranks, parallel)
         parameters = {
             name: _whole(name, shapes, ranks, parallel, run.step_of(optimizer)) for name in shapes
         }
         rows = optimizer.get("optimizer", optimizer).get("param_groups", ())
-        dimensions = {name: len(found.weight.shape) for name, found in parameters.items()}
+        dimensions = {name: len(parameter.weight.shape) for name, parameter in parameters.items()}
         groups = run.groups_of(rows, dimensions, str(files[0, 0])) if rows else ()
-        said, left = run.client_of(common)
+        client, findings = run.client_of(common)
         return Hub(
             Origin(
                 self.name,
@@ -87,9 +87,9 @@ class Parts(Format):
                 common, run.step_of(optimizer), groups[0].settings.get("lr") if groups else None
             ),
             scale=run.scale_of(optimizer, args),
-            client=said,
+            client=client,
             model=run.model_of(args),
-            findings=(*left, *run.generators("rng_state" in common)),
+            findings=(*findings, *run.generators("rng_state" in common)),
         )
 
 
@@ -97,7 +97,7 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
     """Return the file of each tensor rank and stage. Raises `SourceError` for a missing file, a
     file of an expert rank, or a file of the distributed optimizer.
     """
-    found: dict[tuple[int, int], Path] = {}
+    files: dict[tuple[int, int], Path] = {}
     for folder in sorted(place.glob("mp_rank_*")):
         match = FOLDER.fullmatch(folder.name)
         if match is None or match[3] is not None or (folder / SHARDED).is_file():
@@ -110,34 +110,34 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
             raise SourceError(
                 f"{folder}: found {kind}, which cannot be read in this format; {ADVICE}"
             )
-        found[int(match[1]), int(match[2] or 0)] = folder / FILE
-    tensor, pipeline = (max(key[at] for key in found) + 1 for at in (0, 1))
+        files[int(match[1]), int(match[2] or 0)] = folder / FILE
+    tensor, pipeline = (max(key[at] for key in files) + 1 for at in (0, 1))
     missing = [
-        key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in found
+        key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in files
     ]
     if missing:
         raise SourceError(
             f"{place}: no file of tensor rank {missing[0][0]} of stage {missing[0][1]}; {DAMAGED}"
         )
-    return found
+    return files
 
 
 def _load_file(path: Path, place: Path) -> Mapping[str, Any]:
-    found = archive.read_archive(path, place, run.KNOWN)
-    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+    content = archive.read_archive(path, place, run.KNOWN)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         # With virtual stages, a file has model0, model1, ... instead of model.
-        parts = isinstance(found, dict) and "model0" in found
-        said = (
+        parts = isinstance(content, dict) and "model0" in content
+        problem = (
             f"found chunks of an interleaved pipeline, which cannot be read; {ADVICE}"
             if parts
             else f"found no model; {DAMAGED}"
         )
-        raise SourceError(f"{path}: {said}")
-    return found
+        raise SourceError(f"{path}: {problem}")
+    return content
 
 
 def _parallel(
-    place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int], Mapping[str, Any]]
+    place: Path, args: Mapping[str, Any], states: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> Parallel:
     """Return the layout over ranks, from the saved arguments. Raises `SourceError` if the number of
     files does not fit this layout.
@@ -145,16 +145,17 @@ def _parallel(
     # Each stage numbers its layers from 0, so the layers of the first tensor rank's stages are
     # added up.
     layers = 0
-    for (index, _), state in held.items():
+    for (index, _), state in states.items():
         if index == 0:
             own = [name for name in state["model"] if name.startswith(LAYERS)]
             layers += len({int(name.removeprefix(LAYERS).partition(".")[0]) for name in own})
-    found = Parallel.of(args, layers, str(place))
-    if found.tensor * found.pipeline != len(held):
+    parallel = Parallel.of(args, layers, str(place))
+    if parallel.tensor * parallel.pipeline != len(states):
         raise SourceError(
-            f"{place}: found {len(held)} files; expected {found.tensor} tensor ranks on {found.pipeline} stages; {DAMAGED}"
+            f"{place}: found {len(states)} files; expected {parallel.tensor} tensor ranks on "
+            f"{parallel.pipeline} stages; {DAMAGED}"
         )
-    return found
+    return parallel
 
 
 ENDS = {"embedding.": 0, "decoder.final_layernorm.": -1}
@@ -163,7 +164,7 @@ ENDS = {"embedding.": 0, "decoder.final_layernorm.": -1}
 
 def _in_place(
     files: Mapping[tuple[int, int], Path],
-    held: Mapping[tuple[int, int], Mapping[str, Any]],
+    states: Mapping[tuple[int, int], Mapping[str, Any]],
     parallel: Parallel,
 ) -> None:
     """Raise `SourceError` for a file of another rank or of another step.
@@ -173,16 +174,16 @@ def _in_place(
     """
     # By stage, then by tensor rank: in this order the numbers of Megatron's ranks rise.
     order = sorted(files, key=lambda key: (key[1], key[0]))
-    said = [run.arguments(held[key]).get("rank") for key in order]
-    seen: dict[bytes, Path] = {}
+    ranks = [run.arguments(states[key]).get("rank") for key in order]
+    marks: dict[bytes, Path] = {}
     for number, key in enumerate(order):
-        path, state, own = files[key], held[key], said[number]
-        before = said[number - 1] if number else None
+        path, state, own = files[key], states[key], ranks[number]
+        before = ranks[number - 1] if number else None
         for prefix, stage in ENDS.items():
             having = {
                 other[1]
                 for other in order
-                if any(name.startswith(prefix) for name in held[other]["model"])
+                if any(name.startswith(prefix) for name in states[other]["model"])
             }
             if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
                 raise SourceError(
@@ -194,13 +195,13 @@ def _in_place(
                 f"{path}: found rank {own} in the file; expected a rank above {before}; "
                 "name each file after the rank that wrote it"
             )
-        other = seen.setdefault(_mark(state), path)
+        other = marks.setdefault(_mark(state), path)
         if len(files) > 1 and other != path:
             raise SourceError(
                 f"{path}: found the same weights as in {other}; one of them is a copy of another rank's file"
             )
         for what in ("iteration", "opt_param_scheduler"):
-            if state.get(what) != held[order[0]].get(what):
+            if state.get(what) != states[order[0]].get(what):
                 raise SourceError(
                     f"{path}: the {what} in this file differs from the {what} in {files[order[0]]}; "
                     "the file comes from another step"
@@ -243,9 +244,9 @@ class Rank:
         """Read the content of a rank's file."""
         first = parallel.of_stage(stage).start
         weights = {
-            renumber_layer(name, lambda layer: first + layer): held
-            for name, held in state["model"].items()
-            if isinstance(held, Lazy) and EXTRA not in name
+            renumber_layer(name, lambda layer: first + layer): tensor
+            for name, tensor in state["model"].items()
+            if isinstance(tensor, Lazy) and EXTRA not in name
         }
         # With tied words, the last stage calls its copy of them the output layer.
         if (
@@ -271,42 +272,42 @@ def _masters_and_moments(
     # In mixed precision, torch's own state lies one level down, beside the masters.
     inner = optimizer.get("optimizer", optimizer)
     masters = optimizer.get("fp32_from_fp16_params") or []
-    dimensions = {name: len(held.shape) for name, held in weights.items()}
+    dimensions = {name: len(tensor.shape) for name, tensor in weights.items()}
     rows = inner.get("param_groups") or []
     for number, (row, group) in enumerate(
         zip(rows, run.groups_of(rows, dimensions, str(path)) if rows else (), strict=True)
     ):
         if len(row["params"]) != len(group.names):
-            said = f"{len(row['params'])} parameters in group {number} of the optimizer; expected {len(group.names)}"
-            raise SourceError(f"{path}: {said}; {DAMAGED}")
+            problem = f"{len(row['params'])} parameters in group {number} of the optimizer; expected {len(group.names)}"
+            raise SourceError(f"{path}: {problem}; {DAMAGED}")
         for at, (key, name) in enumerate(zip(row["params"], group.names, strict=True)):
             # A tensor without dimensions is the step, not a moment.
-            found = {
-                kind: held
-                for kind, held in inner["state"].get(key, {}).items()
-                if isinstance(held, Lazy) and held.shape
+            states = {
+                kind: tensor
+                for kind, tensor in inner["state"].get(key, {}).items()
+                if isinstance(tensor, Lazy) and tensor.shape
             }
-            found |= {"master": masters[number][at]} if masters else {}
-            if any(held.shape != weights[name].shape for held in found.values()):
+            states |= {"master": masters[number][at]} if masters else {}
+            if any(tensor.shape != weights[name].shape for tensor in states.values()):
                 raise SourceError(
                     f"{path}: the optimizer's tensors of {show_value(name)} and the weight have "
                     f"different shapes; {DAMAGED}"
                 )
-            yield name, found
+            yield name, states
 
 
 def _shapes(ranks: Mapping[tuple[int, int], Rank], parallel: Parallel) -> dict[str, Shape]:
     """Return the shapes of whole parameters."""
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for (index, _), rank in sorted(ranks.items(), key=lambda item: item[0][1]):
-        for name, held in rank.weights.items() if index == 0 else ():
+        for name, weight in rank.weights.items() if index == 0 else ():
             dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
             # The split dimension is as many times larger as there are tensor ranks.
-            ratio = [parallel.tensor if at == dim else 1 for at in range(len(held.shape))]
-            found.setdefault(
-                name, tuple(size * times for size, times in zip(held.shape, ratio, strict=True))
+            ratio = [parallel.tensor if at == dim else 1 for at in range(len(weight.shape))]
+            shapes.setdefault(
+                name, tuple(size * times for size, times in zip(weight.shape, ratio, strict=True))
             )
-    return found
+    return shapes
 
 
 def _whole(
@@ -321,18 +322,18 @@ def _whole(
     """
     stage = min(rank.stage for rank in ranks.values() if name in rank.weights)
     split = any(name.endswith(end) for end in SPLIT)
-    taken = [ranks[index, stage] for index in range(parallel.tensor if split else 1)]
+    holders = [ranks[index, stage] for index in range(parallel.tensor if split else 1)]
 
     def join_boxes(parts: Sequence[Lazy]) -> Lazy:
         boxes: list[Placed] = []
-        for rank, part in zip(taken, parts, strict=True):
+        for rank, part in zip(holders, parts, strict=True):
             boxes += place_slices(name, shapes, rank.index, parallel.tensor if split else 1, part)
         return Boxed(tuple(boxes), shapes[name], parts[0].dtype)
 
-    weight = join_boxes([rank.weights[name] for rank in taken])
+    weight = join_boxes([rank.weights[name] for rank in holders])
     kinds = {
-        kind: join_boxes([rank.kinds[name][kind] for rank in taken])
-        for kind in taken[0].kinds.get(name, {})
+        kind: join_boxes([rank.kinds[name][kind] for rank in holders])
+        for kind in holders[0].kinds.get(name, {})
     }
     master = kinds.pop("master", None)
     return Parameter(weight, master, kinds, step if kinds else None)

@@ -89,8 +89,8 @@ class Parallel:
         """Return the layout that the saved arguments describe. Raises `SourceError` for unequal
         stages and for expert parallelism.
         """
-        found = [name for name in UNEVEN if args.get(name)]
-        found += (
+        names = [name for name in UNEVEN if args.get(name)]
+        names += (
             ["expert_model_parallel_size"]
             if (args.get("expert_model_parallel_size") or 1) > 1
             else []
@@ -98,7 +98,7 @@ class Parallel:
         SourceError.raise_if(
             f"{where}: {name} {args[name]!r} in the arguments of the run, which is not supported; save the run with "
             "--ckpt-format torch_dist and --dist-ckpt-optim-fully-reshardable"
-            for name in found
+            for name in names
         )
         tensor, pipeline = (
             args.get(f"{name}_model_parallel_size") or 1 for name in ("tensor", "pipeline")
@@ -123,20 +123,20 @@ def order_parameters(
     With tied embeddings, the last stage has a copy of the word embedding.
     """
     first, last = stage == 0, stage == parallel.pipeline - 1
-    found = [
+    names = [
         name for name in (WORDS, "embedding.position_embeddings.weight") if name in shapes and first
     ]
     for layer in parallel.of_stage(stage):
         top = f"{LAYERS}{layer}."
         inside = [name.removeprefix(top) for name in shapes if name.startswith(top)]
-        found += [f"{top}{rest}" for rest in sorted(inside, key=lambda rest: _place(rest, order))]
+        names += [f"{top}{rest}" for rest in sorted(inside, key=lambda rest: _place(rest, order))]
     if last:
-        found += [name for name in shapes if name.startswith("decoder.final_layernorm.")]
+        names += [name for name in shapes if name.startswith("decoder.final_layernorm.")]
         if OUTPUT in shapes:
-            found.append(OUTPUT)
+            names.append(OUTPUT)
         elif not first:
-            found.append(WORDS)
-    return found
+            names.append(WORDS)
+    return names
 
 
 def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
@@ -189,23 +189,25 @@ def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
 
 def local(name: str, shapes: Shapes, ranks: int) -> Shape:
     """Return the shape of the tensor that each tensor rank holds of a parameter."""
-    found = list(boxes(name, shapes, 0, ranks))
+    parts = list(boxes(name, shapes, 0, ranks))
     # Several boxes are stacked along the first dimension; all ranks have the same shape.
     return (
-        (sum(box.sizes[0] for box in found), *found[0].sizes[1:])
-        if len(found) > 1
-        else found[0].sizes
+        (sum(box.sizes[0] for box in parts), *parts[0].sizes[1:])
+        if len(parts) > 1
+        else parts[0].sizes
     )
 
 
-def place_slices(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:
-    """Yield the slices (boxes) of the whole parameter that `held`, the tensor of one rank, consists
-    of. `held` may be flat.
+def place_slices(
+    name: str, shapes: Shapes, index: int, ranks: int, tensor: Lazy
+) -> Iterator[Placed]:
+    """Yield the slices (boxes) of the whole parameter that `tensor`, the tensor of one rank,
+    consists of. `tensor` may be flat.
     """
     at = 0
     for box in boxes(name, shapes, index, ranks):
         count = prod(box.sizes)
-        yield Placed(box, Joined((ElementRun(held, at, at + count),), box.sizes, held.dtype))
+        yield Placed(box, Joined((ElementRun(tensor, at, at + count),), box.sizes, tensor.dtype))
         at += count
 
 

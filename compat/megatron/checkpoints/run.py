@@ -97,8 +97,8 @@ count samples
 
 def arguments(common: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the saved arguments by name; empty if there are none."""
-    found = common.get("args")
-    return found.state if isinstance(found, Record) else {}
+    record = common.get("args")
+    return record.state if isinstance(record, Record) else {}
 
 
 def model_of(args: Mapping[str, Any]) -> Model | None:
@@ -149,9 +149,9 @@ def groups_of(
         raise SourceError(f"{where}: two groups of the optimizer have the same settings; {DAMAGED}")
     apart = any(key[2] for key in keys)
     ends = any(key[3] for key in keys)
-    found: list[list[str]] = [[] for _ in rows]
+    members: list[list[str]] = [[] for _ in rows]
     for name, dimensions in names.items():
-        spared = dimensions == 1 or name.endswith(".bias")
+        no_decay = dimensions == 1 or name.endswith(".bias")
         expert = apart and ".experts." in name
         end = ends and name in (
             "embedding.word_embeddings.weight",
@@ -161,7 +161,7 @@ def groups_of(
         at = []
         for number, key in enumerate(keys):
             # If all groups have one wd_mult, the run decays nothing, and vectors are not apart.
-            decay_fits = len({other[0] for other in keys}) == 1 or (key[0] == 0.0) == spared
+            decay_fits = len({other[0] for other in keys}) == 1 or (key[0] == 0.0) == no_decay
             if (bool(key[2]), bool(key[3])) == (expert, end) and decay_fits:
                 at.append(number)
         if len(at) != 1:
@@ -169,13 +169,13 @@ def groups_of(
                 f"{where}: {name} fits {len(at)} groups of the optimizer; expected one; "
                 "only groups of Megatron's own optimizers can be read"
             )
-        found[at[0]].append(name)
+        members[at[0]].append(name)
     own = (
         {key: value for key, value in row.items() if key not in ("params", "step")} for row in rows
     )
     settings = (tuples_to_lists(as_plain(row, where)[0]) for row in own)
     return tuple(
-        ParameterGroup(tuple(own), values) for own, values in zip(found, settings, strict=True)
+        ParameterGroup(tuple(own), values) for own, values in zip(members, settings, strict=True)
     )
 
 
@@ -185,21 +185,21 @@ def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | N
     Megatron doubles the scale at the end of the loss-scale window. In the hub's count, the scale
     doubles one step later.
     """
-    held = optimizer.get("grad_scaler")
-    if not isinstance(held, Mapping) or "scale" not in held:
-        fixed = args.get("loss_scale")
-        return Scale(float(fixed), False) if fixed else None
-    good = int(_number(held["growth_tracker"]))  # steps since the last overflow
-    left = int(_number(held["hysteresis_tracker"]))  # overflows until the scale is lowered
+    scaler = optimizer.get("grad_scaler")
+    if not isinstance(scaler, Mapping) or "scale" not in scaler:
+        scale = args.get("loss_scale")
+        return Scale(float(scale), False) if scale else None
+    good = int(_number(scaler["growth_tracker"]))  # steps since the last overflow
+    overflows = int(_number(scaler["hysteresis_tracker"]))  # overflows until the scale is lowered
     return Scale(
-        float(_number(held["scale"])),
+        float(_number(scaler["scale"])),
         True,
         2.0,
         args.get("loss_scale_window"),
         args.get("min_loss_scale"),
         args.get("hysteresis"),
         # Megatron lowers the scale when its count reaches 0, so one less is tolerated.
-        max(left - 1, 0),
+        max(overflows - 1, 0),
         good + 1,  # makes up for that one step
     )
 
@@ -216,14 +216,16 @@ def step_of(optimizer: Mapping[str, Any]) -> float | None:
     """
     inner = optimizer.get("optimizer", optimizer)
     state = inner.get("state")
-    said = [row["step"] for row in inner.get("param_groups", ()) if row.get("step") is not None]
-    said += [state["common_step"]] if isinstance(state, Mapping) and "common_step" in state else []
-    said += [
-        held["step"]
-        for held in (state or {}).values()
-        if isinstance(held, Mapping) and "step" in held
+    counts = [row["step"] for row in inner.get("param_groups", ()) if row.get("step") is not None]
+    counts += (
+        [state["common_step"]] if isinstance(state, Mapping) and "common_step" in state else []
+    )
+    counts += [
+        entry["step"]
+        for entry in (state or {}).values()
+        if isinstance(entry, Mapping) and "step" in entry
     ]
-    steps = {_number(value) for value in said}
+    steps = {_number(value) for value in counts}
     # Several numbers mean that a part of the optimizer comes from another step.
     return steps.pop() if len(steps) == 1 else None
 
@@ -233,12 +235,12 @@ def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) ->
     subtracted from the iteration.
     """
     args, iteration = arguments(common), common.get("iteration")
-    made = int(step) if step is not None else iteration
+    updates = int(step) if step is not None else iteration
     # An iteration whose gradients overflow makes no update.
-    skipped = iteration - int(step) if isinstance(iteration, int) and step is not None else None
+    skips = iteration - int(step) if isinstance(iteration, int) and step is not None else None
     samples = args.get("consumed_train_samples")
     return Where(
-        made, skipped, samples if isinstance(samples, int) else None, lr=lr, seed=args.get("seed")
+        updates, skips, samples if isinstance(samples, int) else None, lr=lr, seed=args.get("seed")
     )
 
 
@@ -254,15 +256,15 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
         {key: value for key, value in arguments(common).items() if not isinstance(value, Record)},
         "args",
     )
-    schedule, left = as_plain(common.get("opt_param_scheduler"), "opt_param_scheduler")
-    held = {
+    schedule, findings = as_plain(common.get("opt_param_scheduler"), "opt_param_scheduler")
+    state = {
         "args": args,
         "checkpoint_version": common.get("checkpoint_version"),
         "num_floating_point_operations_so_far": flops,
         "opt_param_scheduler": schedule,
     }
-    found = {key: value for key, value in held.items() if value}
-    return {CLIENT: found} if found else {}, left
+    content = {key: value for key, value in state.items() if value}
+    return {CLIENT: content} if content else {}, findings
 
 
 def generators(there: bool) -> Iterator[Finding]:
@@ -283,25 +285,25 @@ def run_state(hub: Hub) -> Mapping[str, Any]:
     """Return the state of a Megatron run in a checkpoint of another format. Empty if the checkpoint
     has none.
     """
-    found = hub.client.get(CLIENT)
-    return found if isinstance(found, Mapping) else {}
+    state = hub.client.get(CLIENT)
+    return state if isinstance(state, Mapping) else {}
 
 
 def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return all values that Megatron-LM saves besides tensors (checkpointing.py:
     generate_state_dict).
     """
-    held = run_state(hub)
+    state = run_state(hub)
     # Random states are not written. With this argument, load_checkpoint does not look for them.
-    args = {**(held.get("args") or {}), "no_save_rng": True}
+    args = {**(state.get("args") or {}), "no_save_rng": True}
     if hub.where.samples is not None:
         args["consumed_train_samples"] = hub.where.samples
-    saved = {"args": Record("argparse Namespace", (), args)} if held.get("args") else {}
+    entry = {"args": Record("argparse Namespace", (), args)} if state.get("args") else {}
     return {
-        **saved,
-        "checkpoint_version": float(held.get("checkpoint_version") or 3.0),
+        **entry,
+        "checkpoint_version": float(state.get("checkpoint_version") or 3.0),
         "iteration": iteration_of(hub),
-        "num_floating_point_operations_so_far": held.get("num_floating_point_operations_so_far")
+        "num_floating_point_operations_so_far": state.get("num_floating_point_operations_so_far")
         or 0,
         "optimizer": dict(optimizer),
         "opt_param_scheduler": scheduler_of(hub),
@@ -320,20 +322,20 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
 
     Samples of skipped steps do not advance the scheduler (training.py: train_step).
     """
-    held, where = run_state(hub), hub.where
-    found = {**SCHEDULE, **(held.get("opt_param_scheduler") or {})}
+    state, where = run_state(hub), hub.where
+    schedule = {**SCHEDULE, **(state.get("opt_param_scheduler") or {})}
     # The carried state is of this very point of the run, unless steps were made since in another
     # stack.
     there = (
-        held.get("opt_param_scheduler")
-        and (held.get("args") or {}).get("consumed_train_samples") == where.samples
+        state.get("opt_param_scheduler")
+        and (state.get("args") or {}).get("consumed_train_samples") == where.samples
     )
     if where.samples is not None and not there:
         updates, steps = where.steps or 0, iteration_of(hub)
         # num_steps counts samples; of all samples seen, the share of the iterations that made an
         # update.
-        found["num_steps"] = where.samples * updates // steps if steps else where.samples
-    return found
+        schedule["num_steps"] = where.samples * updates // steps if steps else where.samples
+    return schedule
 
 
 def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
@@ -348,20 +350,20 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
         raise SourceError(
             "megatron: the source has no settings of optimizer groups, which Megatron needs; keep the source's format"
         )
-    found = []
-    for spared, numbers in sorted(kinds.items()):
+    rows = []
+    for no_decay, numbers in sorted(kinds.items()):
         settings = _settings(hub.groups[_most(numbers)].settings)
         row = {
             **GROUP,
-            "wd_mult": 0.0 if spared else 1.0,
+            "wd_mult": 0.0 if no_decay else 1.0,
             **settings,
             **({} if step is None else {"step": step}),
         }
-        found.append(row)
+        rows.append(row)
         # Experts are reduced over other ranks, so they have groups of their own.
         if any(".experts." in name for name in hub.parameters):
-            found.append({**row, "is_expert_parallel": True})
-    return found
+            rows.append({**row, "is_expert_parallel": True})
+    return rows
 
 
 def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
@@ -371,8 +373,8 @@ def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
     kinds: dict[bool, dict[int, list[str]]] = {}
     for number, group in enumerate(hub.groups):
         for name in group.names:
-            spared = len(hub.parameters[name].weight.shape) == 1 or name.endswith(".bias")
-            kinds.setdefault(spared, {}).setdefault(number, []).append(name)
+            no_decay = len(hub.parameters[name].weight.shape) == 1 or name.endswith(".bias")
+            kinds.setdefault(no_decay, {}).setdefault(number, []).append(name)
     return kinds
 
 
@@ -385,21 +387,21 @@ def _most(numbers: Mapping[int, Sequence[str]]) -> int:
 
 def _otherwise(hub: Hub) -> Iterator[Finding]:
     """Yield findings on groups of the source that Megatron cannot represent."""
-    for spared, numbers in sorted(_kinds(hub).items()):
-        kept = _most(numbers)
+    for no_decay, numbers in sorted(_kinds(hub).items()):
+        main = _most(numbers)
         for number, names in numbers.items():
-            own, taken = (
+            own, common = (
                 {**hub.groups[at].settings, RATE: base_rate(hub.groups[at])}
-                for at in (number, kept)
+                for at in (number, main)
             )
-            compared = (RATE, *(key for key in TREATED if not spared or key != "weight_decay"))
-            other = [key for key in compared if key in own and own[key] != taken.get(key)]
+            keys = (RATE, *(key for key in TREATED if not no_decay or key != "weight_decay"))
+            other = [key for key in keys if key in own and own[key] != common.get(key)]
             settings = ", ".join(
-                f"{key} {show_value(own[key])} instead of {show_value(taken.get(key))}"
+                f"{key} {show_value(own[key])} instead of {show_value(common.get(key))}"
                 for key in other
             )
             if settings:
-                what = "biases and vectors" if spared else "matrices"
+                what = "biases and vectors" if no_decay else "matrices"
                 message = f"{len(names)} parameters, such as {names[0]}, had {settings}; Megatron has one group for all {what}"
                 yield loss_finding("groups", message, Effect.NUMBERS)
 
@@ -407,18 +409,18 @@ def _otherwise(hub: Hub) -> Iterator[Finding]:
 RATE = "learning rate"
 
 
-def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(source: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group that Megatron's optimizer has, with defaults for settings that
     the group lacks.
     """
-    taken = {
+    settings = {
         key: value
-        for key, value in given.items()
+        for key, value in source.items()
         if key not in (*KEYS, "step", "initial_lr", "params", "bias_correction")
     }
-    if "betas" in taken:
-        taken["betas"] = tuple(taken["betas"])
-    return {**ADAM, **taken}
+    if "betas" in settings:
+        settings["betas"] = tuple(settings["betas"])
+    return {**ADAM, **settings}
 
 
 def grad_scaler(hub: Hub) -> dict[str, Any]:
@@ -429,12 +431,12 @@ def grad_scaler(hub: Hub) -> dict[str, Any]:
     if scale is None or not scale.dynamic:
         return {}
     hysteresis = scale.hysteresis or 2  # Megatron's default
-    left = hysteresis if scale.tolerated is None else scale.tolerated + 1
+    overflows = hysteresis if scale.tolerated is None else scale.tolerated + 1
     return {
         "grad_scaler": {
             "scale": Held(torch.tensor([scale.value])),
             "growth_tracker": Held(torch.tensor([(scale.good or 0) - 1], dtype=torch.int)),
-            "hysteresis_tracker": Held(torch.tensor([left], dtype=torch.int)),
+            "hysteresis_tracker": Held(torch.tensor([overflows], dtype=torch.int)),
         }
     }
 
@@ -473,10 +475,10 @@ def unsaid(hub: Hub) -> Iterator[Finding]:
             Effect.NUMBERS,
         )
     yield from _otherwise(hub)
-    decayed = [group for group in hub.groups if group.settings.get("weight_decay")]
+    groups = [group for group in hub.groups if group.settings.get("weight_decay")]
     vectors = [
         name
-        for group in decayed
+        for group in groups
         for name in group.names
         if len(hub.parameters[name].weight.shape) == 1
     ]

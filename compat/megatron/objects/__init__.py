@@ -94,24 +94,24 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
 
 
 @cache
-def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
-    """Return the statements of a class in a release, in order. If `checked` is false, statements
-    that only check are left out.
+def steps(version: str, cls: str, with_checks: bool = True) -> tuple[Step, ...]:
+    """Return the statements of a class in a release, in order. If `with_checks` is false,
+    statements that only check are left out.
     """
     return tuple(
-        step for step in select(TABLES[cls], version) if checked or isinstance(step, Derivation)
+        step for step in select(TABLES[cls], version) if with_checks or isinstance(step, Derivation)
     )
 
 
 def _build_fields(
-    values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any
+    values: dict[str, Any], version: str, cls: str, with_checks: bool = True, **beside: Any
 ) -> dict[str, Any]:
     """Return the fields of the class after `__post_init__`. Checks and derivations can also read
     the values in `beside`, which are no fields.
     """
     # Some statements differ by release inside one condition, so they read it like a field.
     namespace = Namespace(values, beside, {"release": version})
-    run(steps(version, cls, checked), namespace)
+    run(steps(version, cls, with_checks), namespace)
     return {name: value for name, value in namespace.__dict__.items() if name in values}
 
 
@@ -170,9 +170,9 @@ def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def from_fields(
-    given: Mapping[str, Any], version: str, cls: str, check: bool = True
+    settings: Mapping[str, Any], version: str, cls: str, check: bool = True
 ) -> dict[str, Any]:
-    """Return the fields of a config object that is built from `given`, the values by field name.
+    """Return the fields of a config object that is built from `settings`, the values by field name.
 
     Model sizes that were not given have their defaults, and checks and derivations that need the
     sizes are skipped. Raises `ConfigError` with every refusal of the class, unless `check` is
@@ -181,6 +181,6 @@ def from_fields(
     own = defaults(version, cls)
     # None instead of the class's default of 0 marks a size as not known, so that steps which need
     # it are skipped.
-    missing = {name: None for name in OPEN if name in own and name not in given}
-    built = _build_fields({**own, **given, **missing}, version, cls, check)
-    return {**built, **{name: own[name] for name in missing}}
+    missing = {name: None for name in OPEN if name in own and name not in settings}
+    result = _build_fields({**own, **settings, **missing}, version, cls, check)
+    return {**result, **{name: own[name] for name in missing}}

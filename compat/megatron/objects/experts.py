@@ -44,15 +44,15 @@ def _kinds(c: Namespace) -> list[Any]:
     return kinds if isinstance(kinds, list) else [kinds]
 
 
-def _refuse_balancing(allowed: tuple[str, ...], since: str, until: str) -> Step:
+def _refuse_balancing(kinds: tuple[str, ...], since: str, until: str) -> Step:
     """Return a check that refuses a capacity factor together with kinds of load balancing that do
     not support it.
     """
     return check(
         ROUTER,
-        lambda c: c.moe_expert_capacity_factor is not None and set(_kinds(c)) - set(allowed),
+        lambda c: c.moe_expert_capacity_factor is not None and set(_kinds(c)) - set(kinds),
         "moe_expert_capacity_factor: found with moe_router_load_balancing_type"
-        " {moe_router_load_balancing_type}; expected " + " or ".join(allowed),
+        " {moe_router_load_balancing_type}; expected " + " or ".join(kinds),
         since=since,
         until=until,
     )

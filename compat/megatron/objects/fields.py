@@ -167,9 +167,9 @@ def defaults(version: str, cls: str) -> Mapping[str, Any]:
     # A table of a release has the fields that a class declares itself; an overridden one keeps the
     # place of the parent's.
     parent = PARENTS.get(cls)
-    inherited = dict(defaults(version, parent)) if parent else {}
+    parent_defaults = dict(defaults(version, parent)) if parent else {}
     return {
-        **inherited,
+        **parent_defaults,
         **{name: field.default for name, field in releases.fields(version, cls).items()},
     }
 

@@ -28,11 +28,11 @@ def _modules(c: Namespace) -> set[str]:
     modules: Any = (
         c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
     )
-    listed = modules.split(",") if isinstance(modules, str) else list(modules or ())
-    captured = {member_name(module) for module in listed} - {"full", ""}
+    entries = modules.split(",") if isinstance(modules, str) else list(modules or ())
+    names = {member_name(module) for module in entries} - {"full", ""}
     # Megatron's own graphs capture the router whole: either of its two modules stands for both.
-    paired = {"moe_router", "moe_preprocess"}
-    return captured | paired if c.cuda_graph_impl == "local" and captured & paired else captured
+    router = {"moe_router", "moe_preprocess"}
+    return names | router if c.cuda_graph_impl == "local" and names & router else names
 
 
 SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
@@ -41,10 +41,10 @@ SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"
 
 def _scope_names(c: Namespace) -> list[str]:
     """Return the names of the scopes in the order in which they were given."""
-    given: Any = c.cuda_graph_scope
+    scopes: Any = c.cuda_graph_scope
     return [
         member_name(scope)
-        for scope in (given.split(",") if isinstance(given, str) else given or ())
+        for scope in (scopes.split(",") if isinstance(scopes, str) else scopes or ())
     ]
 
 
@@ -101,11 +101,11 @@ def _shared_experts(c: Namespace) -> bool:
     """Whether shared experts with weight shards in fp8 or fp4 are recomputed inside a local CUDA
     graph.
     """
-    captured = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
+    in_graph = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
     narrow = c.fp8 is not None or c.fp4 is not None
     sharded = (c.gtp_weight_remat_size or 1) > 1 and c.cuda_graph_impl == "local" and narrow
     shared = c.moe_shared_expert_intermediate_size is not None and not c.moe_shared_expert_overlap
-    return bool(sharded and shared and captured and "shared_experts" in c.recompute_modules)
+    return bool(sharded and shared and in_graph and "shared_experts" in c.recompute_modules)
 
 
 def _copy_former_scope(c: Namespace) -> None:

@@ -23,8 +23,8 @@ def _bucket(d: Namespace) -> None:
     """
     # With a number of buckets, the size follows from the number of parameters, which no config
     # tells.
-    counted = d.num_buckets is not None or d.ddp_num_buckets is not None
-    if not d.overlap_grad_reduce or counted:
+    has_count = d.num_buckets is not None or d.ddp_num_buckets is not None
+    if not d.overlap_grad_reduce or has_count:
         d.bucket_size = None
     elif d.bucket_size is None and d.ranks is not None:
         d.bucket_size = max(LEAST, PER_RANK * d.ranks)

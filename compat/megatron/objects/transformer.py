@@ -280,10 +280,10 @@ PRECISION_STEPS: tuple[Step, ...] = (
 _selective = under(RECOMPUTE, equals("recompute_granularity", "selective"), "0.12.0")
 
 
-def _unknown_modules(allowed: tuple[str, ...], since: str, until: str) -> Step:
+def _unknown_modules(names: tuple[str, ...], since: str, until: str) -> Step:
     return _selective(
-        lambda c: set(c.recompute_modules) - set(allowed),
-        f"recompute_modules: found {{recompute_modules}}; expected some of {', '.join(allowed)}",
+        lambda c: set(c.recompute_modules) - set(names),
+        f"recompute_modules: found {{recompute_modules}}; expected some of {', '.join(names)}",
         since,
         until,
     )
@@ -465,10 +465,10 @@ def _modules_to_offload(c: Namespace) -> set[str]:
     return set(c.offload_modules or ())
 
 
-def _unknown_offloads(allowed: tuple[str, ...], since: str, until: str) -> Step:
+def _unknown_offloads(names: tuple[str, ...], since: str, until: str) -> Step:
     return _fine(
-        lambda c: not _modules_to_offload(c) or _modules_to_offload(c) - set(allowed),
-        f"offload_modules: found {{offload_modules}}; expected some of {', '.join(allowed)}",
+        lambda c: not _modules_to_offload(c) or _modules_to_offload(c) - set(names),
+        f"offload_modules: found {{offload_modules}}; expected some of {', '.join(names)}",
         since,
         until,
     )
@@ -760,7 +760,7 @@ SERVED = {
 """Settings that transformer_impl inference_optimized requires."""
 
 
-def _require_for_inference(name: str, wanted: Any) -> Step:
+def _require_for_inference(name: str, value: Any) -> Step:
     """Return a check for one setting that transformer_impl inference_optimized requires."""
     # With --use-checkpoint-args the checkpoint decides over the model, and upstream checks nothing
     # here.
@@ -769,9 +769,9 @@ def _require_for_inference(name: str, wanted: Any) -> Step:
         lambda c: (
             _is_inference_optimized(c)
             and not c.use_checkpoint_args
-            and (getattr(c, name) or False) != wanted
+            and (getattr(c, name) or False) != value
         ),
-        f"{name}: found {{{name}}} with transformer_impl inference_optimized; expected {wanted}",
+        f"{name}: found {{{name}}} with transformer_impl inference_optimized; expected {value}",
         since="0.16.0",
     )
 
@@ -816,7 +816,7 @@ Megatron also requires that DeepGEMM is installed, which cannot be checked here.
 """
 
 LAST_STEPS: tuple[Step, ...] = (
-    *(_require_for_inference(name, wanted) for name, wanted in SERVED.items()),
+    *(_require_for_inference(name, value) for name, value in SERVED.items()),
     check(
         ATTENTION,
         lambda c: isinstance(c.cp_comm_type, list) and len(c.cp_comm_type) != c.num_layers,

@@ -88,9 +88,9 @@ def fields(version: str, class_name: str) -> Mapping[str, Field]:
     """
     rows = [row for row in _rows("classes.json", version) if row["class"] == class_name]
     if not rows:
-        known = sorted({row["class"] for row in _rows("classes.json", version)})
+        names = sorted({row["class"] for row in _rows("classes.json", version)})
         raise ConfigError(
-            f"{class_name}: no such class in Megatron {version}; known are {', '.join(known)}"
+            f"{class_name}: no such class in Megatron {version}; known are {', '.join(names)}"
         )
     return MappingProxyType({row["name"]: _field(row) for row in rows})
 

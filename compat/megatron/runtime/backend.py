@@ -61,10 +61,10 @@ class MegatronBackend(Backend):
 
     @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        lost = unkept(complete_plan(plan, MICRO), DIALECT, self._installed_release(), world)
+        losses = unkept(complete_plan(plan, MICRO), DIALECT, self._installed_release(), world)
         return (
             *_limits(plan.values()),
-            *(line for line in lost if line.partition(":")[0] not in LIMITS),
+            *(line for line in losses if line.partition(":")[0] not in LIMITS),
         )
 
     def _installed_release(self) -> str | None:
@@ -102,13 +102,13 @@ class MegatronBackend(Backend):
                 **sizes,
                 **_model_fields(workload),
             }
-            found = lower(Plan.of(whole), DIALECT, release, world)
+            result = lower(Plan.of(whole), DIALECT, release, world)
         else:
             model = _model(run, workload, release, world) if run.entry == "flags" else {}
-            found = DIALECT.config({**model, **run.given}, release, world, run.entry)
-        assert isinstance(found, MegatronConfig)
-        ConfigError.raise_if(_undriven(found.args, workload))
-        return found
+            result = DIALECT.config({**model, **run.given}, release, world, run.entry)
+        assert isinstance(result, MegatronConfig)
+        ConfigError.raise_if(_undriven(result.args, workload))
+        return result
 
 
 LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -210,11 +210,11 @@ def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
             "use the distributed optimizer"
         )
     if args.get("use_megatron_fsdp"):
-        shown = ((name, args.get(name), runs, reason) for name, (runs, reason) in FSDP.items())
+        rows = ((name, args.get(name), runs, reason) for name, (runs, reason) in FSDP.items())
         yield from (
-            f"{name}: found {found!r}; {reason}"
-            for name, found, runs, reason in shown
-            if found not in runs
+            f"{name}: found {value!r}; {reason}"
+            for name, value, runs, reason in rows
+            if value not in runs
         )
     yield from (
         f"{name}: found {args[name]!r}; {reason}"
@@ -282,15 +282,15 @@ def workload(config: MegatronConfig) -> Workload:
     if not any(_others(args, NATIVE)):
         return Workload(architecture(config))
     ConfigError.raise_if(_others(args, UNDRAWN))
-    described = Plan.of({**lift(config).values(), **WEIGHTLESS}).model
-    return Workload(Architecture.of(described), model=described)
+    section = Plan.of({**lift(config).values(), **WEIGHTLESS}).model
+    return Workload(Architecture.of(section), model=section)
 
 
-def _others(args: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+def _others(args: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each argument that has another value than the expected one."""
     yield from (
         f"{name}: found {args[name]!r}; expected {value!r}, or nothing"
-        for name, value in expected.items()
+        for name, value in values.items()
         if args.get(name, value) != value
     )
 

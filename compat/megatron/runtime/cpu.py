@@ -100,13 +100,13 @@ def _keep_messages(start: Callable[..., dict[str, Any]], **messages: Any) -> dic
     Megatron frees an output as soon as its sending has begun (deallocate_output_tensor). CUDA's
     streams allow that; gloo would send whatever is written to the memory next.
     """
-    sent = {
+    tensors = {
         name.removeprefix("tensor_"): value.detach()
         for name, value in messages.items()
         if name.startswith("tensor_send_") and value is not None
     }
-    works = start(**{**messages, **{f"tensor_{name}": value for name, value in sent.items()}})
-    return {**works, **{name: _Sending(works[name], value) for name, value in sent.items()}}
+    works = start(**{**messages, **{f"tensor_{name}": value for name, value in tensors.items()}})
+    return {**works, **{name: _Sending(works[name], value) for name, value in tensors.items()}}
 
 
 _CUDA: Mapping[str, Any] = {
@@ -137,8 +137,8 @@ class _Redirection(TorchFunctionMode):
         result = func(
             *map(_place, args), **{name: _place(value) for name, value in (kwargs or {}).items()}
         )
-        named = func is Tensor.type and isinstance(result, str)
-        return result.replace("torch.", "torch.cuda.") if named else result
+        is_name = func is Tensor.type and isinstance(result, str)
+        return result.replace("torch.", "torch.cuda.") if is_name else result
 
 
 def _place(value: Any) -> Any:

@@ -34,8 +34,8 @@ def wrap_chunks(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
 
 
 def _shard(buffer: Any, number: int) -> Tensor:
-    found: Tensor = buffer.get_item(number, only_shard=True)
-    return found.view(-1)
+    shard: Tensor = buffer.get_item(number, only_shard=True)
+    return shard.view(-1)
 
 
 class Shards:
@@ -50,7 +50,7 @@ class Shards:
         for buffers in (chunk.param_and_grad_buffer for chunk in chunks):
             names = {name: weight for weight, name in buffers.param_to_name.items()}
             self._kept.update(
-                {names[name]: kept for name, kept in buffers.optimizer_named_parameters}
+                {names[name]: shard for name, shard in buffers.optimizer_named_parameters}
             )
             for group in buffers.parameter_groups:
                 self._places.update(
@@ -87,11 +87,11 @@ class Shards:
         step counts are left out.
         """
         states = (part.optimizer.state.get(self._kept[weight], {}) for part in self._optimizers)
-        found: Mapping[str, Any] = next(filter(None, states), {})
+        state: Mapping[str, Any] = next(filter(None, states), {})
         # Of a state that is a DTensor, `_local_tensor` is this rank's part.
         return {
             name: getattr(value, "_local_tensor", value).view(-1)
-            for name, value in found.items()
+            for name, value in state.items()
             if is_state(value)
         }
 
@@ -101,13 +101,13 @@ class Shards:
             yield self.master(weight)
             yield from self.moments(weight).values()
 
-    def fill_shape(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """Return a tensor with the shape of the parameter. It has `kept` at the elements that this
+    def fill_shape(self, weight: nn.Parameter, shard: Tensor) -> Tensor:
+        """Return a tensor with the shape of the parameter. It has `shard` at the elements that this
         rank owns, and zeros elsewhere.
         """
-        found = torch.zeros(weight.shape, dtype=kept.dtype, device=kept.device)
-        found.view(-1)[self.elements_of(weight)] = kept
-        return found
+        whole = torch.zeros(weight.shape, dtype=shard.dtype, device=shard.device)
+        whole.view(-1)[self.elements_of(weight)] = shard
+        return whole
 
     def weights(self) -> Iterator[Tensor]:
         """Yield the memory of the weights that the model computes with."""

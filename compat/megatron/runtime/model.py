@@ -238,8 +238,8 @@ def _part(
     )
     if part.post_process:
         part.output_layer.register_forward_hook(_mask_padding(shape.vocab))
-    placed: nn.Module = part.to(torch.cuda.current_device())
-    return Float16Module(config, placed) if config.fp16 or config.bf16 else placed
+    module: nn.Module = part.to(torch.cuda.current_device())
+    return Float16Module(config, module) if config.fp16 or config.bf16 else module
 
 
 def padded(shape: Architecture, ranks: int) -> int:

@@ -59,9 +59,9 @@ def launch_parser(words: Sequence[str], ranks: int) -> Iterator[Any]:
         script.validate_args(args)
         yield args
         for make in builders:
-            made = make(args)
+            config = make(args)
             # The optimizer's comes with overrides for some parameters.
-            yield made[0] if isinstance(made, tuple) else made
+            yield config[0] if isinstance(config, tuple) else config
 
 
 def _refuse(parser: ArgumentParser, message: str) -> NoReturn:

@@ -87,11 +87,11 @@ def launch_words(config: Config) -> tuple[Group, Group]:
     whole: Any = _complete_sizes(config, REQUIRED) or config
     words = [word for line in flag_lines(whole.given, whole.version) for word in line]
     _, parts = _of_flags(whole, TRANSFORMER)
-    expected = _by_name({"args": whole.args, **parts})
-    if expected.get(SIGNAL):
-        expected[SIGNAL] = Signals[expected[SIGNAL]].name
+    result = _by_name({"args": whole.args, **parts})
+    if result.get(SIGNAL):
+        result[SIGNAL] = Signals[result[SIGNAL]].name
     return {"flags": words, "ranks": whole.ranks}, {
-        path: value for path, value in expected.items() if path not in LATER
+        path: value for path, value in result.items() if path not in LATER
     }
 
 
@@ -151,8 +151,8 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
     if model != TRANSFORMER and config.entry == TRANSFORMER:
         return {}, {}
     cls, version = config.entry, config.version
-    given = live.fields_of(config.given, version, cls)
-    return {cls: given}, {cls: objects.from_fields(given, version, cls)}
+    settings = live.fields_of(config.given, version, cls)
+    return {cls: settings}, {cls: objects.from_fields(settings, version, cls)}
 
 
 def raw(source: Any, config: Config) -> Group | None:
@@ -166,13 +166,13 @@ def raw(source: Any, config: Config) -> Group | None:
     for name in REQUIRED:
         either = (name, f"encoder_{name}")
         if not any(f"--{path.replace('_', '-')}" in source for path in either):
-            added = {path: whole.given[path] for path in either if path in whole.given}
-            words += [word for line in flag_lines(added, config.version) for word in line]
+            sizes = {path: whole.given[path] for path in either if path in whole.given}
+            words += [word for line in flag_lines(sizes, config.version) for word in line]
     for option, values in source.items():
-        listed = [] if values is True else values if isinstance(values, list) else [values]
-        if not all(isinstance(value, str | int | float) for value in listed):
+        items = [] if values is True else values if isinstance(values, list) else [values]
+        if not all(isinstance(value, str | int | float) for value in items):
             return None
-        words += [option, *map(str, listed)]
+        words += [option, *map(str, items)]
     ranks = config.world_size or _ranks(words, config)
     with suppress(BridgeError):
         config.dialect.read(words, config.version, ranks)
@@ -183,8 +183,8 @@ def raw(source: Any, config: Config) -> Group | None:
 def _ranks(words: list[str], config: Config) -> int:
     """Return the fewest ranks for the sizes in `words`, or in `config` if no number fits those in `words`."""
     try:
-        given = config.dialect.parse(words, config.version, True).given
-        return arguments.smallest_world_size(given, config.version)
+        settings = config.dialect.parse(words, config.version, True).given
+        return arguments.smallest_world_size(settings, config.version)
     except BridgeError:
         return arguments.smallest_world_size(config.given, config.version)
 
@@ -194,17 +194,20 @@ def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
     cls = LATENT if model == TRANSFORMER and args.get("multi_latent_attention") else model
     whole = objects.transformer(args, version)
     own = defaults(version, cls)
-    asked = {
+    inputs = {
         cls: fed(args, version, cls, TRANSFORMER_FEEDS),
         OPTIMIZER: fed(args, version, OPTIMIZER, ()),
     }
-    held = {cls: {name: whole[name] for name in own}, OPTIMIZER: objects.optimizer(args, version)}
+    results = {
+        cls: {name: whole[name] for name in own},
+        OPTIMIZER: objects.optimizer(args, version),
+    }
     if not args.get("use_torch_fsdp2"):
-        asked[DDP], held[DDP] = fed(args, version, DDP, DDP_FEEDS), objects.ddp(args, version)
-        asked[DDP]["bucket_size"] = held[DDP][
+        inputs[DDP], results[DDP] = fed(args, version, DDP, DDP_FEEDS), objects.ddp(args, version)
+        inputs[DDP]["bucket_size"] = results[DDP][
             "bucket_size"
         ]  # training.py computes it before it builds the class
-    return {cls: _set_fields(fields, version, cls) for cls, fields in asked.items()}, held
+    return {cls: _set_fields(fields, version, cls) for cls, fields in inputs.items()}, results
 
 
 def _set_fields(fields: Mapping[str, Any], version: str, cls: str) -> Group:
@@ -233,15 +236,15 @@ def _launch_source(question: Mapping[str, Any]) -> Group:
     """Return the arguments and fields of a launch of the source tree."""
     from compat.megatron.runtime import parser
 
-    found: Parts = {}
+    parts: Parts = {}
     try:
-        for made in parser.launch_parser(question["flags"], question["ranks"]):
-            cls = type(made).__name__
-            found["args" if cls == "Namespace" else cls] = plain_fields(made)
+        for result in parser.launch_parser(question["flags"], question["ranks"]):
+            cls = type(result).__name__
+            parts["args" if cls == "Namespace" else cls] = plain_fields(result)
     except Exception as error:
         judge(error)
         raise ConfigError(f"refused by Megatron itself: {type(error).__name__}: {error}") from error
-    return _join_fields(found)
+    return _join_fields(parts)
 
 
 def release_of_package() -> str:
@@ -320,10 +323,14 @@ def build_object(name: str, fields: Mapping[str, Any]) -> Any:
     Raises `ConfigError` with the reason if the class refuses them.
     """
     cls = getattr(import_module(PLACES[name]), name)
-    known = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    init_fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     try:
         return cls(
-            **{name: _live(known[name], value) for name, value in fields.items() if name in known}
+            **{
+                name: _live(init_fields[name], value)
+                for name, value in fields.items()
+                if name in init_fields
+            }
         )
     except Exception as error:
         judge(error)
@@ -372,18 +379,18 @@ def _stand_in(name: str) -> Any:
     return stand_in
 
 
-def plain_fields(built: Any) -> Group:
+def plain_fields(instance: Any) -> Group:
     """Return the fields of a real config object, or arguments, as plain values. Dtypes, members of enumerations
     and the activation are given by name.
     """
-    found = (
-        {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
-        if dataclasses.is_dataclass(built)
-        else vars(built)
+    values = (
+        {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+        if dataclasses.is_dataclass(instance)
+        else vars(instance)
     )
     return {
         name: _as_plain(value)
-        for name, value in found.items()
+        for name, value in values.items()
         if name == ACTIVATION or live.is_plain(value)
     }
 

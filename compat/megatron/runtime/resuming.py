@@ -33,23 +33,23 @@ def load_checkpoint(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mappi
         "dp_cp_group": ranks,
     }
     with _stepping(optimizer):
-        wanted = {
+        template = {
             name: part.sharded_state_dict(metadata=metadata)
             for name, part in zip(names, parts, strict=True)
         }
-        wanted["optimizer"] = optimizer.sharded_state_dict(
-            wanted, is_loading=True, metadata=metadata
+        template["optimizer"] = optimizer.sharded_state_dict(
+            template, is_loading=True, metadata=metadata
         )
-        found: dict[str, Any] = dist_checkpointing.load(wanted, str(place))
-        missing = [name for name in ("iteration", "opt_param_scheduler") if name not in found]
+        content: dict[str, Any] = dist_checkpointing.load(template, str(place))
+        missing = [name for name in ("iteration", "opt_param_scheduler") if name not in content]
         SourceError.raise_if(
             f"{place}: the checkpoint has no {name}, which Megatron-LM needs to resume; {run.DAMAGED}"
             for name in missing
         )
         for name, part in zip(names, parts, strict=True):
-            part.load_state_dict(found[name])
-        optimizer.load_state_dict(found["optimizer"])
-    return found
+            part.load_state_dict(content[name])
+        optimizer.load_state_dict(content["optimizer"])
+    return content
 
 
 @contextmanager
@@ -72,16 +72,16 @@ def _stepping(optimizer: Any) -> Iterator[None]:
     put = DistributedOptimizer._set_main_param_and_optimizer_states
 
     def with_step(self: Any, weight: Any, tensors: Mapping[str, Any]) -> None:
-        kept = self._get_main_param_and_optimizer_states(weight)
+        state = self._get_main_param_and_optimizer_states(weight)
         put(
             self,
             weight,
-            {**{key: value for key, value in kept.items() if key == "step"}, **tensors},
+            {**{key: value for key, value in state.items() if key == "step"}, **tensors},
         )
 
     with patch.object(DistributedOptimizer, "_set_main_param_and_optimizer_states", with_step):
         yield
     for part in optimizer.chained_optimizers:
-        for kept in part.optimizer.state.values():
+        for state in part.optimizer.state.values():
             # The loaded tensor is shared: without a copy, each parameter would increase it.
-            kept["step"] = kept["step"].clone()
+            state["step"] = state["step"].clone()

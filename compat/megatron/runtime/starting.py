@@ -98,7 +98,7 @@ def _batches(args: Args) -> set[int]:
 
     if not args.global_batch_size:
         return set()
-    made: Any = calculator._build_num_microbatches_calculator(
+    counter: Any = calculator._build_num_microbatches_calculator(
         0,
         args.rampup_batch_size,
         args.global_batch_size,
@@ -106,11 +106,11 @@ def _batches(args: Args) -> set[int]:
         args.data_parallel_size,
         bool(args.decrease_batch_size_if_needed),
     )
-    step = getattr(made, "rampup_samples_per_increment", 0)
+    step = getattr(counter, "rampup_samples_per_increment", 0)
     counts = set()
-    for part in range(int(made.ramup_samples / step) + 2 if step else 1):
-        made.update(int(part * step) + 1, True)
-        counts.add(made.get())
+    for part in range(int(counter.ramup_samples / step) + 2 if step else 1):
+        counter.update(int(part * step) + 1, True)
+        counts.add(counter.get())
     return counts
 
 
@@ -207,7 +207,7 @@ def _first_step(args: Args, model: Any, counts: set[int]) -> None:
             _run_interleaved(args, model, count)
 
 
-def _raise_reached(*values: Any, **named: Any) -> Any:
+def _raise_reached(*values: Any, **keywords: Any) -> Any:
     raise ReachedError
 
 

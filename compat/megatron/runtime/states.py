@@ -39,8 +39,8 @@ class States:
             return slice(0, weight.numel())
         if weight not in self.part.model_param_gbuf_map:
             return NOTHING
-        found = self.part._get_model_param_range_map(weight)["param"]
-        return slice(found.start, found.end)
+        span = self.part._get_model_param_range_map(weight)["param"]
+        return slice(span.start, span.end)
 
     def gradient(self, weight: nn.Parameter) -> Tensor:
         """Return the reduced gradient of the elements that this rank owns."""
@@ -49,8 +49,8 @@ class States:
 
     def master(self, weight: nn.Parameter) -> Tensor:
         """Return the elements that this rank owns, in the precision that the optimizer updates."""
-        found: Tensor = self._states(weight)["param"]
-        return found.detach().view(-1)
+        tensor: Tensor = self._states(weight)["param"]
+        return tensor.detach().view(-1)
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
         """Return the optimizer state for the elements that this rank owns, by name. Master weights
@@ -67,8 +67,8 @@ class States:
             nothing = torch.empty(0, device=weight.device)
             return {"param": nothing, **dict.fromkeys(self._names, nothing)}
         if self.sharded:
-            found: Mapping[str, Any] = self.part._get_main_param_and_optimizer_states(weight)
-            return found
+            states: Mapping[str, Any] = self.part._get_main_param_and_optimizer_states(weight)
+            return states
         main = getattr(weight, "main_param", weight)
         return {"param": main, **self.part.state.get(main, {})}
 
@@ -95,13 +95,13 @@ class States:
         """Yield the memory of the gradients."""
         yield from (buffer.grad_data for chunk in self.chunks for buffer in chunk.buffers)
 
-    def fill_shape(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """Return a tensor with the shape of the parameter. It has `kept` at the elements that this
+    def fill_shape(self, weight: nn.Parameter, shard: Tensor) -> Tensor:
+        """Return a tensor with the shape of the parameter. It has `shard` at the elements that this
         rank owns, and zeros elsewhere.
         """
-        found = torch.zeros(weight.shape, dtype=kept.dtype, device=weight.device)
-        found.view(-1)[self.elements_of(weight)] = kept
-        return found
+        whole = torch.zeros(weight.shape, dtype=shard.dtype, device=weight.device)
+        whole.view(-1)[self.elements_of(weight)] = shard
+        return whole
 
 
 def is_state(value: Any) -> bool:

@@ -80,16 +80,18 @@ class Window(nn.Module):
         """
 
         def call_with_window(
-            module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+            module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
         ) -> Any:
-            given = inputs[0] if inputs else named.get(HIDDEN)
-            if given is None or not given.is_floating_point():
+            hidden = inputs[0] if inputs else keywords.get(HIDDEN)
+            if hidden is None or not hidden.is_floating_point():
                 hook(module, ())
                 return None
-            native = given.transpose(0, 1)
+            native = hidden.transpose(0, 1)
             hook(module, (native,))
             back = native.transpose(0, 1)
-            return ((back, *inputs[1:]), named) if inputs else (inputs, {**named, HIDDEN: back})
+            return (
+                ((back, *inputs[1:]), keywords) if inputs else (inputs, {**keywords, HIDDEN: back})
+            )
 
         first = self._ends[0]
         return (
@@ -168,12 +170,12 @@ class MegatronSource:
         self._watch()
 
     def _entering(self, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
             if module.training and torch.is_grad_enabled() and not is_recomputing():
                 self._running = index
                 self._passes[index] += 1
-                given = (*inputs[:1], named.get("input_ids"), named.get("labels"))
-                self._batch = tuple(tensor for tensor in given if isinstance(tensor, Tensor))
+                arguments = (*inputs[:1], keywords.get("input_ids"), keywords.get("labels"))
+                self._batch = tuple(tensor for tensor in arguments if isinstance(tensor, Tensor))
 
         return hook
 
@@ -183,9 +185,9 @@ class MegatronSource:
         """
         step = self.optimizer.step
 
-        def step_and_report(*arguments: Any, **named: Any) -> Any:
+        def step_and_report(*arguments: Any, **keywords: Any) -> Any:
             self._tell("reduced")
-            result = step(*arguments, **named)
+            result = step(*arguments, **keywords)
             self._norm = result[1] if isinstance(result, tuple) and len(result) > 1 else None
             self._tell("updated")
             self._tell("ended")
@@ -356,15 +358,15 @@ class MegatronSource:
                 ),
             )
 
-    def _whole(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """Return a whole tensor of a parameter from `kept`, the elements on this rank. Elements on
+    def _whole(self, weight: nn.Parameter, shard: Tensor) -> Tensor:
+        """Return a whole tensor of a parameter from `shard`, the elements on this rank. Elements on
         other data ranks are gathered.
         """
         if not self.states.sharded:
-            return kept.detach().view(weight.shape)
-        found = self.states.fill_shape(weight, kept.detach())
-        self.comm.all_reduce(GATHER, found, self.comm.group("data"))()
-        return found
+            return shard.detach().view(weight.shape)
+        whole = self.states.fill_shape(weight, shard.detach())
+        self.comm.all_reduce(GATHER, whole, self.comm.group("data"))()
+        return whole
 
     def _counters(self) -> Held:
         rates = (float(group["lr"]) for group in self.optimizer.param_groups)
@@ -391,12 +393,12 @@ class MegatronSource:
 
     def settings(self) -> Mapping[str, object]:
         configs = {"model": self.models[0].config, "optimizer": self.states.part.config}
-        named = (
+        pairs = (
             (f"{part}.{name}", value)
             for part, config in configs.items()
             for name, value in vars(config).items()
         )
-        return {name: value for name, value in named if live.is_plain(value)}
+        return {name: value for name, value in pairs if live.is_plain(value)}
 
     def about(self) -> Mapping[str, object]:
         formats = {

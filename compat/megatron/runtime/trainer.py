@@ -63,8 +63,8 @@ class MegatronTrainer:
         place = Environment(*here) if here else detect()
         self._samples = samples or config.args.get("global_batch_size") or 1
         self.config, self.plan, self.workload = config, lift(config), workload
-        told = workload.model if workload.folder is not None else None
-        self.shape = workload.architecture if told is None else Architecture.of(told)
+        section = workload.model if workload.folder is not None else None
+        self.shape = workload.architecture if section is None else Architecture.of(section)
         mesh = Mesh.of(self.plan.parallel, place.world)
         self.micro = self.plan.batch.micro or workload.micro
         batch, samples_at_once = self.plan.batch, self.micro * mesh.sizes["data"]
@@ -83,18 +83,18 @@ class MegatronTrainer:
         args = self.config.args
         _groups(self.plan, args)
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-        described = self.workload.model is not None
+        has_model = self.workload.model is not None
         self.settings = (
             model.config_of_flags(self.config)
-            if described
+            if has_model
             else model.transformer_config(self.config, self.shape)
         )
-        places = model.positions(args) if described else {}
+        places = model.positions(args) if has_model else {}
         parts = model.parts(self.settings, self.shape, places)
         self._weights = list(model.parameters_by_name(parts))
         exact = self._load(self._first())
-        wrapped = fsdp.wrap_chunks if self._fully_sharded else model.wrap_chunks
-        self.chunks = wrapped(self.settings, model.ddp_config(self.config), parts)
+        wrap = fsdp.wrap_chunks if self._fully_sharded else model.wrap_chunks
+        self.chunks = wrap(self.settings, model.ddp_config(self.config), parts)
         # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
         self.optimizer = get_megatron_optimizer(
             model.optimizer_config(self.config),
@@ -107,12 +107,12 @@ class MegatronTrainer:
             self.states.master(weight).copy_(values.view(-1)[self.states.elements_of(weight)])
         # Without either flag, Megatron refuses to resume unless the checkpoint's schedule equals
         # the run's.
-        kept = bool(args.get("use_checkpoint_opt_param_scheduler"))
+        from_checkpoint = bool(args.get("use_checkpoint_opt_param_scheduler"))
         self.scheduler = OptimizerParamScheduler(
             self.optimizer,
             **_learning_rate(args),
-            use_checkpoint_opt_param_scheduler=kept,
-            override_opt_param_scheduler=not kept,
+            use_checkpoint_opt_param_scheduler=from_checkpoint,
+            override_opt_param_scheduler=not from_checkpoint,
         )
         self.settings.grad_scale_func = self.optimizer.scale_loss
         self.settings.finalize_model_grads_func = finalize_model_grads
@@ -154,22 +154,22 @@ class MegatronTrainer:
         return Share(group.index, group.size)
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        taken = list(islice(batches, self.accumulation))
-        if len(taken) < self.accumulation:
+        microbatches = list(islice(batches, self.accumulation))
+        if len(microbatches) < self.accumulation:
             raise BridgeError(
-                f"train_batch: found {len(taken)} microbatches, expected {self.accumulation}; give more"
+                f"train_batch: found {len(microbatches)} microbatches, expected {self.accumulation}; give more"
             )
         with self.running():
             for chunk in self.chunks:
                 chunk.train()
                 chunk.zero_grad_buffer()
             self.optimizer.zero_grad()
-            losses = self._pass(taken)
+            losses = self._pass(microbatches)
             lr, scale = self.optimizer.param_groups[0]["lr"], self.optimizer.get_loss_scale()
-            updated, norm, _ = self.optimizer.step()
-            if updated:
+            success, norm, _ = self.optimizer.step()
+            if success:
                 self.scheduler.step(1)
-            return Step(self._mean(losses), norm, lr, bool(updated), float(scale))
+            return Step(self._mean(losses), norm, lr, bool(success), float(scale))
 
     def _pass(self, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
         """Run all microbatches forward and backward with Megatron's own schedule.
@@ -178,7 +178,7 @@ class MegatronTrainer:
         empty list.
         """
         rows, tokens = batches[0][1].shape
-        found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
+        losses: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
             forward_step_func=self._forward,
             data_iterator=[iter(batches) for _ in self.chunks],
             model=self.chunks,
@@ -186,18 +186,18 @@ class MegatronTrainer:
             seq_length=tokens,
             micro_batch_size=rows,
         )
-        return found
+        return losses
 
     def _forward(self, batches: Iterator[Batch], part: Any) -> tuple[Tensor, Any]:
         current = torch.cuda.current_device()
         tokens, targets = (tensor.to(current) for tensor in next(batches))
-        given = (
+        arguments = (
             self.workload.rows.model_arguments(tokens)
             if self.workload.rows
             else {"input_ids": tokens}
         )
-        tokens, mask = given["input_ids"], given.get("attention_mask")
-        positions = given.get(
+        tokens, mask = arguments["input_ids"], arguments.get("attention_mask")
+        positions = arguments.get(
             "position_ids", torch.arange(tokens.shape[1], device=current).expand_as(tokens)
         )
         unseen = None if mask is None else _unseen(mask)
@@ -242,13 +242,13 @@ class MegatronTrainer:
         """Copy `wholes` into the weights, and return the values before rounding, which become the
         master weights.
         """
-        found: dict[nn.Parameter, Tensor] = {}
+        masters: dict[nn.Parameter, Tensor] = {}
         for weight, parts in self.parameters_with_pieces() if wholes is not None else ():
-            exact = found[weight] = torch.zeros_like(weight, dtype=torch.float32)
+            exact = masters[weight] = torch.zeros_like(weight, dtype=torch.float32)
             for piece in parts:
                 piece.load(exact, wholes[piece.name].to(exact))  # type: ignore[index]
             weight.copy_(exact)
-        return found
+        return masters
 
     @torch.no_grad()
     def resume(self, place: Path) -> int:
@@ -259,38 +259,38 @@ class MegatronTrainer:
             else []
         )
         with self.running():
-            found = load_checkpoint(place, self.chunks, self.optimizer)
-            kept = found["opt_param_scheduler"]
+            content = load_checkpoint(place, self.chunks, self.optimizer)
+            schedule = content["opt_param_scheduler"]
             counts = {
                 name: value / self._samples
-                for name, value in kept.items()
+                for name, value in schedule.items()
                 if name.endswith("_steps")
             }
-            self.scheduler.load_state_dict({**kept, **counts})
-        return int(found["iteration"])
+            self.scheduler.load_state_dict({**schedule, **counts})
+        return int(content["iteration"])
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return all weights by native name, on every rank."""
         whole = torch.zeros(sum(map(prod, self._shapes.values())))
         flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
-        found = {
+        tensors = {
             name: part.view(shape)
             for (name, shape), part in zip(self._shapes.items(), flat, strict=True)
         }
         for weight, parts in self.parameters_with_pieces():
             # The ranks are summed below, so each weight is added once: by the first data rank, and
             # not by the later stage of a tied weight.
-            taken = (self.states.sharded or self.data[0] == 0) and not getattr(
+            is_owner = (self.states.sharded or self.data[0] == 0) and not getattr(
                 weight, "shared", False
             )
-            for piece in parts if taken else ():
+            for piece in parts if is_owner else ():
                 local = piece.of(self.states.fill_shape(weight, self.states.master(weight)))
                 if piece.dim is not None or self.share.index == 0:
-                    piece.within(found[piece.name], local.shape).copy_(local)
+                    piece.within(tensors[piece.name], local.shape).copy_(local)
         there = whole.to(torch.cuda.current_device()) if torch.cuda.is_available() else whole
         self.comm.all_reduce(EXPORT, there, self.comm.world)()
         whole.copy_(there)
-        return found
+        return tensors
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -299,14 +299,14 @@ class MegatronTrainer:
 
     def bytes(self) -> Mapping[str, int]:
         weights = list(self.states.weights())
-        held = {weight.untyped_storage().data_ptr() for weight in weights}
+        pointers = {weight.untyped_storage().data_ptr() for weight in weights}
         return {
             "weights": _bytes(weights),
             "gradients": _bytes(self.states.gradients()),
             "optimizer": _bytes(
                 tensor
                 for tensor in self.states.optimizer_tensors()
-                if tensor.untyped_storage().data_ptr() not in held
+                if tensor.untyped_storage().data_ptr() not in pointers
             ),
         }
 

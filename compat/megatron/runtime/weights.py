@@ -71,16 +71,16 @@ def wholes(shape: Architecture) -> dict[str, tuple[int, ...]]:
     contain the index of the expert.
     """
     parts = [part for layer in shape.indices for part in shape.parts(layer)]
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for part in parts:
         for name, size in part.shapes.items():
             if EXPERTS not in name:
-                found[name] = size
+                shapes[name] = size
                 continue
             # A part of experts stands for all of them, which have one shape.
             for number in range(part.copies):
-                found[name.replace(EXPERTS, f"{EXPERTS}{number}.")] = size
-    return found
+                shapes[name.replace(EXPERTS, f"{EXPERTS}{number}.")] = size
+    return shapes
 
 
 EXPERTS = ".mlp.experts."
@@ -193,8 +193,8 @@ def _rows(shape: Architecture, share: Share) -> int:
 
 def _rows_without_padding(shape: Architecture, share: Share) -> Callable[[Tensor], Tensor]:
     """Return a function that picks the rows of this rank that are not padding."""
-    kept = max(0, min(_rows(shape, share), shape.vocab - share.index * _rows(shape, share)))
-    return lambda tensor: tensor[:kept]
+    count = max(0, min(_rows(shape, share), shape.vocab - share.index * _rows(shape, share)))
+    return lambda tensor: tensor[:count]
 
 
 def _all(tensor: Tensor) -> Tensor:
