@@ -142,6 +142,7 @@ WITHOUT: Mapping[str, str] = {
     "model.config.max_position_embeddings": "a bound of a table that Llama computes as it goes",
     "model.config.original_max_position_embeddings": "read beside a scaling of positions alone",
     "validation_dataloader.drop_last": "the last batch is whole here",
+    "model.config.partial_rotary_factor": "read by families that rotate a part of a head, not by Llama",
 }
 """Settings without effect on the numbers of one rank, each with the reason."""
 SEEN = ("step", "loss", "grad_norm", "lr", "val_loss", "saved", "skipped", "loss_scale")
@@ -295,7 +296,7 @@ def trained(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
 
 MERAK_BESIDE: Mapping[str, Mapping[str, Any]] = {
     "num_train_epochs": {"max_steps": -1},
-    "eval_steps": {"do_eval": True},
+    "eval_steps": {"do_eval": True, "per_device_eval_batch_size": 1},
     "per_device_eval_batch_size": {"do_eval": True},
     "save_total_limit": {"save": True, "save_steps": 1},
     "save_steps": {"save": True},
