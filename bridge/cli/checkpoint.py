@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from bridge.checkpoint.formats import Format, PlannedFiles
     from bridge.checkpoint.hub import Hub
     from bridge.checkpoint.lazy import Lazy
-    from bridge.stack.dialect import Config
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")
@@ -265,18 +264,19 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
-    from bridge.checkpoint import parameter_names
+    from bridge.checkpoint.model_facts import describe_config, rename_under
+    from bridge.cli.convert import read_job
+    from bridge.cli.job import Job
 
-    def config() -> Config | None:
-        from bridge.cli.convert import read_job
-        from bridge.cli.job import Job
-
-        path = options.config or config_beside(place)
-        return None if path is None else read_job(Job(str(path), lenient=True))
-
-    return parameter_names.rename_under(
-        hub, options.names, target.names, config, options.config is not None
-    )
+    configs = []
+    for path in dict.fromkeys(filter(None, (config_beside(place), options.config))):
+        try:
+            configs.append((str(path), describe_config(read_job(Job(str(path), lenient=True)))))
+        except BridgeError as error:
+            if path == options.config:
+                raise
+            note(f"note: {path}: not held against the weights, as it cannot be read: {error}")
+    return rename_under(hub, options.names, target.names, configs)
 
 
 def _gigabytes_to_bytes(size: float) -> int:

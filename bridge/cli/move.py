@@ -260,11 +260,13 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
 
 def _fit_names(source: MoveSource, target: Config, usual: str | None) -> Hub:
     """Return the checkpoint with the parameter names that the target uses."""
-    from bridge.checkpoint import parameter_names
+    from bridge.checkpoint.model_facts import describe_config, rename_under
 
-    return parameter_names.rename_under(
-        source.hub, None, usual, lambda: target if target.dialect.model else source.config
-    )
+    configs = [
+        (place, describe_config(config))
+        for place, config in (("the config", source.config), ("the translated config", target))
+    ]
+    return rename_under(source.hub, None, usual, configs)
 
 
 def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
@@ -680,7 +682,7 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
 
     Raises `BridgeError`, before anything is written, if the proof cannot run.
     """
-    from bridge.checkpoint import parameter_names, smaller_model
+    from bridge.checkpoint import model_facts, smaller_model
     from bridge.verify.proof import WEIGHTLESS
 
     if source.format.name in WEIGHTLESS:
@@ -702,9 +704,8 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
         smaller_model.config_with_layers(given, layers) if layers else given
     )
     # Under the names that transformers gives the parameters of the model, which `_check_alike` compares by.
-    hub = parameter_names.rename_under(
-        source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None
-    )
+    described = model_facts.describe_config(_model_config(options.model))
+    hub = model_facts.rename_under(source.hub, None, RUNNING, [(str(options.model), described)])
     running = smaller_model.cut_layers(hub, layers) if layers else hub
     _check_alike(running, model)
     # No more ranks than the run had, unless an engine needs them.
@@ -921,7 +922,7 @@ def warm(text: str) -> None:
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
-    from bridge.checkpoint import parameter_names
+    from bridge.checkpoint import model_facts
     from bridge.engine.device import join
     from bridge.engine.environment import detect
     from bridge.engine.interface import Workload
@@ -970,7 +971,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
             model=model,
             folder=folder,
         )
-        facts = parameter_names.describe_config(described)
+        facts = model_facts.describe_config(described)
         proved = prove(
             found["source"], found["target"], wider, workload, facts, options.prove or 1, note
         )
