@@ -230,8 +230,13 @@ def add_doubts(format: Format, place: Path, hub: Hub) -> Hub:
 
 def plan_files(format: Format, hub: Hub, wanted: Wanted) -> PlannedFiles:
     """Return the files that would hold the checkpoint `hub` in this format. Raises `SourceError`
-    if a value in it has the wrong type.
+    if it has no tensor, or if a value in it has the wrong type.
     """
+    if not hub.parameters and not hub.buffers:
+        folder = hub.origin.files[0].parent if hub.origin.files else hub.origin.format
+        raise SourceError(
+            f"{folder}: found no tensor, expected those of a model; name another folder"
+        )
     try:
         return format.plan(hub, wanted)
     except FLAWS as error:

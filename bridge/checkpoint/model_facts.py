@@ -18,6 +18,7 @@ from bridge.checkpoint.parameter_names import (
     read_names,
     shapes_by_name,
     try_namings,
+    unwrap_names,
 )
 from bridge.errors import SourceError
 from bridge.translation.lift import lift
@@ -193,6 +194,8 @@ def rename_under(hub: Hub, wanted: str | None, usual: str | None, configs: Seque
     """Return the checkpoint that `naming_that_fits` returns, with the facts about its model, which
     `establish_model` holds against `configs`.
     """
+    if wanted or usual:
+        hub = unwrap_names(hub)
     facts = establish_model(hub, configs)
     known = replace(hub, model=None if facts == Model() else facts)
     return naming_that_fits(known, wanted, usual, facts)

@@ -514,6 +514,34 @@ def recognise_names(hub: Hub) -> Recognised:
     )
 
 
+WRAPPERS = re.compile(r"(?:^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
+"""Modules that torch puts around others: of torch.compile, FSDP and activation checkpointing."""
+
+
+def unwrap_names(hub: Hub) -> Hub:
+    """Return the checkpoint without the names of modules that wrap the model or parts of it, as no
+    model that is loaded by name has these, and a finding. DDP's `module.` is one if all names begin
+    with it.
+    """
+    names = [*hub.parameters, *hub.ties, *hub.buffers]
+    top = "module." if all(name.startswith("module.") for name in names) else ""
+    bare = {name: WRAPPERS.sub("", name.removeprefix(top)).removeprefix(".") for name in names}
+    changed = [name for name in names if bare[name] != name]
+    if not changed or len(set(bare.values())) < len(names):
+        return hub
+    message = f"{len(changed)} names lose what wrapped the model, such as {changed[0]}: {bare[changed[0]]}"
+    return replace(
+        hub,
+        parameters={bare[name]: held for name, held in hub.parameters.items()},
+        buffers={bare[name]: held for name, held in hub.buffers.items()},
+        ties={bare[alias]: bare[name] for alias, name in hub.ties.items()},
+        groups=tuple(
+            replace(group, names=tuple(bare[name] for name in group.names)) for group in hub.groups
+        ),
+        findings=(*hub.findings, loss_finding("names", message, Effect.NONE)),
+    )
+
+
 def naming_that_fits(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
     """Return the checkpoint with its parameters renamed to the naming `wanted`. If `wanted` is
     None, rename them to `usual`, the naming that the format's readers expect, but only if the
@@ -545,6 +573,11 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
         f"{line}; its parameters cannot be renamed, so keep the checkpoint's own names"
         for line in facts.refused
     )
+    apart = facts.tied is False and hub.ties
+    if apart and not hub.moments:
+        # The model has two parameters, which one storage holds while they are equal.
+        own = {alias: hub.parameters[name] for alias, name in hub.ties.items()}
+        hub = replace(hub, parameters={**hub.parameters, **own}, ties={})
     shapes = shapes_by_name(hub)
     left = [name for name in shapes if _ignore_pattern(source.table).fullmatch(name)]
     pieces = read_names(source.naming, source.table, shapes, facts)
@@ -569,7 +602,12 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
         buffers={},
         ordered=True,
         groups=tuple(_rename_groups(hub, own, places)),
-        findings=(*hub.findings, *_find_ignored_tensors(hub, left), *_find_padding(pieces)),
+        findings=(
+            *hub.findings,
+            *_find_ignored_tensors(hub, left),
+            *_find_padding(pieces),
+            *_find_untied(hub.ties if apart else {}),
+        ),
     )
 
 
@@ -688,6 +726,15 @@ def _find_ignored_tensors(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]
         listed = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         message = f"{listed}: these buffers are left out, because the model computes them itself"
         yield loss_finding("buffers", message, Effect.NONE)
+
+
+def _find_untied(ties: Mapping[str, str]) -> Iterator[Finding]:
+    for alias, name in ties.items():
+        message = (
+            f"{alias} and {name} were trained as one parameter, which the model's config does not tie;"
+            " only one of them is kept"
+        )
+        yield loss_finding("ties", message, Effect.NUMBERS)
 
 
 def _find_padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:

@@ -177,7 +177,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     args = run.arguments(common)
     tensors = {key: value for key, value in entries.items() if isinstance(value, Lazy)}
     values = {key: value for key, value in entries.items() if not isinstance(value, Lazy)}
-    weights, kinds = _sort_tensors(tensors)
+    weights, kinds = _sort_tensors(tensors, BESIDE in common)
     if not weights:
         raise SourceError(f"{place / dcp.METADATA}: found no tensors of a model; {DAMAGED}")
     optimizers = list(_optimizers(common, values))
@@ -258,11 +258,12 @@ def _equals_master(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
 
 
 def _sort_tensors(
-    tensors: Mapping[str, Lazy],
+    tensors: Mapping[str, Lazy], bare_names: bool
 ) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
     """Return the weights by name, and for each weight the optimizer's tensors by kind.
 
-    Tensors that stack layers or experts are split.
+    Tensors that stack layers or experts are split. If `bare_names` is true, no module wraps the
+    model: then a first part of a name such as `model.` belongs to the name.
     """
     weights: dict[str, Lazy] = {}
     kinds: dict[str, dict[str, Lazy]] = {}
@@ -271,7 +272,8 @@ def _sort_tensors(
         if match is None and key.startswith(("optimizer.", "chained_")):
             continue  # a bucket, which `unpack_buckets` takes apart
         bare = match[2] if match else key
-        while bare.startswith(("module.", "model.")):  # prefixes of modules that wrap the model
+        # Prefixes of modules that wrap the model.
+        while not bare_names and bare.startswith(("module.", "model.")):
             bare = bare.partition(".")[2]
         for name, part in apart(bare, held):
             if match:
