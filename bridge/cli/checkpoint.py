@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,15 +150,26 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
     for group in hub.groups:
         say(f"group of {len(group.names)}: {_settings_text(group.settings)}")
     if check:
-        unsummed = any(finding.path == "checksums" for finding in hub.findings)
-        say(
-            f"checked: {'only checksums inside the files' if unsummed else 'checksums in SHA256SUMS'}"
-        )
+        from bridge.checkpoint.digests import SUMS, without_digest
+
+        left = without_digest(place, origin.files)
+        unseen = any(finding.path == "checksums" for finding in hub.findings)
+        how = "what each file says of itself" + (", which does not show all" if unseen else "")
+        ways = {SUMS: [path for path in origin.files if path not in left], how: left}
+        for way, paths in ways.items():
+            if paths:
+                say(f"checked by {way}: {_list_names(paths, place)}")
     for row in _tensor_rows(hub) if tensors else ():
         say(
             f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}"
         )
     _print_findings(hub.findings)
+
+
+def _list_names(paths: Sequence[Path], place: Path) -> str:
+    rest = len(paths) - SHOWN
+    names = ", ".join(str(path.relative_to(place)) for path in paths[:SHOWN])
+    return f"{names} and {rest} more" if rest > 0 else names
 
 
 def _settings_text(values: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, dcp
-from bridge.checkpoint.digests import SUMS
+from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File
 from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted
 from bridge.checkpoint.hub import (
@@ -120,11 +120,11 @@ class TorchDist(Format):
         return _hub(self.name, place, common, entries)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Verify checksums: those in the checkpoint's file of checksums, or, without this file,
-        those inside each archive.
+        """Verify checksums: those in the checkpoint's file of checksums, and, if it does not list all
+        files, those inside each archive.
         """
         super().verify(place, used)
-        if not (place / SUMS).is_file():
+        if without_digest(place, (*place.glob("*.distcp"), place / dcp.COMMON)):
             dcp.verify_checksums(place, KNOWN, used)
             archive.verify_archive(place / dcp.COMMON, place)
 
