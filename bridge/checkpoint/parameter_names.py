@@ -576,8 +576,8 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
     apart = facts.tied is False and hub.ties
     if apart and not hub.moments:
         # The model has two parameters, which one storage holds while they are equal.
-        own = {alias: hub.parameters[name] for alias, name in hub.ties.items()}
-        hub = replace(hub, parameters={**hub.parameters, **own}, ties={})
+        twins = {alias: hub.parameters[name] for alias, name in hub.ties.items()}
+        hub = replace(hub, parameters={**hub.parameters, **twins}, ties={})
     shapes = shapes_by_name(hub)
     left = [name for name in shapes if _ignore_pattern(source.table).fullmatch(name)]
     pieces = read_names(source.naming, source.table, shapes, facts)

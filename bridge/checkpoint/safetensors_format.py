@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from bridge.checkpoint.archive import advice_on
 from bridge.checkpoint.files import File, all_of
 from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
@@ -42,7 +43,7 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
                 )
             text = file.read(length).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: {error}; {DAMAGED}") from None
+        raise SourceError(f"{path}: {error}; {advice_on(error, DAMAGED)}") from None
     rows = parse_object(text, path)
     found = {
         name: _span_of_row(path, name, row, 8 + length)

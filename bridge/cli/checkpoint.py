@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli import progress
+from bridge.cli.budget import read_within_limits
 from bridge.cli.companions import Companions, companions, config_beside
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.errors import BridgeError
 from bridge.files import as_private_as
+from bridge.files.contained import refuse_changes, stamps_of
 from bridge.files.printable import clean
 from bridge.files.progress import count_items
 from bridge.files.shown import show_value
@@ -60,7 +62,8 @@ def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
         need_engine("checkpoint")
-        return work()
+        with read_within_limits():
+            return work()
     except BridgeError as error:
         error.as_object = as_json
         raise
@@ -81,6 +84,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
         hub = formats.read_at(format, place)
         if check:
             hub = formats.add_doubts(format, place, hub)
+            refuse_changes(stamps_of(hub.origin.files))
         code = report.exit_of(hub.findings)
         if as_json:
             rows = {"tensors": list(_tensor_rows(hub))} if tensors else {}
@@ -309,7 +313,7 @@ def _write_folder(
     from bridge.checkpoint.writing import write_checkpoint
 
     meter = Progress(sum(file.size for file in written.files))
-    with as_private_as(folder):
+    with as_private_as(folder, *hub.origin.files):
         write_checkpoint(
             written, options.output, hub.origin.files, meter.add_bytes, options.processes
         )
@@ -438,6 +442,7 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         one, other = formats.read_checkpoint(first), formats.read_checkpoint(second)
         with progress.show_progress("the tensors"):
             lines = list(_compare_tensors(one, other))
+        refuse_changes(stamps_of((*one.origin.files, *other.origin.files)))
         runs = {
             key: values
             for key, values in _compare_counters(one, other).items()

@@ -109,7 +109,7 @@ def model_of(args: Mapping[str, Any]) -> Model | None:
     if not isinstance(heads, int):
         return None
     groups = args.get("num_query_groups") if args.get("group_query_attention") else None
-    sizes = {fact: args.get(name) for fact, name in SIZES.items()}
+    sizes: dict[str, Any] = {fact: args.get(name) for fact, name in SIZES.items()}
     untied = args.get("untie_embeddings_and_output_weights")
     if sizes["experts"] and not sizes["expert_ffn"]:
         sizes["expert_ffn"] = sizes["ffn"]
