@@ -113,9 +113,12 @@ def model_of(args: Mapping[str, Any]) -> Model | None:
     untied = args.get("untie_embeddings_and_output_weights")
     if sizes["experts"] and not sizes["expert_ffn"]:
         sizes["expert_ffn"] = sizes["ffn"]
+    known: dict[str, Any] = {
+        fact: size for fact, size in sizes.items() if isinstance(size, int) and size
+    }
     return Model(
         groups or heads,
-        **{fact: size for fact, size in sizes.items() if isinstance(size, int) and size},
+        **known,
         tied=None if untied is None else not untied,
         refused=refusals(args),
     )
