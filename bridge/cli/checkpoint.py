@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
-from bridge.cli.companions import Companions, companions, config_beside
+from bridge.cli.companions import Companions, companions, config_beside, is_of_transformers
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.errors import BridgeError
 from bridge.files import as_private_as
 from bridge.files.contained import refuse_changes, stamps_of
 from bridge.files.printable import clean
 from bridge.files.progress import count_items
+from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
 from bridge.report import json_types
 from bridge.report.exit_codes import Exit
@@ -101,7 +102,7 @@ def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
 
     from bridge.report.as_json import finding_json
 
-    return {
+    about = {
         "format": hub.origin.format,
         "folder": str(place),
         "release": hub.origin.release or None,
@@ -119,6 +120,8 @@ def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
         "client": dict(hub.client),
         "findings": [finding_json(finding) for finding in hub.findings],
     }
+    shown: dict[str, Any] = HIDDEN.within(about)
+    return shown
 
 
 def _bytes_by_kind(hub: Hub) -> dict[str, dict[str, int]]:
@@ -151,8 +154,9 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
     for key in ("scale", "schedule", "client"):
         if about[key]:
             say(f"{key}: {_settings_text(about[key])}")
-    for group in hub.groups:
-        say(f"group of {len(group.names)}: {_settings_text(group.settings)}")
+    for group in about["groups"]:
+        settings = {key: value for key, value in group.items() if key != "parameters"}
+        say(f"group of {group['parameters']}: {_settings_text(settings)}")
     if check:
         from bridge.checkpoint.digests import SUMS, without_digest
 
@@ -288,8 +292,11 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
         try:
             configs.append((str(path), describe_config(read_job(Job(str(path), lenient=True)))))
         except BridgeError as error:
-            if path == options.config:
-                raise
+            # What is no config of transformers says nothing about the weights beside it.
+            if path == options.config or is_of_transformers(path.read_bytes()):
+                raise BridgeError(
+                    *(f"{path}: {problem}; correct this config" for problem in error.problems)
+                ) from None
             note(f"note: {path}: not held against the weights, as it cannot be read: {error}")
     return rename_under(hub, options.names, target.names, configs)
 
