@@ -120,9 +120,7 @@ TOO_LARGE = (
     "name another file"
 )
 TOO_BUSY = "following the commands of the script takes too long: replace commands by their results"
-NO_CHECKPOINT = (
-    "no checkpoint of this size needs as much, so the files are damaged: name another folder"
-)
+NO_CHECKPOINT = "no checkpoint of these files needs as much: name another folder"
 SCRIPTS = "bridge.shell"
 
 

@@ -196,13 +196,12 @@ def changing(scratch: Path) -> Callable[[Random, Tally], None]:
         ]
         path, way = random.choice(files), random.choice(WAYS)
         other = (second / kind / path.relative_to(source)).read_bytes()
-        change = Change(random.randrange(90), lambda: _changed(path, other, way))
+        change = Change(random.randrange(1, 90), lambda: _changed(path, other, way))
         with change.watching():
             code, said = converted(
                 source, random.choice(("bin", "safetensors", "dcp")), output, "--no-verify"
             )
         if output.exists():
-            assert change.done or change.left > 0
             assert same(read(output), read(source)), f"{kind} {path.name} {way}: {said}"
             tally["accepted"] += 1
             shutil.rmtree(output)
