@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -256,6 +256,32 @@ def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], or
     return Hub(Origin(format, files=files), parameters, buffers, ties, ordered)
 
 
+TRAINER = "trainer_state.json"
+"""The file in which transformers' Trainer saves the step of a run, beside the weights."""
+UNREAD = ("optimizer.*", "scheduler.*", "rng_state*.pth", "random_states_*.pkl", "scaler.pt")
+"""Patterns for files of Trainer and accelerate with the rest of a run's state, which is not read."""
+
+
+def with_trainer_state(hub: Hub, place: Path) -> Hub:
+    """Return the checkpoint with the step that Trainer saved beside the weights, and a finding that
+    names the files beside them that are not read.
+    """
+    steps = None
+    if (place / TRAINER).is_file():
+        path = place / TRAINER
+        steps = parse_object(read_text(path, place, MOST), path).get("global_step")
+        if type(steps) is not int or steps < 0:
+            raise SourceError(
+                f"{path}: found {show_value(steps)} as global_step, expected a number of steps; {DAMAGED}"
+            )
+    there = sorted({path.name for pattern in UNREAD for path in place.glob(pattern)})
+    message = (
+        f"{', '.join(there)} hold the moments and the rest of the run's state, which is not read"
+    )
+    left = [loss_finding("moments", message, Effect.NUMBERS)] if there else []
+    return replace(hub, where=replace(hub.where, steps=steps), findings=(*hub.findings, *left))
+
+
 class Safe(Format):
     """The format in which transformers saves weights."""
 
@@ -277,7 +303,7 @@ class Safe(Format):
         """
         paths = list_files(place, SAFE) or ()
         tensors = check_tensors(place, SAFE, {path: read_header(path, place) for path in paths})
-        return hub_of(self.name, tensors, paths, ordered=False)
+        return with_trainer_state(hub_of(self.name, tensors, paths, ordered=False), place)
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files that would hold the weights: one file, or several files with an index.

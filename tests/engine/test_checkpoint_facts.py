@@ -136,6 +136,18 @@ def test_a_model_without_tensors_is_refused(tmp_path: Path) -> None:
         assert code == 1 and ("weight_map" if name == "index" else "found no tensor") in out
 
 
+def test_a_folder_of_trainer_has_its_step_and_names_what_is_not_read(model: Path) -> None:
+    (model / "trainer_state.json").write_text(json.dumps({"global_step": 500, "epoch": 1.0}))
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (model / name).write_bytes(b"x")
+    code, out = asked("inspect", str(model))
+    assert code == 2 and "run: steps 500" in out
+    assert "moments: optimizer.pt, rng_state.pth, scheduler.pt hold" in out
+    (model / "trainer_state.json").write_text(json.dumps({"global_step": "x"}))
+    code, out = asked("inspect", str(model))
+    assert code == 1 and "global_step" in out
+
+
 # Checksums
 
 
