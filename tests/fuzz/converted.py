@@ -254,7 +254,7 @@ class Change:
                 event()
             return opened(path, *values, **named)
 
-        os.preadv, Path.open = reading, opening  # type: ignore[method-assign]
+        os.preadv, Path.open = reading, opening  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
