@@ -60,3 +60,7 @@ command takes less than two more seconds.
 """
 MEMORY = 2**30
 """Most bytes of memory that a command that reads a config may use."""
+BYTES_A_SECOND, FILES, COPIES = 2**24, 100, 4
+"""By how much these two grow for a checkpoint: one processor second for so many bytes or so many
+files that are read, and so many times the bytes of these files.
+"""

@@ -4,6 +4,7 @@ pickle is read as data; the storages are read one tensor at a time.
 
 from __future__ import annotations
 
+import errno
 import struct
 import zipfile
 import zlib
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +44,8 @@ STORAGES = {
     "Untyped": "U8",
 }
 DAMAGED = "the file is damaged"
+MOST_REPEATED = 2**28
+"""Most bytes of a tensor that has more elements than its storage."""
 UNREADABLE = (
     OSError,
     ValueError,
@@ -138,6 +142,9 @@ def lazy_view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -
         raise ValueError(
             f"found a tensor that needs {offset + reach} elements of a storage of {count}"
         )
+    if prod(shape) * width > MOST_REPEATED and prod(shape) > count:
+        # Strides of 0 repeat elements, and a tensor with strides is read as a whole.
+        raise ValueError(f"found {prod(shape)} elements that repeat a storage of {count}")
     if strides == contiguous_strides(shape) or not all(shape):
         return Span(storage.path, storage.begin + offset * width, shape, dtype)
     return Strided(Span(storage.path, storage.begin, (count,), dtype), offset, shape, strides)
@@ -287,6 +294,13 @@ def read_archive(
     )
 
 
+def advice_on(error: Exception, damaged: str) -> str:
+    """Return advice for a file that could not be read: the system refused it, or it is damaged."""
+    # An offset in a damaged file leads to EINVAL.
+    refused = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+    return "expected a file that can be read" if refused else damaged
+
+
 @contextmanager
 def _open_file(path: Path, root: Path) -> Iterator[IO[bytes]]:
     """Open the file for a `with` statement. Errors that a damaged archive causes become a
@@ -296,7 +310,7 @@ def _open_file(path: Path, root: Path) -> Iterator[IO[bytes]]:
         with regular(path, root).open("rb") as file:
             yield file
     except UNREADABLE as error:
-        raise SourceError(f"{path}: {error}; {DAMAGED}") from None
+        raise SourceError(f"{path}: {error}; {advice_on(error, DAMAGED)}") from None
 
 
 def _entry_content(file: IO[bytes], entry: ArchiveEntry) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, stored_parts, torch_save, unpickle
-from bridge.checkpoint.digests import SUMS
+from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File, size_of
 from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted
 from bridge.checkpoint.hub import (
@@ -102,9 +102,11 @@ class Dcp(Format):
         return folder if (folder / METADATA).is_file() and not (folder / COMMON).is_file() else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Check the digests in SHA256SUMS or, without that file, the checksums within the archives."""
+        """Check the digests in SHA256SUMS and, if it does not list all files, the checksums within the
+        archives.
+        """
         super().verify(place, used)
-        if not (place / SUMS).is_file():
+        if without_digest(place, place.glob("*.distcp")):
             verify_checksums(place, KNOWN, used)
 
     def read(self, place: Path) -> Hub:

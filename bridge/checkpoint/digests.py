@@ -15,7 +15,8 @@ from bridge.files.progress import count_items
 from bridge.files.shown import show_value
 
 SUMS = "SHA256SUMS"
-LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+LINE = re.compile(r"([0-9a-f]{64}) [ *](?:\./)*(.+)")
+"""A line as `sha256sum` writes it: the star stands for binary mode, and a name may begin with `./`."""
 MOST = 2**26
 
 
@@ -37,29 +38,36 @@ def text_of(digests: Mapping[str, str]) -> str:
 
 def read_digests(folder: Path, root: Path) -> dict[str, str]:
     """Return the digests in the folder's SHA256SUMS by file name; names may contain folders.
-    Raises `SourceError` if the file is not exactly as `text_of` writes it.
+    Raises `SourceError` if a line is not as `sha256sum` writes it, or if two lines of one file differ.
     """
     path = folder / SUMS
     text = read_text(path, root, MOST)
     found: dict[str, str] = {}
+    if text and not text.endswith("\n"):
+        raise SourceError(f"{path}: the last line has no end; the file is damaged")
     for number, line in enumerate(text.split("\n")[:-1], 1):
         match = LINE.fullmatch(line)
         if match is None:
             raise SourceError(
-                f"{path}:{number}: found {show_value(line)}, expected a digest, two spaces and a name; the file is damaged"
+                f"{path}:{number}: found {show_value(line)}, expected a line of sha256sum; the file is damaged"
             )
         # A name must not lead out of the folder: "..", an absolute path and an empty part are
         # refused.
         for part in match[2].split("/"):
             plain(part.removeprefix("."), f"{path}:{number}: in {show_value(match[2])}")
-        found[match[2]] = match[1]
-    # A name that stands there twice, lines in another order and a missing last newline all show in
-    # this one comparison.
-    if text_of(found) != text:
-        raise SourceError(
-            f"{path}: found repeated or unordered lines, expected one line for each file, sorted; the file is damaged"
-        )
+        if found.setdefault(match[2], match[1]) != match[1]:
+            raise SourceError(
+                f"{path}:{number}: found a second digest of {show_value(match[2])}; the file is damaged"
+            )
     return found
+
+
+def without_digest(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """Return those of the files in a folder for which its SHA256SUMS has no line; all if there is no
+    such file.
+    """
+    known = read_digests(folder, folder) if (folder / SUMS).is_file() else {}
+    return [path for path in files if path.relative_to(folder).as_posix() not in known]
 
 
 def verify_digests(

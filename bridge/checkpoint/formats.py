@@ -219,10 +219,12 @@ def add_doubts(format: Format, place: Path, hub: Hub) -> Hub:
     """Return the checkpoint with more findings: one if damage cannot be detected, and one for each
     pair of moments that no run can have.
     """
-    unseen = format.unseen and not (place / digests.SUMS).is_file()
+    left = digests.without_digest(place, hub.origin.files) if format.unseen else []
+    there = (place / digests.SUMS).is_file()
+    lack = f"has no line for {', '.join(path.name for path in left)}" if there else "is missing"
     limits = (
-        [loss_finding("checksums", f"{digests.SUMS} is missing: {format.unseen}", Effect.NONE)]
-        if unseen
+        [loss_finding("checksums", f"{digests.SUMS} {lack}: {format.unseen}", Effect.NONE)]
+        if left
         else []
     )
     return replace(hub, findings=(*hub.findings, *limits, *moments.find_impossible(hub)))
@@ -230,8 +232,13 @@ def add_doubts(format: Format, place: Path, hub: Hub) -> Hub:
 
 def plan_files(format: Format, hub: Hub, wanted: Wanted) -> PlannedFiles:
     """Return the files that would hold the checkpoint `hub` in this format. Raises `SourceError`
-    if a value in it has the wrong type.
+    if it has no tensor, or if a value in it has the wrong type.
     """
+    if not hub.parameters and not hub.buffers:
+        folder = hub.origin.files[0].parent if hub.origin.files else hub.origin.format
+        raise SourceError(
+            f"{folder}: found no tensor, expected those of a model; name another folder"
+        )
     try:
         return format.plan(hub, wanted)
     except FLAWS as error:

@@ -105,14 +105,25 @@ class Origin:
 
 @dataclass(frozen=True)
 class Model:
-    """Facts about a model that names and shapes do not show: the number of groups of attention
-    heads that share keys, the vocabulary size, and the family. `refused` has a sentence for each
-    property of the model that makes it impossible to rename its parameters.
+    """Facts about a model that a config or a run's arguments state: sizes, the number of groups of
+    attention heads that share keys, whether the output uses the word embedding, and the family.
+    `refused` has a sentence for each property of the model that makes it impossible to rename its
+    parameters.
     """
 
     kv_heads: int | None = None
     vocab: int | None = None
     family: str | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    head_size: int | None = None
+    ffn: int | None = None
+    experts: int | None = None
+    expert_ffn: int | None = None
+    shared_ffn: int | None = None
+    positions: int | None = None
+    tied: bool | None = None
     refused: tuple[str, ...] = ()
 
 

@@ -19,7 +19,6 @@ from bridge.files.shown import show_value
 from bridge.stack import registry
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
     from bridge.stack.dialect import Config
@@ -484,11 +483,11 @@ class Recognised:
     table: Table
 
 
-def _try_namings(hub: Hub) -> Recognised | None:
+def try_namings(hub: Hub) -> Recognised | None:
     """Return the naming and the family that have all names in a checkpoint; None if there are
     none.
     """
-    shapes = _shapes_by_name(hub)
+    shapes = shapes_by_name(hub)
     found = ((naming, naming.family(shapes)) for naming in all_namings().values())
     return next((Recognised(naming, table) for naming, table in found if table is not None), None)
 
@@ -497,7 +496,7 @@ def recognise_names(hub: Hub) -> Recognised:
     """Return the naming and the family that have all names in a checkpoint. If there are none,
     raise a `SourceError` with a name that the nearest family does not have.
     """
-    found, shapes = _try_namings(hub), _shapes_by_name(hub)
+    found, shapes = try_namings(hub), shapes_by_name(hub)
     if found is not None:
         return found
     # The family that knows most of the names: what it lacks is most likely what is odd about this
@@ -515,21 +514,32 @@ def recognise_names(hub: Hub) -> Recognised:
     )
 
 
-def describe_config(config: Config) -> Model:
-    """Return what a config says about its model that names and shapes of parameters do not show."""
-    model = lift(config).model
-    found = [naming.describe_model(config) for naming in config.dialect.namings]
-    family = next((family for family, _ in found if family), None)
-    refused = tuple(dict.fromkeys(line for _, lines in found for line in lines))
-    return Model(model.kv_heads or model.heads, model.vocab, family, refused)
+WRAPPERS = re.compile(r"(?:^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
+"""Modules that torch puts around others: of torch.compile, FSDP and activation checkpointing."""
 
 
-def model_of(hub: Hub) -> Model:
-    """Return what a checkpoint says about its model that names and shapes of parameters do not
-    show.
+def unwrap_names(hub: Hub) -> Hub:
+    """Return the checkpoint without the names of modules that wrap the model or parts of it, as no
+    model that is loaded by name has these, and a finding. DDP's `module.` is one if all names begin
+    with it.
     """
-    carried = (naming.carry_facts(hub) for naming in all_namings().values())
-    return hub.model or next((model for model in carried if model is not None), Model())
+    names = [*hub.parameters, *hub.ties, *hub.buffers]
+    top = "module." if all(name.startswith("module.") for name in names) else ""
+    bare = {name: WRAPPERS.sub("", name.removeprefix(top)).removeprefix(".") for name in names}
+    changed = [name for name in names if bare[name] != name]
+    if not changed or len(set(bare.values())) < len(names):
+        return hub
+    message = f"{len(changed)} names lose what wrapped the model, such as {changed[0]}: {bare[changed[0]]}"
+    return replace(
+        hub,
+        parameters={bare[name]: held for name, held in hub.parameters.items()},
+        buffers={bare[name]: held for name, held in hub.buffers.items()},
+        ties={bare[alias]: bare[name] for alias, name in hub.ties.items()},
+        groups=tuple(
+            replace(group, names=tuple(bare[name] for name in group.names)) for group in hub.groups
+        ),
+        findings=(*hub.findings, loss_finding("names", message, Effect.NONE)),
+    )
 
 
 def naming_that_fits(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
@@ -541,32 +551,14 @@ def naming_that_fits(hub: Hub, wanted: str | None, usual: str | None, model: Mod
         return hub
     target = naming_of_name(wanted or usual or "")
     if wanted is None:
-        known_as = _try_namings(hub)
+        known_as = try_namings(hub)
         if known_as is None or known_as.naming.stack in ("", target.stack):
             return hub
     return rename_parameters(hub, target, model)
 
 
-def rename_under(
-    hub: Hub,
-    wanted: str | None,
-    usual: str | None,
-    config: Callable[[], Config | None],
-    told: bool = False,
-) -> Hub:
-    """Return the checkpoint that `naming_that_fits` returns, with the facts about the model that were used.
-    They come from the checkpoint or, if the checkpoint lacks them or `told` is true, from the
-    config that `config` returns.
-    """
-    found = model_of(hub)
-    said = config() if told or found.kv_heads is None else None
-    facts = found if said is None else describe_config(said)
-    return naming_that_fits(
-        replace(hub, model=None if facts == Model() else facts), wanted, usual, facts
-    )
-
-
-def _shapes_by_name(hub: Hub) -> dict[str, Shape]:
+def shapes_by_name(hub: Hub) -> dict[str, Shape]:
+    """Return the shape of each parameter, tied names included."""
     ties = {alias: hub.parameters[name].weight.shape for alias, name in hub.ties.items()}
     return {**{name: held.weight.shape for name, held in hub.parameters.items()}, **ties}
 
@@ -581,7 +573,12 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
         f"{line}; its parameters cannot be renamed, so keep the checkpoint's own names"
         for line in facts.refused
     )
-    shapes = _shapes_by_name(hub)
+    apart = facts.tied is False and hub.ties
+    if apart and not hub.moments:
+        # The model has two parameters, which one storage holds while they are equal.
+        twins = {alias: hub.parameters[name] for alias, name in hub.ties.items()}
+        hub = replace(hub, parameters={**hub.parameters, **twins}, ties={})
+    shapes = shapes_by_name(hub)
     left = [name for name in shapes if _ignore_pattern(source.table).fullmatch(name)]
     pieces = read_names(source.naming, source.table, shapes, facts)
     sizes = neutral_shapes(pieces)
@@ -605,7 +602,12 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
         buffers={},
         ordered=True,
         groups=tuple(_rename_groups(hub, own, places)),
-        findings=(*hub.findings, *_find_ignored_tensors(hub, left), *_find_padding(pieces)),
+        findings=(
+            *hub.findings,
+            *_find_ignored_tensors(hub, left),
+            *_find_padding(pieces),
+            *_find_untied(hub.ties if apart else {}),
+        ),
     )
 
 
@@ -724,6 +726,15 @@ def _find_ignored_tensors(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]
         listed = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         message = f"{listed}: these buffers are left out, because the model computes them itself"
         yield loss_finding("buffers", message, Effect.NONE)
+
+
+def _find_untied(ties: Mapping[str, str]) -> Iterator[Finding]:
+    for alias, name in ties.items():
+        message = (
+            f"{alias} and {name} were trained as one parameter, which the model's config does not tie;"
+            " only one of them is kept"
+        )
+        yield loss_finding("ties", message, Effect.NUMBERS)
 
 
 def _find_padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from bridge.checkpoint.safetensors_format import (
     index_files,
     list_files,
     weights_to_write,
+    with_trainer_state,
 )
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
@@ -69,7 +70,7 @@ class Binary(Format):
         # keeps its order.
         paths = list_files(place, BINARY) or ()
         found = check_tensors(place, BINARY, {path: tensors_of_file(path, place) for path in paths})
-        return hub_of(self.name, found, paths, ordered=True)
+        return with_trainer_state(hub_of(self.name, found, paths, ordered=True), place)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Check the files against SHA256SUMS if there is one, and check the checksums within each

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from bridge.checkpoint.archive import advice_on
 from bridge.checkpoint.files import File, all_of
 from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, only_weights
-from bridge.checkpoint.hub import Hub, Origin, Parameter, weights_of
+from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
 from bridge.checkpoint.lazy import FLOATING, WIDTH, Lazy, Span
 from bridge.errors import SourceError
 from bridge.files.contained import plain, read_text, regular
 from bridge.files.sealed import parse_object
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 
 MOST = 2**28
 """Maximum number of bytes of a header, or of an index."""
@@ -41,7 +43,7 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
                 )
             text = file.read(length).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: {error}; {DAMAGED}") from None
+        raise SourceError(f"{path}: {error}; {advice_on(error, DAMAGED)}") from None
     rows = parse_object(text, path)
     found = {
         name: _span_of_row(path, name, row, 8 + length)
@@ -175,7 +177,9 @@ def weight_map(folder: Path, names: FileNames) -> dict[str, str]:
     """Return the name of the file that has each tensor, from the index in a folder."""
     path = folder / names.index
     rows = parse_object(read_text(path, folder, MOST), path).get("weight_map")
-    if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
+    if not (
+        rows and isinstance(rows, dict) and all(isinstance(name, str) for name in rows.values())
+    ):
         raise SourceError(
             f"{path}: found {show_value(rows)} as weight_map, expected the name of a file for each tensor; {DAMAGED}"
         )
@@ -211,15 +215,28 @@ def check_tensors(
 
 
 def weights_to_write(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
-    """Return the weights to write: one copy of each parameter, and the buffers. Copies have the
-    number format `dtype`, or by default that of the weight. The master is written if it has
-    exactly the format `dtype`; otherwise the weight, with which the model computes, is converted.
+    """Return the weights to write: one copy of each parameter, the further names of tied parameters
+    with the same copy, and the buffers. Copies have the number format `dtype`, or by default that
+    of the weight. The master is written if it has exactly the format `dtype`; otherwise the weight,
+    with which the model computes, is converted.
     """
     found = {}
     for name, held in hub.parameters.items():
         exact = held.best if dtype == held.best.dtype else held.weight
         found[name] = weights_of(exact, dtype)
-    return {**found, **hub.buffers}
+    return {**found, **{alias: found[name] for alias, name in hub.ties.items()}, **hub.buffers}
+
+
+def _name_tied_by_config(hub: Hub) -> str | None:
+    """Return the name that transformers gives a parameter which the file has under its other name,
+    as the model's config ties the two; None if the config does not tie them.
+    """
+    from bridge.checkpoint.parameter_names import try_namings
+
+    known = try_namings(hub) if hub.model and hub.model.tied else None
+    pair = known.table.tied if known else None
+    both = any({alias, name} == set(pair or ()) for alias, name in hub.ties.items())
+    return pair[0] if pair and both else None
 
 
 def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
@@ -237,6 +254,32 @@ def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], or
     parameters = {name: Parameter(held) for name, held in own.items() if held.dtype in FLOATING}
     buffers = {name: held for name, held in own.items() if name not in parameters}
     return Hub(Origin(format, files=files), parameters, buffers, ties, ordered)
+
+
+TRAINER = "trainer_state.json"
+"""The file in which transformers' Trainer saves the step of a run, beside the weights."""
+UNREAD = ("optimizer.*", "scheduler.*", "rng_state*.pth", "random_states_*.pkl", "scaler.pt")
+"""Patterns for files of Trainer and accelerate with the rest of a run's state, which is not read."""
+
+
+def with_trainer_state(hub: Hub, place: Path) -> Hub:
+    """Return the checkpoint with the step that Trainer saved beside the weights, and a finding that
+    names the files beside them that are not read.
+    """
+    steps = None
+    if (place / TRAINER).is_file():
+        path = place / TRAINER
+        steps = parse_object(read_text(path, place, MOST), path).get("global_step")
+        if type(steps) is not int or steps < 0:
+            raise SourceError(
+                f"{path}: found {show_value(steps)} as global_step, expected a number of steps; {DAMAGED}"
+            )
+    there = sorted({path.name for pattern in UNREAD for path in place.glob(pattern)})
+    message = (
+        f"{', '.join(there)} hold the moments and the rest of the run's state, which is not read"
+    )
+    left = [loss_finding("moments", message, Effect.NUMBERS)] if there else []
+    return replace(hub, where=replace(hub.where, steps=steps), findings=(*hub.findings, *left))
 
 
 class Safe(Format):
@@ -260,11 +303,19 @@ class Safe(Format):
         """
         paths = list_files(place, SAFE) or ()
         tensors = check_tensors(place, SAFE, {path: read_header(path, place) for path in paths})
-        return hub_of(self.name, tensors, paths, ordered=False)
+        return with_trainer_state(hub_of(self.name, tensors, paths, ordered=False), place)
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
-        """Return the files that would hold the weights: one file, or several files with an index."""
-        parts = divide_into_shards(weights_to_write(hub, wanted.dtype), wanted.shard)
+        """Return the files that would hold the weights: one file, or several files with an index.
+        Tied names are written twice, as the format has no ties, unless the config ties them.
+        """
+        tensors = weights_to_write(hub, wanted.dtype)
+        if (alias := _name_tied_by_config(hub)) is not None:
+            del tensors[alias]
+        parts = divide_into_shards(tensors, wanted.shard)
         files = [file_of(name, part, {"format": "pt"}) for name, part in index_files(SAFE, parts)]
         found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))
+        if alias is not None:
+            message = f"{alias} is written under the name that the model's config ties it to"
+            found = (*found, loss_finding("ties", message, Effect.NONE))
         return PlannedFiles((*files, *index_file(SAFE, parts)), "SHA256SUMS", found)

@@ -67,6 +67,7 @@ def cut_layers(hub: Hub, layers: int) -> Hub:
             if _stays_in_model(name, layers) and _stays_in_model(of, layers)
         },
         groups=tuple(group for group in groups if group.names),
+        model=hub.model and replace(hub.model, layers=layers),
     )
 
 

@@ -21,6 +21,10 @@ value, or with the value itself.
 """
 MOST = 2**28
 """Maximum number of bytes of a pickle. Tensors are not in it, but stored beside it."""
+MOST_REPEATED, REPEATED = 10**6, 8
+"""Most values of a pickle whose containers stand in it several times: so many, and this number for
+each of its bytes.
+"""
 ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8", "utf8")
 
 
@@ -43,6 +47,9 @@ class Record:
     state: dict[str, Any] = field(default_factory=dict)
 
 
+CONTAINERS = (dict, list, tuple, set, frozenset, Record)
+
+
 class Constant(str):
     """A listed name that stands for a value and is not called, such as a number format."""
 
@@ -60,7 +67,63 @@ def recorders(*names: str) -> dict[str, Builder | Constant]:
 
 
 def _as_dictionary(pairs: Any = ()) -> dict[Any, Any]:
-    return dict(pairs)
+    rows = pairs.items() if isinstance(pairs, Mapping) else pairs
+    return {checked_key(key): value for key, value in rows}
+
+
+DEEPEST_KEY, LARGEST_KEY, LONGEST_NUMBER = 20, 1000, 2**12
+"""Bounds of a key of a dictionary or an element of a set: nested tuples, values in all of them, and
+bits of a number. Python's hash of a tuple walks all of it each time, without a limit of depth.
+"""
+
+
+def checked_key(key: Any) -> Any:
+    """Return `key`. Raises `ValueError` if it is nested too deeply or too large to be hashed."""
+    level, count = [key], 0
+    for _ in range(DEEPEST_KEY):
+        # Values that stand in a tuple many times count each time, as they are hashed each time.
+        inner = [item for item in level if isinstance(item, tuple | frozenset)]
+        count += len(level)
+        sizes = (item.bit_length() for item in level if isinstance(item, int))
+        if count + sum(map(len, inner)) > LARGEST_KEY or max(sizes, default=0) > LONGEST_NUMBER:
+            break
+        if not inner:
+            return key
+        level = [value for item in inner for value in item]
+    raise ValueError("found a key of a dictionary or set that is too deeply nested or too large")
+
+
+def refuse_repetition(value: Any, most: int) -> None:
+    """Raise `ValueError` if a value contains itself, or if it has more than `most` values with each
+    container counted as often as it is reached: a small file could unfold into values without end.
+    """
+    sizes: dict[int, int] = {}
+    stack: list[tuple[Any, list[Any] | None]] = [(value, None)]
+    while stack:
+        found, inner = stack.pop()
+        if inner is None:
+            if id(found) in sizes:
+                if not sizes[id(found)]:
+                    raise ValueError("found a value that contains itself")
+                continue
+            inner = _values_inside(found)
+            sizes[id(found)] = 0
+            stack.append((found, inner))
+            stack += [(item, None) for item in inner if isinstance(item, CONTAINERS)]
+        else:
+            count = 1 + len(inner)
+            count += sum(sizes[id(item)] for item in inner if isinstance(item, CONTAINERS))
+            if count > most:
+                raise ValueError("found values that are repeated without end")
+            sizes[id(found)] = count
+
+
+def _values_inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, Record):
+        return [*value.arguments, value.state]
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else []
 
 
 def _as_bytes(text: str, encoding: str) -> bytes:
@@ -73,9 +136,9 @@ PLAIN: Known = {
     "collections OrderedDict": _as_dictionary,
     "collections Counter": _as_dictionary,
     "builtins dict": _as_dictionary,
-    "builtins set": lambda items=(): set(items),
+    "builtins set": lambda items=(): {checked_key(item) for item in items},
     "builtins bytes": lambda: b"",
-    "builtins frozenset": lambda items=(): frozenset(items),
+    "builtins frozenset": lambda items=(): frozenset(map(checked_key, items)),
     "builtins complex": complex,
     "_codecs encode": _as_bytes,
 }
@@ -111,6 +174,8 @@ class Machine:
         self.at = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.repeated = False
+        """Whether a container stands in the pickle more than once."""
 
     def run(self) -> Any:
         """Return the value of the pickle. Raises `Unlisted` if it contains another name, and one
@@ -124,6 +189,8 @@ class Machine:
                 OPERATIONS[code](self)
         except _Stopped:
             (value,) = self.stack
+            if self.repeated:
+                refuse_repetition(value, MOST_REPEATED + REPEATED * len(self.data))
             return value
 
     def take(self, count: int) -> bytes:
@@ -185,7 +252,12 @@ def _put_memo(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
 
 
 def _get_memo(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
-    return lambda machine: machine.stack.append(machine.memo[key(machine)])
+    def get(machine: Machine) -> None:
+        found = machine.memo[key(machine)]
+        machine.repeated = machine.repeated or isinstance(found, CONTAINERS)
+        machine.stack.append(found)
+
+    return get
 
 
 def _push_value(make: Callable[[Machine], Any]) -> Callable[[Machine], None]:
@@ -243,17 +315,20 @@ def _append_items(machine: Machine) -> None:
 
 def _add_items(machine: Machine) -> None:
     items = machine.pop_to_mark()
-    _container_on_top(machine, set).update(items)
+    _container_on_top(machine, set).update(map(checked_key, items))
 
 
 def _set_item(machine: Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
-    _container_on_top(machine, dict)[key] = value
+    _container_on_top(machine, dict)[checked_key(key)] = value
 
 
 def _set_items(machine: Machine) -> None:
     items = machine.pop_to_mark()
-    _container_on_top(machine, dict).update(zip(items[::2], items[1::2], strict=True))
+    target = _container_on_top(machine, dict)
+    # One by one: a call for all of them could not be interrupted.
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        target[checked_key(key)] = value
 
 
 def _stack_global(machine: Machine) -> None:
@@ -354,7 +429,7 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     ord("u"): _set_items,
     0x8F: _push_value(lambda machine: set()),
     0x90: _add_items,
-    0x91: _push_value(lambda machine: frozenset(machine.pop_to_mark())),
+    0x91: _push_value(lambda machine: frozenset(map(checked_key, machine.pop_to_mark()))),
     ord("q"): _put_memo(_unpack_form("<B")),
     ord("r"): _put_memo(_unpack_form("<I")),
     0x94: _put_memo(lambda machine: len(machine.memo)),
@@ -383,7 +458,6 @@ FLAWS = (
     AttributeError,
     struct.error,
     OverflowError,
-    MemoryError,
     RecursionError,
 )
 """The errors that may arise when a damaged pickle is read."""

@@ -5,13 +5,15 @@ command continues after them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from bridge.checkpoint.formats import PlannedFiles
 from bridge.checkpoint.lazy import STRIP, WIDTH, ElementRun, raw_bytes, read_strips
 from bridge.checkpoint.worker_pool import UnwrittenError
 from bridge.errors import SourceError
+from bridge.files.contained import Stamp, refuse_changes, stamps_of
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
 """Names in the temporary folder: a file with the digest of the task, a file that lists the
@@ -52,7 +55,7 @@ def write_checkpoint(
 
     If the disk is full or the command is killed, the files written so far stay in a folder next to
     `target`, and the same call continues after them. If the source checkpoint turns out to be
-    damaged, no file stays.
+    damaged, or if one of its files changed since it was first read, no file stays.
     """
     if os.path.lexists(target):
         raise SourceError(f"{target}: this path exists already; name a new folder, or remove it")
@@ -60,14 +63,16 @@ def write_checkpoint(
         raise SourceError(f"{target}: found no folder {target.parent}; create this folder first")
     staging = target.parent / f".{target.name}.partial"
     try:
+        stamps = stamps_of(sources)
         with _lock_staging(staging):
-            _write_into(written, staging, _task_digest(written, sources), moved, processes)
+            _write_into(written, staging, stamps, moved, processes)
             staging.rename(target)
             sync_folder(target.parent)
     except OSError as error:
-        raise SourceError(
-            f"{error.filename or target}: {error.strerror}; {_advice_after_failure(staging)}"
-        ) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        kept = full or os.path.isdir(staging)
+        advice = _advice_after_failure(staging) if kept else "name another folder"
+        raise SourceError(f"{error.filename or target}: {error.strerror}; {advice}") from None
     except UnwrittenError as error:
         raise SourceError(
             *(f"{problem}; {_advice_after_failure(staging)}" for problem in error.problems)
@@ -78,12 +83,12 @@ def write_checkpoint(
 
 
 def _write_into(
-    written: PlannedFiles, staging: Path, mark: str, moved: Moved, processes: int
+    written: PlannedFiles, staging: Path, stamps: Mapping[Path, Stamp], moved: Moved, processes: int
 ) -> None:
     """Write all files into the folder `staging`. If the source checkpoint turns out to be damaged,
-    the folder is removed.
+    or differs from its `stamps`, the folder is removed.
     """
-    done = _read_finished_digests(staging, mark)
+    done = _read_finished_digests(staging, _task_digest(written, stamps))
     left = [file for file in written.files if file.name not in done]
     resumed = bool(done) or any(_partial_file(staging, file).size for file in left)
     try:
@@ -94,6 +99,7 @@ def _write_into(
         moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
         done |= _write_all(staging, left, moved, processes)
         _close_staging(staging, written, done)
+        refuse_changes(stamps)
     except UnwrittenError:
         raise
     except SourceError as error:
@@ -109,7 +115,7 @@ def _advice_after_failure(staging: Path) -> str:
         f"{staging} keeps the finished part: make room and repeat the command to continue, or "
         "remove this folder"
     )
-    return kept if staging.is_dir() else "make room on the disk, or name another folder"
+    return kept if os.path.isdir(staging) else "make room on the disk, or name another folder"
 
 
 def _write_all(
@@ -153,6 +159,10 @@ def _lock_staging(staging: Path) -> Iterator[None]:
                     f"{staging}: another process writes into this folder; wait until it ends, or name another folder"
                 )
             time.sleep(0.05)
+        if not staging.exists() or os.stat(staging).st_ino != os.fstat(descriptor).st_ino:
+            raise SourceError(
+                f"{staging}: another command finished this folder meanwhile; name another folder"
+            )
         yield
     finally:
         os.close(descriptor)
@@ -166,14 +176,13 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _task_digest(written: PlannedFiles, sources: Iterable[Path]) -> str:
+def _task_digest(written: PlannedFiles, stamps: Mapping[Path, Stamp]) -> str:
     """Return a digest of the task: the source files and the parts of each file to write. Finished
     files are reused only if this digest is the same.
     """
     found = hashlib.sha256(__version__.encode())
-    for path in sources:
-        about = path.stat()
-        found.update(f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+    for path, stamp in sorted(stamps.items()):
+        found.update(f"{path.resolve()}\0{stamp}\n".encode(errors="surrogateescape"))
     for file in written.files:
         found.update(f"{file.name}\0{file.size}\n".encode())
         for part in file.parts:
@@ -188,11 +197,17 @@ def _task_digest(written: PlannedFiles, sources: Iterable[Path]) -> str:
 
 def _read_finished_digests(staging: Path, mark: str) -> dict[str, str]:
     """Return the digests of the files that an earlier run of the command finished, by name. Files
-    of another task are removed.
+    of another task are removed. Raises `SourceError` if the folder is not of this command.
     """
     path = staging / MARK
-    if path.is_file() and path.read_text() == mark:
+    said = path.read_bytes()[: len(mark) + 1].decode(errors="replace") if path.is_file() else None
+    if said == mark:
         return _read_journal(staging)
+    # A killed command leaves the mark of its task, or a part of one.
+    if any(staging.iterdir()) and (said is None or not re.fullmatch(r"[0-9a-f]{0,64}", said)):
+        raise SourceError(
+            f"{staging}: found files that no command of stagebridge left here; move this folder away"
+        )
     for entry in staging.iterdir():
         remove_path(entry) if entry.is_dir() else entry.unlink()
     write_text(path, mark)

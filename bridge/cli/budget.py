@@ -1,16 +1,21 @@
-"""Budget: a command that reads a config stays within limits of processor time and memory, whatever the config asks for."""
+"""Budget: a command that reads a config or a checkpoint stays within limits of processor time and memory, whatever its
+input asks for.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 from bridge import limits
 from bridge.errors import BridgeError
+from bridge.files.contained import ReadFiles, note_files
 
 
 class _TimeIsUpError(BaseException):
@@ -22,7 +27,43 @@ class _TimeIsUpError(BaseException):
 
 @contextmanager
 def stay_within_limits() -> Iterator[None]:
-    """Give up, with one `BridgeError`, after `limits.SECONDS` of processor time or beyond `limits.MEMORY` bytes."""
+    """Give up, with one `BridgeError`, after `limits.SECONDS` of processor time or beyond `limits.MEMORY` bytes.
+
+    Within `read_within_limits` its limits hold.
+    """
+    with nullcontext() if _OUTER else _limit(ReadFiles(), limits.MEMORY):
+        yield
+
+
+@contextmanager
+def read_within_limits() -> Iterator[None]:
+    """Note the files that are read, and stay within limits that grow with their number and bytes.
+
+    An `OSError` of a file becomes a `BridgeError` too.
+    """
+    # Its threads' stacks and what it loads count as data.
+    torch = (os.cpu_count() or 1) * 2**24 + (0 if "torch" in sys.modules else 2**30)
+    found = ReadFiles()
+    _OUTER.append(found)
+    try:
+        with note_files(found), _limit(found, limits.MEMORY + torch):
+            yield
+    except OSError as error:
+        if error.filename is None:  # nobody reads our output any more
+            raise
+        raise BridgeError(
+            f"{error.filename}: {error.strerror}; expected a file or folder that can be read"
+        ) from None
+    finally:
+        _OUTER.remove(found)
+
+
+_OUTER: list[ReadFiles] = []
+"""The files of a checkpoint that is being read."""
+
+
+@contextmanager
+def _limit(read: ReadFiles, most: int) -> Iterator[None]:
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         # Signals reach the main thread alone, and Windows has neither this one nor limits of a process.
         yield
@@ -30,7 +71,16 @@ def stay_within_limits() -> Iterator[None]:
     import resource
     import signal
 
-    before, memory = signal.signal(signal.SIGPROF, _ring), resource.getrlimit(resource.RLIMIT_DATA)
+    began = time.process_time()
+
+    def seconds() -> float:
+        return limits.SECONDS + read.size / limits.BYTES_A_SECOND + len(read.stamps) / limits.FILES
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        if time.process_time() - began >= seconds():
+            _ring(frame, bool(_OUTER))
+
+    before, memory = signal.signal(signal.SIGPROF, ring), resource.getrlimit(resource.RLIMIT_DATA)
 
     def disarm() -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -40,7 +90,12 @@ def stay_within_limits() -> Iterator[None]:
     # Processor time, so that a busy machine refuses nothing that an idle one takes. It rings again each second:
     # an exception that lands in a destructor is printed by Python, and lost.
     signal.setitimer(signal.ITIMER_PROF, limits.SECONDS, 1.0)
-    _limit_memory(*memory)
+    used = _used()
+    if used is not None:
+        # A process that is large before it reads anything still gets half of the limit.
+        room = max(most, used + most // 2)
+        read.told = lambda size: _limit_memory(room + limits.COPIES * read.size, memory[1])
+        read.told(0)
     try:
         try:
             yield
@@ -49,11 +104,14 @@ def stay_within_limits() -> Iterator[None]:
     except _TimeIsUpError as error:
         disarm()
         raise BridgeError(
-            f"found more work than can be done in {limits.SECONDS:g} s of processor time; {error}"
+            f"found more work than can be done in {seconds():g} s of processor time; {error}"
         ) from None
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch's
+            raise
+        size = f"{(most + limits.COPIES * read.size) / 2**30:.3g}"
         raise BridgeError(
-            f"found more data than fits into {limits.MEMORY >> 30} GiB of memory; {TOO_LARGE}"
+            f"found more data than fits into {size} GiB of memory; {NO_CHECKPOINT if _OUTER else TOO_LARGE}"
         ) from None
 
 
@@ -62,26 +120,24 @@ TOO_LARGE = (
     "name another file"
 )
 TOO_BUSY = "following the commands of the script takes too long: replace commands by their results"
+NO_CHECKPOINT = "no checkpoint of these files needs as much: name another folder"
 SCRIPTS = "bridge.shell"
 
 
-def _ring(number: int, frame: FrameType | None) -> None:
+def _ring(frame: FrameType | None, checkpoint: bool) -> None:
     """Raise the error that ends the work, with advice on the script if its commands took the time,
-    else on the config.
+    else on the config or the checkpoint.
     """
+    if checkpoint:
+        raise _TimeIsUpError(NO_CHECKPOINT)
     while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith(SCRIPTS):
         frame = frame.f_back
     raise _TimeIsUpError(TOO_LARGE if frame is None else TOO_BUSY)
 
 
-def _limit_memory(soft: int, hard: int) -> None:
+def _limit_memory(most: int, hard: int) -> None:
     import resource
 
-    used = _used()
-    if used is None:
-        return
-    # A process that is large before it reads anything still gets half of the limit.
-    most = max(limits.MEMORY, used + limits.MEMORY // 2)
     # Data rather than address space: libraries map far more than they touch.
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))

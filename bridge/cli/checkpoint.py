@@ -7,18 +7,21 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli import progress
-from bridge.cli.companions import Companions, companions, config_beside
+from bridge.cli.budget import read_within_limits
+from bridge.cli.companions import Companions, companions, config_beside, is_of_transformers
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.errors import BridgeError
 from bridge.files import as_private_as
+from bridge.files.contained import refuse_changes, stamps_of
 from bridge.files.printable import clean
 from bridge.files.progress import count_items
+from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
 from bridge.report import json_types
 from bridge.report.exit_codes import Exit
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from bridge.checkpoint.formats import Format, PlannedFiles
     from bridge.checkpoint.hub import Hub
     from bridge.checkpoint.lazy import Lazy
-    from bridge.stack.dialect import Config
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")
@@ -61,7 +63,8 @@ def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
         need_engine("checkpoint")
-        return work()
+        with read_within_limits():
+            return work()
     except BridgeError as error:
         error.as_object = as_json
         raise
@@ -82,6 +85,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
         hub = formats.read_at(format, place)
         if check:
             hub = formats.add_doubts(format, place, hub)
+            refuse_changes(stamps_of(hub.origin.files))
         code = report.exit_of(hub.findings)
         if as_json:
             rows = {"tensors": list(_tensor_rows(hub))} if tensors else {}
@@ -98,7 +102,7 @@ def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
 
     from bridge.report.as_json import finding_json
 
-    return {
+    about = {
         "format": hub.origin.format,
         "folder": str(place),
         "release": hub.origin.release or None,
@@ -116,6 +120,8 @@ def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
         "client": dict(hub.client),
         "findings": [finding_json(finding) for finding in hub.findings],
     }
+    shown: dict[str, Any] = HIDDEN.within(about)
+    return shown
 
 
 def _bytes_by_kind(hub: Hub) -> dict[str, dict[str, int]]:
@@ -148,18 +154,30 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
     for key in ("scale", "schedule", "client"):
         if about[key]:
             say(f"{key}: {_settings_text(about[key])}")
-    for group in hub.groups:
-        say(f"group of {len(group.names)}: {_settings_text(group.settings)}")
+    for group in about["groups"]:
+        settings = {key: value for key, value in group.items() if key != "parameters"}
+        say(f"group of {group['parameters']}: {_settings_text(settings)}")
     if check:
-        unsummed = any(finding.path == "checksums" for finding in hub.findings)
-        say(
-            f"checked: {'only checksums inside the files' if unsummed else 'checksums in SHA256SUMS'}"
-        )
+        from bridge.checkpoint.digests import SUMS, without_digest
+
+        left = without_digest(place, origin.files)
+        unseen = any(finding.path == "checksums" for finding in hub.findings)
+        how = "what each file says of itself" + (", which does not show all" if unseen else "")
+        ways = {SUMS: [path for path in origin.files if path not in left], how: left}
+        for way, paths in ways.items():
+            if paths:
+                say(f"checked by {way}: {_list_names(paths, place)}")
     for row in _tensor_rows(hub) if tensors else ():
         say(
             f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}"
         )
     _print_findings(hub.findings)
+
+
+def _list_names(paths: Sequence[Path], place: Path) -> str:
+    rest = len(paths) - SHOWN
+    names = ", ".join(str(path.relative_to(place)) for path in paths[:SHOWN])
+    return f"{names} and {rest} more" if rest > 0 else names
 
 
 def _settings_text(values: Mapping[str, Any]) -> str:
@@ -265,18 +283,22 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
-    from bridge.checkpoint import parameter_names
+    from bridge.checkpoint.model_facts import describe_config, rename_under
+    from bridge.cli.convert import read_job
+    from bridge.cli.job import Job
 
-    def config() -> Config | None:
-        from bridge.cli.convert import read_job
-        from bridge.cli.job import Job
-
-        path = options.config or config_beside(place)
-        return None if path is None else read_job(Job(str(path), lenient=True))
-
-    return parameter_names.rename_under(
-        hub, options.names, target.names, config, options.config is not None
-    )
+    configs = []
+    for path in dict.fromkeys(filter(None, (config_beside(place), options.config))):
+        try:
+            configs.append((str(path), describe_config(read_job(Job(str(path), lenient=True)))))
+        except BridgeError as error:
+            # What is no config of transformers says nothing about the weights beside it.
+            if path == options.config or is_of_transformers(path.read_bytes()):
+                raise BridgeError(
+                    *(f"{path}: {problem}; correct this config" for problem in error.problems)
+                ) from None
+            note(f"note: {path}: not held against the weights, as it cannot be read: {error}")
+    return rename_under(hub, options.names, target.names, configs)
 
 
 def _gigabytes_to_bytes(size: float) -> int:
@@ -298,7 +320,7 @@ def _write_folder(
     from bridge.checkpoint.writing import write_checkpoint
 
     meter = Progress(sum(file.size for file in written.files))
-    with as_private_as(folder):
+    with as_private_as(folder, *hub.origin.files):
         write_checkpoint(
             written, options.output, hub.origin.files, meter.add_bytes, options.processes
         )
@@ -427,6 +449,7 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         one, other = formats.read_checkpoint(first), formats.read_checkpoint(second)
         with progress.show_progress("the tensors"):
             lines = list(_compare_tensors(one, other))
+        refuse_changes(stamps_of((*one.origin.files, *other.origin.files)))
         runs = {
             key: values
             for key, values in _compare_counters(one, other).items()

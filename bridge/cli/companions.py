@@ -60,7 +60,7 @@ def companions(place: Path, given: Path | None) -> Companions:
         text = read_bytes(config, config.parent, MOST)
     except SourceError as error:
         return Companions(notes=tuple(f"not copied: {problem}" for problem in error.problems))
-    if not _is_of_transformers(text):
+    if not is_of_transformers(text):
         return Companions(
             notes=(f"{config}: not copied, as a {CONFIG} of transformers has the key {KIND}",)
         )
@@ -75,7 +75,8 @@ def companions(place: Path, given: Path | None) -> Companions:
     return Companions(tuple(files), config.parent, tuple(notes))
 
 
-def _is_of_transformers(text: bytes) -> bool:
+def is_of_transformers(text: bytes) -> bool:
+    """Return whether a text is a config by which transformers finds a model's class."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

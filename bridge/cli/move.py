@@ -16,7 +16,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.cli import convert
-from bridge.cli.budget import stay_within_limits
+from bridge.cli.budget import read_within_limits, stay_within_limits
 from bridge.cli.checkpoint import Progress
 from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import Job
@@ -120,6 +120,21 @@ class MoveTarget:
         )
 
 
+@dataclass(frozen=True)
+class Moved:
+    """A run that was moved: its job, both sides, the files of the checkpoint, and what the report says.
+    `parties` is the input of the proof, if there is to be one.
+    """
+
+    job: Job
+    source: MoveSource
+    target: MoveTarget
+    files: Files
+    findings: tuple[Finding, ...]
+    parties: Proof | None
+    said: str
+
+
 def move(job: Job, options: MoveOptions) -> int:
     """Move one run. Returns the exit code."""
 
@@ -132,6 +147,24 @@ def move(job: Job, options: MoveOptions) -> int:
 
 
 def _move_run(job: Job, options: MoveOptions) -> int:
+    # The proof trains, so only what comes before it has limits.
+    with read_within_limits():
+        moved = _write_run(job, options)
+    found = _prove_move(moved.job, options, moved.source, moved.parties) if moved.parties else None
+    code = as_json.exit_of(moved.findings, job.threshold)
+    if found and code is not Exit.ERROR and found["verdict"] != "same":
+        code = Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
+    if job.json:
+        kept = (moved.source, moved.target, moved.files, moved.findings)
+        print_json(_report_object(*kept, found, options, code))
+    else:
+        content(moved.said)
+        content("".join(f"{line}\n" for line in _proof_lines(found)) if found else "")
+    return code
+
+
+def _write_run(job: Job, options: MoveOptions) -> Moved:
+    """Translate a run and write it, unless it is a dry run."""
     from bridge.checkpoint import formats
 
     source, job = _read_source(job, options)
@@ -156,16 +189,7 @@ def _move_run(job: Job, options: MoveOptions) -> int:
     whole = _gather_files(target, files, said)
     if not options.dry_run:
         _write_move(whole, job, options, source)
-    found = _prove_move(job, options, source, parties) if parties and not options.dry_run else None
-    code = as_json.exit_of(findings, job.threshold)
-    if found and code is not Exit.ERROR and found["verdict"] != "same":
-        code = Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
-    if job.json:
-        print_json(_report_object(source, target, files, findings, found, options, code))
-    else:
-        content(said)
-        content("".join(f"{line}\n" for line in _proof_lines(found)) if found else "")
-    return code
+    return Moved(job, source, target, files, findings, None if options.dry_run else parties, said)
 
 
 # Reading
@@ -260,11 +284,13 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
 
 def _fit_names(source: MoveSource, target: Config, usual: str | None) -> Hub:
     """Return the checkpoint with the parameter names that the target uses."""
-    from bridge.checkpoint import parameter_names
+    from bridge.checkpoint.model_facts import describe_config, rename_under
 
-    return parameter_names.rename_under(
-        source.hub, None, usual, lambda: target if target.dialect.model else source.config
-    )
+    configs = [
+        (place, describe_config(config))
+        for place, config in (("the config", source.config), ("the translated config", target))
+    ]
+    return rename_under(source.hub, None, usual, configs)
 
 
 def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
@@ -505,7 +531,8 @@ def _write_move(whole: Files, job: Job, options: MoveOptions, source: MoveSource
     from bridge.checkpoint.writing import write_checkpoint
 
     progress = Progress(sum(file.size for file in whole.files))
-    private: list[str | Path] = [options.checkpoint, *([] if job.file == STDIN else [job.file])]
+    config = [] if job.file == STDIN else [job.file]
+    private: list[str | Path] = [options.checkpoint, *source.hub.origin.files, *config]
     with as_private_as(*private):
         write_checkpoint(
             whole, options.output, source.hub.origin.files, progress.add_bytes, options.processes
@@ -680,7 +707,7 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
 
     Raises `BridgeError`, before anything is written, if the proof cannot run.
     """
-    from bridge.checkpoint import parameter_names, smaller_model
+    from bridge.checkpoint import model_facts, smaller_model
     from bridge.verify.proof import WEIGHTLESS
 
     if source.format.name in WEIGHTLESS:
@@ -702,9 +729,8 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
         smaller_model.config_with_layers(given, layers) if layers else given
     )
     # Under the names that transformers gives the parameters of the model, which `_check_alike` compares by.
-    hub = parameter_names.rename_under(
-        source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None
-    )
+    described = model_facts.describe_config(_model_config(options.model))
+    hub = model_facts.rename_under(source.hub, None, RUNNING, [(str(options.model), described)])
     running = smaller_model.cut_layers(hub, layers) if layers else hub
     _check_alike(running, model)
     # No more ranks than the run had, unless an engine needs them.
@@ -921,7 +947,7 @@ def warm(text: str) -> None:
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
-    from bridge.checkpoint import parameter_names
+    from bridge.checkpoint import model_facts
     from bridge.engine.device import join
     from bridge.engine.environment import detect
     from bridge.engine.interface import Workload
@@ -970,7 +996,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
             model=model,
             folder=folder,
         )
-        facts = parameter_names.describe_config(described)
+        facts = model_facts.describe_config(described)
         proved = prove(
             found["source"], found["target"], wider, workload, facts, options.prove or 1, note
         )

@@ -5,7 +5,12 @@ They are opened by plain names, and no link may lead out of the folder.
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.errors import SourceError
@@ -38,6 +43,70 @@ def plain(name: str, where: object) -> str:
     return name
 
 
+Stamp = tuple[int, int, int, int]
+"""What shows that a file was changed or replaced: its size, the times of its last change, its inode."""
+
+
+@dataclass
+class ReadFiles:
+    """The files that a command reads, each with its stamp from before it was read, and the number of
+    their bytes. `told` is called with the size of each.
+    """
+
+    told: Callable[[int], object] = lambda size: None
+    stamps: dict[Path, Stamp] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, path: Path, about: os.stat_result) -> None:
+        """Note a file, unless it is noted already."""
+        if path not in self.stamps:
+            self.stamps[path] = stamp_of(about)
+            self.size += about.st_size
+            self.told(about.st_size)
+
+
+_READ: ContextVar[ReadFiles | None] = ContextVar("_READ", default=None)
+
+
+@contextmanager
+def note_files(found: ReadFiles) -> Iterator[ReadFiles]:
+    """Note every file of a folder that is opened within a `with` statement."""
+    token = _READ.set(found)
+    try:
+        yield found
+    finally:
+        _READ.reset(token)
+
+
+def stamp_of(about: os.stat_result) -> Stamp:
+    """Return the stamp of a file."""
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
+
+
+def stamps_of(paths: Iterable[Path]) -> dict[Path, Stamp]:
+    """Return the stamp of each of these files and of every file that was noted, from before it was
+    first read.
+    """
+    noted = _READ.get()
+    known = noted.stamps if noted else {}
+    return {**{path: known.get(path) or stamp_of(path.stat()) for path in paths}, **known}
+
+
+def refuse_changes(stamps: Mapping[Path, Stamp]) -> None:
+    """Raise a `SourceError` that names each file that was changed or replaced since it has its stamp."""
+    changed = []
+    for path, stamp in stamps.items():
+        try:
+            same = stamp_of(path.stat()) == stamp
+        except OSError:
+            same = False
+        if not same:
+            changed.append(
+                f"{path}: this file changed while it was read; repeat the command once nothing writes it"
+            )
+    SourceError.raise_if(changed)
+
+
 def inside(path: Path, root: Path) -> Path:
     """Return `path`, which lies below `root`.
 
@@ -60,10 +129,12 @@ def regular(path: Path, root: Path) -> Path:
     Raises `SourceError` for a link out of `root`, and for any other kind of file.
     """
     try:
-        mode = inside(path, root).stat().st_mode
+        about = inside(path, root).stat()
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file") from None
-    if not stat.S_ISREG(mode):
+    if noted := _READ.get():
+        noted.add(path, about)
+    if not stat.S_ISREG(about.st_mode):
         raise SourceError(f"{path}: found no regular file; put a regular file there")
     return path
 

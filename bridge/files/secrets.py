@@ -218,6 +218,10 @@ SAID = tuple(
     for fragment, name, pattern in (
         ("://", "password", r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@"),
         ("://", "token", r"https?://(?P<value>(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{16,200})@"),
+        *(
+            (f"{name}=", "key", rf"{name}=(?P<value>[^\s;\"']+)")
+            for name in ("accountkey", "sharedaccesskey", "sharedaccesssignature")
+        ),
         ("hooks.slack.com/", "token", r"hooks\.slack\.com/services/(?P<value>[\w/]{20,})"),
         (
             "authorization",
@@ -543,7 +547,9 @@ class Secrets:
         if isinstance(value, str):
             if is_secret(name, value):
                 return self.add(_word(name), value)
-            return self.marks.get(value) or self.hide_known(value)
+            return self.marks.get(value) or self.hide(value)
+        if isinstance(value, int) and any(word in name.lower() for word in SURE):
+            return self.add(_word(name), str(value)) if is_secret(name, str(value)) else value
         if isinstance(value, Mapping):
             # A report has {"path": "wandb.api_key", "value": ...}: there the path is the name of
             # the value.
@@ -552,8 +558,13 @@ class Secrets:
                 key: self.within(inner, inside if key in WHOLE else f".{key}")
                 for key, inner in value.items()
             }
-        if isinstance(value, list | tuple):
-            return type(value)([self.within(inner, name) for inner in value])
+        if isinstance(value, list | tuple | set | frozenset):
+            # The words of a command line: a flag is the name of the word behind it.
+            flags = ("", *(word if isinstance(word, str) else "" for word in value))
+            names = (flag.lstrip("-") if flag.startswith("-") else name for flag in flags)
+            return type(value)(
+                [self.within(inner, own) for inner, own in zip(value, names, strict=False)]
+            )
         return value
 
     def reveal(self, value: Any) -> Any:

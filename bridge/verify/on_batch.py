@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bridge.checkpoint import parameter_names
+from bridge.checkpoint import model_facts
 from bridge.checkpoint.hub import Model
 from bridge.engine.interface import Backend, Workload
 from bridge.engine.models.gpt import IGNORED
@@ -162,7 +162,7 @@ def judge_on_batch(
     """
     BridgeError.raise_if(inputs.refusals(engines))
     own = {engine.name in OWN_MODEL for engine in engines.values()}
-    facts = parameter_names.describe_config(inputs.model) if any(own) else None
+    facts = model_facts.describe_config(inputs.model) if any(own) else None
     workloads = {is_own: inputs.workload(is_own, facts) for is_own in {*own, False}}
     steps = steps or max(map(steps_for, pair.plans.values()))
     bench = OnBatch(

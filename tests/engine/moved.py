@@ -204,13 +204,13 @@ def _back(known: Hub, source: str, target: str, there: Path, back: Path, config:
         found = formats.read_checkpoint(
             there
         )  # these cannot be made of weights alone: the way there is held, under the source's names
-        from bridge.checkpoint import parameter_names
+        from bridge.checkpoint import model_facts, parameter_names
 
         known = parameter_names.naming_that_fits(
             known,
             "huggingface",
             None,
-            parameter_names.describe_config(
+            model_facts.describe_config(
                 compat.load("huggingface").read(json.loads(config.read_text()))
             ),
         )

@@ -166,6 +166,27 @@ def traces(scratch: Path) -> One:
     return prepared(scratch)
 
 
+def pickles(scratch: Path) -> One:
+    """Pickles whose containers stand in several places; needs torch."""
+    from pickles import pickles
+
+    return pickles(scratch)
+
+
+def contradictions(scratch: Path) -> One:
+    """Configs that contradict the checkpoint that is converted; needs torch."""
+    from converted import contradictions
+
+    return contradictions(scratch)
+
+
+def changing(scratch: Path) -> One:
+    """Checkpoints of which a file changes while they are converted; needs torch."""
+    from converted import changing
+
+    return changing(scratch)
+
+
 EVERY: dict[str, Callable[[Path], One]] = {
     **{name: partial(reader, name) for name in READERS},
     "sidecar": sidecars,
@@ -173,6 +194,9 @@ EVERY: dict[str, Callable[[Path], One]] = {
     "schedule CSV": tables,
     "checkpoint": checkpoints,
     "trace log": traces,
+    "pickle": pickles,
+    "contradicting config": contradictions,
+    "changing checkpoint": changing,
     "show": lambda scratch: show,
     "text": texts,
     "bytes": contents,

@@ -167,10 +167,11 @@ class StageFiles:
 
 
 def _complete(folder: Path, found: Mapping[int, Path], kind: str) -> None:
-    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
-    if missing:
+    # The numbers come from names of files, so the largest is no count.
+    missing = next((at for at in range(len(found)) if at not in found), None)
+    if missing is not None:
         raise SourceError(
-            f"{folder}: found no file with {kind} {missing[0]}, although the folder has"
+            f"{folder}: found no file with {kind} {missing}, although the folder has"
             f" {found[max(found)].name}; {DAMAGED}"
         )
 

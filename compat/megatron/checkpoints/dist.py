@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, dcp
-from bridge.checkpoint.digests import SUMS
+from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File
 from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted
 from bridge.checkpoint.hub import (
@@ -120,11 +120,11 @@ class TorchDist(Format):
         return _hub(self.name, place, common, entries)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Verify checksums: those in the checkpoint's file of checksums, or, without this file,
-        those inside each archive.
+        """Verify checksums: those in the checkpoint's file of checksums, and, if it does not list all
+        files, those inside each archive.
         """
         super().verify(place, used)
-        if not (place / SUMS).is_file():
+        if without_digest(place, (*place.glob("*.distcp"), place / dcp.COMMON)):
             dcp.verify_checksums(place, KNOWN, used)
             archive.verify_archive(place / dcp.COMMON, place)
 
@@ -177,7 +177,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     args = run.arguments(common)
     tensors = {key: value for key, value in entries.items() if isinstance(value, Lazy)}
     values = {key: value for key, value in entries.items() if not isinstance(value, Lazy)}
-    weights, kinds = _sort_tensors(tensors)
+    weights, kinds = _sort_tensors(tensors, BESIDE in common)
     if not weights:
         raise SourceError(f"{place / dcp.METADATA}: found no tensors of a model; {DAMAGED}")
     optimizers = list(_optimizers(common, values))
@@ -264,11 +264,12 @@ def _equals_master(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
 
 
 def _sort_tensors(
-    tensors: Mapping[str, Lazy],
+    tensors: Mapping[str, Lazy], bare_names: bool
 ) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
     """Return the weights by name, and for each weight the optimizer's tensors by kind.
 
-    Tensors that stack layers or experts are split.
+    Tensors that stack layers or experts are split. If `bare_names` is true, no module wraps the
+    model: then a first part of a name such as `model.` belongs to the name.
     """
     weights: dict[str, Lazy] = {}
     kinds: dict[str, dict[str, Lazy]] = {}
@@ -277,7 +278,8 @@ def _sort_tensors(
         if match is None and key.startswith(("optimizer.", "chained_")):
             continue  # a bucket, which `unpack_buckets` takes apart
         bare = match[2] if match else key
-        while bare.startswith(("module.", "model.")):  # prefixes of modules that wrap the model
+        # Prefixes of modules that wrap the model.
+        while not bare_names and bare.startswith(("module.", "model.")):
             bare = bare.partition(".")[2]
         for name, part in apart(bare, tensor):
             if match:

@@ -112,12 +112,11 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
             )
         files[int(match[1]), int(match[2] or 0)] = folder / FILE
     tensor, pipeline = (max(key[at] for key in files) + 1 for at in (0, 1))
-    missing = [
-        key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in files
-    ]
+    ranks = ((t, p) for p in range(pipeline) for t in range(tensor))
+    missing = next((key for key in ranks if key not in files), None)
     if missing:
         raise SourceError(
-            f"{place}: no file of tensor rank {missing[0][0]} of stage {missing[0][1]}; {DAMAGED}"
+            f"{place}: no file of tensor rank {missing[0]} of stage {missing[1]}; {DAMAGED}"
         )
     return files
 

@@ -109,8 +109,33 @@ def model_of(args: Mapping[str, Any]) -> Model | None:
     if not isinstance(heads, int):
         return None
     groups = args.get("num_query_groups") if args.get("group_query_attention") else None
-    words = args.get("vocab_size")
-    return Model(groups or heads, words if isinstance(words, int) else None, None, refusals(args))
+    sizes: dict[str, Any] = {fact: args.get(name) for fact, name in SIZES.items()}
+    untied = args.get("untie_embeddings_and_output_weights")
+    if sizes["experts"] and not sizes["expert_ffn"]:
+        sizes["expert_ffn"] = sizes["ffn"]
+    known: dict[str, Any] = {
+        fact: size for fact, size in sizes.items() if isinstance(size, int) and size
+    }
+    return Model(
+        groups or heads,
+        **known,
+        tied=None if untied is None else not untied,
+        refused=refusals(args),
+    )
+
+
+SIZES: Mapping[str, str] = {
+    "vocab": "vocab_size",
+    "layers": "num_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "head_size": "kv_channels",
+    "ffn": "ffn_hidden_size",
+    "experts": "num_experts",
+    "expert_ffn": "moe_ffn_hidden_size",
+    "shared_ffn": "moe_shared_expert_intermediate_size",
+}
+"""Names of the arguments that are facts about the model."""
 
 
 ODD = (

@@ -1,0 +1,349 @@
+"""Facts of a checkpoint against configs, checksums and changes; and files that take too long or lead astray."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_archives import packed
+
+from bridge import limits
+from bridge.checkpoint import archive, formats, writing
+from bridge.cli import run as command
+from bridge.errors import SourceError
+
+sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
+from converted import TRUE, converted, saved, weights
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small Llama as transformers saves it."""
+    return saved(tmp_path / "model", weights(1), TRUE)
+
+
+def asked(*words: str) -> tuple[int, str]:
+    """What a command ends with and says."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = command(["checkpoint", *words])
+    return code, out.getvalue()
+
+
+def given(tmp_path: Path, **other: Any) -> str:
+    path = tmp_path / "given.json"
+    path.write_text(json.dumps({**TRUE, **other}))
+    return str(path)
+
+
+# Truth
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"num_key_value_heads": 1}, ("found 1", "its own record of the model: 2")),
+        ({"num_key_value_heads": 4}, ("found 16", "the weights have 8")),
+        ({"hidden_size": 32, "head_dim": 4}, ("found 32", "the weights have 16")),
+        ({"num_attention_heads": 8, "head_dim": 2}, ("found 8", "record of the model: 4")),
+        ({"num_hidden_layers": 3}, ("found 3", "the weights have 2")),
+        ({"intermediate_size": 48}, ("found 48", "the weights have 24")),
+        ({"tie_word_embeddings": True}, ("found True", "different tensors")),
+    ],
+)
+def test_a_config_that_contradicts_the_checkpoint_is_refused(
+    model: Path, tmp_path: Path, other: dict[str, Any], said: tuple[str, str]
+) -> None:
+    assert converted(model, "megatron", tmp_path / "there")[0] == 2
+    code, out = converted(
+        tmp_path / "there", "safetensors", tmp_path / "out", "--config", given(tmp_path, **other)
+    )
+    assert code == 1 and all(words in out for words in (*said, "given.json")), out
+    assert not (tmp_path / "out").exists()
+    assert (
+        converted(tmp_path / "there", "safetensors", tmp_path / "out", "--config", given(tmp_path))[
+            0
+        ]
+        == 0
+    )
+
+
+def test_a_config_in_the_folder_is_held_against_the_weights(model: Path, tmp_path: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**TRUE, "intermediate_size": 48}))
+    code, out = converted(model, "bin", tmp_path / "out")
+    assert code == 1 and "found 48" in out and "down_proj" in out, out
+
+
+@pytest.mark.parametrize("to", ["safetensors", "bin", "megatron"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_name_of_a_tied_weight_is_kept_or_named(tmp_path: Path, to: str, tied: bool) -> None:
+    held = weights(1)
+    held["lm_head.weight"] = held["model.embed_tokens.weight"]
+    (tmp_path / "tied").mkdir()
+    torch.save(OrderedDict(held), tmp_path / "tied" / "pytorch_model.bin")
+    config = {**TRUE, "tie_word_embeddings": tied}
+    (tmp_path / "tied" / "config.json").write_text(json.dumps(config))
+    _, out = converted(tmp_path / "tied", to, tmp_path / "out")
+    hub = formats.read_checkpoint(tmp_path / "out")
+    names = {*hub.parameters, *hub.ties}
+    if to == "megatron":
+        assert ("output_layer.weight" in names) is not tied
+    else:
+        assert set(held) - names == (
+            {"lm_head.weight"} if (to, tied) == ("safetensors", True) else set()
+        )
+        assert ("lm_head.weight is written under" in out) is ((to, tied) == ("safetensors", True))
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_what_wraps_a_model_is_taken_off_its_names(tmp_path: Path, prefix: str) -> None:
+    held = weights(1)
+    source = saved(tmp_path / "model", {f"{prefix}{name}": held[name] for name in held}, TRUE)
+    code, out = converted(source, "safetensors", tmp_path / "out")
+    assert code == 0 and "lose what wrapped the model" in out
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in held.items())
+
+
+def test_names_without_a_map_come_back_from_torch_dist(tmp_path: Path) -> None:
+    held = {"model.decoder.layers.0.a": torch.ones(3), "model.x": torch.ones(4)}
+    source = saved(tmp_path / "model", held)
+    converted(source, "megatron", tmp_path / "there")
+    assert set(formats.read_checkpoint(tmp_path / "there").parameters) == set(held)
+
+
+def test_a_model_without_tensors_is_refused(tmp_path: Path) -> None:
+    for name, rows in (("index", {}), ("empty", None)):
+        (tmp_path / name).mkdir()
+        save_file({}, tmp_path / name / "model.safetensors")
+        if rows is not None:
+            text = json.dumps({"weight_map": rows})
+            (tmp_path / name / "model.safetensors.index.json").write_text(text)
+        code, out = converted(tmp_path / name, "bin", tmp_path / "out")
+        assert code == 1 and ("weight_map" if name == "index" else "found no tensor") in out
+
+
+def test_a_folder_of_trainer_has_its_step_and_names_what_is_not_read(model: Path) -> None:
+    (model / "trainer_state.json").write_text(json.dumps({"global_step": 500, "epoch": 1.0}))
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (model / name).write_bytes(b"x")
+    code, out = asked("inspect", str(model))
+    assert code == 2 and "run: steps 500" in out
+    assert "moments: optimizer.pt, rng_state.pth, scheduler.pt hold" in out
+    (model / "trainer_state.json").write_text(json.dumps({"global_step": "x"}))
+    code, out = asked("inspect", str(model))
+    assert code == 1 and "global_step" in out
+
+
+# Checksums
+
+
+def test_the_line_says_what_was_checked_by_what(model: Path) -> None:
+    files = sorted(path.name for path in model.glob("*.safetensors"))
+    lines = [
+        f"{hashlib.sha256((model / name).read_bytes()).hexdigest()} *./{name}" for name in files
+    ]
+    sums = model / "SHA256SUMS"
+    sums.write_text("\n".join(reversed(lines)) + "\n")
+    code, out = asked("inspect", str(model), "--check")
+    assert code == 0 and f"checked by SHA256SUMS: {', '.join(files)}" in out, out
+    sums.write_text(lines[0] + "\n")
+    _, out = asked("inspect", str(model), "--check")
+    assert f"checked by SHA256SUMS: {files[0]}\n" in out
+    assert f"which does not show all: {files[1]}\n" in out and "has no line for" in out
+    for text in ("", None):
+        sums.unlink() if text is None else sums.write_text(text)
+        assert "checked by SHA256SUMS" not in asked("inspect", str(model), "--check")[1]
+    sums.write_text(f"{lines[0]}\n{'0' * 64} *./{files[0]}\n")
+    assert "second digest" in asked("inspect", str(model), "--check")[1]
+
+
+# What leads astray
+
+
+def pickled(folder: Path, content: bytes) -> Path:
+    folder.mkdir()
+    return packed(folder / "pytorch_model.bin", content).parent
+
+
+BOMBS: dict[str, bytes] = {
+    "shared tuples as a key": b"\x80\x02}()q\x00"
+    + b"".join(b"h" + bytes([at]) + b"\x86q" + bytes([at + 1]) for at in range(60))
+    + b"Nu.",
+    "nested tuples as a key": b"\x80\x02}()" + b"\x85" * 200_000 + b"Nu.",
+    "shared lists": b"\x80\x02]q\x00"
+    + b"".join(b"0](h%ch%ceq%c" % (at, at, at + 1) for at in range(60))
+    + b".",
+    "a list in itself": b"\x80\x02]q\x00h\x00a.",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_that_unfolds_is_refused(tmp_path: Path, name: str) -> None:
+    code, out = asked("inspect", str(pickled(tmp_path / "model", BOMBS[name])))
+    assert code == 1 and "pytorch_model.bin" in out and "the file is damaged" in out, out
+
+
+def test_containers_that_stand_twice_are_read(tmp_path: Path) -> None:
+    shared = [1, {"a": (2, 3)}]
+    data = pickle.dumps({"x": [shared] * 5, (1, ("b", frozenset({2}))): shared}, 2)
+    found = archive.read_archive(packed(tmp_path / "a.pt", data), tmp_path)
+    assert found == {"x": [shared] * 5, (1, ("b", frozenset({2}))): shared}
+
+
+def test_a_number_in_a_name_is_no_count(tmp_path: Path) -> None:
+    for number in ("00", "99999999999"):
+        (tmp_path / f"mp_rank_{number}_model_states.pt").write_bytes(b"x")
+    code, out = asked("inspect", str(tmp_path))
+    assert code == 1 and "model states of model rank 1" in out
+
+
+def test_a_repeated_storage_is_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    held = OrderedDict(a=torch.ones(1).expand(2**40, 4), b=torch.ones(1).expand(3, 2))
+    torch.save(held, tmp_path / "model" / "pytorch_model.bin")
+    code, out = converted(tmp_path / "model", "safetensors", tmp_path / "out")
+    assert code == 1 and "repeat a storage" in out
+
+
+def test_time_grows_with_the_files(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def turning(*_: Any) -> Any:
+        while True:
+            sum(range(1000))
+
+    monkeypatch.setattr(limits, "SECONDS", 0.2)
+    monkeypatch.setattr(formats, "find_checkpoint", turning)
+    code, out = asked("inspect", str(model))
+    assert code == 1 and "0.2 s of processor time; no checkpoint of these files" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "GiB of memory; no checkpoint of these files"),
+        (PermissionError(13, "Permission denied", "x"), "expected a file that can be read"),
+    ],
+)
+def test_what_the_machine_lacks_is_no_damage(
+    model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    opened = Path.open
+
+    def refused(path: Path, *values: Any, **named: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise error
+        return opened(path, *values, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refused)
+        code, out = asked("inspect", str(model))
+    assert code == 1 and said in out and "damaged" not in out, out
+
+
+SECRETS = {
+    "password": "hunter2x",
+    "wandb_api_key": "0123456789abcdef0123456789abcdef01234567",
+    "url": "https://user:pa55word@host/x",
+    "azure": "AccountName=a;AccountKey=Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4==;End=x",
+    "nested": {"secret": "s3cr3tvalue", "deep": [{"passwd": "qwerty99"}]},
+    "words": ["--password", "hunter3x"],
+    "pin": {"password": 12345678},
+}
+HIDDEN = (
+    *(
+        "hunter2x",
+        "0123456789abcdef",
+        "pa55word",
+        "Zm9vYmFy",
+        "s3cr3tvalue",
+        "qwerty99",
+        "hunter3x",
+    ),
+    "12345678",
+)
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_no_secret_of_a_script_is_shown(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "step").mkdir()
+    held = {"module": {"a": torch.ones(2)}, "global_steps": 3, **SECRETS}
+    torch.save(held, tmp_path / "step" / "mp_rank_00_model_states.pt")
+    code, out = asked("inspect", str(tmp_path / "step"), *words)
+    assert code in (0, 2) and "nested" in out and "user:" in out
+    assert not [secret for secret in HIDDEN if secret in out], out
+
+
+# Writing
+
+
+def test_a_private_file_stays_private(model: Path, tmp_path: Path) -> None:
+    (model / "model-00001-of-00002.safetensors").chmod(0o600)
+    assert converted(model, "bin", tmp_path / "out")[0] == 0
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "out").iterdir()} == {0}
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / ".out.partial"
+    for name in ("notes.txt", ".mark"):
+        other.mkdir()
+        (other / name).write_text("mine")
+        code, out = converted(model, "bin", tmp_path / "out")
+        assert code == 1 and "move this folder away" in out, out
+        assert (other / name).read_text() == "mine"
+        shutil.rmtree(other)
+
+
+def test_the_second_of_two_writers_is_told_of_the_first(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock: Callable[[int], bool] = writing._try_lock
+
+    def finished(descriptor: int) -> bool:
+        (tmp_path / ".out.partial").rename(tmp_path / "out")
+        return lock(descriptor)
+
+    monkeypatch.setattr(writing, "_try_lock", finished)
+    code, out = converted(model, "bin", tmp_path / "out")
+    assert code == 1 and "another command finished" in out and "room" not in out, out
+
+
+def test_a_name_that_is_too_long_is_refused(model: Path, tmp_path: Path) -> None:
+    for size in (250, 256):
+        code, out = converted(model, "bin", tmp_path / ("a" * size))
+        assert code == 1 and "File name too long" in out and "room" not in out, out
+
+
+@pytest.mark.parametrize("time_back", [False, True])
+def test_a_source_that_changes_while_it_is_read_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time_back: bool
+) -> None:
+    path, read = model / "model-00002-of-00002.safetensors", os.preadv
+    other = saved(tmp_path / "other", weights(2), TRUE) / path.name
+
+    def changing(*values: Any) -> int:
+        about, content = path.stat(), other.read_bytes()
+        if path.read_bytes() != content:
+            path.write_bytes(content)
+        if time_back:
+            os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        return read(*values)
+
+    monkeypatch.setattr(os, "preadv", changing)
+    code, out = converted(model, "bin", tmp_path / "out", "--no-verify")
+    assert code == 1 and f"{path}: this file changed while it was read" in out, out
+    assert not (tmp_path / "out").exists() and not (tmp_path / ".out.partial").exists()
+    with pytest.raises(SourceError, match="changed while"):
+        writing.refuse_changes({path: (0, 0, 0, 0)})
