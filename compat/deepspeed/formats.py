@@ -199,7 +199,7 @@ def read(
             taken = FILLED if arguments is not None else ()
             facts = {name: fact for name, fact in script.facts.items() if name not in taken}
             values = {**facts, **(values or {})}
-    data, document, entry = _load_source(script.document if script else source)
+    data, document, entry = load_source(script.document if script else source)
     reader = _KeyReader(release, lenient, document, world=world, file=script.file if script else "")
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
@@ -232,7 +232,7 @@ def _script(source: Any) -> scripts.Found | None:
     )
 
 
-def _load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
+def load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     """Return three things: the source as a nested mapping, the document with line numbers (None for
     an object), and the kind of source (`file` or `object`).
     """

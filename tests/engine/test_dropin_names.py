@@ -275,8 +275,10 @@ def test_the_switch_is_refused_once_deepspeed_is_imported() -> None:
     reason="accelerate is not installed",
 )
 def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Path) -> None:
-    from trainer import Rows, logged, trainer
+    from trainer import Rows, generated, logged, trainer, write_first
+    from transformers import AutoModelForCausalLM
 
+    write_first(tmp_path)
     script, port = Path(__file__).parent / "trainer.py", str(free_port())
     ranks = {
         "WORLD_SIZE": "2",
@@ -294,11 +296,12 @@ def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Pa
         )
         for rank in "01"
     ]
-    alone = trainer(tmp_path / "alone", None, 2)
+    alone = trainer(tmp_path, None, 2)
     alone.train()
     outputs = [process.communicate()[0] for process in started]
     found = json.loads(outputs[0].splitlines()[-1])
     close(found["steps"][:2], [list(step) for step in logged(alone)[:2]])
     close(found["resumed"], found["steps"])
     assert found["evaluated"] < alone.evaluate(Rows())["eval_loss"] + 0.1
-    assert (tmp_path / "saved" / "model.safetensors").is_file()
+    saved = AutoModelForCausalLM.from_pretrained(str(tmp_path / "saved"))
+    assert found["generated"] == generated(saved)

@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 import bridge.engine
-from bridge.engine import comm, device
+from bridge.engine import comm
 from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check
 from bridge.engine.formats import TORCH
@@ -34,10 +33,11 @@ from bridge.translation.translate import unheld
 from compat.deepspeed import DIALECT
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine
+from compat.deepspeed.runtime.names import parts
+from compat.deepspeed.runtime.names.communication import PORT, init_distributed
 from compat.deepspeed.runtime.names.pipe import PipelineModule
 
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
-PORT = 29500
 NEVER = 2**31 - 1
 """The value of steps_per_print that stands for "never". No run has so many steps."""
 RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
@@ -93,52 +93,21 @@ def initialize(
     ConfigError.raise_if((*beyond(read), *_meshes(mpu, mesh_param)))
     plan, module = leave_open(lift(read), optimizer is not None), as_module(model)
     check(plan, here.world)
+    parts.take_back(module)
     face = _face(plan, optimizer, model_parameters, module)
     scheduler = _scheduler(lr_scheduler, face, read)
     loss_fn = getattr(model, "loss_fn", None)
     piped = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
     native = _native(module, plan, face, here, [*find_unsupported(read)], read, piped)
+    init_distributed(dist_init_required=dist_init_required)
     _scale(native, read)
     _warn(native, read)
     engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
     if face is not None:
-        client.guard(face, engine.stepping)
+        native.closing.append(client.guard(face, engine.stepping))
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, face, engine.training_dataloader, scheduler
-
-
-def init_distributed(
-    dist_backend: str | None = None,
-    auto_mpi_discovery: bool = True,
-    distributed_port: int = PORT,
-    verbose: bool = True,
-    timeout: timedelta | None = None,
-    init_method: str | None = None,
-    dist_init_required: bool | None = None,
-    config: Any = None,
-    rank: int = -1,
-    world_size: int = -1,
-) -> None:
-    """Join the process group that the launcher's environment variables describe, as
-    `deepspeed.init_distributed` does. Does nothing if this process has already joined a group, or
-    if `dist_init_required` is False.
-    """
-    if comm.rank_and_world() is not None or dist_init_required is False:
-        return
-    found = detect()
-    address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
-    found = replace(
-        found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world)
-    )
-    backend = dist_backend or device.backend(device.local(found.local_rank))
-    comm.connect(
-        found.rank,
-        found.world,
-        found.address,
-        backend,
-        *([timeout.total_seconds()] if timeout else []),
-    )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,13 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from compat.deepspeed.runtime.names import parts
-from compat.deepspeed.runtime.names.zero import WITHIN, GatheredParameters, ZeroParamStatus, mark
+from compat.deepspeed.runtime.names.zero import (
+    WITHIN,
+    GatheredParameters,
+    ParameterOffload,
+    ZeroParamStatus,
+    mark,
+)
 
 EVALUATE = "evaluate"
 AWAY = ZeroParamStatus.NOT_AVAILABLE
@@ -52,6 +58,47 @@ def _convert_state(path: Path, scheduler: Any) -> dict[str, Any]:
         "lr_scheduler": carried.get("schedule") or counted,
         "groups": [group["settings"] for group in groups],
     }
+
+
+class Guard:
+    """A function that the engine puts into a model. A copy of the model, or a pickled one, has
+    `instead` in its place, because no engine holds the copy.
+    """
+
+    def __init__(self, call: Callable[..., Any], instead: Callable[..., Any]) -> None:
+        self.call, self.instead = call, instead
+        setattr(self, GUARDS, getattr(instead, GUARDS, instead))
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.call(*given, **named)
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.instead,)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _ignore(*_: Any) -> None:
+    """Stand in a copy of a model for a hook of the engine."""
+
+
+class Closed:
+    """Stands for the native engine of an engine whose layers were given to another engine."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["name"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise `BridgeError`, because the engine has no weights any more."""
+        raise BridgeError(
+            f"engine.{name}: deepspeed.initialize was called again with {self.__dict__['name']}, which"
+            " ended this engine; use the new engine, or give each engine layers of its own"
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self.forward()
 
 
 class DeepSpeedEngine(nn.Module):
@@ -82,13 +129,19 @@ class DeepSpeedEngine(nn.Module):
         self.__dict__.update(
             native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn
         )
+        if optimizer is not None and native.plan.zero.effective_stage == 3:
+            optimizer.parameter_offload = ParameterOffload(native.model)  # type: ignore[attr-defined]
         self.collate_fn, self.local_rank = collate_fn, local_rank
         self.training = native.model.training
         model: Any = native.model
-        self._asks = model.register_state_dict_pre_hook(self._whole_or_refused)
-        self._takes = model.register_load_state_dict_pre_hook(self._reaching_masters)
+        self._asks = model.register_state_dict_pre_hook(Guard(self._whole_or_refused, _ignore))
+        self._takes = model.register_load_state_dict_pre_hook(
+            Guard(self._reaching_masters, _ignore)
+        )
         self._inside = False
         self._guards = list(self._guard_model()) if self._in_turns() else []
+        self._watch_zero_grad()
+        native.closing.append(self._close)
         self.config, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
         self.training_dataloader: DataLoader[Any] | None = None
         self.device, self.global_rank, self.world_size = (
@@ -151,14 +204,13 @@ class DeepSpeedEngine(nn.Module):
                 " engine.eval_batch(batches)"
             )
 
-        setattr(forward, GUARDS, getattr(by_itself, GUARDS, by_itself))
-        model.forward = forward
+        model.forward = Guard(forward, by_itself)  # type: ignore[assignment]
         for name, part in model.named_modules():
             weights = [
                 weight for weight in part.parameters(recurse=False) if hasattr(weight, "ds_status")
             ]
             if weights:
-                yield part.register_forward_pre_hook(self._guard(name, weights))
+                yield part.register_forward_pre_hook(Guard(self._guard(name, weights), _ignore))
 
     def _guard(self, name: str, weights: list[Any]) -> Callable[..., None]:
         def guard(module: nn.Module, inputs: Any) -> None:
@@ -321,7 +373,8 @@ class DeepSpeedEngine(nn.Module):
         yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients that other backward passes than the engine's own left in the parameters. Every
+        """Drop gradients that other backward passes than the engine's own left in the parameters. Below
+        ZeRO level 2 also forget the microbatches of this step that have run, as DeepSpeed does. Every
         step begins with new gradients.
         """
         if self.native.is_gradient_accumulation_boundary():
@@ -331,6 +384,24 @@ class DeepSpeedEngine(nn.Module):
             )
         for weight in self.native.model.parameters():
             drop_gradient(weight)
+        if self.native.plan.zero.effective_stage < 2:
+            self._forget()
+
+    def _forget(self, drop: Callable[..., None] = _ignore, *given: Any, **named: Any) -> None:
+        """Call `drop`, and forget the microbatches of this step that have run, if there are any left."""
+        drop(*given, **named)
+        if not self.native.is_gradient_accumulation_boundary():
+            self.native.gradients.forget()
+
+    def _watch_zero_grad(self) -> None:
+        """Have `zero_grad` of the model and of the optimizer forget microbatches at those levels at
+        which DeepSpeed's do (runtime/zero/stage_1_and_2.py, stage3.py).
+        """
+        level, model = self.native.plan.zero.effective_stage, self.native.model
+        if level < 2:
+            model.zero_grad = Guard(partial(self._forget, model.zero_grad), model.zero_grad)  # type: ignore[method-assign]
+        if level != 2 and self.optimizer is not None:
+            self.optimizer.zero_grad = partial(self._forget, self.optimizer.zero_grad)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups."""
@@ -826,11 +897,35 @@ class DeepSpeedEngine(nn.Module):
         return {parameter.name for parameter in self.native.parameters if not parameter.trainable}
 
     def destroy(self) -> None:
-        """Remove the hooks, close the native engine and leave the process group."""
+        """Remove the hooks, and end the native engine. The process group stays, as other engines may
+        use it. At ZeRO level 3 the weights stay sharded: `zero.GatheredParameters` makes them whole,
+        and `initialize` takes the model again.
+        """
+        self.native.end("after engine.destroy()")
+
+    def _close(self, successor: str) -> None:
+        """Remove from the model what this engine put there. `successor` names a parameter that
+        another engine takes, if there is one.
+        """
         for hook in (self._asks, self._takes, *self._guards):
             hook.remove()
-        self.native.model.__dict__.pop("forward", None)
-        self.native.close()
+        model = self.native.model
+        for name in ("forward", "zero_grad"):
+            put = model.__dict__.get(name)
+            if isinstance(put, Guard):
+                delattr(model, name)
+                if getattr(model, name) != put.instead:
+                    setattr(model, name, put.instead)
+        vars(self.optimizer or self).pop("zero_grad", None)
+        if successor:
+            self.__dict__["native"] = Closed(successor)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise `BridgeError`, because an engine has process groups and no copy could have them."""
+        raise BridgeError(
+            "engine: an engine cannot be copied or pickled; copy engine.module, or call"
+            " engine.save_checkpoint(folder)"
+        )
 
     # Parts
 
