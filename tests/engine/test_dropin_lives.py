@@ -114,13 +114,9 @@ def test_a_copy_of_the_model_is_a_model_of_its_own(how: str, level: int) -> None
     assert train_plainly(found, range(4, 6)) == pytest.approx(train_plainly(plain, range(4, 6)))
 
 
-def test_a_copy_of_weights_that_are_not_whole_says_what_to_do() -> None:
-    engine = start(model(), 3)
-    for make in COPIES.values():
-        with pytest.raises(BridgeError, match=r"0\.weight: .* call it within zero\.Gathered"):
-            make(engine.module)
+def test_an_engine_is_no_model_to_copy() -> None:
     with pytest.raises(BridgeError, match=r"engine: an engine cannot be copied .* engine\.module"):
-        copy.deepcopy(engine)
+        copy.deepcopy(start(model(), 0))
 
 
 def hooks(given: nn.Module) -> int:
@@ -224,19 +220,37 @@ def test_zero_grad_between_microbatches_forgets_what_deepspeeds_forgets(
     engine.step()
 
 
-def lives(rank: int, world: int) -> list[list[float]]:
-    """Losses of a model in three engines one after the other, on ranks that share it."""
-    given, found = model(), list[list[float]]()
+def lives(rank: int, world: int) -> tuple[list[list[float]], list[str], list[list[float]]]:
+    """What ranks that share a model see: its losses in three engines one after the other, what is said of copies while
+    weights are not whole, and the output of a copy that was made while they were.
+    """
+    given, found, said, copied = model(), list[list[float]](), list[str](), model()
     for begin, level, end in ((0, 3, True), (2, 3, False), (4, 1, True)):
         engine = start(given, level)
+        if begin == 2:
+            for make in COPIES.values():
+                try:
+                    make(engine.module)
+                except BridgeError as error:
+                    said.append(str(error))
+            with whole(engine):
+                copied = copy.deepcopy(engine.module)
         found.append(train(engine, range(begin, begin + 2), rank))
         if end:
             engine.destroy()
-    return found
+    with torch.no_grad():
+        return found, said, copied(rows(0)).tolist()
 
 
 def test_ranks_give_a_model_from_engine_to_engine(run: Run) -> None:
     plain = model()
-    expected = [train_plainly(plain, range(begin, begin + 2), 2) for begin in (0, 2, 4)]
-    for found, losses in zip(run(2, lives)[0], expected, strict=True):
-        assert found == pytest.approx(losses)
+    expected, output = [], Tensor()
+    for begin in (0, 2, 4):
+        output = plain(rows(0)) if begin == 2 else output
+        expected.append(train_plainly(plain, range(begin, begin + 2), 2))
+    for rank, (found, said, copied) in enumerate(run(2, lives)):
+        for losses, one in zip(expected, found, strict=True):
+            assert rank or one == pytest.approx(losses)
+        assert len(said) == len(COPIES)
+        assert all("0.weight: " in one and "within zero.Gathered" in one for one in said)
+        torch.testing.assert_close(torch.tensor(copied), output.detach())
