@@ -7,8 +7,9 @@ from __future__ import annotations
 import argparse
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from bridge.engine import comm
 from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import as_module
+from bridge.engine.layers import Arguments, as_module
+from bridge.engine.models.cutting import UNKNOWN
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
@@ -80,10 +82,10 @@ def initialize(
     """Return engine, optimizer, training data loader and scheduler, as `deepspeed.initialize` of
     DeepSpeed 0.19.8 does. Parts that the run does not have are None. The optimizer is a torch
     optimizer, whose groups and learning rates the engine reads at every step. The engine splits an
-    `nn.Sequential` and models of Hugging Face into layers. Any other model is a single layer, which
-    ZeRO 3 cannot shard. Raises `BridgeError` for settings that would change the numbers and that
-    the engine cannot run. `engine.findings` lists the settings that change no numbers and that the
-    engine does not run.
+    `nn.Sequential` and models of Hugging Face into layers. Any other model is a single layer, until
+    at ZeRO 3 the first call of the engine shows which arguments it takes. Raises `BridgeError` for
+    settings that would change the numbers and that the engine cannot run. `engine.findings` lists
+    the settings that change no numbers and that the engine does not run.
     """
     if model is None:
         raise ConfigError("model: missing; deepspeed.initialize requires a model")
@@ -98,13 +100,22 @@ def initialize(
     scheduler = _scheduler(lr_scheduler, face, read)
     loss_fn = getattr(model, "loss_fn", None)
     piped = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
-    native = _native(module, plan, face, here, [*find_unsupported(read)], read, piped)
+    make = partial(_native, module, plan, face, here, [*find_unsupported(read)], read, piped)
+    native = make()
     init_distributed(dist_init_required=dist_init_required)
-    _scale(native, read)
+    waits = [finding for finding in native.findings if UNKNOWN in finding.message]
+    native.findings = tuple(finding for finding in native.findings if finding not in waits)
     _warn(native, read)
     engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
-    if face is not None:
-        native.closing.append(client.guard(face, engine.stepping))
+    if waits:
+        told = {finding.path for finding in native.findings}
+
+        def remake(given: Arguments) -> Engine:
+            found = make(given)
+            _warn(found, read, told)
+            return found
+
+        engine.cut_later(remake)
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, face, engine.training_dataloader, scheduler
@@ -274,6 +285,7 @@ def _native(
     left: list[Finding],
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
+    sample: Arguments | None = None,
 ) -> Engine:
     """Return the native engine, set up to round as DeepSpeed does. First, weights are rounded to
     the compute format, and then masters are copied from them. Buffers are not rounded, as in
@@ -294,10 +306,18 @@ def _native(
     given = {path: read.given[path] for path in sorted(read.given)}
     whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
     engine = bridge.engine.initialize(
-        model, whole, loss_fn, seed=None, environment=here, groups=groups, alike=given
+        model,
+        whole,
+        loss_fn,
+        seed=None,
+        environment=here,
+        groups=groups,
+        alike=given,
+        sample=sample,
     )
     engine.findings += (*left, *frozen, *_narrow(formats))
     engine.divide_early()
+    _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
     return engine
 
@@ -347,10 +367,14 @@ def _scale(engine: Engine, config: Config) -> None:
         scaler.hysteresis, scaler.tolerated = 1, 0
 
 
-def _warn(engine: Engine, config: Config) -> None:
-    """Warn on the first rank about each setting of the config that the engine runs differently."""
+def _warn(engine: Engine, config: Config, told: Collection[str] = ()) -> None:
+    """Warn on the first rank about each setting of the config that the engine runs differently, but
+    for those that it was `told` of.
+    """
     rules = plan_claims(config.dialect)
     for finding in engine.findings if engine.comm.rank == 0 else ():
+        if finding.path in told:
+            continue
         rule = rules.get(finding.path)
         if rule is None or any(path in config.given for path in rule.carriers(finding.path)):
             warnings.warn(

@@ -22,11 +22,12 @@ from bridge.engine import buffers
 from bridge.engine.absence import drop_gradient
 from bridge.engine.checkpoint import LATEST, together
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import GUARDS, loss_in
+from bridge.engine.layers import GUARDS, Arguments, loss_in
 from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
+from compat.deepspeed.runtime import client
 from compat.deepspeed.runtime.names import parts
 from compat.deepspeed.runtime.names.zero import (
     WITHIN,
@@ -123,25 +124,13 @@ class DeepSpeedEngine(nn.Module):
         local_rank: int = 0,
     ) -> None:
         super().__init__()
-        parts.note(native)
-        mark(native)
-        self._modules["module"] = native.model
-        self.__dict__.update(
-            native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn
-        )
-        if optimizer is not None and native.plan.zero.effective_stage == 3:
-            optimizer.parameter_offload = ParameterOffload(native.model)  # type: ignore[attr-defined]
+        self.__dict__.update(optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn)
+        self._stepping, self._inside = False, False
+        self._remake: Callable[[Arguments], Engine] | None = None
+        self._loaded: tuple[Any, ...] = ()
+        self._attach(native)
         self.collate_fn, self.local_rank = collate_fn, local_rank
         self.training = native.model.training
-        model: Any = native.model
-        self._asks = model.register_state_dict_pre_hook(Guard(self._whole_or_refused, _ignore))
-        self._takes = model.register_load_state_dict_pre_hook(
-            Guard(self._reaching_masters, _ignore)
-        )
-        self._inside = False
-        self._guards = list(self._guard_model()) if self._in_turns() else []
-        self._watch_zero_grad()
-        native.closing.append(self._close)
         self.config, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
         self.training_dataloader: DataLoader[Any] | None = None
         self.device, self.global_rank, self.world_size = (
@@ -153,8 +142,45 @@ class DeepSpeedEngine(nn.Module):
         self._iterator: Iterator[Any] | None = None
         self._last: Any = None
         self._applied, self._calls, self._moved, self._skipped = False, 0, self._epoch(), 0
-        self._stepping = self._told_twice = False
+        self._told_twice = False
         self.tput_timer = Throughput(self.train_batch_size)
+
+    def _attach(self, native: Engine) -> None:
+        """Take `native` as the native engine, and put hooks and attributes into its model."""
+        parts.note(native)
+        mark(native)
+        self._modules["module"] = native.model
+        self.__dict__["native"] = native
+        model, optimizer = native.model, self.optimizer
+        self._asks = model.register_state_dict_pre_hook(Guard(self._whole_or_refused, _ignore))
+        self._takes = model.register_load_state_dict_pre_hook(
+            Guard(self._reaching_masters, _ignore)
+        )
+        self._guards = list(self._guard_model()) if self._in_turns() else []
+        self._watch_zero_grad()
+        native.closing.append(self._close)
+        if optimizer is not None:
+            native.closing.append(client.guard(optimizer, self.stepping))
+            if native.plan.zero.effective_stage == 3:
+                optimizer.parameter_offload = ParameterOffload(model)
+
+    def cut_later(self, remake: Callable[[Arguments], Engine]) -> None:
+        """Have the first call divide the model into layers: only the call shows which arguments the
+        model takes. `remake` makes another native engine from them.
+        """
+        self._remake = remake
+
+    def _cut(self, given: Arguments) -> None:
+        """Give the model to a native engine that has it in layers, with all state of this one."""
+        remake, self._remake = self._remake, None
+        assert remake is not None
+        with self._ours(), torch.enable_grad():
+            training, model = self.native.model.training, self.native.model
+            parts.take_back(model)
+            self._attach(remake(given))
+            model.train(training)
+        if self._loaded:
+            self.load_checkpoint(*self._loaded)
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute `name` of the model."""
@@ -170,6 +196,8 @@ class DeepSpeedEngine(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the model's output for one microbatch."""
+        if self._remake is not None and not torch.is_inference_mode_enabled():
+            self._cut(Arguments(inputs, named))
         with self._ours():
             return self.native(*inputs, **named)
 
@@ -704,6 +732,9 @@ class DeepSpeedEngine(nn.Module):
                 load_lr_scheduler_states,
             )
             self._moved = self._epoch()
+        if self._remake is not None:
+            more = load_optimizer_states, load_lr_scheduler_states, load_module_only
+            self._loaded = (path.parent, path.name, True, *more)
         return str(path), state.get(CLIENT, {}) if OWN in state else state
 
     def module_state_dict(
