@@ -575,11 +575,14 @@ class Engine:
             )
         self.end("after its model was given to another engine", successor)
         for index, flat in enumerate(self.layout.flats):
-            whole = self.weights.whole_master(index).to(TORCH[flat.dtype])
+            # Weights with a buffer of their own are whole here: only others need the other ranks.
+            away = self.weights.takes_turns(index)
+            whole = self.weights.whole_master(index) if away else self.weights.whole(flat)
             for slot in flat.slots:
                 parameter = self.gradients.parameters[slot.parameter.name]
                 change(parameter, None)
-                parameter.data = whole[slot.start : slot.stop].view(slot.parameter.shape).clone()
+                found = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                parameter.data = found.to(TORCH[flat.dtype], copy=True)
 
     def _find_changes(self) -> Iterator[str]:
         """Yield a problem for each change to the model since the engine was created."""

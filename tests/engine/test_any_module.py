@@ -228,10 +228,11 @@ def plainly(kind: type[nn.Module], ranks: int, steps: int = 3) -> list[list[floa
         for rank in range(ranks):
             for name, buffer in model.named_buffers():
                 buffer.copy_(states[name])  # each rank has running means of its own
-            losses.append(loss_of(model(*batch_of(kind, step, rank))))
-        (sum(losses[1:], losses[0]) / ranks).backward()
+            loss = loss_of(model(*batch_of(kind, step, rank)))
+            (loss / ranks).backward()
+            losses.append(float(loss.detach()))
         optimizer.step()
-        found.append([float(loss.detach()) for loss in losses])
+        found.append(losses)
     return found
 
 

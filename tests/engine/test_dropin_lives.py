@@ -157,6 +157,8 @@ def test_a_model_goes_on_in_another_engine(level: int, end: bool) -> None:
         ):
             with pytest.raises(BridgeError, match=r"initialize was called again with 0\.weight"):
                 call()
+    first.destroy()  # which has ended, and changes nothing
+    assert train(second, range(4, 5))
     second.destroy()
     assert hooks(given) == 0
 

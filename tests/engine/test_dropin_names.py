@@ -77,6 +77,26 @@ def test_models_made_within_init_and_steps_that_end_early(run: Run) -> None:
         assert (steps, applied) == (1, True)
 
 
+def test_models_made_within_init_are_of_the_configs_format() -> None:
+    init, before = compat.deepspeed.zero.Init, torch.zeros
+    for given, expected in (
+        ({"config_dict_or_path": {"bf16": {"enabled": True}}}, torch.bfloat16),
+        ({"config": {"fp16": {"enabled": "auto"}, "train_batch_size": "auto"}}, torch.float32),
+        ({"config": {"bf16": {"enabled": True}}, "dtype": torch.float16}, torch.float16),
+        ({}, torch.float64),
+    ):
+        torch.set_default_dtype(torch.float64)
+        try:
+            with init(**given):
+                layer = torch.nn.BatchNorm1d(2)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert layer.weight.dtype == layer.running_mean.dtype == expected
+        assert layer.num_batches_tracked.dtype == torch.int64 and torch.zeros is before
+    with pytest.raises(BridgeError, match=r"zero\.Init: found bf16 and fp16"):
+        init(config={"bf16": {"enabled": True}, "fp16": {"enabled": True}})
+
+
 def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
     for called, part, state, whole, half, load, compiled, evaluated, loaded in run(2, refused):
         assert called.startswith(

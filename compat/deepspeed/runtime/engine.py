@@ -932,7 +932,8 @@ class DeepSpeedEngine(nn.Module):
         use it. At ZeRO level 3 the weights stay sharded: `zero.GatheredParameters` makes them whole,
         and `initialize` takes the model again.
         """
-        self.native.end("after engine.destroy()")
+        if not isinstance(self.native, Closed):
+            self.native.end("after engine.destroy()")
 
     def _close(self, successor: str) -> None:
         """Remove from the model what this engine put there. `successor` names a parameter that
