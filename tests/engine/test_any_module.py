@@ -19,7 +19,7 @@ import compat.deepspeed as deepspeed
 from bridge.engine.runner import Engine
 from bridge.plan.plan import Plan
 
-WIDTH, BLOCKS = 8, 4
+WIDTH, BLOCKS = 8, 8
 
 
 class Residual(nn.Module):
@@ -56,12 +56,15 @@ class Named(Listed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.block1, self.block2, self.block3, self.block4 = self.blocks
+        for number, block in enumerate(self.blocks):
+            self.add_module(f"block{number}", block)
         del self.blocks
 
     def forward(self, inputs: Tensor) -> Tensor:
-        stream = self.block2(self.block1(self.first(inputs)))
-        found: Tensor = self.last(self.block4(self.block3(stream)).relu())
+        stream = self.first(inputs)
+        for number in range(BLOCKS):
+            stream = self.get_submodule(f"block{number}")(stream)
+        found: Tensor = self.last(stream.relu())
         return found
 
 
@@ -98,7 +101,7 @@ class Skipping(Listed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down, self.up = nn.ModuleList(self.blocks[:2]), nn.ModuleList(self.blocks[2:])
+        self.down, self.up = nn.ModuleList(self.blocks[:4]), nn.ModuleList(self.blocks[4:])
         del self.blocks
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -107,7 +110,7 @@ class Skipping(Listed):
             stream = block(stream)
             kept.append(stream)
         for block in self.up:
-            stream = block(stream + kept.pop())
+            stream = block(stream, kept.pop())
         found: Tensor = self.last(stream)
         return found
 
@@ -118,7 +121,7 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(5, WIDTH)
-        self.layers = nn.ModuleList(nn.GRU(WIDTH, WIDTH, batch_first=True) for _ in range(3))
+        self.layers = nn.ModuleList(nn.GRU(WIDTH, WIDTH, batch_first=True) for _ in range(BLOCKS))
         self.last = nn.Linear(WIDTH, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -136,7 +139,7 @@ class Encoder(nn.Module):
         super().__init__()
         block = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
         self.first, self.last = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 3)
-        self.encoder = nn.TransformerEncoder(block, 3, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(block, BLOCKS, enable_nested_tensor=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         found: Tensor = self.last(self.encoder(self.first(inputs)))
@@ -150,8 +153,8 @@ class Translating(nn.Module):
         super().__init__()
         sizes = {"nhead": 2, "dim_feedforward": 16, "dropout": 0.0, "batch_first": True}
         self.first, self.last = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 3)
-        self.encoders = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, **sizes) for _ in range(2))
-        self.decoders = nn.ModuleList(nn.TransformerDecoderLayer(WIDTH, **sizes) for _ in range(2))
+        self.encoders = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, **sizes) for _ in range(4))
+        self.decoders = nn.ModuleList(nn.TransformerDecoderLayer(WIDTH, **sizes) for _ in range(4))
 
     def forward(self, inputs: Tensor) -> Tensor:
         stream = memory = self.first(inputs)
@@ -184,13 +187,28 @@ class Picture(nn.Module):
 
 
 class Tied(Listed):
-    """A head that is the first layer's weight."""
+    """Layers before and after the blocks that share a weight, and several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.after.weight = self.before.weight
 
     def forward(self, inputs: Tensor) -> dict[str, Any]:  # type: ignore[override]
+        stream = self.before(self.first(inputs))
+        for block in self.blocks:
+            stream = block(stream)
+        return {"stream": self.after(stream), "beside": [self.last(stream)]}
+
+
+class Reaching(Listed):
+    """A model whose own forward takes a layer's weight, which no call of the layer shows."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
         stream = self.first(inputs)
         for block in self.blocks:
             stream = block(stream)
-        return {"logits": stream @ self.first.weight, "beside": [self.last(stream)]}
+        return stream @ self.first.weight
 
 
 MODULES = (
@@ -278,7 +296,7 @@ def test_ten_modules_are_sharded_by_their_blocks(run: Run) -> None:
             losses, (held, planned, whole, layers) = found[number]
             assert losses == pytest.approx([step[rank] for step in expected], rel=1e-5), kind
             assert held == planned, kind
-            assert len(layers) >= 4, (kind, layers)
+            assert len(layers) >= BLOCKS + 2, (kind, layers)
             assert held["weights"] < whole, kind
 
 
@@ -313,7 +331,7 @@ def test_the_drop_in_shards_a_module_at_its_first_call(run: Run, tmp_path: Path)
             assert losses == pytest.approx([step[rank] for step in expected], rel=1e-5)
             assert one == other and steps == [6, 6]
             for held, planned, whole, layers in sizes:
-                assert held == planned and held["weights"] < whole and len(layers) >= 6
+                assert held == planned and held["weights"] < whole and len(layers) >= BLOCKS + 2
 
 
 def test_blocks_are_those_that_are_named() -> None:
@@ -324,6 +342,9 @@ def test_blocks_are_those_that_are_named() -> None:
         return bridge.engine.initialize(*given, sample=batch_of(Named, 0, 0), layers=layers)
 
     assert sizes_of(made(("block2", "block3")))[3] == ["first", "block2", "block3", "last"]
-    assert sizes_of(made(()))[3] == ["first", "block1", "block2", "block3", "block4", "last"]
+    names = [f"block{number}" for number in range(BLOCKS)]
+    assert sizes_of(made(()))[3] == ["first", *names, "last"]
     (said,) = made(("block9",)).findings
     assert "layers: the model has no module 'block9'" in said.message
+    reaching = bridge.engine.initialize(build(Reaching), plan, sample=batch_of(Reaching, 0, 0))
+    assert "so its weights stay whole: blocks.0: " in reaching.findings[0].message
