@@ -40,12 +40,15 @@ def initialize(
     alike: Mapping[str, Any] = MappingProxyType({}),
     sample: Any = None,
     optimizer: Make | None = None,
+    layers: Sequence[str] = (),
 ) -> Engine:
     """Return an engine that trains `model` by `plan`.
 
     `model` is a list of layers, each of which takes the output of the layer before. A model of
     Hugging Face is cut into layers by a run on a few tokens, or on the batch `sample` if the model
-    takes other inputs. Any other module is one layer. `loss_fn(output, targets)` returns the mean
+    takes other inputs. Any other module is cut in this way under ZeRO 3 or in a pipeline if there is
+    a `sample`, and is one layer without. The blocks are the modules that the model repeats, or those
+    that `layers` names. `loss_fn(output, targets)` returns the mean
     loss of a microbatch, or the sum of losses and a count.
 
     `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and
@@ -71,7 +74,7 @@ def initialize(
     here, names = comm.rank_and_world(), module_fqns_per_model_part
     found = environment or (Environment(*here, local_rank()) if here else detect())
     # First what needs no other rank: a refusal then leaves no process group, and no rank waiting.
-    made = Prepared.of(model, plan, found.world, names, sample, loss_fn is not None)
+    made = Prepared.of(model, plan, found.world, names, sample, loss_fn is not None, layers)
     place = devices.local(found.local_rank, device)
     others = {
         "seed": seed,
@@ -79,7 +82,11 @@ def initialize(
         "tensor_plan": tensor_plan,
         "variable_shapes": variable_shapes,
     }
-    parts = {"module_fqns_per_model_part": names, "loss_fn": "given" if loss_fn else None}
+    parts = {
+        "module_fqns_per_model_part": names,
+        "loss_fn": "given" if loss_fn else None,
+        "layers": list(made.cut.blocks) if made.cut else None,
+    }
     facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
     ranks = _join_ranks(found, made.mesh, devices.backend(place), facts, deterministic)
     made.module.to(place)

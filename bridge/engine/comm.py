@@ -338,15 +338,21 @@ class Comm:
 
 
 def connect(
-    rank: int, world: int, address: str, backend: str, timeout: float | None = None
+    rank: int,
+    world: int,
+    address: str,
+    backend: str,
+    timeout: float | None = None,
+    alone: bool = False,
 ) -> None:
     """Join the process group at `address` (host:port), unless this process has joined a process
-    group already.
+    group already. A single rank joins none; with `alone` it makes one of itself, for libraries that
+    ask torch for rank and world size.
 
     `timeout` is in seconds (default: `TIMEOUT`). A process that ends leaves the group and does not
     wait for the other ranks. To wait for them, call `leave` before the end.
     """
-    if world == 1:
+    if world == 1 and not alone:
         return
     # Functions at exit run last in, first out. Registered anew, this one comes before those of
     # modules imported meanwhile.
@@ -357,14 +363,13 @@ def connect(
         # defined. Any optimizer imports it. Defined later, they would hold the group beyond its
         # end, and its threads would meet an interpreter that is gone.
         import_module("torch.distributed.nn.functional")
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{address}",
-            rank=rank,
-            world_size=world,
-            timeout=_timeout(backend, timeout),
+        place: Any = (
+            {"init_method": f"tcp://{address}"} if world > 1 else {"store": torch._C._distributed_c10d.HashStore()}
         )
-        if SILENCE > 0:
+        dist.init_process_group(
+            backend, **place, rank=rank, world_size=world, timeout=_timeout(backend, timeout)
+        )
+        if SILENCE > 0 and world > 1:
             _watch(rank)
 
 

@@ -164,6 +164,24 @@ class Gradients:
             if next(reversed(hooks)) != number:
                 hooks[number] = hooks.pop(number)
 
+    def forget(self) -> None:
+        """Forget the gradients of the microbatches of this step that have run."""
+        for home in tuple(self._pending):
+            self._settle(home)
+        for marks in (self._written, self._reduced, self._begun, self._touched):
+            marks.clear()
+        for parameter in self.parameters.values():
+            drop_gradient(parameter)
+
+    def unhook(self) -> None:
+        """Leave the parameters to the script: without hooks, and with gradients that can be read."""
+        for parameter in self._withheld:
+            hide_gradient(parameter, False)
+        self._withheld.clear()
+        for parameter, number in self._hooks:
+            parameter._post_accumulate_grad_hooks.pop(number, None)
+        self._hooks.clear()
+
     def hand_over(self, unit: float) -> None:
         """Give the script the reduced gradients times `unit`, whole and as the parameters' own, until
         `take_back`. Flats must not be sharded.

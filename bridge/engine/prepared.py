@@ -42,17 +42,19 @@ class Prepared:
         names: Sequence[Sequence[str]] | None = None,
         sample: Any = None,
         targets: bool = False,
+        layers: Sequence[str] = (),
     ) -> Prepared:
         """Build these parts of an engine for `world` ranks.
 
         `names` are the names of the layers in each stage. `sample` is a batch that the model
-        accepts; if `targets` is true, the last element of the batch are the targets. Raises
+        accepts; if `targets` is true, the last element of the batch are the targets. `layers` are
+        the names of the model's blocks. Raises
         `BridgeError` if the plan cannot run.
         """
         mesh, findings = check(plan, world)
         module = as_module(model)
         tried = None if sample is None else arguments_of(sample, targets)
-        cut, whole = plan_cut(module, plan, names, tried)
+        cut, whole = plan_cut(module, plan, names, tried, layers)
         accumulation = accumulation_of(plan, mesh.sizes["data"])
         pipeline = pipeline_of(chain_of_model(module, cut), plan, accumulation, names)
         return cls(module, cut, mesh, pipeline, (*findings, *whole), tried)

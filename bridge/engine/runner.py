@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.engine import expert_stacks
+from bridge.engine.absence import change
 from bridge.engine.comm import HERE, Comm, announce_operation, arrive, leave
 from bridge.engine.comm import Group as Ranks
 from bridge.engine.executor import Executor, Feed
@@ -195,6 +196,11 @@ class Engine:
         self.tracer: Tracer | None = None
         """The tracer that logs this engine's tensors, if there is one."""
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+        self._named = dict(model.named_parameters())
+        self.closing: list[Callable[[str], None]] = []
+        """Called when the engine ends, with the name of a parameter that another engine takes, or
+        with an empty text.
+        """
 
     def _idle(self) -> None:
         """Set the state that holds before the first step: no data, and no forward pass that waits
@@ -542,9 +548,54 @@ class Engine:
             return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
 
     def close(self) -> None:
-        """Wait for unfinished gathers and for all ranks, and then leave the process group."""
-        self.weights.settle()
+        """Remove the hooks, wait for unfinished gathers and for all ranks, and then leave the process
+        group.
+        """
+        self.end("after close()")
         leave()
+
+    def end(self, when: str, successor: str = "") -> None:
+        """Remove the engine's hooks from the model, which the engine does not run any more. `when`
+        says for later calls when it ended.
+        """
+        self.weights.settle()
+        for call in self.closing:
+            call(successor)
+        self.closing.clear()
+        self.gradients.unhook()
+        said = f"engine(...): called {when}; create a new engine with the model"
+        self.chain = replace(self.chain, changed=lambda: [said])
+
+    def release(self, successor: str) -> None:
+        """End the engine, and make its parameters whole, each in the compute format and in memory of
+        its own. `successor` names one that another engine takes. All data ranks must take part.
+        """
+        if self.line.size * self.tensor.size > 1:
+            raise ConfigError(
+                f"model: {successor} belongs to an engine whose tensor or pipeline ranks hold parts of the"
+                " model; build the model anew, and load a checkpoint of the engine"
+            )
+        self.end("after its model was given to another engine", successor)
+        for index, flat in enumerate(self.layout.flats):
+            # Weights with a buffer of their own are whole here: only others need the other ranks.
+            away = self.weights.takes_turns(index)
+            whole = self.weights.whole_master(index) if away else self.weights.whole(flat)
+            for slot in flat.slots:
+                parameter = self.gradients.parameters[slot.parameter.name]
+                change(parameter, None)
+                found = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                parameter.data = found.to(TORCH[flat.dtype], copy=True)
+
+    def _find_changes(self) -> Iterator[str]:
+        """Yield a problem for each change to the model since the engine was created."""
+        yield from self.chain.changed()
+        now = dict(self._module.named_parameters())
+        for name in dict.fromkeys((*self._named, *now)):
+            if self._named.get(name) is not now.get(name):
+                yield (
+                    f"{name}: this parameter was replaced, added or removed after the engine was created,"
+                    " which therefore would not train it; create a new engine with the model"
+                )
 
     def bytes(self) -> dict[str, int]:
         """Return the number of bytes that this rank stores between steps, for each of weights,
@@ -663,7 +714,7 @@ class Engine:
         return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
 
     def _enter(self, microbatch: int) -> Any:
-        BridgeError.raise_if(self.chain.changed())
+        BridgeError.raise_if(self._find_changes())
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
     def _receive_input(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
@@ -717,7 +768,7 @@ class Engine:
 
     def _train_pass(self, batch: Arguments) -> Any:
         self._refuse_parts()
-        BridgeError.raise_if(self.chain.changed())
+        BridgeError.raise_if(self._find_changes())
         value = self._cast(self._inputs(batch))
         self._refuse_more("engine(...)")
         self._given = batch
@@ -759,7 +810,7 @@ class Engine:
                 tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING
             )
 
-        BridgeError.raise_if(self.chain.changed())
+        BridgeError.raise_if(self._find_changes())
         with torch.no_grad():
             value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
             found = self.executor.evaluate(value, output, receive_input)

@@ -79,6 +79,10 @@ class Weights:
         """Whether some parameters are whole only while their stage runs."""
         return bool(self._turns)
 
+    def takes_turns(self, index: int) -> bool:
+        """Return whether the parameters of a flat are whole only while their stage runs."""
+        return index in self._turns
+
     def show(self, indices: Iterable[int] = ()) -> None:
         """Let the parameters of these flats be read, and those of all other flats that share a buffer
         with another stage not.

@@ -214,7 +214,7 @@ def read(
             facts = {name: fact for name, fact in script.facts.items() if name not in taken}
             places = {name: Said(name, fact, "accelerate") for name, fact in facts.items()}
             values = Placed(facts, places).overlay(values or {})
-    data, document, entry = _load_source(script.document if script else source)
+    data, document, entry = load_source(script.document if script else source)
     reader = _KeyReader(release, lenient, document, world=world, file=script.file if script else "")
     reader.open_auto = open_auto
     reader.section(data, "", _tree(release))
@@ -261,7 +261,7 @@ def _script(source: Any) -> scripts.Found | None:
     )
 
 
-def _load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
+def load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     """Return three things: the source as a nested mapping, the document with line numbers (None for
     an object), and the kind of source (`file` or `object`).
     """

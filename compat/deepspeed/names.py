@@ -79,7 +79,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "runtime.utils": ("names.utilities",),
     "runtime.zero": ("names.zero",),
     "runtime.zero.offload_config": ("names.utilities",),
-    "runtime.zero.partition_parameters": ("names.zero",),
+    "runtime.zero.partition_parameters": ("names.zero", "names.constructors"),
     "utils": _UTILS,
     "utils.groups": ("names.groups",),
     "utils.logging": ("names.utilities",),

@@ -77,6 +77,26 @@ def test_models_made_within_init_and_steps_that_end_early(run: Run) -> None:
         assert (steps, applied) == (1, True)
 
 
+def test_models_made_within_init_are_of_the_configs_format() -> None:
+    init, before = compat.deepspeed.zero.Init, torch.zeros
+    for given, expected in (
+        ({"config_dict_or_path": {"bf16": {"enabled": True}}}, torch.bfloat16),
+        ({"config": {"fp16": {"enabled": "auto"}, "train_batch_size": "auto"}}, torch.float32),
+        ({"config": {"bf16": {"enabled": True}}, "dtype": torch.float16}, torch.float16),
+        ({}, torch.float64),
+    ):
+        torch.set_default_dtype(torch.float64)
+        try:
+            with init(**given):
+                layer = torch.nn.BatchNorm1d(2)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert layer.weight.dtype == layer.running_mean.dtype == expected
+        assert layer.num_batches_tracked.dtype == torch.int64 and torch.zeros is before
+    with pytest.raises(BridgeError, match=r"zero\.Init: found bf16 and fp16"):
+        init(config={"bf16": {"enabled": True}, "fp16": {"enabled": True}})
+
+
 def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
     for called, part, state, whole, half, load, compiled, evaluated, loaded in run(2, refused):
         assert called.startswith(
@@ -275,8 +295,10 @@ def test_the_switch_is_refused_once_deepspeed_is_imported() -> None:
     reason="accelerate is not installed",
 )
 def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Path) -> None:
-    from trainer import Rows, logged, trainer
+    from trainer import Rows, generated, logged, trainer, write_first
+    from transformers import AutoModelForCausalLM
 
+    write_first(tmp_path)
     script, port = Path(__file__).parent / "trainer.py", str(free_port())
     ranks = {
         "WORLD_SIZE": "2",
@@ -294,11 +316,12 @@ def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Pa
         )
         for rank in "01"
     ]
-    alone = trainer(tmp_path / "alone", None, 2)
+    alone = trainer(tmp_path, None, 2)
     alone.train()
     outputs = [process.communicate()[0] for process in started]
     found = json.loads(outputs[0].splitlines()[-1])
     close(found["steps"][:2], [list(step) for step in logged(alone)[:2]])
     close(found["resumed"], found["steps"])
     assert found["evaluated"] < alone.evaluate(Rows())["eval_loss"] + 0.1
-    assert (tmp_path / "saved" / "model.safetensors").is_file()
+    saved = AutoModelForCausalLM.from_pretrained(str(tmp_path / "saved"))
+    assert found["generated"] == generated(saved)

@@ -1,5 +1,6 @@
-"""A script of transformers' Trainer: `python trainer.py FOLDER LEVEL` trains a small Llama at that level of ZeRO, saves into
-FOLDER, and goes on from there; it prints losses, gradient norms and learning rates of each step as JSON.
+"""A script of transformers' Trainer: `python trainer.py FOLDER LEVEL` trains the small Llama of FOLDER/first at that
+level of ZeRO, saves into FOLDER, and goes on from there; it prints losses, gradient norms and learning rates of
+each step as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 SAMPLES, TOKENS = 20, 12
 
@@ -41,14 +48,28 @@ def config_of(level: int) -> dict[str, Any]:
     }
 
 
-def trainer(folder: Path, level: int | None, world: int) -> Trainer:
-    """The trainer; without a level it is plain transformers in one process, with the batches of all ranks."""
+def write_first(folder: Path) -> None:
+    """Write the model that training begins with."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, use_cache=False))
+    model.save_pretrained(str(folder / "first"))
+
+
+def generated(model: Any) -> list[list[int]]:
+    """The tokens that a model goes on with."""
+    ids = Rows().rows[:2, :4]
+    found: list[list[int]] = model.generate(ids, max_new_tokens=4, do_sample=False).tolist()
+    return found
+
+
+def trainer(folder: Path, level: int | None, world: int) -> Trainer:
+    """The trainer; without a level it is plain transformers in one process, with the batches of all ranks. The model is
+    made after the arguments, which is how transformers knows that it is for ZeRO 3.
+    """
     arguments = TrainingArguments(
-        output_dir=str(folder / "out"),
+        output_dir=str(folder / ("alone" if level is None else "out")),
         per_device_train_batch_size=2 * (1 if level is not None else world),
         gradient_accumulation_steps=2,
         max_steps=6,
@@ -64,6 +85,7 @@ def trainer(folder: Path, level: int | None, world: int) -> Trainer:
         disable_tqdm=True,
         deepspeed=None if level is None else config_of(level),
     )
+    model = AutoModelForCausalLM.from_pretrained(str(folder / "first"))
     return Trainer(model=model, args=arguments, train_dataset=Rows())
 
 
@@ -77,10 +99,11 @@ def logged(run: Trainer) -> list[tuple[float, float, float]]:
 
 
 def main(folder: Path, level: int) -> None:
-    """Train, save, and resume; the first rank prints."""
+    """Train, generate, save, and resume; the first rank prints."""
     run = trainer(folder, level, 2)
     run.train()
     found = {"steps": logged(run), "evaluated": run.evaluate(Rows())["eval_loss"]}
+    found["generated"] = generated(run.model)
     run.save_model(str(folder / "saved"))
     other = trainer(folder, level, 2)
     other.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-4"))

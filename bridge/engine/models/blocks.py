@@ -498,7 +498,7 @@ def find_requests(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
     in layers does not return.
     """
     for flag in FLAGS:
-        if named.get(flag, getattr(model.config, flag, False)):
+        if named.get(flag, getattr(getattr(model, "config", None), flag, False)):
             yield f"{flag}: {_NOT_KEPT}"
     for name in CACHES:
         if named.get(name):
@@ -520,7 +520,7 @@ _PACKED = (
 )
 _OUT_OF_TURN = (
     "the model does not call this module in the order in which it was divided into layers;"
-    " turn off settings that change this order, such as layerdrop"
+    " turn off settings that change this order, such as layerdrop, or use zero.stage 2"
 )
 
 

@@ -40,16 +40,21 @@ SHAPE = (2, 8)
 
 
 def plan_cut(
-    model: nn.Module, plan: Plan, parts: object = None, sample: Arguments | None = None
+    model: nn.Module,
+    plan: Plan,
+    parts: object = None,
+    sample: Arguments | None = None,
+    blocks: Sequence[str] = (),
 ) -> tuple[Cut | None, tuple[Finding, ...]]:
-    """Return how to divide a model of Hugging Face into layers, with findings. Return None for
-    other models.
+    """Return how to divide a model into layers, with findings. Return None for an `nn.Sequential`,
+    and for a module that takes unknown arguments because it is no model of Hugging Face and there is
+    no `sample`. `blocks` are the names of the blocks (default: those that the model repeats).
 
     A model that cannot be divided, or that leaves out blocks at random, runs as one layer. If
     pipeline ranks must share the model, this is an error. With ZeRO 3 it is a finding, because a
     single layer is never sharded.
     """
-    reason: str | None = "make the model an nn.Sequential, so that its weights can be sharded"
+    reason: str | None = UNKNOWN
     shared = ranks_of(plan) > 1 or bool(parts)
     if isinstance(model, nn.Sequential):
         reason = more_than_children(model)
@@ -58,9 +63,9 @@ def plan_cut(
         ConfigError.raise_if([f"model: {reason}, so that pipeline ranks cannot share it"] * shared)
     elif is_hugging_face(model) and not shared and (setting := find_layer_drop(model)):
         reason = f"the setting {setting} leaves out blocks at random; set it to 0"
-    elif is_hugging_face(model):
+    elif is_hugging_face(model) or (sample and (shared or plan.zero.effective_stage == 3)):
         try:
-            return cut_of(model, sample), ()
+            return cut_of(model, sample, blocks), ()
         except Uncut as error:
             if shared:
                 raise
@@ -77,14 +82,22 @@ def plan_cut(
     )
 
 
+UNKNOWN = (
+    "what arguments it takes is not known; pass a batch as `sample` to initialize, or make the model"
+    " an nn.Sequential"
+)
+"""Why a module that is no model of Hugging Face stays whole."""
+
+
 def is_hugging_face(model: nn.Module) -> bool:
     """Return whether `model` is a model of transformers, or wraps one."""
     return hasattr(model, "config") and callable(getattr(model, "get_input_embeddings", None))
 
 
-def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
-    """Return how `model` is divided into layers. The model is run on a few tokens, or on `sample`
-    if it cannot run on tokens. Raises `Uncut`, which names the module that prevents a division.
+def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[str] = ()) -> Cut:
+    """Return how `model` is divided into layers, of which `blocks` may be named. The model is run on
+    a few tokens, or on `sample` if it cannot run on tokens. Raises `Uncut`, which names the module
+    that prevents a division.
     """
     Uncut.raise_if(find_requests(model, {}))
     # Weights take part in backward, so that arguments of blocks which are computed from weights
@@ -92,7 +105,7 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
     with still(model), _train_all_weights(model):
         fixed = without_cache(model)
         given, expected = ran(model, trials(model, sample, *_trial_arguments(model)), fixed)
-        found = cut(model, given, fixed)
+        found = cut(model, given, fixed, blocks)
         around = _around(model, found)
         Uncut.raise_if(
             f"{name or type(model).__name__}: the module has hooks, which would run once for each layer; {WHOLE}"
@@ -314,7 +327,8 @@ def without_cache(model: nn.Module) -> Mapping[str, Any]:
     takes = "use_cache" in taken or any(
         each.kind is Parameter.VAR_KEYWORD for each in taken.values()
     )
-    return {"use_cache": False} if takes and hasattr(model.config, "use_cache") else {}
+    has = hasattr(getattr(model, "config", None), "use_cache")
+    return {"use_cache": False} if takes and has else {}
 
 
 def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
@@ -331,6 +345,8 @@ def words(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor | None:
     """Return tokens for the trial, or None for a model without an embedding of tokens, such as a
     model of images.
     """
+    if not is_hugging_face(model):
+        return None
     try:
         return tokens(model, shape)
     except NotImplementedError:  # transformers raises it if a model has no input embedding

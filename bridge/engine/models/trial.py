@@ -121,7 +121,6 @@ def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[
 
     If the model's own plan for pipelines names some of these lists, only those are returned. If no
     list has such modules, the result is the lists that this plan names, or else the largest list.
-    Raises `Uncut` if there is no list at all.
     """
     outer = _outer(model)
     children = {
@@ -144,8 +143,6 @@ def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[
     if planned or rows:
         return sorted(planned or rows)
     sizes = {name: sum(map(Tensor.numel, outer[name].parameters())) for name in last or outer}
-    if not sizes:
-        raise Uncut(f"{type(model).__name__}: the model has no list of blocks; {WHOLE}")
     return [max(sizes, key=lambda name: sizes[name])]
 
 
@@ -165,38 +162,63 @@ def _outer(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the modules that have weights, contain none of the lists `rows`, and are
-    in none of these lists. A module within another such module is left out.
+def find_blocks(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
+    """Return the names of the blocks: the modules of the lists that contain them, or else of all
+    children of one module that are alike in class and size those that are largest together. Raises
+    `Uncut` if no module has such children.
     """
-    around = dict.fromkeys(name for each in rows for name in ancestors(each))
+    if _outer(model):
+        return [
+            f"{name}.{child}"
+            for name in lists(model, given, fixed)
+            for child, _ in model.get_submodule(name).named_children()
+        ]
+    alike: dict[Any, list[str]] = {}
+    for name, module in model.named_modules():
+        size = sum(map(Tensor.numel, module.parameters()))
+        if name and size:
+            alike.setdefault((name.rpartition(".")[0], type(module), size), []).append(name)
+    sizes = {key: key[2] * len(names) for key, names in alike.items() if names[1:]}
+    if not sizes:
+        raise Uncut(f"{type(model).__name__}: no module of the model is repeated; {WHOLE}")
+    return alike[max(sizes, key=lambda key: sizes[key])]
+
+
+def units(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the modules that have weights, contain none of the `blocks`, and are in
+    none of them. A module within another such module is left out.
+    """
+    around = dict.fromkeys(name for each in blocks for name in ancestors(each))
     found: dict[int, str] = {}
     for parent in around:
         for child, module in model.get_submodule(parent).named_children():
             name = f"{parent}.{child}" if parent else child
-            if name not in (*around, *rows) and any(True for _ in module.parameters()):
+            if name not in (*around, *blocks) and any(True for _ in module.parameters()):
                 found.setdefault(id(module), name)
     return tuple(found.values())
 
 
-def cut(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> Cut:
-    """Run a model once, and return how to divide it into layers. Raises `Uncut` if this is not
-    possible.
+def cut(
+    model: nn.Module, given: Arguments, fixed: Mapping[str, Any], named: Sequence[str] = ()
+) -> Cut:
+    """Run a model once, and return how to divide it into layers, of which the blocks may be `named`.
+    Raises `Uncut` if this is not possible.
     """
-    rows = lists(model, given, fixed)
-    blocks = [
-        f"{name}.{child}"
-        for name in rows
-        for child, _ in model.get_submodule(name).named_children()
-    ]
-    trial = Trial(model, (*units(model, rows), *blocks), True).run(given, fixed)
+    modules = dict(model.named_modules())
+    Uncut.raise_if(
+        f"layers: the model has no module {name!r}; {WHOLE}"
+        for name in named
+        if name not in modules
+    )
+    blocks = [*named] or find_blocks(model, given, fixed)
+    trial = Trial(model, (*units(model, blocks), *blocks), True).run(given, fixed)
     called = {call.name for call in trial.calls}
     Uncut.raise_if(
         f"{name}: is never called, expected at least one call; {WHOLE}"
         for name in blocks
         if name not in called
     )
-    around = {name for each in rows for name in ancestors(each)}
+    around = {name for each in blocks for name in ancestors(each)}
     beside = tuple(
         name for name, _ in model.named_parameters() if name.rpartition(".")[0] in around
     )

@@ -204,10 +204,10 @@ wrong state. Each has advice for the user, which the error shows.
 """
 
 
-def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
+def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str], None]:
     """Make the optimizer's methods in `REFUSED` raise `BridgeError`. Make `step` raise
     `BridgeError` too, except while `stepping()` is true, which means that the engine itself calls
-    `step`.
+    `step`. Return a function that takes all of this away, when the engine ends.
     """
     for name, advice in REFUSED.items():
         setattr(optimizer, name, _refusing(f"optimizer.{name}: {advice}"))
@@ -219,7 +219,14 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
                 " optimizer.step()"
             )
 
-    optimizer.register_step_pre_hook(refuse_step)
+    hook = optimizer.register_step_pre_hook(refuse_step)
+
+    def free(_: str) -> None:
+        hook.remove()
+        for name in REFUSED:
+            vars(optimizer).pop(name, None)
+
+    return free
 
 
 def _refusing(line: str) -> Callable[..., Any]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 import bridge.engine
-from bridge.engine import comm, device
+from bridge.engine import comm
 from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import as_module
+from bridge.engine.layers import Arguments, as_module
+from bridge.engine.models.cutting import UNKNOWN
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
@@ -34,10 +35,11 @@ from bridge.translation.translate import unheld
 from compat.deepspeed import DIALECT
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine
+from compat.deepspeed.runtime.names import parts
+from compat.deepspeed.runtime.names.communication import PORT, init_distributed
 from compat.deepspeed.runtime.names.pipe import PipelineModule
 
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
-PORT = 29500
 NEVER = 2**31 - 1
 """The value of steps_per_print that stands for "never". No run has so many steps."""
 RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
@@ -80,10 +82,10 @@ def initialize(
     """Return engine, optimizer, training data loader and scheduler, as `deepspeed.initialize` of
     DeepSpeed 0.19.8 does. Parts that the run does not have are None. The optimizer is a torch
     optimizer, whose groups and learning rates the engine reads at every step. The engine splits an
-    `nn.Sequential` and models of Hugging Face into layers. Any other model is a single layer, which
-    ZeRO 3 cannot shard. Raises `BridgeError` for settings that would change the numbers and that
-    the engine cannot run. `engine.findings` lists the settings that change no numbers and that the
-    engine does not run.
+    `nn.Sequential` and models of Hugging Face into layers. Any other model is a single layer, until
+    at ZeRO 3 the first call of the engine shows which arguments it takes. Raises `BridgeError` for
+    settings that would change the numbers and that the engine cannot run. `engine.findings` lists
+    the settings that change no numbers and that the engine does not run.
     """
     if model is None:
         raise ConfigError("model: missing; deepspeed.initialize requires a model")
@@ -93,52 +95,30 @@ def initialize(
     ConfigError.raise_if((*beyond(read), *_meshes(mpu, mesh_param)))
     plan, module = leave_open(lift(read), optimizer is not None), as_module(model)
     check(plan, here.world)
+    parts.take_back(module)
     face = _face(plan, optimizer, model_parameters, module)
     scheduler = _scheduler(lr_scheduler, face, read)
     loss_fn = getattr(model, "loss_fn", None)
     piped = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
-    native = _native(module, plan, face, here, [*find_unsupported(read)], read, piped)
-    _scale(native, read)
+    make = partial(_native, module, plan, face, here, [*find_unsupported(read)], read, piped)
+    native = make()
+    init_distributed(dist_init_required=dist_init_required)
+    waits = [finding for finding in native.findings if UNKNOWN in finding.message]
+    native.findings = tuple(finding for finding in native.findings if finding not in waits)
     _warn(native, read)
     engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
-    if face is not None:
-        client.guard(face, engine.stepping)
+    if waits:
+        told = {finding.path for finding in native.findings}
+
+        def remake(given: Arguments) -> Engine:
+            found = make(given)
+            _warn(found, read, told)
+            return found
+
+        engine.cut_later(remake)
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, face, engine.training_dataloader, scheduler
-
-
-def init_distributed(
-    dist_backend: str | None = None,
-    auto_mpi_discovery: bool = True,
-    distributed_port: int = PORT,
-    verbose: bool = True,
-    timeout: timedelta | None = None,
-    init_method: str | None = None,
-    dist_init_required: bool | None = None,
-    config: Any = None,
-    rank: int = -1,
-    world_size: int = -1,
-) -> None:
-    """Join the process group that the launcher's environment variables describe, as
-    `deepspeed.init_distributed` does. Does nothing if this process has already joined a group, or
-    if `dist_init_required` is False.
-    """
-    if comm.rank_and_world() is not None or dist_init_required is False:
-        return
-    found = detect()
-    address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
-    found = replace(
-        found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world)
-    )
-    backend = dist_backend or device.backend(device.local(found.local_rank))
-    comm.connect(
-        found.rank,
-        found.world,
-        found.address,
-        backend,
-        *([timeout.total_seconds()] if timeout else []),
-    )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -305,6 +285,7 @@ def _native(
     left: list[Finding],
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
+    sample: Arguments | None = None,
 ) -> Engine:
     """Return the native engine, set up to round as DeepSpeed does. First, weights are rounded to
     the compute format, and then masters are copied from them. Buffers are not rounded, as in
@@ -325,10 +306,18 @@ def _native(
     given = {path: read.given[path] for path in sorted(read.given)}
     whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
     engine = bridge.engine.initialize(
-        model, whole, loss_fn, seed=None, environment=here, groups=groups, alike=given
+        model,
+        whole,
+        loss_fn,
+        seed=None,
+        environment=here,
+        groups=groups,
+        alike=given,
+        sample=sample,
     )
     engine.findings += (*left, *frozen, *_narrow(formats))
     engine.divide_early()
+    _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
     return engine
 
@@ -378,10 +367,14 @@ def _scale(engine: Engine, config: Config) -> None:
         scaler.hysteresis, scaler.tolerated = 1, 0
 
 
-def _warn(engine: Engine, config: Config) -> None:
-    """Warn on the first rank about each setting of the config that the engine runs differently."""
+def _warn(engine: Engine, config: Config, told: Collection[str] = ()) -> None:
+    """Warn on the first rank about each setting of the config that the engine runs differently, but
+    for those that it was `told` of.
+    """
     rules = plan_claims(config.dialect)
     for finding in engine.findings if engine.comm.rank == 0 else ():
+        if finding.path in told:
+            continue
         rule = rules.get(finding.path)
         if rule is None or any(path in config.given for path in rule.carriers(finding.path)):
             warnings.warn(

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,20 @@ from bridge.engine import buffers
 from bridge.engine.absence import drop_gradient
 from bridge.engine.checkpoint import LATEST, together
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import GUARDS, loss_in
+from bridge.engine.layers import GUARDS, Arguments, loss_in
 from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
+from compat.deepspeed.runtime import client
 from compat.deepspeed.runtime.names import parts
-from compat.deepspeed.runtime.names.zero import WITHIN, GatheredParameters, ZeroParamStatus, mark
+from compat.deepspeed.runtime.names.zero import (
+    WITHIN,
+    GatheredParameters,
+    ParameterOffload,
+    ZeroParamStatus,
+    mark,
+)
 
 EVALUATE = "evaluate"
 AWAY = ZeroParamStatus.NOT_AVAILABLE
@@ -54,6 +61,47 @@ def _convert_state(path: Path, scheduler: Any) -> dict[str, Any]:
     }
 
 
+class Guard:
+    """A function that the engine puts into a model. A copy of the model, or a pickled one, has
+    `instead` in its place, because no engine holds the copy.
+    """
+
+    def __init__(self, call: Callable[..., Any], instead: Callable[..., Any]) -> None:
+        self.call, self.instead = call, instead
+        setattr(self, GUARDS, getattr(instead, GUARDS, instead))
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.call(*given, **named)
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.instead,)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _ignore(*_: Any) -> None:
+    """Stand in a copy of a model for a hook of the engine."""
+
+
+class Closed:
+    """Stands for the native engine of an engine whose layers were given to another engine."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["name"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise `BridgeError`, because the engine has no weights any more."""
+        raise BridgeError(
+            f"engine.{name}: deepspeed.initialize was called again with {self.__dict__['name']}, which"
+            " ended this engine; use the new engine, or give each engine layers of its own"
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self.forward()
+
+
 class DeepSpeedEngine(nn.Module):
     """The engine that `deepspeed.initialize` returns. It is a module that contains the model, and
     it also has the model's attributes. `native` is the native engine. `findings` lists the
@@ -76,19 +124,13 @@ class DeepSpeedEngine(nn.Module):
         local_rank: int = 0,
     ) -> None:
         super().__init__()
-        parts.note(native)
-        mark(native)
-        self._modules["module"] = native.model
-        self.__dict__.update(
-            native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn
-        )
+        self.__dict__.update(optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn)
+        self._stepping, self._inside = False, False
+        self._remake: Callable[[Arguments], Engine] | None = None
+        self._loaded: tuple[Any, ...] = ()
+        self._attach(native)
         self.collate_fn, self.local_rank = collate_fn, local_rank
         self.training = native.model.training
-        model: Any = native.model
-        self._asks = model.register_state_dict_pre_hook(self._whole_or_refused)
-        self._takes = model.register_load_state_dict_pre_hook(self._reaching_masters)
-        self._inside = False
-        self._guards = list(self._guard_model()) if self._in_turns() else []
         self.config, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
         self.training_dataloader: DataLoader[Any] | None = None
         self.device, self.global_rank, self.world_size = (
@@ -100,8 +142,46 @@ class DeepSpeedEngine(nn.Module):
         self._iterator: Iterator[Any] | None = None
         self._last: Any = None
         self._applied, self._calls, self._moved, self._skipped = False, 0, self._epoch(), 0
-        self._stepping = self._told_twice = False
+        self._told_twice = False
         self.tput_timer = Throughput(self.train_batch_size)
+
+    def _attach(self, native: Engine) -> None:
+        """Take `native` as the native engine, and put hooks and attributes into its model."""
+        parts.note(native)
+        mark(native)
+        self._modules["module"] = native.model
+        self.__dict__["native"] = native
+        model: Any = native.model
+        optimizer = self.optimizer
+        self._asks = model.register_state_dict_pre_hook(Guard(self._whole_or_refused, _ignore))
+        self._takes = model.register_load_state_dict_pre_hook(
+            Guard(self._reaching_masters, _ignore)
+        )
+        self._guards = list(self._guard_model()) if self._in_turns() else []
+        self._watch_zero_grad()
+        native.closing.append(self._close)
+        if optimizer is not None:
+            native.closing.append(client.guard(optimizer, self.stepping))
+            if native.plan.zero.effective_stage == 3:
+                optimizer.parameter_offload = ParameterOffload(model)
+
+    def cut_later(self, remake: Callable[[Arguments], Engine]) -> None:
+        """Have the first call divide the model into layers: only the call shows which arguments the
+        model takes. `remake` makes another native engine from them.
+        """
+        self._remake = remake
+
+    def _cut(self, given: Arguments) -> None:
+        """Give the model to a native engine that has it in layers, with all state of this one."""
+        remake, self._remake = self._remake, None
+        assert remake is not None
+        with self._ours(), torch.enable_grad():
+            training, model = self.native.model.training, self.native.model
+            parts.take_back(model)
+            self._attach(remake(given))
+            model.train(training)
+        if self._loaded:
+            self.load_checkpoint(*self._loaded)
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute `name` of the model."""
@@ -117,6 +197,8 @@ class DeepSpeedEngine(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the model's output for one microbatch."""
+        if self._remake is not None and not torch.is_inference_mode_enabled():
+            self._cut(Arguments(inputs, named))
         with self._ours():
             return self.native(*inputs, **named)
 
@@ -151,14 +233,13 @@ class DeepSpeedEngine(nn.Module):
                 " engine.eval_batch(batches)"
             )
 
-        setattr(forward, GUARDS, getattr(by_itself, GUARDS, by_itself))
-        model.forward = forward
+        model.forward = Guard(forward, by_itself)
         for name, part in model.named_modules():
             weights = [
                 weight for weight in part.parameters(recurse=False) if hasattr(weight, "ds_status")
             ]
             if weights:
-                yield part.register_forward_pre_hook(self._guard(name, weights))
+                yield part.register_forward_pre_hook(Guard(self._guard(name, weights), _ignore))
 
     def _guard(self, name: str, weights: list[Any]) -> Callable[..., None]:
         def guard(module: nn.Module, inputs: Any) -> None:
@@ -321,7 +402,8 @@ class DeepSpeedEngine(nn.Module):
         yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients that other backward passes than the engine's own left in the parameters. Every
+        """Drop gradients that other backward passes than the engine's own left in the parameters. Below
+        ZeRO level 2 also forget the microbatches of this step that have run, as DeepSpeed does. Every
         step begins with new gradients.
         """
         if self.native.is_gradient_accumulation_boundary():
@@ -331,6 +413,24 @@ class DeepSpeedEngine(nn.Module):
             )
         for weight in self.native.model.parameters():
             drop_gradient(weight)
+        if (self.native.plan.zero.effective_stage or 0) < 2:
+            self._forget()
+
+    def _forget(self, drop: Callable[..., None] = _ignore, *given: Any, **named: Any) -> None:
+        """Call `drop`, and forget the microbatches of this step that have run, if there are any left."""
+        drop(*given, **named)
+        if not self.native.is_gradient_accumulation_boundary():
+            self.native.gradients.forget()
+
+    def _watch_zero_grad(self) -> None:
+        """Have `zero_grad` of the model and of the optimizer forget microbatches at those levels at
+        which DeepSpeed's do (runtime/zero/stage_1_and_2.py, stage3.py).
+        """
+        level, model = self.native.plan.zero.effective_stage or 0, self.native.model
+        if level < 2:
+            model.zero_grad = Guard(partial(self._forget, model.zero_grad), model.zero_grad)  # type: ignore[method-assign]
+        if level != 2 and self.optimizer is not None:
+            self.optimizer.zero_grad = partial(self._forget, self.optimizer.zero_grad)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups."""
@@ -633,6 +733,9 @@ class DeepSpeedEngine(nn.Module):
                 load_lr_scheduler_states,
             )
             self._moved = self._epoch()
+        if self._remake is not None:
+            more = load_optimizer_states, load_lr_scheduler_states, load_module_only
+            self._loaded = (path.parent, path.name, True, *more)
         return str(path), state.get(CLIENT, {}) if OWN in state else state
 
     def module_state_dict(
@@ -826,11 +929,36 @@ class DeepSpeedEngine(nn.Module):
         return {parameter.name for parameter in self.native.parameters if not parameter.trainable}
 
     def destroy(self) -> None:
-        """Remove the hooks, close the native engine and leave the process group."""
+        """Remove the hooks, and end the native engine. The process group stays, as other engines may
+        use it. At ZeRO level 3 the weights stay sharded: `zero.GatheredParameters` makes them whole,
+        and `initialize` takes the model again.
+        """
+        if not isinstance(self.native, Closed):
+            self.native.end("after engine.destroy()")
+
+    def _close(self, successor: str) -> None:
+        """Remove from the model what this engine put there. `successor` names a parameter that
+        another engine takes, if there is one.
+        """
         for hook in (self._asks, self._takes, *self._guards):
             hook.remove()
-        self.native.model.__dict__.pop("forward", None)
-        self.native.close()
+        model = self.native.model
+        for name in ("forward", "zero_grad"):
+            put = model.__dict__.get(name)
+            if isinstance(put, Guard):
+                delattr(model, name)
+                if getattr(model, name) != put.instead:
+                    setattr(model, name, put.instead)
+        vars(self.optimizer or self).pop("zero_grad", None)
+        if successor:
+            self.__dict__["native"] = Closed(successor)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise `BridgeError`, because an engine has process groups and no copy could have them."""
+        raise BridgeError(
+            "engine: an engine cannot be copied or pickled; copy engine.module, or call"
+            " engine.save_checkpoint(folder)"
+        )
 
     # Parts
 

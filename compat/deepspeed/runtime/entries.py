@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from compat.deepspeed.runtime.dropin import add_config_arguments, init_distributed, initialize
+from compat.deepspeed.runtime.dropin import add_config_arguments, initialize
 from compat.deepspeed.runtime.engine import DeepSpeedEngine, PipelineEngine
 from compat.deepspeed.runtime.names.accelerator import get_accelerator
+from compat.deepspeed.runtime.names.communication import init_distributed
 from compat.deepspeed.runtime.names.inference import InferenceEngine, init_inference
 from compat.deepspeed.runtime.names.pipe import PipelineModule
 from compat.deepspeed.runtime.names.settings import DeepSpeedConfig

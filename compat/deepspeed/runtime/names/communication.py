@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
@@ -15,8 +17,9 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 
+from bridge.engine import comm, device
+from bridge.engine.environment import detect
 from bridge.errors import BridgeError
-from compat.deepspeed.runtime.dropin import init_distributed
 
 SAME = (
     "all_gather", "all_gather_object", "all_gather_into_tensor", "all_reduce", "all_reduce_coalesced", "all_to_all",
@@ -26,6 +29,7 @@ SAME = (
 """Functions of torch.distributed that DeepSpeed has too. DeepSpeed's versions have further
 arguments for logging; these arguments are accepted and ignored.
 """
+PORT = 29500
 LOGGED = ("prof", "log_name", "debug")
 
 __all__ = [
@@ -49,6 +53,40 @@ def _same(name: str) -> Callable[..., Any]:
 
 
 globals().update({name: _same(name) for name in SAME})
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = PORT,
+    verbose: bool = True,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Join the process group that the launcher's environment variables describe, as
+    `deepspeed.init_distributed` does; a single rank makes a group of itself. Does nothing if this
+    process has already joined a group, or if `dist_init_required` is False.
+    """
+    if comm.rank_and_world() is not None or dist_init_required is False:
+        return
+    found = detect()
+    address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
+    found = replace(
+        found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world)
+    )
+    backend = dist_backend or device.backend(device.local(found.local_rank))
+    comm.connect(
+        found.rank,
+        found.world,
+        found.address,
+        backend,
+        timeout.total_seconds() if timeout else None,
+        alone=True,
+    )
 
 
 class TorchBackend:

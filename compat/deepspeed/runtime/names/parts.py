@@ -5,11 +5,12 @@ optimizer state.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bridge.engine.formats import TORCH
 from bridge.engine.runner import Engine
@@ -24,23 +25,41 @@ class Place(NamedTuple):
     parameter's name.
     """
 
-    engine: weakref.ref[Engine]
+    engine: Callable[[], Engine | None]
     flat: int
     name: str
+
+    def __reduce__(self) -> Any:
+        """Leave the place out of a pickled parameter."""
+        return bool, ()
 
 
 def note(native: Engine) -> None:
     """Store in each parameter of `native` the parameter's `Place`."""
-    # By a weak reference: a script may keep its parameters longer than the engine, whose buffers
-    # are to be freed.
-    named = dict(native.model.named_parameters())
     for index, flat in enumerate(native.layout.flats):
+        # By a weak reference where parameters have values of their own: a script may keep them longer
+        # than the engine, whose buffers are to be freed.
+        engine = partial(_itself, native) if in_turns(native, index) else weakref.ref(native)
         for slot in flat.slots:
-            setattr(
-                named[slot.parameter.name],
-                PLACE,
-                Place(weakref.ref(native), index, slot.parameter.name),
-            )
+            place = Place(engine, index, slot.parameter.name)
+            setattr(native.gradients.parameters[slot.parameter.name], PLACE, place)
+
+
+def _itself(native: Engine) -> Engine:
+    return native
+
+
+def take_back(model: nn.Module) -> None:
+    """End the engines that hold parameters of `model`, and give the parameters their values back. All
+    ranks must take part.
+    """
+    found = [place for weight in model.parameters() if (place := place_of(weight))]
+    held = {id(place[0]): place for place in reversed(found)}
+    for native, _, name in held.values():
+        native.release(name)
+        for weight in native.gradients.parameters.values():
+            for key in [key for key in vars(weight) if key == PLACE or key.startswith("ds_")]:
+                delattr(weight, key)
 
 
 def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
@@ -48,8 +67,8 @@ def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
     parameter's name. Return None if no engine holds the parameter.
     """
     place: Place | None = getattr(weight, PLACE, None)
-    engine = None if place is None else place.engine()
-    return None if place is None or engine is None else (engine, place.flat, place.name)
+    engine = place.engine() if place else None
+    return None if not place or engine is None else (engine, place.flat, place.name)
 
 
 def in_turns(native: Engine, index: int) -> bool:

@@ -5,8 +5,10 @@ rank. Source: deepspeed/runtime/zero/partition_parameters.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +18,11 @@ from torch import Tensor, nn
 from bridge.engine.absence import change
 from bridge.engine.layers import also_uses
 from bridge.engine.runner import Engine
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
+from compat.deepspeed.formats import load_source
 from compat.deepspeed.runtime.names import parts
+from compat.deepspeed.runtime.names.communication import init_distributed
+from compat.deepspeed.runtime.names.constructors import make_tensors_in
 
 __all__ = [
     "GatheredParameters",
@@ -54,10 +59,28 @@ class ZeroParamType(Enum):
     REMOTE = 3
 
 
+@dataclass
+class ParameterOffload:
+    """What libraries remove DeepSpeed's hooks from while they generate, and register them at
+    afterwards. The engine's own guards let calls within `GatheredParameters` pass, so that there is
+    nothing to remove.
+    """
+
+    module: nn.Module
+    forward_hooks: list[Any] = field(default_factory=list)
+    backward_hooks: list[Any] = field(default_factory=list)
+
+    def _register_deepspeed_module(self, module: nn.Module, count: Any = None) -> None:
+        """Do nothing, because nothing was removed."""
+
+
 def mark(native: Engine) -> None:
     """Give the engine's parameters, at ZeRO level 3, the attributes that parameters have in
-    DeepSpeed: `ds_id`, `ds_shape`, `ds_numel`, `ds_status`.
+    DeepSpeed: `ds_id`, `ds_shape`, `ds_numel`, `ds_status`, `ds_active_sub_modules`; and the model
+    its `ds_external_parameters`.
     """
+    if native.plan.zero.effective_stage == 3:
+        native.model.__dict__["ds_external_parameters"] = partial(iter, ())
     for number, weight in enumerate(native.model.parameters()):
         place = parts.place_of(weight)
         if place is not None and native.plan.zero.effective_stage == 3:
@@ -67,26 +90,43 @@ def mark(native: Engine) -> None:
                 else ZeroParamStatus.AVAILABLE
             )
             facts = {"id": number, "shape": weight.shape, "numel": weight.numel(), "status": state}
-            for name, value in facts.items():
+            for name, value in {**facts, "active_sub_modules": set[int]()}.items():
                 setattr(weight, f"ds_{name}", value)
 
 
 class Init(AbstractContextManager["Init"]):
     """Context in which a script builds a model. Until `initialize` shards the model, each rank has
     the whole model, which needs more memory than DeepSpeed. The numbers are the same as with
-    DeepSpeed. All of DeepSpeed's arguments are accepted.
+    DeepSpeed: floating-point tensors are made in `dtype`, or else in the format that the config
+    switches on. Without both, tensors keep their formats. All of DeepSpeed's arguments are
+    accepted.
     """
 
     def __init__(
-        self, module: nn.Module | None = None, *_: Any, enabled: bool = True, **__: Any
+        self,
+        module: nn.Module | None = None,
+        *_: Any,
+        config_dict_or_path: Any = None,
+        config: Any = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        **__: Any,
     ) -> None:
         self.enabled = enabled
         self._before: Callable[..., None] | None = None
-        for weight in module.parameters() if module is not None and enabled else ():
+        self._tensors = ExitStack()
+        if not enabled:
+            return
+        init_distributed()
+        given = config_dict_or_path if config_dict_or_path is not None else config
+        self.dtype = dtype if dtype is not None or given is None else _format_of(given)
+        for weight in module.parameters() if module is not None else ():
             setattr(weight, EARLY, True)
 
     def __enter__(self) -> Init:
         if self.enabled:
+            if self.dtype is not None:
+                self._tensors.enter_context(make_tensors_in(self.dtype))
             before = self._before = nn.Module.register_parameter
 
             def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -99,8 +139,23 @@ class Init(AbstractContextManager["Init"]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._tensors.close()
         if self._before is not None:
             nn.Module.register_parameter = self._before  # type: ignore[method-assign]
+
+
+def _format_of(config: Any) -> torch.dtype:
+    """Return the format of the weights that DeepSpeed makes by a config, in which other settings may
+    still be "auto".
+    """
+    found, *_ = load_source(config)
+    sections = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
+    halves = {
+        dtype for name, dtype in sections.items() if (found.get(name) or {}).get("enabled") is True
+    }
+    if len(halves) > 1:
+        raise ConfigError("zero.Init: found bf16 and fp16, expected one of them; switch one off")
+    return halves.pop() if halves else torch.float32
 
 
 class GatheredParameters(AbstractContextManager[None]):
