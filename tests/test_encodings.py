@@ -56,6 +56,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "check, wrong usage": ("check", "--größe"),
     "diff": ("diff", NAME, "launch.args", *EIGHT, "--all"),
     "drift": ("drift", NAME, "--from-version", "0.16.3", *EIGHT),
+    "resolve": ("resolve", NAME, *EIGHT),
     "schema": ("schema", "convert"),
     "layout": ("layout", "launch.args", "--vocab", "32000", *EIGHT),
     "show": ("show", "megatron", "lr"),

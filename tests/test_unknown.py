@@ -153,7 +153,8 @@ OTHERS = (
 
 
 def test_launches_with_other_arguments_of_the_program_are_other_runs(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto"}')
+    text = '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 1}}'
+    (tmp_path / "ds.json").write_text(text)
     dialect, sides = compat.load("deepspeed"), {}
     for name, words in enumerate(("", "--output_dir out --logging_steps 1", *OTHERS)):
         path = tmp_path / f"{name}.sh"

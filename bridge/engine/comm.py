@@ -364,7 +364,9 @@ def connect(
         # end, and its threads would meet an interpreter that is gone.
         import_module("torch.distributed.nn.functional")
         place: Any = (
-            {"init_method": f"tcp://{address}"} if world > 1 else {"store": torch._C._distributed_c10d.HashStore()}
+            {"init_method": f"tcp://{address}"}
+            if world > 1
+            else {"store": torch._C._distributed_c10d.HashStore()}
         )
         dist.init_process_group(
             backend, **place, rank=rank, world_size=world, timeout=_timeout(backend, timeout)

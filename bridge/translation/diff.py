@@ -180,7 +180,11 @@ def _add_rule_findings(pair: ConfigPair, rows: list[Finding]) -> Iterator[Findin
         for loss in _losses(pair, source, target):
             about = [at for at, row in enumerate(rows) if _concerns(row, loss)]
             for at in about:
-                if rows[at].effect.rank >= loss.effect.rank and loss.message:
+                # Two commands give one reason, unless it is only that a default applies.
+                better = bool(loss.message) and loss.how is not How.DEFAULTED
+                if rows[at].effect.rank > loss.effect.rank or (
+                    better and rows[at].effect is loss.effect
+                ):
                     rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
             in_remarks = bool(loss.about) and _is_remarked(pair, loss.effect, loss.about)
             if not in_remarks and all(rows[at].effect is not loss.effect for at in about):
@@ -644,7 +648,11 @@ def _worth(pair: ConfigPair, ours: str) -> tuple[Effect, str]:
             unheld = (
                 told_of(rule, config) if untranslated(config, pair.meaning(config), rule) else ""
             )
-            open_, why = True, unheld or why or f"{config.dialect.title} leaves the value open"
+            # A section that is given may make the value in a way that no plan can hold.
+            sections = {path.partition(".")[0] for path in config.given}
+            unset = sections.isdisjoint(path.partition(".")[0] for path in rule.theirs)
+            reason = f"{config.dialect.title} leaves the value open" if unset else rule.why(ours)
+            open_, why = True, unheld or why or reason
     # A field that no table knows may change the numbers: unknown is not harmless.
     effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)
     # What a stack decides by itself costs neither more nor less than a value. A value that the

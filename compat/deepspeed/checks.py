@@ -244,14 +244,14 @@ TRAPS = Checks(
         name="the-scripts-optimizer-has-to-be-deepspeeds",
     ),
     Check(
-        MOMENTS,
+        OFFLOAD,
         lambda seen: (
             _zero_masters(seen)
             and bool(seen[MOMENTS])
             and offloads_optimizer(seen.values)
             and seen["optimizer.type"] is None
         ),
-        "found with offload_optimizer, and the optimizer is the script's: DeepSpeed stops unless it is"
+        "found with bf16_optimizer_states, and the optimizer is the script's: DeepSpeed stops unless it is"
         " DeepSpeedCPUAdam(..., fp32_optimizer_states=False)",
         Effect.COST,
         BASE,

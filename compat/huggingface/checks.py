@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bridge.plan.families.refusals import REFUSALS, STRICT, find_refused_values
+from bridge.plan.families.refusals import REFUSALS, STRICT, find_refused_values, keys_below
 from bridge.stack.checks import Check, Checks, Seen, report_remarks
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
@@ -14,7 +14,6 @@ from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
 from compat.huggingface.effective import foreign
 from compat.huggingface.releases import KNOWN
-from compat.huggingface.schema import REST
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -89,13 +88,11 @@ TRAPS = Checks(
 
 def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings on what stops, and on layers that a plan cannot describe."""
-    others = config.given.get(REST)
-    values = {**(others if isinstance(others, dict) else {}), **config.effective.flat()}
-    view = Seen(values, config.given, config.context)
+    settings = keys_below("", config.given)
+    view = Seen({**settings, **config.effective.flat()}, config.given, config.context)
     yield from TRAPS.remarks(view, config.origins)
     if TRAPS.releases.since(config.version, STRICT):
-        settings = {**(others if isinstance(others, dict) else {}), **config.given}
-        untold = {path: value for path, value in settings.items() if path not in TOKENS}
-        refusals = find_refused_values(str(values.get("model_type")), untold)
+        others = {path: value for path, value in settings.items() if path not in TOKENS}
+        refusals = find_refused_values(str(view["model_type"]), others)
         yield from report_remarks(refusals, view, config.origins)
     yield from foreign(config.given, config.origins)

@@ -71,5 +71,6 @@ def test_plans_become_recipes_that_mean_the_same_again() -> None:
             == kept.values()
         )
 
-    LAW(given(plans())(law))()
+    # Recipes refuse many plans, such as those whose weight decay falls.
+    settings(LAW, max_examples=30 * MORE)(given(plans())(law))()
     assert told[True] >= 5

@@ -47,6 +47,8 @@ SCALES = {
 }
 """Keys without which transformers refuses a kind of rotary scaling."""
 ROPE = ("rope_parameters", "rope_scaling")
+REST = "*"
+"""Where a config keeps keys that its schema does not name."""
 Keys = Mapping[str, Any]
 
 
@@ -73,16 +75,8 @@ class Refusal:
         def when(view: Seen) -> bool:
             if family(view) not in self.families:
                 return False
-            keys = {
-                path.removeprefix(start): view.given[path]
-                for path in view.given
-                if path.startswith(start)
-            }
-            values = {
-                path.removeprefix(start): view.values[path]
-                for path in view.values
-                if path.startswith(start)
-            } | {"model_type": family(view)}
+            keys = keys_below(start, view.given)
+            values = {**keys_below(start, view.values), "model_type": family(view)}
             return bool(self.holds(values, keys))
 
         return Check(
@@ -93,6 +87,17 @@ class Refusal:
             f"transformers: {self.place}",
             name=self.name,
         )
+
+
+def keys_below(start: str, values: Keys) -> dict[str, Any]:
+    """Return the values whose paths begin with `start`, without it; those that no schema names too."""
+    keys = {
+        path.removeprefix(start): values[path]
+        for path in values
+        if path.startswith(start) and path != start + REST
+    }
+    rest = values.get(start + REST)
+    return {**(rest if isinstance(rest, Mapping) else {}), **keys}
 
 
 def rope(values: Keys) -> str | None:
@@ -134,24 +139,23 @@ def find_refused_values(family: str, given: Keys, start: str = "") -> Iterator[R
     """Yield a remark for each value that the config class of a family refuses, since `STRICT`: one of another type or out of
     bounds, and rotary scaling that lacks a key. The keys of `given` have `start` in front.
     """
-    kinds = accepted_kinds(family)
-    for path, value in given.items():
-        key = path.removeprefix(start)
-        spelt = spell_value(key, value)
-        if path.startswith(start) and key in kinds and not _is_accepted(spelt, kinds[key]):
+    kinds, keys = accepted_kinds(family), keys_below(start, given)
+    for key, value in keys.items():
+        path, spelt = start + key, spell_value(key, value)
+        if key in kinds and not _is_accepted(spelt, kinds[key]):
             message = (
                 f"found {spelt!r}, which the config class of {family} refuses when transformers builds it;"
                 f" expected {' or '.join(kinds[key].split('|'))}"
             )
             yield path, message, Effect.STOPS
     # Code that comes with a model's weights is not known.
-    for path in (start + key for key in ROPE if kinds):
-        for name, scaling in _scalings(given.get(path)):
+    for rotary in ROPE if kinds else ():
+        for name, scaling in _scalings(keys.get(rotary)):
             kind = str(scaling.get("rope_type") or scaling.get("type"))
             for key in SCALES.get(kind, ()):
                 if key not in scaling:
                     message = f"{name}{key} is missing, and transformers refuses {kind} scaling without it; set it"
-                    yield path, message, Effect.STOPS
+                    yield start + rotary, message, Effect.STOPS
 
 
 def _scalings(value: Any) -> Iterator[tuple[str, Keys]]:
