@@ -35,6 +35,16 @@ def pools() -> Iterator[dict[int, Pool]]:
         pool.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def leave_group() -> Iterator[None]:
+    """One rank runs in this process, and a drop-in leaves its group there as DeepSpeed does."""
+    yield
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="module")
 def foreign(pools: dict[int, Pool]) -> Iterator[None]:
     """For modules that run other engines in the pools: these leave process groups behind, whose threads wake all the time."""

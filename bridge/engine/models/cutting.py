@@ -372,6 +372,22 @@ def still(model: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
+def draws_numbers(model: nn.Module, given: Arguments) -> bool:
+    """Return whether a forward pass in training mode draws from torch's generator, as dropout does.
+    Layers draw numbers of their own, so that such a model gives other numbers in layers.
+    """
+    device = next(model.parameters()).device
+    states = torch.cuda.get_rng_state if device.type == "cuda" else torch.get_rng_state
+    others = other_states()
+    with still(model), torch.no_grad():
+        model.train()
+        before = states()
+        model(*given.given, **given.named)
+        draws = not torch.equal(before, states())
+    restore_others(others)
+    return draws
+
+
 @contextmanager
 def _train_all_weights(model: nn.Module) -> Iterator[None]:
     """Context in which every weight takes part in backward, even a frozen one."""

@@ -22,7 +22,7 @@ from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import Arguments, as_module
-from bridge.engine.models.cutting import UNKNOWN
+from bridge.engine.models.cutting import UNKNOWN, draws_numbers
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
@@ -111,6 +111,15 @@ def initialize(
         told = {finding.path for finding in native.findings}
 
         def remake(given: Arguments) -> Engine:
+            if draws_numbers(native.model, given):
+                warnings.warn(
+                    "zero.stage 3: the model is one layer, whose weights are gathered together: it draws"
+                    " random numbers, such as those of dropout, which layers would draw differently",
+                    stacklevel=2,
+                )
+                again = make()
+                again.findings = native.findings
+                return again
             found = make(given)
             _warn(found, read, told)
             return found
