@@ -85,6 +85,7 @@ def initialize(
     parts = {
         "module_fqns_per_model_part": names,
         "loss_fn": "given" if loss_fn else None,
+        "optimizer": "given" if optimizer else None,
         "layers": list(made.cut.blocks) if made.cut else None,
     }
     facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)

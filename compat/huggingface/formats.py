@@ -14,12 +14,12 @@ from bridge.errors import SourceError, nearest
 from bridge.files import Document, check_nested, load
 from bridge.files.shown import show_value
 from bridge.plan.families import FAMILIES, NULL, ROTARY, read_by
-from bridge.plan.families.schema import spell_value
+from bridge.plan.families.schema import REST, spell_value
 from bridge.plan.section import Values, fields
 from bridge.stack.dialect import Reading, Written
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
-from compat.huggingface.schema import REST, HuggingFace
+from compat.huggingface.schema import HuggingFace
 
 NAME = "config.json"
 INSIDE = ("text_config", "vision_config", "audio_config")

@@ -9,10 +9,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.plan.families.schema import Free, ModelKeys, Share
+from bridge.plan.families.schema import REST, Free, ModelKeys, Share
 from bridge.plan.section import Count, Real
-
-REST = "*"
 
 
 def _dtype(value: Any) -> Any:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.plan.families import FAMILIES
+from bridge.plan.families.schema import REST
 from bridge.plan.section import fields
 from bridge.stack.dialect import Config
 from bridge.testing.models import KEYS, of_family
 from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
-from compat.huggingface.schema import REST, HuggingFace
+from compat.huggingface.schema import HuggingFace
 
 KNOWN = tuple(name for name, family in FAMILIES.items() if not family.foreign)
 OWN: Mapping[str, SearchStrategy[Any]] = {

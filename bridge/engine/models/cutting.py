@@ -374,7 +374,8 @@ def still(model: nn.Module) -> Iterator[None]:
 
 def draws_numbers(model: nn.Module, given: Arguments) -> bool:
     """Return whether a forward pass in training mode draws from torch's generator, as dropout does.
-    Layers draw numbers of their own, so that such a model gives other numbers in layers.
+    Layers draw numbers of their own, so that such a model gives other numbers in layers. True, too, where
+    that is not known, as the pass ends with an error: a batch for evaluation need not fit training.
     """
     device = next(model.parameters()).device
     states = torch.cuda.get_rng_state if device.type == "cuda" else torch.get_rng_state
@@ -382,8 +383,11 @@ def draws_numbers(model: nn.Module, given: Arguments) -> bool:
     with still(model), torch.no_grad():
         model.train()
         before = states()
-        model(*given.given, **given.named)
-        draws = not torch.equal(before, states())
+        try:
+            model(*given.given, **given.named)
+            draws = not torch.equal(before, states())
+        except Exception:
+            draws = True
     restore_others(others)
     return draws
 

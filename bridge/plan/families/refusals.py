@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.plan.families.schema import spell_value
+from bridge.plan.families.schema import REST, spell_value
 from bridge.plan.families.source import NULL
 from bridge.plan.families.table import accepted_kinds
 from bridge.stack.checks import Check, Remark, Seen
@@ -47,8 +47,6 @@ SCALES = {
 }
 """Keys without which transformers refuses a kind of rotary scaling."""
 ROPE = ("rope_parameters", "rope_scaling")
-REST = "*"
-"""Where a config keeps keys that its schema does not name."""
 Keys = Mapping[str, Any]
 
 

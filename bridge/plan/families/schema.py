@@ -22,6 +22,8 @@ Sizes = Annotated[tuple[Size, ...], BeforeValidator(tuples)]
 Switches = Annotated[tuple[bool, ...], BeforeValidator(tuples)]
 Bits = Annotated[tuple[Literal[0, 1], ...], BeforeValidator(tuples)]
 Free = dict[str, Any]
+REST = "*"
+"""Where a config keeps keys that its schema does not name."""
 WHOLE = ("query_pre_attn_scalar",)
 """Keys that transformers accepts only as whole numbers, although the plan's field may hold a
 fraction.

@@ -114,7 +114,8 @@ def initialize(
             if draws_numbers(native.model, given):
                 warnings.warn(
                     "zero.stage 3: the model is one layer, whose weights are gathered together: it draws"
-                    " random numbers, such as those of dropout, which layers would draw differently",
+                    " random numbers, such as those of dropout, which layers would draw differently, or"
+                    " its first batch does not run in training mode",
                     stacklevel=2,
                 )
                 again = make()
