@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -37,12 +38,16 @@ def pools() -> Iterator[dict[int, Pool]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def leave_group() -> Iterator[None]:
-    """One rank runs in this process, and a drop-in leaves its group there as DeepSpeed does."""
+    """One rank runs in this process, and a drop-in leaves its group and LOCAL_RANK there as DeepSpeed does."""
+    local_rank = os.environ.get("LOCAL_RANK")
     yield
     from torch import distributed
 
     if distributed.is_initialized():
         distributed.destroy_process_group()
+    os.environ.pop("LOCAL_RANK", None)
+    if local_rank is not None:
+        os.environ["LOCAL_RANK"] = local_rank
 
 
 @pytest.fixture(scope="module")
