@@ -12,7 +12,7 @@ from bridge.files import Script, load
 from bridge.files.named import reaching
 from bridge.shell import text_if_known
 from bridge.shell.word_pieces import Unknown
-from bridge.stack.findings import find_unread_sources
+from bridge.stack.findings import find_assumptions
 
 SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("./pretrain_gpt.py {}", "./pretrain_gpt.py", None),
@@ -130,11 +130,17 @@ def test_a_launch_is_seen_whatever_stands_around_it(
         ("mpirun -np $NP python a.py", ["NP"]),
         ("torchrun --nproc_per_node 2 --rdzv_id $J a.py", []),
         ("torchrun --nproc_per_node gpu a.py", []),
+        ('if [ "$SP" = 1 ]; then A=--x; fi; python a.py', ["SP"]),
+        ("case ${SIZE} in 7b) A=1 ;; *) A=2 ;; esac; python a.py $A", ["SIZE"]),
+        ('SP=; if [ "$SP" = "${OTHER:-1}" ]; then A=--x; fi; python a.py', []),
+        ('unset SP; if [ -n "$SP" ] && [ -d "$HOME" ]; then A=--x; fi; python a.py', []),
     ],
 )
-def test_what_hides_the_number_of_ranks_is_named(command: str, names: list[str]) -> None:
+def test_what_hides_the_number_of_ranks_or_decides_a_branch_is_named(
+    command: str, names: list[str]
+) -> None:
     script = Script(f"{command}\n", "launch.sh")
-    messages = [found.message for found in find_unread_sources(script, script.launches[0])]
+    messages = [found.message for found in find_assumptions(script, script.launches[0])]
     assert re.findall(r"--env (\w+)=", "".join(messages)) == names and len(messages) == bool(names)
 
 
@@ -305,7 +311,7 @@ def test_what_the_user_says_holds_behind_a_missing_file() -> None:
 )
 def test_what_is_taken_of_a_file_that_is_not_read_is_a_finding(name: str, taken: str) -> None:
     script = Script(f"source {name}\npython pretrain_gpt.py --micro-batch-size 1\n", "launch.sh")
-    (found,) = find_unread_sources(script, script.launches[0])
+    (found,) = find_assumptions(script, script.launches[0])
     assert (
         taken in found.message
         and found.path == f"source {name}"
@@ -321,7 +327,7 @@ def test_a_file_outside_of_the_folder_is_opened_where_that_is_allowed(tmp_path: 
     script = Script("source ../common.sh\ntorchrun a.py $A\n", launch)
     assert (
         list(script.launches[0].opaque) == [0]
-        and "give --allow-path" in next(find_unread_sources(script, script.launches[0])).message
+        and "give --allow-path" in next(find_assumptions(script, script.launches[0])).message
     )
     with reaching(tmp_path / "job", [tmp_path]):
         assert Script("source ../common.sh\ntorchrun a.py $A\n", launch).launches[0].texts == ["7"]

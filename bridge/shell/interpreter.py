@@ -44,6 +44,8 @@ UNTOUCHED = -1
 """Value of `Reader.substituted` for a statement that has run no command substitution."""
 NOT_FOUND = 127
 """The status of a command that does not exist."""
+PLAIN_VARIABLE = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+"""Matches the expansion of a variable without an operator, and so without a default."""
 SEVERAL = re.compile(r"^[^/]*\s")
 """Matches a program name with a space.
 
@@ -129,6 +131,7 @@ class ShellReader:
     scope: Scope
     commands: list[Command] = field(default_factory=list)
     sourced: list[Sourced] = field(default_factory=list)
+    unset_deciders: dict[str, int] = field(default_factory=dict)
     branch: int = 0
     depth: int = 0
     steps: int = 0
@@ -227,6 +230,15 @@ class ShellReader:
             for match in matches:
                 self.lines.setdefault(match[1], self.source.line(match.start(1)))
         return self.lines.get(name, 0)
+
+    def record_unset_deciders(self, start: int, end: int) -> None:
+        """Record the variables in a condition, between two characters of the source, that nothing sets and for which the
+        condition has no default.
+        """
+        for match in PLAIN_VARIABLE.finditer(self.source.text, start, end):
+            name = match[1] or match[2]
+            if self.scope.get(name) is None and not (self.scope.is_unset(name) or self.sets(name)):
+                self.unset_deciders.setdefault(name, self.source.line(match.start()))
 
     def sets(self, name: str) -> bool:
         """Return whether the script has set a variable so far, or is setting it at present."""

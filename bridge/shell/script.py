@@ -14,7 +14,7 @@ from bridge.files.document import TEXT, Document
 from bridge.files.shown import brief
 from bridge.shell.files import AWAY, file_key, is_gone, key_in
 from bridge.shell.interpreter import Command, ShellReader
-from bridge.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
+from bridge.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, list_unknown_options, ranks, walk
 from bridge.shell.missed_runs import MOST, find_missed_runs
 from bridge.shell.nested_shells import list_words
 from bridge.shell.scope import Scope
@@ -37,7 +37,8 @@ class Launch:
 
     `launcher` are the words before the program. `branch` is the line of an enclosing branch whose
     condition is not known, or 0. `ranks` is the world size, if the launcher's arguments give it as
-    numbers, and `unranked` is why they do not, if a word that is not known is the reason. `files` are
+    numbers, and `unranked` is why they do not, if a word that is not known is the reason.
+    `unknown_options` are pairs of a launcher and an option that its parser does not know. `files` are
     the files that the script has written before, by key; `folder` is the key of the run's working
     directory.
     """
@@ -53,6 +54,7 @@ class Launch:
     files: Mapping[str, Pieces] = field(default_factory=dict)
     folder: str = ""
     unranked: str = ""
+    unknown_options: tuple[tuple[str, str], ...] = ()
 
     @property
     def texts(self) -> list[str]:
@@ -181,6 +183,17 @@ class Script:
                 source.line,
                 f"source {source.name}",
                 f"the file is not read; {assumption}: {source.why}",
+            )
+
+    @property
+    def unset_variables(self) -> Iterator[tuple[int, str, str]]:
+        """Yield line, variable and assumption for each variable that decides a branch although nothing sets it."""
+        for name, line in self.reader.unset_deciders.items():
+            yield (
+                line,
+                f"${name}",
+                f"not set, and a condition reads it; stagebridge assumes that it is empty; if your"
+                f" environment sets it, add --env {name}=...",
             )
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
@@ -321,6 +334,7 @@ def _run(command: Command, search: Walk, words: tuple[Pieces, ...], where: Where
         files,
         folder,
         unknown_sizes,
+        tuple(list_unknown_options(search)),
     )
 
 

@@ -106,13 +106,17 @@ def unknown(
     )
 
 
-def find_unread_sources(script: Script, launch: Launch) -> Iterator[Finding]:
-    """A finding for each file that a launch script sources (by `source FILE`) and that is not read,
-    with the assumption about the file, and one if the script's variables leave the number of ranks
-    of `launch` unknown.
+def find_assumptions(script: Script, launch: Launch) -> Iterator[Finding]:
+    """A finding for each assumption about a launch script: for each file that it sources (by `source
+    FILE`) and that is not read, for each variable that decides a branch and is not set, for each
+    option that the launcher of `launch` does not know, and one if the script's variables leave the
+    number of ranks unknown.
     """
-    for line, name, message in script.unread_sources:
+    for line, name, message in (*script.unread_sources, *script.unset_variables):
         yield Finding(name, message, Effect.NONE, origin=Origin(line))
+    for launcher, option in launch.unknown_options:
+        message = f"{launcher} has no such option, in no release that stagebridge knows"
+        yield unknown(option, message, origin=Origin(launch.line), end="; correct or delete it")
     if launch.unranked:
         message = f"not known: {launch.unranked}; or set --world-size"
         yield Finding("world_size", message, Effect.NUMBERS, origin=Origin(launch.line))

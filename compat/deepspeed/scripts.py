@@ -14,7 +14,7 @@ from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
-from bridge.stack.findings import Finding, Origin, find_unread_sources
+from bridge.stack.findings import Finding, Origin, find_assumptions
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import accelerated, trainer_detection
@@ -170,7 +170,7 @@ def read(script: Script) -> Found:
         *twins,
         *assumption,
         *_programs(launch, trained),
-        *find_unread_sources(script, launch),
+        *find_assumptions(script, launch),
     )
     environment = _environment(launch, script)
     return Found(
@@ -188,11 +188,7 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
     started = accelerated.read(launch, script, _opens(script, launch), asked)
     if started is None:
         return None
-    findings = (
-        *started.findings,
-        *_programs(launch, trained),
-        *find_unread_sources(script, launch),
-    )
+    findings = (*started.findings, *_programs(launch, trained), *find_assumptions(script, launch))
     file = Path(started.document.name).name
     return Found(
         started.document,

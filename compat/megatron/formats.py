@@ -20,7 +20,7 @@ from bridge.files.yaml import plain_scalar
 from bridge.plan.section import Values
 from bridge.stack import launch_command
 from bridge.stack.dialect import Reading, flags_of
-from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
+from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import EFFECTS, Effect, effects
 from compat.megatron import flags, forks, live, options, releases, sections, unmapped_flags
 
@@ -410,7 +410,7 @@ def words_of(document: Document, version: str) -> Words:
             Finding(word, message, Effect.NUMBERS, True, origin=Origin(line))
             for line, word, message in document.data.strays()
         ]
-        findings = (*strays, *find_unread_sources(document.data, launch))
+        findings = (*strays, *find_assumptions(document.data, launch))
         return Words(
             launch.texts,
             list(launch.lines),

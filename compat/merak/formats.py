@@ -30,7 +30,7 @@ from bridge.files import (
 from bridge.files.shown import brief, show_value
 from bridge.plan.section import Values, fields, flatten, nest, validate
 from bridge.stack.dialect import Reading, Written, code_beside, flags_of
-from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
+from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect, effects
 from compat.merak.recognition import is_launch
 from compat.merak.releases import lifetime, release
@@ -74,7 +74,7 @@ def read(
     launch: Launch | None = None
     if isinstance(content.data, Script):
         launch = content.data.launch(is_launch, "arguments of Merak")
-        reader.findings += find_unread_sources(content.data, launch)
+        reader.findings += find_assumptions(content.data, launch)
         reader.opaque = launch.opaque
         lines: dict[Key, int] = {(index,): line for index, line in enumerate(launch.lines)}
         content = Document(launch.texts, lines, "flags", name=content.name)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from bridge.shell.launchers.find import LaunchWord, Walk, walk
-from bridge.shell.launchers.sizes import ranks
+from bridge.shell.launchers.sizes import list_unknown_options, ranks
 from bridge.shell.launchers.tables import BATCH_SYSTEM, DIRECTIVE, STARTERS
 
-__all__ = ["BATCH_SYSTEM", "DIRECTIVE", "STARTERS", "LaunchWord", "Walk", "ranks", "walk"]
+__all__ = [
+    "BATCH_SYSTEM",
+    "DIRECTIVE",
+    "STARTERS",
+    "LaunchWord",
+    "Walk",
+    "list_unknown_options",
+    "ranks",
+    "walk",
+]

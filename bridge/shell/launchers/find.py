@@ -247,6 +247,7 @@ class Walk:
     def _names_started(self, at: int, row: Starter) -> bool:
         """Return whether the option at index `at` names the program to start: a module or a shell's text."""
         option = self.words[at].spelling.partition("=")[0]
+        option = row.name_option(option) or option
         return (row.module and option in ("-m", "--module")) or (
             row.shell.startswith("-") and option == row.shell
         )
@@ -264,7 +265,7 @@ class Walk:
                     if at + 1 < len(self.words)
                     else ""
                 )
-                further = at + 1 if following in row.values else self._later(at + 1)
+                further = at + 1 if row.name_option(following) else self._later(at + 1)
             if further is not None:
                 at = further
             elif word.text == "--":
@@ -282,8 +283,8 @@ class Walk:
         has_value = not text.startswith("--") and len(text) > 2 and row.values.get(text[:2], 0) > 0
         if self._names_started(at, row) or tied or (has_value and text not in row.values):
             return at + 1
-        if option in row.values:
-            return at + 1 + row.values[option]
+        if name := row.name_option(option):
+            return at + 1 + row.values[name]
         after = at + 1
         if (
             row.before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bridge.shell.launchers.find import LaunchWord, Walk
 from bridge.shell.launchers.tables import STARTERS, Starter
@@ -49,6 +49,26 @@ def ranks(search: Walk, job: Mapping[str, str]) -> tuple[int | None, Sequence[in
     return size, () if size else sorted(unknown)
 
 
+def list_unknown_options(search: Walk) -> Iterator[tuple[str, str]]:
+    """Yield launcher and option for each option that the launcher's parser does not know."""
+    for link in search.links:
+        row = STARTERS.get(link.name)
+        if row is None or not row.parser:
+            continue
+        words = iter(search.words[link.start : link.end])
+        next((word for word in words if word.name == link.name), None)
+        for word in words:
+            option, tied, _ = word.spelling.partition("=")
+            if word.text is None or not word.option or option == "--":
+                continue
+            name = row.name_option(option) or row.name_option(option[:2])
+            if name is None:
+                yield link.name, option
+            elif not tied and name == (row.name_option(option) or ""):
+                for _ in range(row.values[name]):
+                    next(words, None)
+
+
 def _sizes_by_role(words: Sequence[LaunchWord], row: Starter) -> Sizes:
     """Return the sizes that options set.
 
@@ -62,6 +82,7 @@ def _sizes_by_role(words: Sequence[LaunchWord], row: Starter) -> Sizes:
         zip(words, [*words[1:], LaunchWord("", "")], strict=True)
     ):
         option, tied, value_text = word.spelling.partition("=")
+        option = row.name_option(option) or option
         has_name = word.text is not None or (tied and NAME.fullmatch(option) is not None)
         if skip:
             skip -= 1
@@ -76,7 +97,7 @@ def _sizes_by_role(words: Sequence[LaunchWord], row: Starter) -> Sizes:
             elif short:
                 sizes[row.sizes[short]] = option[len(short) :]
             skip = 0 if tied else row.values.get(option, 0)
-        elif not (NAME.fullmatch(before) and row.values.get(before, 1)):
+        elif not (NAME.fullmatch(before) and row.values.get(row.name_option(before) or before, 1)):
             sizes = dict.fromkeys(row.sizes.values(), place)
         before = word.spelling
     return sizes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 PYTHON = re.compile(r"(pgi)?python[\d.]*$|pypy[\d.]*$|ipython$")
 PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
@@ -29,7 +30,9 @@ class Starter:
     text for a shell is found: `rest` (all further words), or an option. `stdin` marks a program
     that reads a script from its input, `script` a program with a script as argument. With
     `assigns`, variables may be set before the command. With `module`, `-m` names the program. With
-    `apart`, the started program has a new environment.
+    `apart`, the started program has a new environment. `parser` says that `values` has all options of
+    the program, whose parser is argparse: `exact`, or `short` if it takes the unique start of a long
+    option for the option. With `dashes`, an option is also spelled with dashes in place of underscores.
     """
 
     values: Mapping[str, int] = field(default_factory=dict)
@@ -45,6 +48,24 @@ class Starter:
     stdin: bool = False
     apart: bool = False
     script: bool = False
+    parser: str = ""
+    dashes: bool = False
+
+    @cached_property
+    def spellings(self) -> Mapping[str, str]:
+        """All spellings of the options, each with the option in `values`."""
+        dashed = {name.replace("_", "-"): name for name in self.values}
+        names = {name: name for name in self.values}
+        return {**dashed, **names} if self.dashes else names
+
+    def name_option(self, text: str) -> str | None:
+        """Return the option of `values` that the program takes `text` (without a value) for; None for
+        no option, or for the start of several spellings.
+        """
+        if text in self.spellings or self.parser != "short" or not text.startswith("--"):
+            return self.spellings.get(text)
+        options = [name for name in self.spellings if name.startswith(text)]
+        return self.spellings[options[0]] if len(options) == 1 else None
 
 
 def starter(
@@ -65,30 +86,45 @@ def starter(
 
 
 TORCHRUN = starter(
-    "--rdzv_backend --rdzv-backend --rdzv_endpoint --rdzv-endpoint --rdzv_id --rdzv-id --rdzv_conf --rdzv-conf --max_restarts "
-    "--max-restarts --monitor_interval --monitor-interval --start_method --start-method --role --log_dir --log-dir -r "
-    "--redirects -t --tee --local_ranks_filter --local-ranks-filter --node_rank --node-rank --master_addr --master-addr "
-    "--master_port --master-port --local_addr --local-addr --logs_specs --logs-specs --numa_binding --numa-binding "
-    "--event_log_handler --event-log-handler --signals_to_handle --signals-to-handle --virtual_local_rank --virtual-local-rank "
-    "--ft-param-workload_check_interval --duplicate_stdout_filters --duplicate-stdout-filters --duplicate_stderr_filters "
-    "--duplicate-stderr-filters",
-    sizes="node:--nproc_per_node,--nproc-per-node nodes:--nnodes",
+    "-h*0 --help*0 --rdzv_backend --rdzv_endpoint --rdzv_id --rdzv_conf --standalone*0 --max_restarts --monitor_interval "
+    "--start_method --event_log_handler --role -m*0 --module*0 --no_python*0 --run_path*0 --log_dir -r --redirects -t --tee "
+    "--local_ranks_filter --duplicate_stdout_filters --duplicate_stderr_filters --node_rank --master_addr --master_port "
+    "--local_addr --logs_specs --numa_binding --signals_to_handle --shutdown_timeout --virtual_local_rank*0 --use_env*0",
+    sizes="node:--nproc_per_node nodes:--nnodes",
     own=True,
     fallback=1,
     alone=1,
     module=True,
+    parser="short",
+    dashes=True,
 )
-"""torch/distributed/run.py, `get_args_parser`."""
+"""torch/distributed/run.py, `get_args_parser`, and torch/distributed/launch.py, which adds `--use_env`."""
+FAULT_TOLERANT = replace(
+    TORCHRUN, values={**TORCHRUN.values, "--ft_param_workload_check_interval": 1}, parser=""
+)
+"""Launchers with torchrun's options and more of their own."""
 DEEPSPEED = starter(
-    "-e --exclude --min_elastic_nodes --max_elastic_nodes --master_port --master_addr --node_rank --launcher --launcher_args "
-    "--autotuning --save_pid --enable_each_rank_log --bind_core_list --ssh_port --venv_script --world_info --node_rank "
-    "--procs_per_node",
+    "-h*0 --help*0 -e --exclude --min_elastic_nodes --max_elastic_nodes --elastic_training*0 --master_port --master_addr "
+    "--node_rank --launcher --launcher_args --module*0 --no_python*0 --no_local_rank*0 --no_ssh*0 --no_ssh_check*0 "
+    "--force_multi*0 --save_pid*0 --enable_each_rank_log --autotuning --bind_cores_to_rank*0 --bind_core_list --ssh_port "
+    "--venv_script --log_level -q*0 --quiet*0",
     sizes="node:--num_gpus,--num_accelerators nodes:--num_nodes listed:--include,-i hosts:-H,--hostfile",
     own=True,
     alone=1,
     module=True,
+    parser="short",
 )
 """deepspeed/launcher/runner.py, `parse_args`."""
+DEEPSPEED_NODE = starter(
+    "-h*0 --help*0 --node_rank --master_addr --master_port --world_info --module*0 --no_python*0 --enable_elastic_training*0 "
+    "--min_elastic_nodes --max_elastic_nodes --no_local_rank*0 --save_pid --enable_each_rank_log --bind_cores_to_rank*0 "
+    "--bind_core_list --log_level -q*0 --quiet*0",
+    own=True,
+    alone=1,
+    module=True,
+    parser="short",
+)
+"""deepspeed/launcher/launch.py, `parse_args`."""
 SLURM = starter(
     "-A -a -B -c -C -d -D -e -G -i -J -L -m -M -o -p -q -r -S -t -T -w -W -x --account --acctg-freq --bb --bbf --array --begin "
     "--clusters --cluster-constraint --comment --constraint --container --container-id --container-image --container-mounts "
@@ -120,17 +156,42 @@ MPI = starter(
 )
 """Open MPI's mpirun(1), Hydra's and PALS' mpiexec(1)."""
 ACCELERATE = (
-    "--config_file --mixed_precision --dynamo_backend --num_cpu_threads_per_process --machine_rank --main_process_ip "
-    "--main_process_port --gpu_ids --rdzv_backend --rdzv_conf --max_restarts --monitor_interval --role --log_dir --tee "
-    "--deepspeed_config_file --zero_stage --offload_optimizer_device --offload_param_device --gradient_accumulation_steps "
-    "--gradient_clipping --zero3_init_flag --zero3_save_16bit_model --deepspeed_hostfile --deepspeed_exclusion_filter "
-    "--deepspeed_inclusion_filter --deepspeed_multinode_launcher --deepspeed_moe_layer_cls_names --fsdp_offload_params "
-    "--fsdp_min_num_params --fsdp_sharding_strategy --fsdp_auto_wrap_policy --fsdp_transformer_layer_cls_to_wrap "
-    "--fsdp_backward_prefetch --fsdp_state_dict_type --fsdp_forward_prefetch --fsdp_use_orig_params "
-    "--fsdp_cpu_ram_efficient_loading --fsdp_sync_module_states --fsdp_version --fsdp_activation_checkpointing "
-    "--fsdp_reshard_after_forward --same_network --dynamo_mode --rdzv_endpoint --node_rank"
+    "-h*0 --help*0 --config_file --quiet*0 -q*0 --cpu*0 --multi_gpu*0 --tpu*0 --mixed_precision --num_machines "
+    "--num_cpu_threads_per_process --enable_cpu_affinity*0 --dynamo_backend --dynamo_mode --dynamo_use_fullgraph*0 "
+    "--dynamo_use_dynamic*0 --dynamo_use_regional_compilation*0 --use_deepspeed*0 --use_fsdp*0 --use_parallelism_config*0 "
+    "--use_megatron_lm*0 --gpu_ids --same_network*0 --machine_rank --main_process_ip --main_process_port -t --tee "
+    "--log_dir --role --rdzv_backend --rdzv_conf --max_restarts --monitor_interval -m*0 --module*0 --no_python*0 "
+    "--tpu_cluster*0 --no_tpu_cluster*0 --tpu_use_sudo*0 --vm --env --main_training_function --downcast_bf16*0 "
+    "--deepspeed_config_file --zero_stage --offload_optimizer_device --offload_param_device --offload_optimizer_nvme_path "
+    "--offload_param_nvme_path --gradient_accumulation_steps --gradient_clipping --zero3_init_flag "
+    "--zero3_save_16bit_model --deepspeed_hostfile --deepspeed_exclusion_filter --deepspeed_inclusion_filter "
+    "--deepspeed_multinode_launcher --deepspeed_moe_layer_cls_names --fsdp_version --fsdp_offload_params "
+    "--fsdp_min_num_params --fsdp_sharding_strategy --fsdp_reshard_after_forward --fsdp_auto_wrap_policy "
+    "--fsdp_transformer_layer_cls_to_wrap --fsdp_backward_prefetch --fsdp_state_dict_type --fsdp_forward_prefetch "
+    "--fsdp_use_orig_params --fsdp_cpu_ram_efficient_loading --fsdp_sync_module_states --fsdp_activation_checkpointing "
+    "--fsdp_activation_checkpointing_offload --megatron_lm_tp_degree --megatron_lm_use_custom_fsdp "
+    "--megatron_lm_no_load_optim --megatron_lm_eod_mask_loss --megatron_lm_overlap_cpu_optimizer_d2h_h2d "
+    "--megatron_lm_no_save_optim --megatron_lm_optimizer_cpu_offload --megatron_lm_use_precision_aware_optimizer "
+    "--megatron_lm_decoder_last_pipeline_num_layers --megatron_lm_pp_degree --megatron_lm_num_micro_batches "
+    "--megatron_lm_sequence_parallelism --megatron_lm_recompute_activations --megatron_lm_use_distributed_optimizer "
+    "--megatron_lm_gradient_clipping --megatron_lm_recompute_granularity --megatron_lm_recompute_method "
+    "--megatron_lm_recompute_num_layers --megatron_lm_attention_backend --megatron_lm_expert_model_parallel_size "
+    "--megatron_lm_context_parallel_size --megatron_lm_attention_dropout --megatron_lm_hidden_dropout "
+    "--megatron_lm_attention_softmax_in_fp32 --megatron_lm_expert_tensor_parallel_size "
+    "--megatron_lm_calculate_per_token_loss --megatron_lm_use_rotary_position_embeddings --fp8_backend "
+    "--fp8_use_autocast_during_eval*0 --fp8_margin --fp8_interval --fp8_format --fp8_amax_history_len "
+    "--fp8_amax_compute_algo --fp8_override_linear_precision --fp8_opt_level --fp8_enable_fsdp_float8_all_gather "
+    "--fp8_pad_inner_dim --aws_access_key_id --aws_secret_access_key --debug*0 --mpirun_hostfile "
+    "--parallelism_config_dp_replicate_size --parallelism_config_dp_shard_size --parallelism_config_tp_size "
+    "--parallelism_config_cp_size --parallelism_config_cp_backend --parallelism_config_cp_comm_strategy "
+    "--parallelism_config_sp_size --parallelism_config_sp_backend --parallelism_config_sp_seq_length "
+    "--parallelism_config_sp_seq_length_is_variable --parallelism_config_sp_attn_implementation --rdzv_endpoint "
+    "--node_rank"
 )
-"""accelerate/commands/launch.py."""
+ACCELERATE_LAUNCH = starter(
+    ACCELERATE, sizes="total:--num_processes", own=True, module=True, parser="exact", dashes=True
+)
+"""accelerate/commands/launch.py, `launch_command_parser`."""
 DOCKER = (
     "-v --volume -e --env --env-file -w --workdir --name --gpus --shm-size --ipc --network --net --ulimit -u --user --mount -p "
     "--publish -h --hostname --entrypoint --cap-add --cap-drop --device --runtime --memory -m --cpus --cpuset-cpus --label -l "
@@ -146,21 +207,18 @@ SINGULARITY = (
 
 STARTERS: Mapping[str, Starter] = {
     # launchers of ranks
-    **dict.fromkeys(
-        ("torchrun", "torch.distributed.run", "ft_launcher", "torchrun_hpu", "torch_run"), TORCHRUN
-    ),
-    "torch.distributed.launch": TORCHRUN,
-    "nvidia_resiliency_ext.fault_tolerance.launcher": TORCHRUN,
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), TORCHRUN),
     **dict.fromkeys(
         (
-            "deepspeed",
-            "ds",
-            "deepspeed.launcher.runner",
-            "deepspeed.launcher.launch",
-            "deepspeed.pt",
+            "ft_launcher",
+            "torchrun_hpu",
+            "torch_run",
+            "nvidia_resiliency_ext.fault_tolerance.launcher",
         ),
-        DEEPSPEED,
+        FAULT_TOLERANT,
     ),
+    **dict.fromkeys(("deepspeed", "ds", "deepspeed.launcher.runner", "deepspeed.pt"), DEEPSPEED),
+    "deepspeed.launcher.launch": DEEPSPEED_NODE,
     **dict.fromkeys(("srun", "yhrun"), SLURM),
     **dict.fromkeys(
         (
@@ -194,12 +252,9 @@ STARTERS: Mapping[str, Starter] = {
     ),
     **dict.fromkeys(
         ("accelerate", "accelerate.commands.accelerate_cli"),
-        starter(ACCELERATE, under="launch", sizes="total:--num_processes", own=True, module=True),
+        replace(ACCELERATE_LAUNCH, under=(("launch",),)),
     ),
-    **dict.fromkeys(
-        ("accelerate-launch", "accelerate.commands.launch"),
-        starter(ACCELERATE, sizes="total:--num_processes", own=True, module=True),
-    ),
+    **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), ACCELERATE_LAUNCH),
     "composer": starter(
         "--master_addr --master_port --node_rank --stdout --stderr",
         sizes="node:-n,--nproc total:--world_size",
