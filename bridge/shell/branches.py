@@ -67,7 +67,7 @@ def case(reader: ShellReader, node: Node) -> None:
     token = (
         reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
     )
-    if token is None or token.word is None:
+    if value is None or token is None or token.word is None:
         raise reader.refuse(node.start_byte, 'this form of "case" is not supported')
     text = text_if_known(reader.expander.text(token.word, alone=True))
     reader.record_unset_deciders(value.start_byte, value.end_byte)
