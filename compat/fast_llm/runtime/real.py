@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
@@ -71,10 +73,14 @@ def answer(question: Mapping[str, Any]) -> Group:
 
 
 def release_of_package() -> str:
-    """Return the installed release. Raises `VersionError` if Fast-LLM is not installed."""
+    """Return the release that is installed, or that an importable source tree names. Raises
+    `VersionError` if there is neither.
+    """
     try:
         return version("fast-llm")
     except PackageNotFoundError:
-        raise VersionError(
-            "fast_llm: fast-llm is not installed; name its source tree with --from"
-        ) from None
+        if find_spec("fast_llm") is None:
+            raise VersionError(
+                "fast_llm: fast-llm is not installed; name its source tree with --from"
+            ) from None
+        return str(import_module("fast_llm").__version__)
