@@ -141,6 +141,21 @@ def _split(path: str, message: str, place: str, name: str, experts: bool = False
     return Check(path, uneven, text, Effect.STOPS, place, needs=(path,), name=name)
 
 
+def _has_uneven_stages(args: Seen) -> bool:
+    """Return whether a rank cannot cut its layers into stages of one size, or the ranks cannot share the layers."""
+    ranks, chunks = args["pipeline_model_parallel_size"] or 1, args[VIRTUAL] or 1
+    if ranks == 1 or args["pipeline_model_parallel_layout"] or args["hybrid_layer_pattern"]:
+        return False
+    ends = [args[f"decoder_{end}_pipeline_num_layers"] for end in ("first", "last")]
+    named = [layers for layers in ends if layers is not None]
+    kinds = ("embedding", "loss")
+    extra = sum(bool(args[f"account_for_{kind}_in_pipeline_split"]) for kind in kinds)
+    layers = args["num_layers"] - sum(named) + (0 if named else extra)
+    share, rest = divmod(layers, ranks - len(named)) if ranks > len(named) else (0, 0)
+    return bool(rest or any(size % chunks for size in (share, *named)))
+
+
+VIRTUAL = "virtual_pipeline_model_parallel_size"
 NO_RAMP = "0.18.0"
 """The release that dropped batch ramps; it still has the flag."""
 BUILDS = "training stops when it builds the model; use a multiple of"
@@ -151,6 +166,18 @@ TENSOR, EXPERT = (
 RAMP = "core/num_microbatches_calculator.py: RampupBatchsizeNumMicroBatchesCalculator"
 INTERLEAVED = "core/pipeline_parallel/schedules.py: forward_backward_pipelining_with_interleaving"
 CORE = (
+    Check(
+        "num_layers",
+        _has_uneven_stages,
+        "found {num_layers}, which the {pipeline_model_parallel_size} pipeline ranks cannot share evenly in stages:"
+        " training stops when it builds the model; change one of them, or add"
+        " --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers",
+        Effect.STOPS,
+        "core/transformer/transformer_block.py: get_num_layers_to_build",
+        needs=("num_layers",),
+        since="0.11.0",
+        name="layers-no-multiple-of-the-stages",
+    ),
     _split(
         "padded_vocab_size",
         f"{BUILDS} {TENSOR}",

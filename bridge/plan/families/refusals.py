@@ -112,7 +112,8 @@ def _uneven(values: Keys, keys: Keys) -> bool:
     return bool(hidden and heads and hidden % heads)
 
 
-def _has_odd_head(values: Keys, given: Keys) -> bool:
+def _rotated_head(values: Keys, given: Keys) -> tuple[int | None, float | None]:
+    """Return the size of a head of which a share is rotated, and the share, where they are known."""
     size = None if values.get("head_dim") == NULL else values.get("head_dim")
     if values["model_type"] in LATENT and "qk_rope_head_dim" in given:
         size = given["qk_rope_head_dim"]
@@ -123,8 +124,20 @@ def _has_odd_head(values: Keys, given: Keys) -> bool:
     share = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor"))
     if values["model_type"] == "minimax_m2" and size and "rotary_dim" in given:
         share = given["rotary_dim"] / size
+    return size, share
+
+
+def _has_odd_head(values: Keys, given: Keys) -> bool:
+    size, share = _rotated_head(values, given)
     # Smaller heads are let through, and a part of a head is rounded.
     return bool(size and size > 4 and size % 2 and (share is None or int(size * share) == size))
+
+
+def _divides_by_zero(values: Keys, given: Keys) -> bool:
+    size, share = _rotated_head(values, given)
+    return bool(
+        rope(given) == "dynamic" and size and int(size * (1.0 if share is None else share)) == 2
+    )
 
 
 def _is_no_token(values: Keys, given: Keys) -> bool:
@@ -230,6 +243,15 @@ REFUSALS = (
         " when it builds the config; use longrope, or another family",
         "models/phi3/configuration_phi3.py: Phi3Config.validate_rope",
         "phi3-has-longrope-alone",
+    ),
+    Refusal(
+        "rope_scaling",
+        ROTATED,
+        _divides_by_zero,
+        "is dynamic, and a head has 2 rotated channels: transformers divides by their number less 2 when it"
+        " builds the model; rotate more channels, or use another kind",
+        "modeling_rope_utils.py: _compute_dynamic_ntk_parameters",
+        "dynamic-needs-more-than-two-rotated-channels",
     ),
     Refusal(
         "num_key_value_heads",

@@ -120,8 +120,10 @@ def _schedule(args: Args) -> None:
 
     unit, size = ("iters", args.global_batch_size) if args.train_iters else ("samples", 1)
     length = getattr(args, f"train_{unit}")
-    if not (length and size and args.lr is not None):
+    if not (length and size):
         return
+    # A launch without a rate stops anyway, which the conversion asks for apart.
+    rate = max(args.min_lr or 0, args.lr_warmup_init or 0) if args.lr is None else args.lr
     decay = (getattr(args, f"lr_decay_{unit}") or length) * size
     share = args.lr_warmup_fraction
     warmup = getattr(args, f"lr_warmup_{unit}") * size if share is None else share * decay
@@ -129,7 +131,7 @@ def _schedule(args: Args) -> None:
     OptimizerParamScheduler(
         SimpleNamespace(param_groups=[]),
         init_lr=args.lr_warmup_init,
-        max_lr=args.lr,
+        max_lr=rate,
         min_lr=args.min_lr,
         lr_warmup_steps=warmup,
         lr_decay_steps=decay,
