@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.cli.pictures import blank, format_of, save
-from bridge.cli.schedule import (
+from bridge.cli.schedule_rows import (
     COLOURS,
     NAMES,
     RepeatedPart,

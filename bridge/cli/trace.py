@@ -26,9 +26,8 @@ from bridge.stack.extras import need_engine
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridge.trace.causes import Diagnosis
+    from bridge.trace.comparison import Comparison, Diagnosis
     from bridge.trace.run import LoggedTensor, TracedRun
-    from bridge.trace.run_comparison import Comparison
     from bridge.trace.settings import SettingDifference
     from bridge.trace.summary import Summary
     from bridge.trace.verdicts import TensorVerdict

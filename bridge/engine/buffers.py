@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from bridge.engine.runner import Engine
+from bridge.engine.training_state import TrainingState
 
 
 def aliases(module: nn.Module) -> dict[str, str]:
@@ -46,7 +44,7 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.named_buffers() if name in known}
 
 
-def owners(engine: Engine) -> dict[str, int]:
+def owners(engine: TrainingState) -> dict[str, int]:
     """Return, for each buffer, the first pipeline rank that updates the buffer: the rank that runs
     the buffer's layer, or rank 0 if the buffer is in no layer.
     """
@@ -59,7 +57,7 @@ def owners(engine: Engine) -> dict[str, int]:
     return {name: min(users.get(id(tensor), [0])) for name, tensor in buffers(module).items()}
 
 
-def local_buffers(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+def local_buffers(engine: TrainingState) -> Iterator[tuple[str, Tensor]]:
     """Yield, by name, each buffer whose pipeline rank in `owners` is the rank of this process."""
     found = owners(engine)
     yield from (
@@ -69,7 +67,7 @@ def local_buffers(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     )
 
 
-def digest(engine: Engine) -> int:
+def digest(engine: TrainingState) -> int:
     """Return a digest of the buffers that `local_buffers` yields, a number below 2**63. Two ranks with the
     same bytes in these buffers get the same digest.
     """
@@ -82,7 +80,7 @@ def digest(engine: Engine) -> int:
     return int.from_bytes(found.digest(), "little") >> 1
 
 
-def whole(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+def whole(engine: TrainingState) -> Iterator[tuple[str, Tensor]]:
     """Yield every buffer of the model, by name, with the value on the first rank that updates it.
     All ranks must take part.
     """

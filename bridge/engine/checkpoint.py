@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +30,10 @@ from bridge.engine import buffers
 from bridge.engine.comm import LostRank, arrive
 from bridge.engine.device import generator
 from bridge.engine.optimizer import setting
+from bridge.engine.training_state import TrainingState
 from bridge.errors import BridgeError
 from bridge.files.shown import show_value
 from bridge.layout.shard import FlatPiece, Parameter, boxes_of_range
-
-if TYPE_CHECKING:
-    from bridge.engine.runner import Engine
 
 WEIGHTS = "weights"
 BUFFERS = "buffers"
@@ -46,7 +44,7 @@ LONGEST = 256
 
 
 def save(
-    engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any], latest: bool
+    engine: TrainingState, folder: Path, tag: str | None, client: Mapping[str, Any], latest: bool
 ) -> Path:
     """Write a checkpoint of `engine` to `folder`/`tag`, and return the path of the checkpoint.
     Without a tag, the name is `step` and the number of the step.
@@ -89,7 +87,7 @@ def save(
 
 
 def load(
-    engine: Engine, folder: Path, tag: str | None, optimizer: bool
+    engine: TrainingState, folder: Path, tag: str | None, optimizer: bool
 ) -> tuple[Path, dict[str, Any]]:
     """Read `folder`/`tag` into `engine` (default: the tag in `latest`). Returns the path and the
     client's state.
@@ -127,7 +125,7 @@ def load(
     return path, dict(tagged_json.decode_value(checkpoint.state.client))
 
 
-def _otherwise(engine: Engine, state: State) -> str:
+def _otherwise(engine: TrainingState, state: State) -> str:
     """Return a warning if the checkpoint was moved from another stack, and that stack's run had
     other hyperparameters for some parameters than this run. Otherwise return an empty text.
     """
@@ -167,7 +165,7 @@ def _json(client: Mapping[str, Any]) -> Any:
 
 
 def _publish(
-    engine: Engine,
+    engine: TrainingState,
     saving: Saving,
     client: Mapping[str, Any],
     copies: Sequence[int],
@@ -195,7 +193,7 @@ def _publish(
     saving.publish({STATE: text, digests.SUMS: digests.text_of(sums)}, latest)
 
 
-def _state(engine: Engine, client: Mapping[str, Any], copies: Sequence[int]) -> str:
+def _state(engine: TrainingState, client: Mapping[str, Any], copies: Sequence[int]) -> str:
     state = {
         "format": FORMAT,
         "world": engine.comm.world.size,
@@ -209,7 +207,9 @@ def _state(engine: Engine, client: Mapping[str, Any], copies: Sequence[int]) -> 
     return json.dumps(state, indent=1)
 
 
-def _contents(engine: Engine, copies: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _contents(
+    engine: TrainingState, copies: Sequence[int]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and the shape of every tensor in a checkpoint of this engine."""
     yield from _shapes_in_checkpoint(engine)
     for copy in copies:
@@ -222,7 +222,7 @@ def _contents(engine: Engine, copies: Sequence[int]) -> Iterator[tuple[str, tupl
             yield name, tuple(state.shape)
 
 
-def _generators(engine: Engine, rank: int) -> dict[str, Tensor]:
+def _generators(engine: TrainingState, rank: int) -> dict[str, Tensor]:
     """Return the states of this process's random generators, by the names that they have in a
     checkpoint if they are those of rank `rank`.
     """
@@ -231,7 +231,7 @@ def _generators(engine: Engine, rank: int) -> dict[str, Tensor]:
     return found if own is None else {**found, f"{GENERATORS}/{rank}/device": own.get_state()}
 
 
-def _restore(engine: Engine, state: State) -> None:
+def _restore(engine: TrainingState, state: State) -> None:
     for name, value in state.progress:
         setattr(engine.progress, name, value)
     engine.scaler.restore(state.scaler.model_dump())
@@ -239,7 +239,7 @@ def _restore(engine: Engine, state: State) -> None:
     engine.optimizer.set_steps(engine.progress.steps)
 
 
-def _parts(engine: Engine) -> Iterator[LocalBox]:
+def _parts(engine: TrainingState) -> Iterator[LocalBox]:
     """Yield every tensor that this rank has a part of, even if other ranks have the same part."""
     for flat_index, flat in enumerate(engine.layout.flats):
         for name, tensor in _tensors(engine, flat_index):
@@ -247,7 +247,7 @@ def _parts(engine: Engine) -> Iterator[LocalBox]:
                 yield from _boxes(name, piece, tensor)
 
 
-def _shapes_in_checkpoint(engine: Engine) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes_in_checkpoint(engine: TrainingState) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and the whole shape of each weight and each moment in a checkpoint of this
     model, over all ranks.
     """
@@ -260,7 +260,7 @@ def _is_weight(name: str) -> bool:
     return name.startswith(f"{WEIGHTS}/")
 
 
-def _tensors(engine: Engine, index: int) -> Iterator[tuple[str, Tensor]]:
+def _tensors(engine: TrainingState, index: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the slice of flat number `index` that this rank owns, and the optimizer state of this
     slice, each with its kind.
     """
@@ -294,7 +294,7 @@ def _whole(parameter: Parameter) -> tuple[int, ...]:
     )
 
 
-def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[LocalBox]:
+def _unique(engine: TrainingState, copies: Sequence[int]) -> Iterator[LocalBox]:
     """Yield the regions of tensors that this rank writes. If several ranks hold the same region,
     only the first of them writes it.
     """
@@ -315,14 +315,14 @@ def _complete(name: str, tensor: Tensor) -> LocalBox:
     return LocalBox(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
 
 
-def _copy(engine: Engine) -> int:
+def _copy(engine: TrainingState) -> int:
     """Return the index of this rank's copy of the buffers. Each pair of a data rank and a tensor
     rank has one copy.
     """
     return engine.data.index * engine.tensor.size + engine.tensor.index
 
 
-def _copies(engine: Engine) -> list[int]:
+def _copies(engine: TrainingState) -> list[int]:
     """Return the indices of the copies of buffers that are written: the first copy, and all copies
     that differ from the first. Copies differ with BatchNorm, for example, because each data rank
     averages its own microbatches.
@@ -334,7 +334,7 @@ def _copies(engine: Engine) -> list[int]:
     return sorted({copy for copy, place, digest in found if copy == 0 or digest != first[place]})
 
 
-def _name_of_copy(engine: Engine, state: State, name: str) -> str:
+def _name_of_copy(engine: TrainingState, state: State, name: str) -> str:
     """Return the name under which this rank reads a buffer from the checkpoint. The rank reads its
     own copy if the checkpoint has this copy and was saved with as many data ranks and tensor ranks
     as this run has. Otherwise it reads the first copy.
@@ -345,7 +345,11 @@ def _name_of_copy(engine: Engine, state: State, name: str) -> str:
 
 
 def _check(
-    engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
+    engine: TrainingState,
+    path: Path,
+    saved: Mapping[str, Sequence[Stored]],
+    state: State,
+    optimizer: bool,
 ) -> None:
     """Raise `BridgeError` if the saved tensors are not those that this engine expects."""
     wanted = {
@@ -409,7 +413,7 @@ def _of_model(name: str) -> bool:
 
 
 def _fill(
-    engine: Engine, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
+    engine: TrainingState, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
     wanted = {name for name, _ in _shapes_in_checkpoint(engine) if optimizer or _is_weight(name)}
     stored_parts.fill_parts((part for part in _parts(engine) if part.name in wanted), saved)
@@ -432,7 +436,7 @@ def _fill(
 
 
 @contextmanager
-def together(engine: Engine) -> Iterator[None]:
+def together(engine: TrainingState) -> Iterator[None]:
     """Context for a block of code without collectives, which all ranks run. If the block fails on
     one rank, all ranks raise `BridgeError`.
     """
@@ -456,7 +460,7 @@ def together(engine: Engine) -> Iterator[None]:
         raise BridgeError(f"{SAID}: rank {problems[0]} failed; see its message")
 
 
-def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
+def _everyones(engine: TrainingState, numbers: Sequence[int]) -> list[list[int]]:
     """Return the `numbers` of each rank, in order of ranks. Every rank must pass the same count of
     numbers, each below 2**63.
     """
@@ -469,7 +473,7 @@ def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
     return [[int(number) for number in row] for row in found.tolist()]
 
 
-def _text_of_first_rank(engine: Engine, text: str) -> str:
+def _text_of_first_rank(engine: TrainingState, text: str) -> str:
     """Return the `text` of the first rank on all ranks, cut to `LONGEST` bytes."""
     encoded = text.encode()[:LONGEST]
     return (

@@ -43,6 +43,7 @@ from bridge.engine.sequence import attach
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, join_split
 from bridge.engine.timers import UPDATE, Timers
+from bridge.engine.training_state import Progress
 from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.levels import find_dearer_level
@@ -101,20 +102,6 @@ class Passes(NamedTuple):
 
     losses: list[Tensor]
     gradients: dict[str, Tensor]
-
-
-@dataclass
-class Progress:
-    """Counts since the start of training, and results of the last step: mean loss over all ranks,
-    gradient norm before clipping, and learning rate.
-    """
-
-    steps: int = 0
-    skipped: int = 0
-    samples: int = 0
-    loss: float = math.nan
-    grad_norm: float = math.nan
-    lr: float = 0.0
 
 
 class Engine:

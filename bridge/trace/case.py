@@ -17,8 +17,8 @@ from bridge.trace.record import Name
 from bridge.trace.settings import SettingDifference
 
 if TYPE_CHECKING:
+    from bridge.trace.comparison import Comparison
     from bridge.trace.run import LoggedTensor, TracedRun
-    from bridge.trace.run_comparison import Comparison
     from bridge.trace.verdicts import TensorVerdict
 
 

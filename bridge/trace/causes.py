@@ -5,7 +5,6 @@ that differs, and what to log next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod, sqrt
 from statistics import median
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bridge.trace.case import Case, key_of, pair_of
+from bridge.trace.comparison import Comparison, Diagnosis
 from bridge.trace.pages.series import read_findings
 from bridge.trace.patterns import CLOSE, TINY, fit_factor
 from bridge.trace.record import PHASES, Name
@@ -22,20 +22,7 @@ from bridge.trace.settings import values_of
 
 if TYPE_CHECKING:
     from bridge.trace.run import TracedRun
-    from bridge.trace.run_comparison import Comparison
     from bridge.trace.verdicts import TensorVerdict
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Why two runs differ: the first tensor that differs (`where`), the cause (`claim`, empty if
-    the logs do not show it), the evidence, and the next thing to do.
-    """
-
-    where: Name
-    claim: str
-    evidence: tuple[str, ...]
-    next: str
 
 
 Found = tuple[str, list[str]]

@@ -41,8 +41,9 @@ from planting import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bridge.trace.comparison import Comparison
 from bridge.trace.run import TracedRun
-from bridge.trace.run_comparison import Comparison, compare_runs
+from bridge.trace.run_comparison import compare_runs
 
 WANTED = 0.8
 """Of the causes, how many have to be named."""

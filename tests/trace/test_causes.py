@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from bridge.plan.plan import Debug
 from bridge.trace import attach
+from bridge.trace.comparison import Comparison
 from bridge.trace.filter import Filter
 from bridge.trace.run import TracedRun
-from bridge.trace.run_comparison import Comparison, compare_runs
+from bridge.trace.run_comparison import compare_runs
 
 LOGS = Debug(
     layer_outputs=9, layer_gradients=9, param_init=9, all_param_gradients=9, param_update=9

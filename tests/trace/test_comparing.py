@@ -13,11 +13,12 @@ import torch
 from bridge.cli import run as command
 from bridge.errors import BridgeError
 from bridge.trace.columns import ColumnReader, Gathering
+from bridge.trace.comparison import Comparison
 from bridge.trace.log import Log
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 from bridge.trace.run import TracedRun
-from bridge.trace.run_comparison import Comparison, compare_runs
+from bridge.trace.run_comparison import compare_runs
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.float16)
 ABOUT = {

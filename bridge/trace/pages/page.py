@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bridge.trace.comparison import Comparison
 from bridge.trace.pages.series import MOST_RANKS, FindingOfFile, Series
 from bridge.trace.pages.svg import Curve, Map, draw_chart, draw_map, escape_text
-from bridge.trace.run_comparison import Comparison
 from bridge.trace.segments import Floats
 from bridge.trace.verdicts import TensorVerdict, share_of_bound
 
