@@ -36,6 +36,16 @@ ZERO_SUPPORTED_OPTIMIZERS).
 """
 
 
+def _stops_muon(seen: Seen) -> bool:
+    """Return whether BF16_Optimizer gets Muon in a run with a grid of model-parallel ranks."""
+    piped = (seen["code.pipeline_stages"] or 1) > 1
+    narrow = piped and seen.stage == 0 and seen["data_types.grad_accum_dtype"] != "fp32"
+    parallel = piped or (seen["tensor_parallel.autotp_size"] or 0) > 1
+    wide = keeps_wide_masters(seen.values) and parallel
+    muon = str(seen["optimizer.type"]).lower() == "muon"
+    return muon and bool(seen["bf16.enabled"]) and (wide or narrow)
+
+
 def _dead(
     path: str, message: str, place: str = "runtime/config.py: parsed, never read", name: str = ""
 ) -> Check:
@@ -549,6 +559,16 @@ TRAPS = Checks(
         Effect.NUMBERS,
         "runtime/engine.py: _configure_basic_optimizer",
         surprising=True,
+    ),
+    Check(
+        "optimizer.type",
+        _stops_muon,
+        "found Muon in bf16 with a pipeline or AutoTP: DeepSpeed stops when it builds its BF16_Optimizer,"
+        " which takes Muon without them alone; use ZeRO stage 2, or another optimizer",
+        Effect.STOPS,
+        "runtime/bf16_optimizer.py: BF16_Optimizer.__init__",
+        since="0.19.8",
+        name="muon-in-bf16-takes-no-model-parallel-ranks",
     ),
     Check(
         "zero_allow_untested_optimizer",
