@@ -156,4 +156,4 @@ def test_without_hypothesis_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("bridge.cli.fuzz.find_spec", lambda name: None)
     assert run(["fuzz", "merak"]) == 1
-    assert "pip install 'stagebridge[test]'" in capsys.readouterr().err
+    assert "pip install -c constraints.txt '.[test]'" in capsys.readouterr().err

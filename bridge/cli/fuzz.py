@@ -14,6 +14,7 @@ from bridge.errors import BridgeError
 from bridge.report import json_types
 from bridge.report.exit_codes import Exit
 from bridge.stack import registry
+from bridge.stack.extras import install_command
 
 if TYPE_CHECKING:
     from bridge.testing.fuzz import Covered, Failure, Task
@@ -33,7 +34,7 @@ def fuzz(
     """Fuzz one dialect. Returns the exit code."""
     if find_spec("hypothesis") is None:
         raise BridgeError(
-            "fuzz: needs Hypothesis, which is not installed; pip install 'stagebridge[test]'"
+            f"fuzz: needs Hypothesis, which is not installed; {install_command('test')}"
         )
     from bridge.testing import fuzz as fuzzing
 

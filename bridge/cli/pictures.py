@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bridge.cli.write_outputs import refuse_other
 from bridge.errors import BridgeError
 from bridge.files import write_all
+from bridge.stack.extras import install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,7 @@ def format_of(path: Path) -> str:
             f"{path}: found {path.suffix or 'no suffix'}, expected a picture {', '.join(FORMATS)}"
         )
     if find_spec("matplotlib") is None:
-        raise BridgeError(f"{path}: matplotlib is not installed; pip install 'stagebridge[plot]'")
+        raise BridgeError(f"{path}: matplotlib is not installed; {install_command('plot')}")
     return format
 
 

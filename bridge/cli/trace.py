@@ -21,7 +21,7 @@ from bridge.files.printable import clean
 from bridge.report import json_types
 from bridge.report.exit_codes import Exit
 from bridge.report.tables import Grid
-from bridge.stack.extras import need_engine
+from bridge.stack.extras import install_command, need_engine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -566,7 +566,7 @@ def draw_statistic(entries: Sequence[LoggedTensor], statistic: str, path: Path) 
     Raises `BridgeError` if there is nothing to draw.
     """
     if find_spec("matplotlib") is None:
-        raise BridgeError("--plot: matplotlib is not installed; pip install 'stagebridge[plot]'")
+        raise BridgeError(f"--plot: matplotlib is not installed; {install_command('plot')}")
     import io
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg

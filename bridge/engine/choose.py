@@ -12,7 +12,7 @@ from bridge.engine.interface import Backend
 from bridge.engine.native import BACKEND as NATIVE
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
-from bridge.stack.extras import engine_lacks
+from bridge.stack.extras import engine_lacks, install_command
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def choose(
 
 def _refusals(engine: Backend, plan: Plan, world: int) -> tuple[str, ...]:
     if engine.release is None:
-        return (f"the stack is not installed; pip install 'stagebridge[{engine.name}]'",)
+        return (f"the stack is not installed; {install_command(engine.name)}",)
     if lacks := engine_lacks():
         return (lacks,)
     return engine.refusals(plan, world)

@@ -26,6 +26,7 @@ from bridge.harvest.source import locate
 from bridge.harvest.worker import PLACES
 from bridge.report.exit_codes import Exit
 from bridge.stack.dialect import Dialect
+from bridge.stack.extras import install_command
 from bridge.stack.registry import load
 from bridge.stack.releases import Releases
 
@@ -193,7 +194,7 @@ def judge(todo: Job) -> int:
         return Exit.CLEAN
     if find_spec("hypothesis") is None:
         raise BridgeError(
-            f"{SCRIPTED}: generated configs need Hypothesis, which is not installed; pip install 'stagebridge[test]'"
+            f"{SCRIPTED}: generated configs need Hypothesis, which is not installed; {install_command('test')}"
         )
     sys.stdout.flush()
     command = [sys.executable, "-m", JUDGING, *again_with(todo)]

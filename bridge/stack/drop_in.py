@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from bridge.errors import BridgeError
+from bridge.stack.extras import install_command
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,6 @@ class Entries:
             if find_spec(library) is None:
                 raise BridgeError(
                     f"{self.before}{name}: {library} is not installed;"
-                    " pip install 'stagebridge[engine,huggingface]'"
+                    f" {install_command('engine,huggingface')}"
                 )
         return getattr(import_module(f"{self.runtime}.{names[name]}"), name)

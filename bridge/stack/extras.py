@@ -10,10 +10,15 @@ ENGINE = ("torch", "numpy", "safetensors")
 """Packages of the extra `engine`."""
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, as README prints it."""
+    return f"in a clone of stagebridge, pip install -c constraints.txt '.[{extra}]'"
+
+
 def engine_lacks() -> str:
     """Return a sentence about a package that the native engine needs and that is not installed; else an empty string."""
     lacking = next((name for name in ENGINE if find_spec(name) is None), "")
-    return lacking and f"{lacking} is not installed; pip install 'stagebridge[engine]'"
+    return lacking and f"{lacking} is not installed; {install_command('engine')}"
 
 
 def need_engine(who: str) -> None:

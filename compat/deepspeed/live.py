@@ -11,6 +11,7 @@ from typing import Any
 
 from bridge.errors import ConfigError, VersionError
 from bridge.stack.dialect import Config
+from bridge.stack.extras import install_command
 from compat.deepspeed.batch import ranks
 from compat.deepspeed.formats import plain
 
@@ -23,8 +24,7 @@ def release_of_package() -> str:
         return version("deepspeed").partition("+")[0]
     except PackageNotFoundError:
         raise VersionError(
-            "deepspeed: not installed; run pip install 'stagebridge[deepspeed]', or write the"
-            " config as json"
+            f"deepspeed: not installed; {install_command('deepspeed')}, or write the config as json"
         ) from None
 
 

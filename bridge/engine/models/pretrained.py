@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bridge.errors import BridgeError, SourceError
+from bridge.stack.extras import install_command
 
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
@@ -47,7 +48,7 @@ def open_model(folder: Path, seed: int, drops: bool = True) -> nn.Module:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         raise BridgeError(
-            "--model FOLDER: transformers is not installed; pip install 'stagebridge[huggingface]'"
+            f"--model FOLDER: transformers is not installed; {install_command('huggingface')}"
         ) from None
     auto: Any = AutoModelForCausalLM
     try:
