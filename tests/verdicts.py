@@ -22,7 +22,7 @@ from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How
 from bridge.testing import configs
 from bridge.translation.diff import RULE, compare
-from bridge.translation.translate import Result, remarks, translate
+from bridge.translation.translate import Result, remarks_alike, translate
 
 REFUSED = "refused"
 """What a pair is counted as if a stack refuses the source or what it becomes."""
@@ -84,9 +84,7 @@ def causes_of(result: Result) -> Iterator[Finding]:
     """Yield what `convert` says of a translation, without settings that are still to be added, and
     without remarks that hold for the source and the target alike.
     """
-    same = result.source.dialect is result.config.dialect
-    both = {one.id for one in remarks(result.source)} if same else set()
-    both &= {one.id for one in remarks(result.config)}
+    both = remarks_alike(result)
     for one in remarks_of(result):
         if one.how is not How.MISSING and one.effect is not Effect.NONE and one.id not in both:
             yield one

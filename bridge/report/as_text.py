@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -23,7 +23,7 @@ from bridge.stack.dialect import Config, Dialect
 from bridge.stack.findings import UNKNOWN, Finding, Origin
 from bridge.stack.rules import Effect, How
 from bridge.stack.sources import Resolution, Said, Settled, default_source
-from bridge.translation.translate import FieldReport, Result
+from bridge.translation.translate import FieldReport, Result, remarks_alike
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,12 +135,25 @@ def verdict(
     return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
 
 
-def translation_verdict(findings: Iterable[Finding], snippet: str, by_script: bool = False) -> str:
+def translation_verdict(
+    findings: Iterable[Finding],
+    snippet: str,
+    by_script: bool = False,
+    alike: Container[str] = frozenset(),
+) -> str:
     """Return the verdict on a translation. If its `snippet` leaves objects to the training script, such
     as the model, or if the script builds the model (`by_script`), the run is the same only if the script
-    makes the same ones.
+    makes the same ones. `alike` are ids of remarks that hold for the source and the target: such
+    numbers are other ones than a person would think, and yet the same on both sides.
     """
-    return _on_condition(verdict(findings), by_script or bool(unbound(snippet)))
+    rows = [*findings]
+    shared = [one for one in rows if one.effect is Effect.NUMBERS and one.id in alike]
+    text = verdict(one for one in rows if one not in shared)
+    if shared and text.startswith("same"):
+        text += f"; both differ from what is written: {_number(len(causes(shared)), 'thing')}"
+    elif shared:
+        text = verdict(rows)
+    return _on_condition(text, by_script or bool(unbound(snippet)))
 
 
 def _is_by_script(one: Config, other: Config) -> bool:
@@ -237,7 +250,8 @@ def text(
     first(selection, console)
     snippet = result.written.snippet if source.dialect is not target.dialect else ""
     by_script = _is_by_script(source, target)
-    _print_verdict(translation_verdict(selection, snippet, by_script), selection, console)
+    verdict_text = translation_verdict(selection, snippet, by_script, remarks_alike(result))
+    _print_verdict(verdict_text, selection, console)
     if view.quiet:
         return
     console.print(

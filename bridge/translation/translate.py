@@ -131,6 +131,16 @@ def remarks(target: Config) -> Iterator[Finding]:
     return (finding for finding in target.findings if finding.how is not How.MISSING)
 
 
+def remarks_alike(result: Result) -> frozenset[str]:
+    """Return the ids of remarks that hold for the source and the target, which are of one stack."""
+    if result.source.dialect is not result.config.dialect:
+        return frozenset()
+    before, after = (
+        {one.id for one in remarks(config)} for config in (result.source, result.config)
+    )
+    return frozenset(before & after)
+
+
 def _is_ignored(config: Config, path: str) -> bool:
     """Return whether a remark says that the run does without a setting that no plan field stands for."""
     return any(one.surprising and one.path == path for one in remarks(config))

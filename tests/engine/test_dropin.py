@@ -394,7 +394,8 @@ def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.M
     subprocess.run([sys.executable, "-c", code], check=True)
     monkeypatch.setattr("bridge.stack.extras.find_spec", lambda name: None)
     with pytest.raises(
-        BridgeError, match=r"deepspeed.initialize: torch is not installed; in a clone of stagebridge, pip install"
+        BridgeError,
+        match=r"deepspeed.initialize: torch is not installed; in a clone of stagebridge, pip install",
     ):
         _ = compat.deepspeed.initialize
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
