@@ -51,14 +51,20 @@ def ask(
 @cache
 def _import_all() -> None:
     """Import what a launch needs before the fork, which then is cheap."""
-    import accelerate.commands.launch
-    import accelerate.utils.deepspeed
-    import deepspeed.launcher.runner
-    import torch.distributed.fsdp
-    import torch.distributed.run
-    from torch.testing._internal.distributed import fake_pg
+    from importlib import import_module
 
-    assert accelerate.commands.launch and deepspeed and torch.distributed.run and fake_pg
+    for name in (
+        "accelerate.commands.launch",
+        "accelerate.utils.deepspeed",
+        "deepspeed.launcher.runner",
+        "torch.distributed.device_mesh",
+        "torch.distributed.fsdp",
+        "torch.distributed.run",
+        "torch.testing._internal.distributed.fake_pg",
+        "transformers.integrations.deepspeed",
+        "transformers.integrations",
+    ):
+        import_module(name)
 
 
 def _launch(

@@ -308,9 +308,12 @@ def _weigh(settings: Iterable[Settled]) -> Iterator[Settled]:
 def _find_traps(run: Run, given: Given) -> Iterator[Finding]:
     for setting, value, message in TRAPS:
         for one in run.settings:
+            # A DeepSpeed file without the key leaves clipping to DeepSpeed, and no "auto" is replaced.
+            left = setting == "deepspeed.gradient_clipping" and not one.why
             if (
                 one.setting == setting
                 and one.value == value
+                and not left
                 and one.winner.source == default("", "").source
             ):
                 yield Finding(setting, message, Effect.NUMBERS, surprising=True)
