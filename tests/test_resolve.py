@@ -416,3 +416,11 @@ def test_the_arguments_of_transformers_are_those_of_the_installed_release() -> N
     theirs = pytest.importorskip("transformers").TrainingArguments
     own = {one.name for one in dataclasses.fields(theirs) if one.init}
     assert own - NAMES == set() and NAMES - own == RETIRED.keys()
+
+
+@pytest.mark.parametrize("command", [("diff", "zero2.json", "zero2.json"), ("drift", "zero2.json")])
+def test_other_commands_read_the_same_sources(told: Any, command: tuple[str, ...]) -> None:
+    write({**ZERO2, "scheduler": {"type": "WarmupLR", "params": WARMUP}})
+    words = [*command, "--with", "args.json", "--world-size", "8"]
+    assert run(words) == 1  # the bucket's size follows from the model's width
+    assert run([*words, "--model", "model"]) in (0, 2)

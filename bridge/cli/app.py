@@ -577,7 +577,7 @@ def resolve(
 
 
 @app.command(help=DIFFERENCE, short_help="Say where the meanings of two configs differ.")
-@reads_file(counts=True, reports=True, gating=GATING)
+@reads_file(counts=True, reports=True, gating=GATING, model=True)
 def diff(
     job: Job,
     other: Annotated[
@@ -722,7 +722,7 @@ def schema_of(
 
 
 @app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
-@reads_file(counts=True)
+@reads_file(counts=True, model=True)
 def drift(
     job: Job, to_version: ToVersion = None, output: Output = None, force: Force = False
 ) -> int:

@@ -62,7 +62,6 @@ MORE = {"cp_size": ("cp_comm_strategy",),
         "sp_size": ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")}  # fmt: skip
 """Settings of parallelism_config that are passed on where the size is above 1."""
 DYNAMO = ("mode", "use_fullgraph", "use_dynamic", "use_regional_compilation")
-FAR = "rendezvous needs an address"
 
 
 @dataclass(frozen=True)
@@ -491,9 +490,9 @@ class _Launch:
         self._set(shell, "ACCELERATE_USE_FSDP", self.args["use_fsdp"], "true")
         ram, sync = "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states"
         if self[ram] and not self[sync]:
-            self.run.hear(self.args[ram].said, self.args[sync].said)
             raise Refusal(f"{ram} needs {sync}; set it to true", self.args[sync].said)
-        self.run.heard |= self._truths(ram, sync)
+        if self[ram] and not isinstance(self[sync], str):
+            self.run.hear(self.args[sync].said)  # any text passes this check, also "false"
         rows = {
             row["name"]: row["default"]
             for row in facts()["options"]
@@ -507,13 +506,6 @@ class _Launch:
             if slot and (usual is not None or slot.value is not None):
                 text = str(slot.value) if variable in KEPT else str(slot.value).lower()
                 self._set(shell, f"FSDP_{variable}", slot, text)
-
-    def _truths(self, ram: str, sync: str) -> set[tuple[str, str]]:
-        """What the launcher's check reads: with the one on, the other has to be a true value; "false" is one."""
-        if not self[ram]:
-            return set()
-        said = self.args[sync].said
-        return {(said.setting, said.source)} if not isinstance(self[sync], str) else set()
 
     def _set_megatron(self, shell: dict[str, Slot]) -> None:
         self._set(shell, "ACCELERATE_USE_MEGATRON_LM", self.args["use_megatron_lm"], "true")

@@ -136,10 +136,10 @@ class Plugins:
             self._check_sizes(
                 sizes, kind, world, fsdp[0]["fsdp_version"] if kind == "FSDP" and fsdp else 0
             )
-        steps = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-        self.settle(
-            "gradient_accumulation_steps", steps, int, 1
-        ) if kind != "DEEPSPEED" else self._settle_steps(chosen)
+        steps = self.slot("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", 1)
+        if kind == "DEEPSPEED":  # whose plugin has said who wins
+            steps = Slot(steps.value, steps.said)
+        self.run.settle("gradient_accumulation_steps", steps, int)
         for name, variable, parse in (("device_ids", "CUDA_VISIBLE_DEVICES", str), ("omp_num_threads", "OMP_NUM_THREADS", str),
                                       ("cpu_affinity", "ACCELERATE_CPU_AFFINITY", str)):  # fmt: skip
             self.settle(name, variable, parse, None)
@@ -205,9 +205,8 @@ class Plugins:
             settle("reshard_after_forward", is_true, True)
         settle("cpu_offload", is_true, False, "OFFLOAD_PARAMS")
         prefetch = self.slot("FSDP_BACKWARD_PREFETCH", None)
-        name = (
-            None if prefetch.value is None else one_of(facts()["prefetches"], str(prefetch.value))
-        )
+        if prefetch.value is not None:
+            _parsed_text(prefetch, lambda text: one_of(facts()["prefetches"], text), None)
         if first:
             settle(
                 "backward_prefetch",
@@ -264,7 +263,6 @@ class Plugins:
             )
         if found["sync_module_states"] and self.machine.gpus == 0:
             raise Refusal("FSDP 1 needs a GPU for sync_module_states, and the machine has none")
-        del name
         sync = self.slot("FSDP_SYNC_MODULE_STATES", None).said
         if first and ram and not isinstance(sync.value, bool):
             # Any text passes the launcher's check, and the plugin then switches it on.
@@ -560,11 +558,6 @@ class Plugins:
         for key, value in _flat(config):
             if key not in {one[0] for one in KEYS.values()}:
                 chosen[1].add(f"deepspeed.deepspeed_config.{key}", value)
-
-    def _settle_steps(self, chosen: Any) -> None:
-        """The Accelerator's own accumulation, which DeepSpeed's replaces in `prepare`."""
-        slot = self.slot("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", 1)
-        self.run.add("gradient_accumulation_steps", int(_parsed_text(slot, int, 1)), slot.said)
 
 
 def _fact(variable: str) -> str:

@@ -125,14 +125,9 @@ def _parsed(parse: Callable[[Any], Any], slot: Slot) -> Any:
 def _kept(parse: Callable[[Any], Any], said: Said) -> Any:
     """Return what a source that lost would have given; what it says, if that cannot be read."""
     try:
-        return parse(spell(said.value))
+        return parse(str(said.value))
     except (Refusal, ValueError, TypeError, AttributeError, KeyError):
         return said.value
-
-
-def spell(value: Any) -> str:
-    """Return a value as accelerate writes it into the environment."""
-    return str(value)
 
 
 def is_true(text: Any) -> bool:
