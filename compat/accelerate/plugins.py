@@ -397,9 +397,7 @@ class Plugins:
     def _settle_world(self, kind: str) -> int | None:
         """Record and return the number of ranks; without a backend each process is alone."""
         slot = self.env["num_processes"]
-        alone = not self.ranked or (
-            self.machine.gpus == 0 and kind not in ("MULTI_CPU", "DEEPSPEED")
-        )
+        alone = not self.ranked or (self.machine.gpus == 0 and kind != "MULTI_CPU")
         if alone:
             self.run.add("num_processes", 1)
             return 1
