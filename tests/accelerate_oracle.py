@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -94,7 +95,10 @@ def _launch(
         raise Launched
 
     def start(command: Any, env: Mapping[str, str]) -> None:
-        seen.update(environment=dict(env), args=None)
+        # DeepSpeed's launcher starts the ranks of several machines, which are two here.
+        many = command[0] == "deepspeed" and command[command.index("--num_gpus") + 1]
+        args = SimpleNamespace(nproc_per_node=many, nnodes=2) if many else None
+        seen.update(environment=dict(env), args=args)
         raise Launched
 
     with ExitStack() as stack:

@@ -427,9 +427,12 @@ class _Launch:
         if not isinstance(machines, int) or isinstance(machines, bool):
             raise self._refuse("expected a whole number", "num_machines")
         if machines > 1:
-            if mode:
-                self.settle("machine_rank")
-            elif None in (self.settle("main_process_ip"), self.settle("main_process_port")):
+            if mode and self.settle("machine_rank") is None:
+                raise self._refuse("several machines need --machine_rank", "num_machines")
+            if not mode and None in (
+                self.settle("main_process_ip"),
+                self.settle("main_process_port"),
+            ):
                 raise self._refuse(
                     "several machines need main_process_ip and main_process_port", "num_machines"
                 )
