@@ -341,3 +341,86 @@ def test_what_the_libraries_refuse_stops_the_run(
     stops = told("train.sh", "--model", "model", code=1)["stops"]
     assert [one for one in stops if one["setting"] == setting and words in one["message"]], stops
     assert all(one["line"] == 4 for one in stops if one["setting"].startswith("--"))
+
+
+EPOCHS = SCRIPT.replace("--max_steps 3000", "--num_train_epochs 3")
+
+
+def test_the_length_of_the_data_gives_the_steps(told: Any) -> None:
+    decay = {"type": "WarmupDecayLR", "params": {**WARMUP, "total_num_steps": "auto"}}
+    write({**ZERO2, "scheduler": decay})
+    Path("train.sh").write_text(EPOCHS)
+    open_ = row(told("train.sh", code=2), "scheduler.params.total_num_steps")
+    assert open_["value"] == "auto" and "samples" in open_["why"]
+    data = told("train.sh", "--auto", "samples=1000")
+    # 32 micro-batches of 4 on each of 8 ranks, 8 steps an epoch.
+    total = row(data, "scheduler.params.total_num_steps")
+    assert total["value"] == 24 and total["winner"]["setting"] == "samples"
+    short = told("train.sh", "--auto", "samples=64")
+    steps = row(short, "gradient_accumulation_steps")
+    assert steps["value"] == 2 and "--gradient_accumulation_steps" in lost(short)
+    assert row(short, "train_batch_size")["value"] == 64
+
+
+def test_split_batches_divides_the_batch(told: Any) -> None:
+    flags = "--bf16 --accelerator_config '{\"split_batches\": true}'"
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", flags).replace("size 4", "size 16"))
+    data = told("train.sh")
+    assert row(data, "train_micro_batch_size_per_gpu")["value"] == 2
+    assert "--per_device_train_batch_size" in lost(data)
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", flags))
+    assert "do not divide" in told("train.sh", code=1)["stops"][0]["message"]
+
+
+@pytest.mark.parametrize(("release", "code"), [("5.23.0", 1), ("5.14.0", 2), ("4.57.6", 2)])
+def test_an_argument_ends_with_a_release_of_transformers(
+    told: Any, release: str, code: int
+) -> None:
+    Path("train.sh").write_text(SCRIPT.replace("--warmup_steps 100", "--warmup_ratio 0.03"))
+    stops = told("train.sh", "--auto", f"transformers={release}", code=code)["stops"]
+    assert [one["setting"] for one in stops] == (["--warmup_ratio"] if code == 1 else [])
+
+
+def test_a_model_without_a_width_fills_in_nothing(told: Any) -> None:
+    Path("model/config.json").write_text('{"model_type": "t5"}')
+    (stop,) = told("train.sh", "model", code=1)["stops"]
+    assert stop["setting"] == "zero_optimization.reduce_bucket_size"
+    write({**ZERO2, "zero_optimization": {"stage": 2}})
+    assert not told("train.sh", "model")["stops"]
+
+
+def test_accelerates_own_fields_beside_the_file_stop(told: Any) -> None:
+    Path("train.sh").write_text("export ACCELERATE_CONFIG_DS_FIELDS=zero_stage\n" + SCRIPT)
+    (stop,) = told("train.sh", code=1)["stops"]
+    assert stop["setting"] == "ACCELERATE_CONFIG_DS_FIELDS" and stop["line"] == 1
+
+
+def test_packages_of_the_trainers_optimizers(told: Any) -> None:
+    from compat.deepspeed.trainer import find_package
+
+    write({name: value for name, value in ZERO2.items() if name != "optimizer"})
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --optim lomo"))
+    words = [one["message"] for one in told("train.sh")["findings"] if one["path"] == "--optim"]
+    assert any("lomo-optim" in one for one in words)
+    theirs = pytest.importorskip("transformers.training_args").OptimizerNames
+    builtin = {one for one in map(str, (one.value for one in theirs)) if not find_package(one)}
+    assert builtin == {"adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused",
+                       "adafactor", "sgd", "adagrad", "rmsprop"}  # fmt: skip
+
+
+def test_the_arguments_of_transformers_are_those_of_the_installed_release() -> None:
+    import dataclasses
+
+    from compat.deepspeed.trainer import NAMES, RETIRED
+
+    theirs = pytest.importorskip("transformers").TrainingArguments
+    own = {one.name for one in dataclasses.fields(theirs) if one.init}
+    assert own - NAMES == set() and NAMES - own == RETIRED.keys()
+
+
+@pytest.mark.parametrize("command", [("diff", "zero2.json", "zero2.json"), ("drift", "zero2.json")])
+def test_other_commands_read_the_same_sources(told: Any, command: tuple[str, ...]) -> None:
+    write({**ZERO2, "scheduler": {"type": "WarmupLR", "params": WARMUP}})
+    words = [*command, "--with", "args.json", "--world-size", "8"]
+    assert run(words) == 1  # the bucket's size follows from the model's width
+    assert run([*words, "--model", "model"]) in (0, 2)

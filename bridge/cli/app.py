@@ -23,6 +23,7 @@ from bridge.cli.options import (
     Silence,
     Timeout,
     ToVersion,
+    UserConfig,
     own_file,
     own_place,
     reads_file,
@@ -94,14 +95,16 @@ Options for a whole project are set in [tool.stagebridge] of its pyproject.toml,
 RESOLVE = """Say who wins for each setting of a run that has several sources, what is overruled, and what nobody hears.
 
 A launch script is enough: the files that it names are read with it. Or give the DeepSpeed file, and beside it a file of the
-arguments of Hugging Face's Trainer (JSON, YAML) and the model's folder. First come contradictions that change numbers, then a
-table: setting, value, the file and line that won, and what lost.
+arguments of Hugging Face's Trainer (JSON, YAML) and the model's folder; or a config of accelerate, for FSDP, DeepSpeed,
+Megatron-LM and several GPUs. First come contradictions that change numbers, then a table: setting, value, the file and line
+that won, and what lost.
 
 \b
 Examples:
   stagebridge resolve train.sh
   stagebridge resolve zero3.json --with args.json --model FOLDER --world-size 8
   stagebridge resolve zero3.json args.yaml --with max_steps=1000
+  stagebridge resolve fsdp.yaml --auto gpus=8
   stagebridge resolve train.sh --json
 
 """ + table(
@@ -564,15 +567,17 @@ def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
 
 @app.command(help=RESOLVE, short_help="Say which source of a run wins, and which is ignored.")
 @reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True, file=Run)
-def resolve(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
+def resolve(
+    job: Job, view: View, gate: Any, names: tuple[str, ...], user_config: UserConfig = False
+) -> int:
     """Resolve one run."""
     from bridge.cli.resolve import resolve
 
-    return resolve(job, view, gate, names)
+    return resolve(job, view, gate, names, user_config)
 
 
 @app.command(help=DIFFERENCE, short_help="Say where the meanings of two configs differ.")
-@reads_file(counts=True, reports=True, gating=GATING)
+@reads_file(counts=True, reports=True, gating=GATING, model=True)
 def diff(
     job: Job,
     other: Annotated[
@@ -717,7 +722,7 @@ def schema_of(
 
 
 @app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
-@reads_file(counts=True)
+@reads_file(counts=True, model=True)
 def drift(
     job: Job, to_version: ToVersion = None, output: Output = None, force: Force = False
 ) -> int:

@@ -177,7 +177,14 @@ def _model_sizes(folder: Path) -> Placed:
                 line = config.places[prefix.rstrip(".") or name].line
                 fact = f"{prefix}hidden_size"
                 return Placed({fact: width}, {fact: Said(prefix + name, size, str(path), line)})
+    if "model_type" in config:  # a model without a width, by which nothing can be filled in
+        line = config.places["model_type"].line
+        return Placed({WIDTH: None}, {WIDTH: Said(WIDTH, None, str(path), line)})
     raise BridgeError(f"{path}: has neither hidden_size nor hidden_sizes; give the model's folder")
+
+
+WIDTH = "hidden_size"
+"""The fact that a model tells; null where its config has none."""
 
 
 def _parse_value(text: str, option: str) -> Any:

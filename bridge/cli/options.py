@@ -134,6 +134,13 @@ ModelFolder = Annotated[
         help='Folder of the model (config.json), whose sizes fill in "auto".',
     ),
 ]
+UserConfig = Annotated[
+    bool,
+    typer.Option(
+        "--user-config",
+        help="Read the config that `accelerate config` wrote for this user, where a launch takes it.",
+    ),
+]
 Code = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(

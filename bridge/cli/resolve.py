@@ -16,7 +16,7 @@ from bridge.cli.job import Job
 from bridge.cli.many_files import OPEN, Gate
 from bridge.cli.terminal import console, print_json
 from bridge.errors import BridgeError, ConfigError
-from bridge.files import parse, read_text
+from bridge.files import Document, Script, parse, read_text
 from bridge.report import as_json, as_text
 from bridge.report.row_choice import USUAL, View
 from bridge.report.sarif import FORMATS, REFUSED, record
@@ -24,13 +24,20 @@ from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
+from bridge.stack.sources import ResolvedRun, default_source
 from bridge.stack.sources import resolve as settle
 
 HOST_FILE = "deepspeed"
 """The argument of Hugging Face's Trainer that names the DeepSpeed file."""
 
 
-def resolve(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
+def resolve(
+    job: Job,
+    view: View = USUAL,
+    gate: Gate = OPEN,
+    names: Sequence[str] = (),
+    user_config: bool = False,
+) -> int:
     """Resolve one run. Returns the exit code."""
     job = gate.job(replace(job, open_auto=True))
 
@@ -38,19 +45,17 @@ def resolve(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str
     def work() -> int:
         run = _sort_sources(job, names or (job.file,))
         with limit_access(run):
-            config, stops = _read_run(run)
-        told = stops or as_json.all_of(config)
-        findings = gate.choice.of(told, run.file)
+            found = _read_run(run, user_config)
+        findings = gate.choice.of(found.findings, run.file)
         code = as_json.exit_of(findings, run.threshold)
-        found = settle(config, bool(stops))
         if gate.is_one_list:
-            records = [record(one, run.file, config.dialect.name) for one in findings]
+            records = [record(one, run.file, found.name) for one in findings]
             print(FORMATS[gate.format](records, code))
         elif run.json:
-            print_json(as_json.resolution_json(config, found, findings, run.file_name, code))
+            print_json(as_json.resolution_json(found, findings, run.file_name, code))
         else:
             out = console(sys.stdout)
-            as_text.resolution_text(config, found, findings, out, view, run.file_name)
+            as_text.resolution_text(found, findings, out, view, run.file_name)
         return code
 
     return answer_job(job, work)
@@ -67,7 +72,11 @@ def _sort_sources(job: Job, names: Sequence[str]) -> Job:
         data = _data_of(name)
         if isinstance(data, Mapping) and (data is _MODEL or "model_type" in data):
             model = Path(name)
-        elif isinstance(data, Mapping) and registry.load(HOST_FILE).mistaken(data):
+        elif (
+            isinstance(data, Mapping)
+            and not registry.find_host(data)
+            and registry.load(HOST_FILE).mistaken(data)
+        ):
             arguments.append(name)
             file = data.get(HOST_FILE)
             if isinstance(file, str) and len(names) == len(arguments):
@@ -97,9 +106,27 @@ def _data_of(name: str) -> Any:
     return parse(read_text(path), name, path.suffix.lower()).data
 
 
-def _read_run(job: Job) -> tuple[Config, tuple[Finding, ...]]:
-    """Return the config of a run and, if its programs refuse it, a finding for each reason."""
+def _read_run(job: Job, user_config: bool) -> ResolvedRun:
+    """Return the resolved run of a document; of one that a host alone reads, by the host."""
     document = document_of(job)
+    host = registry.find_host(document.data) if job.dialect is None else None
+    # A script that starts a stack with a dialect is the dialect's, whatever starts it.
+    script = host and isinstance(document.data, Script)
+    if host and not (script and any(registry.recognising(document.data)[0].values())):
+        facts = job.settings_of_options.get("auto", {})
+        found: ResolvedRun = host.resolve(document, host.Question(facts, job.outside, user_config))
+        return found
+    config, stops = _read_config(job, document)
+    title = as_text.name(config)
+    told = stops or as_json.all_of(config)
+    return ResolvedRun(
+        config.dialect.name, title, config.version, config.world_size, default_source(config),
+        settle(config, bool(stops)), told,
+    )  # fmt: skip
+
+
+def _read_config(job: Job, document: Document) -> tuple[Config, tuple[Finding, ...]]:
+    """Return the config of a run and, if its programs refuse it, a finding for each reason."""
     dialect = dialect_of(job, document)
     version, said = release_of(job, dialect, job.version)
     try:

@@ -11,7 +11,7 @@ from bridge.report.exit_codes import Exit
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Resolution, Said
+from bridge.stack.sources import ResolvedRun, Said
 from bridge.translation.drift import Drift, DriftChange
 from bridge.translation.translate import Result
 
@@ -92,7 +92,7 @@ def check_json(
 
 
 def resolution_json(
-    config: Config, found: Resolution, told: Sequence[Finding], file: str, code: Exit
+    run: ResolvedRun, told: Sequence[Finding], file: str, code: Exit
 ) -> json_types.Resolved:
     """Return who wins for each setting of a run as one JSON object. `file` is the file that the user
     gave.
@@ -103,9 +103,9 @@ def resolution_json(
 
     stops = [one for one in told if one.effect is Effect.STOPS]
     return {
-        "dialect": config.dialect.name,
-        "version": config.version,
-        "world_size": config.world_size,
+        "dialect": run.name,
+        "version": run.version,
+        "world_size": run.world_size,
         "settings": [
             {
                 "setting": one.setting,
@@ -117,11 +117,11 @@ def resolution_json(
                 ],
                 "why": one.why,
             }
-            for one in found.settings
+            for one in run.resolution.settings
         ],
         "ignored": [
             {**place(one.said), "value": _plain(one.said.value), "why": one.why}
-            for one in found.unheard
+            for one in run.resolution.unheard
         ],
         "stops": [
             {

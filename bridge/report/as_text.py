@@ -22,7 +22,7 @@ from bridge.stack import launch_command
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.findings import UNKNOWN, Finding, Origin
 from bridge.stack.rules import Effect, How
-from bridge.stack.sources import Resolution, Said, Settled, default_source
+from bridge.stack.sources import ResolvedRun, Said, Settled
 from bridge.translation.translate import FieldReport, Result, remarks_alike
 
 if TYPE_CHECKING:
@@ -299,12 +299,7 @@ def check_text(
 
 
 def resolution_text(
-    config: Config,
-    found: Resolution,
-    told: Sequence[Finding],
-    console: Console,
-    view: View,
-    file: str,
+    run: ResolvedRun, told: Sequence[Finding], console: Console, view: View, file: str
 ) -> None:
     """Print what contradicts what in a run, then a table of its settings: value, winner, and who
     lost. Defaults that nothing was said about, and what has no effect, are printed with
@@ -316,13 +311,14 @@ def resolution_text(
     _print_verdict(verdict(told, AS_WRITTEN, WRITTEN), told, console)
     if view.quiet:
         return
-    ranks = f", {config.world_size} ranks" if config.world_size else ""
-    _print_heading(f"{escape(file)}: {name(config)}{ranks}", console)
+    ranks = f", {run.world_size} ranks" if run.world_size else ""
+    _print_heading(f"{escape(file)}: {run.title}{ranks}", console)
+    found = run.resolution
     _causes(told, console, view)
     console.print()
-    grid, default = Grid("", ("setting", "value", "from")), default_source(config)
+    grid = Grid("", ("setting", "value", "from"))
     for one in found.settings:
-        if view.everything or one.overruled or one.winner.source != default:
+        if view.everything or one.overruled or one.winner.source != run.default:
             lost = "; ".join(f"not used: {_said(claim.said, file)}" for claim in one.overruled)
             origin = "; ".join(filter(None, (_from(one, file), one.why, lost)))
             grid.add_row(*map(escape, (one.setting, _plain_value(one.value), origin)))

@@ -37,7 +37,21 @@ _SPEC = find_spec(PACKAGE)
 _PLACES = [
     place for place in (_SPEC and _SPEC.submodule_search_locations) or () if place not in FOLDERS
 ]
-OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if module.ispkg))
+_FOLDERS = {
+    os.path.join(place, module.name)
+    for place in _PLACES
+    for module in pkgutil.iter_modules([place])
+    if module.ispkg
+}
+HOSTS = tuple(
+    sorted(
+        os.path.basename(folder)
+        for folder in _FOLDERS
+        if os.path.isfile(os.path.join(folder, "host.py"))
+    )
+)
+"""Names of the hosts: programs that start runs of several stacks, and have no dialect of their own."""
+OWN = tuple(sorted({os.path.basename(folder) for folder in _FOLDERS} - set(HOSTS)))
 """Names of the dialects that are part of this project."""
 
 
@@ -79,6 +93,12 @@ def load(name: str) -> Dialect:
             f"({show_value(dialect)}); correct the file, or remove the folder"
         )
     return dialect
+
+
+def find_host(data: Any) -> Any:
+    """Return the module of the host that starts the run in parsed `data`; None if none does."""
+    hosts = (import_module(f"{PACKAGE}.{name}.host") for name in HOSTS)
+    return next((host for host in hosts if host.recognises(data)), None)
 
 
 def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -135,6 +135,21 @@ class Resolution:
     unheard: tuple[Unheard, ...]
 
 
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A resolved run: the program that takes its settings by name, title and release, the number of its ranks
+    if known, the source of its defaults, the resolution, and findings.
+    """
+
+    name: str
+    title: str
+    version: str
+    world_size: int | None
+    default: str
+    resolution: Resolution
+    findings: tuple[Finding, ...] = ()
+
+
 def resolve(config: Config, stopped: bool = False) -> Resolution:
     """Return who wins for each setting of a run. Defaults that nothing was said about stand last.
 
@@ -182,7 +197,11 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
     """Yield a finding for each value that another source overrules, and for each that nobody hears."""
     if config.sources == NO_SOURCES:
         return
-    found = resolve(config)
+    yield from report_contradictions(resolve(config))
+
+
+def report_contradictions(found: Resolution) -> Iterator[Finding]:
+    """Yield a finding for each value that another source overrules, and for each that nobody hears."""
     for setting in found.settings:
         for claim in setting.overruled:
             at = f" ({place})" if (place := setting.winner.place) else ""

@@ -201,7 +201,11 @@ class DeepSpeedDialect(PackagedDialect):
 
         return Values(
             effective(
-                config.given, config.version, config.world_size, partial=config.entry == PARTIAL
+                config.given,
+                config.version,
+                config.world_size,
+                partial=config.entry == PARTIAL,
+                later=config.sources.hidden,
             )
         )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,6 +130,7 @@ WHOLE = frozenset(
         "data_parallel",
         "world_size",
         "hidden_size",
+        "samples",
         "total_steps",
         "warmup_steps",
     }
@@ -140,8 +142,17 @@ PRECISIONS = ("no", "fp16", "bf16", "fp8")
 BETAS = ("adam_beta1", "adam_beta2")
 """The two TrainingArguments that make the fact `betas`."""
 
-FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
-"""The names of all facts. Facts about sizes count samples, ranks or optimizer steps."""
+FACTS = frozenset(
+    {
+        "world_size",
+        "samples",
+        "transformers",
+        *(fact for rule in RULES.values() for fact in rule.needs),
+    }
+)
+"""The names of all facts. Facts about sizes count samples, ranks or optimizer steps; `samples` is the
+length of the Trainer's data set, `transformers` its release.
+"""
 
 _TYPED_AS: Mapping[str, str] = {
     rule.needs[0]: path for path, rule in reversed([*RULES.items()]) if rule.value is _itself
@@ -344,6 +355,8 @@ def flaw(name: str, value: Any) -> str:
     # YAML reads the word no as false.
     if fact == "mixed_precision" and value not in PRECISIONS and value is not False:
         return f"found {show_value(value)}, expected one of {', '.join(PRECISIONS)}"
+    if fact == "transformers" and not re.fullmatch(r"\d+(\.\d+){1,2}", str(value)):
+        return f"found {show_value(value)}, expected a release such as 4.57.6"
     try:
         if fact in _TYPED_AS:
             typed(_TYPED_AS[fact], value)

@@ -342,6 +342,29 @@ TRAPS = Checks(
         "runtime/zero/stage_1_and_2.py, stage3.py",
         name="not-possible-at-stage-2",
     ),
+    Check(
+        "optimizer.type",
+        lambda seen: str(seen["optimizer.type"]).lower() == "muon" and seen.stage == 3,
+        f"Muon cannot be combined with ZeRO stage 3: {NOT_THERE}; use stage 2",
+        Effect.STOPS,
+        "runtime/engine.py: _configure_basic_optimizer",
+        until="0.18.9",
+        name="muon-not-possible-at-stage-3",
+    ),
+    Check(
+        "optimizer.type",
+        lambda seen: (
+            str(seen["optimizer.type"]).lower() == "muon"
+            and seen.stage == 3
+            and seen[ZERO + "reduce_scatter"]
+        ),
+        f"Muon cannot be combined with reduce_scatter at ZeRO stage 3: {NOT_THERE}; set"
+        " zero_optimization.reduce_scatter to false, or use stage 2",
+        Effect.STOPS,
+        "runtime/zero/stage3.py: __init__",
+        since="0.18.9",
+        name="muon-needs-no-reduce-scatter-at-stage-3",
+    ),
     # Masters in half precision. What DeepSpeedConfig refuses is in `refusals`.
     Check(
         FP16_MASTER,

@@ -30,12 +30,18 @@ from compat.deepspeed.value_types import typed
 
 
 def effective(
-    given: Flat, version: str, world_size: int | None = None, partial: bool = False
+    given: Flat,
+    version: str,
+    world_size: int | None = None,
+    partial: bool = False,
+    later: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """Return the values by path that DeepSpeed `version` would use for `given` on `world_size`
     ranks. Without a world size, assume the number of ranks that the batch keys imply, or the
     smallest possible number. With `partial` the batch keys may be missing, which DeepSpeed itself
-    refuses. Raises `ConfigError` with every reason why DeepSpeed refuses the config.
+    refuses; keys of `later` are still filled in, and may be missing as well.
+
+    Raises `ConfigError` with every reason why DeepSpeed refuses the config.
     """
     at = release(version)
     problems = [
@@ -49,7 +55,7 @@ def effective(
     ConfigError.raise_if(problems)
     values = _fill_defaults(given, at)
     problems += [
-        *refuse_combinations(Seen(values, given, Context(version, world_size))),
+        *refuse_combinations(Seen(values, given, Context(version, world_size)), later),
         *check_mesh(values, world_size),
     ]
     if not (partial and given.get(TOTAL) is None and given.get(MICRO) is None):

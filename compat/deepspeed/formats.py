@@ -140,6 +140,10 @@ NO_WIDTH = (
     "which accelerate fills in below ZeRO 3 by the hidden_size at the top of the model's config.json"
     " alone (accelerator.py: _prepare_deepspeed), where this model has none; write a number"
 )
+WITHOUT_WIDTH = (
+    "which the Trainer and accelerate fill in by the model's width (integrations/deepspeed.py:"
+    " trainer_config_finalize), but the model's config.json has neither hidden_size nor hidden_sizes; write a number"
+)
 FILLED = ("clip", "accumulation", "mixed_precision")
 """Facts of accelerate that the Trainer's arguments replace."""
 ABSENT = ("scheduler.type", "optimizer.type", "bf16.enabled")
@@ -222,7 +226,7 @@ def read(
     reader.section(code or {}, "code", _tree(release)["code"])
     reader.blocks = frozenset(map(str, data))
     reader.environment = script.environment if script and arguments is not None else {}
-    values = reader.use_width(values) if arguments is not None and values else values
+    values = reader.use_width(values, arguments is not None) if values else values
     reader.places = arguments.places if isinstance(arguments, Placed) else {}
     scheduled = SCRIPTED if script and script.facts else UNSCHEDULED
     before = dict(reader.given)
@@ -329,8 +333,10 @@ class _KeyReader(Reader):
     # The sections of the file, and where the Trainer's arguments are written.
     blocks: frozenset[str] = frozenset()
     places: Mapping[str, Said] = field(default_factory=dict)
-    # accelerate's variables in the environment of the Trainer's run.
+    # accelerate's variables in the environment of the Trainer's run, and the run's length.
     environment: Mapping[str, Said] = field(default_factory=dict)
+    epoch: trainer.Epoch | None = None
+    steps: int | None = None
 
     def line(self, written: str) -> int | None:
         """Return the line of the key `written` in the file, or the line of its section. Return None
@@ -766,8 +772,14 @@ class _KeyReader(Reader):
         fit = {name: value for name, value in values.items() if not auto.flaw(name, value)}
         arguments = {**arguments, **trainer.arguments_of_facts(fit)}
         self._refuse_arguments(arguments)
+        for name, message, stops in trainer.find_retired(arguments, fit.get("transformers")):
+            self._remark_argument(name, message, Effect.STOPS if stops else Effect.NONE)
+        if arguments.get("max_steps") == 0:
+            self._remark_argument("max_steps", trainer.NO_STEP, Effect.NUMBERS)
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
-        said = trainer.filling(arguments, ranks, fit.get("total_steps"))
+        self.epoch = trainer.find_epoch(arguments, ranks, fit.get("samples"))
+        self.steps = fit.get("total_steps", self.epoch.steps if self.epoch else None)
+        said = trainer.filling(arguments, ranks, self.steps)
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)
         for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):
@@ -806,12 +818,17 @@ class _KeyReader(Reader):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
 
-    def use_width(self, values: Mapping[str, Any]) -> Placed:
+    def use_width(self, values: Mapping[str, Any], trained: bool) -> Placed:
         """Return `values` with the width of a model that only its text_config has. The Trainer fills
         in by it; accelerate, which does so for the keys of ZeRO 3 below that level, does not find it.
         """
         found, inner = Placed({}, {}).overlay(values), f"text_config.{WIDTH}"
-        if inner not in found:
+        if WIDTH in found and found[WIDTH] is None:
+            del found[WIDTH]
+            for path, rule in auto.RULES.items():
+                if self.given.get(path) == "auto" and path not in found and WIDTH in rule.needs:
+                    self.problem(path, f'found "auto", {WITHOUT_WIDTH}')
+        if inner not in found or not trained:
             return found
         width = found.pop(inner)
         said = found.places.pop(inner, Said(inner, width))
@@ -824,8 +841,12 @@ class _KeyReader(Reader):
 
     def _refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Record what the Trainer refuses of its arguments, each with the place of the argument."""
-        for name, message in trainer.find_refusals(arguments, self.given, self.blocks):
-            said = self.places.get(name, Said(name, None))
+        outside = {name: said.value for name, said in self.environment.items()}
+        known = {**trainer.DEFAULTS, **outside, **arguments}
+        case = trainer.Case(known, self.given, self.blocks, self.world)
+        places = {**self.environment, **self.places}
+        for name, message in trainer.find_refusals(case):
+            said = places.get(name, Said(name, None))
             place = f"line {said.line}: " if said.line else ""
             self.problems.append(
                 f"{f'{said.source}: ' if place and said.source else ''}{place}{said.setting}: {message}"
@@ -833,6 +854,17 @@ class _KeyReader(Reader):
 
         if "zero_optimization" not in self.blocks:
             self.problem("zero_optimization", trainer.NEEDS_ZERO)
+        package = trainer.find_package(str(arguments.get("optim", "")))
+        if package and "optimizer" not in self.blocks:
+            self._remark_argument(
+                "optim", f"needs the package {package}, without which the run stops", Effect.NONE
+            )
+
+    def _remark_argument(self, name: str, message: str, effect: Effect) -> None:
+        """Record a finding on an argument of the Trainer, where it is written."""
+        said = self.places.get(name, Said(name, None))
+        origin = Origin(said.line, "", said.source)
+        self.findings.append(Finding(said.setting, message, effect, origin=origin))
 
     def _fill_batch(self, said: trainer.Filling) -> None:
         """Set the sizes of the batch that the file leaves out. Without accumulation steps accelerate
@@ -861,7 +893,7 @@ class _KeyReader(Reader):
         if arguments is None:
             return NO_SOURCES
         placed = Placed({}, {}).overlay(arguments)
-        fills = trainer.filling(arguments, self.world, values.get("total_steps")).values
+        fills = trainer.filling(arguments, self.world, self.steps).values
         known = values.places if isinstance(values, Placed) else {}
         facts = {name: known.get(name, Said(name, values[name], "--auto")) for name in values}
         run = Run(
@@ -874,6 +906,9 @@ class _KeyReader(Reader):
             facts,
             self.left,
             self.environment,
+            self.epoch,
+            trainer.split_batch(arguments, self.world),
+            self.world,
         )
         return find_sources(run)
 

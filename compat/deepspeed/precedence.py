@@ -26,6 +26,7 @@ from compat.deepspeed.trainer import (
     STEPS,
     TOTAL,
     WITHOUT_WARMUP,
+    Epoch,
 )
 
 PARAMS, SCHEDULER, STAGE = "optimizer.params.", "scheduler.params.", "zero_optimization.stage"
@@ -144,8 +145,8 @@ SWAPS = (
 WANT = "needs --auto {0}=N"
 WANTED: Mapping[str, str] = {
     "hidden_size": "needs --model FOLDER",
-    "total_steps": "needs --auto total_steps=N",
-    "warmup_steps": "needs --auto total_steps=N",
+    "total_steps": "needs --auto samples=N, or total_steps=N",
+    "warmup_steps": "needs --auto samples=N, or total_steps=N",
     "data_parallel": "needs --world-size N",
 }
 """What tells a fact that is missing."""
@@ -161,7 +162,8 @@ class Run:
     `before` and `after` hold values by key of DeepSpeed, with `origins` of the file's; `fills` has
     what the arguments fill in. `facts` say where sizes come from that no argument gives. `blocks`
     are the sections of the file, and `open` has keys of "auto" that lack a fact, with its name. `environment`
-    has accelerate's variables.
+    has accelerate's variables. `epoch` is known with the length of the data, and `share` is the
+    micro-batch of each of `world` ranks where they split one batch.
     """
 
     arguments: Placed
@@ -173,6 +175,9 @@ class Run:
     facts: Mapping[str, Said]
     open: Mapping[str, str]
     environment: Mapping[str, Said]
+    epoch: Epoch | None = None
+    share: int | None = None
+    world: int | None = None
 
     def said(self, name: str) -> Said:
         """What the run says of an argument; of one that is not given, the Trainer's default."""
@@ -226,6 +231,8 @@ def find_sources(run: Run) -> Sources:
     if kind.startswith("Warmup") and isinstance(warmup, int) and warmup < FLOOR:
         values[WARMUP] = FLOOR
         winners[WARMUP] = Said(f"max({FLOOR}, warmup_num_steps)", FLOOR, "DeepSpeed")
+    for path, value, said in _measured(run):
+        values[path], winners[path] = value, said
     if kind == "OneCycle" and run.after.get(SCHEDULER + "cycle_momentum", True):
         least = run.after.get(SCHEDULER + "cycle_min_mom", 0.8)
         values[BETAS] = (least, 0.99)
@@ -240,6 +247,23 @@ def find_sources(run: Run) -> Sources:
     return Sources(claims, winners, values, unheard, own, frozenset(hidden))
 
 
+def _measured(run: Run) -> Iterator[tuple[str, Any, Said]]:
+    """Yield the sizes of a step's batch where the data loader makes another than the arguments ask for:
+    accelerator_config splits a batch over the ranks, or an epoch has fewer micro-batches than accumulate.
+    """
+    micro, steps = (int(run.fills[path]) for path in (MICRO, STEPS))
+    first = run.epoch.batches if run.epoch and 0 < run.epoch.batches < steps else steps
+    loader = run.said("accelerator_config")
+    data = run.facts.get("samples", Said("samples", None))
+    if run.share:
+        yield MICRO, run.share, loader
+    if first != steps:
+        yield STEPS, first, data
+    if run.world and (run.share or first != steps):
+        total = (run.share or micro) * first * run.world
+        yield TOTAL, total, data if first != steps else loader
+
+
 def _winners(run: Run) -> Iterator[tuple[str, Said]]:
     """Yield each key that is not as the file has it, with who filled it in."""
     for path, value in run.after.items():
@@ -250,6 +274,8 @@ def _winners(run: Run) -> Iterator[tuple[str, Said]]:
         fact = RULES[path].needs[0] if path in RULES and RULES[path].needs else ""
         if fact in run.facts:
             yield path, run.facts[fact]
+        elif fact == "total_steps" and "samples" in run.facts and "max_steps" not in run.arguments:
+            yield path, run.facts["samples"]
         elif name:
             yield path, run.said(name)
         else:
@@ -292,6 +318,12 @@ def _rate_key(run: Run, kind: str) -> str:
 
 def _advice(run: Run, path: str) -> str:
     key = path.rpartition(".")[2]
+    if path == MICRO and run.share:
+        return "split_batches of accelerator_config shares this number of samples among the ranks"
+    if path == STEPS and run.epoch and run.epoch.batches < run.fills[STEPS]:
+        return (
+            f"an epoch has {run.epoch.batches} micro-batches a rank, and the step comes after them"
+        )
     if path == WARMUP and path in run.before:
         return "DeepSpeed's schedulers warm up for two steps at least"
     if path in run.before:

@@ -318,15 +318,17 @@ DeepSpeed's code that refuses the combination.
 """
 
 
-def refuse_combinations(seen: Seen) -> Iterator[str]:
-    """Yield a message for every combination in the config that DeepSpeed refuses."""
+def refuse_combinations(seen: Seen, later: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield a message for every combination in the config that DeepSpeed refuses. Keys of `later` are
+    still filled in.
+    """
     yield from REFUSALS.refusal_lines(seen)
     yield from _twice(seen)
     # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
     for name in seen.given.get("autotuning.model_info") or ():
         if name not in MODEL_INFO:
             yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
-    yield from _arguments(seen)
+    yield from _arguments(seen, later)
 
 
 def _twice(seen: Seen) -> Iterator[str]:
@@ -364,7 +366,7 @@ def strange(given: Mapping[str, Any], at: Release) -> Iterator[str]:
             yield from (path for path in mine if path.removeprefix(prefix) not in known)
 
 
-def _arguments(seen: Seen) -> Iterator[str]:
+def _arguments(seen: Seen, later: frozenset[str]) -> Iterator[str]:
     """Yield a problem for each argument that the chosen optimizer or scheduler does not take, and
     for each argument that the scheduler requires and the config lacks (runtime/lr_schedules.py).
     """
@@ -374,5 +376,5 @@ def _arguments(seen: Seen) -> Iterator[str]:
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
     for argument in form.required if form else ():
         path = f"scheduler.params.{argument}"
-        if form and path not in seen.given:
+        if form and path not in seen.given and path not in later:
             yield f"{path}: missing, but {form.type} requires this argument; add it"

@@ -18,7 +18,7 @@ from bridge.stack.findings import Finding, Origin, find_assumptions
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import accelerated, trainer_detection
-from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
+from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET, RETIRED
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -28,8 +28,10 @@ SPELLED = re.compile(
 """Matches the options by which programs name their DeepSpeed file. Only one whose value names a file does so."""
 YAML = (".yaml", ".yml")
 SCRIPTS = "no config of DeepSpeed has this: it belongs to the training script, and stagebridge does not read it"
-UNSURE = "auto_find_batch_size"
-"""The Trainer's argument with which the batch follows from the memory of the machine."""
+UNSURE = {"auto_find_batch_size", "dataloader_drop_last"}
+"""The Trainer's arguments that no plan holds: the batch then follows from the memory of the machine, and
+the length of an epoch from the data.
+"""
 TRAINER = "--deepspeed"
 """The option that names a config file in scripts with Hugging Face's Trainer. In other scripts it
 is a switch without a value.
@@ -161,7 +163,7 @@ def read(script: Script) -> Found:
     content = launch.file(path)
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
     said = {name: value for name, value, _ in _arguments(launch)}
-    usual = _trainer_arguments(launch, {**DEFAULTS, **COURSE})
+    usual = _trainer_arguments(launch, {**DEFAULTS, **COURSE, **RETIRED})
     trained, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _twins(script, path, line) if content is None else ()
@@ -212,7 +214,7 @@ def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
     read_here = {TRAINER, *OPTIONS, *(option for option, _, _ in _configs(launch))}
     read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
     read_here |= {
-        f"--{name}" for name in (*CODE, *({*DEFAULTS, *COURSE} - {UNSURE} if trained else ()))
+        f"--{name}" for name in (*CODE, *({*DEFAULTS, *COURSE} - UNSURE if trained else ()))
     }
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:

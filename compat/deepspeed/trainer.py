@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from packaging.version import Version
 
 from bridge.errors import ConfigError, nearest
 from bridge.files.shown import show_value
@@ -42,6 +45,7 @@ DEFAULTS: Mapping[str, Any] = {
     "load_best_model_at_end": False,
     "eval_strategy": "no",
     "accelerator_config": None,
+    "dataloader_drop_last": False,
 }
 """The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
 
@@ -159,6 +163,44 @@ NAMES = frozenset(
 )
 """The names of all TrainingArguments (training_args.py in transformers 4 and 5)."""
 
+RETIRED: Mapping[str, str] = {
+    "evaluation_strategy": "4.51.0",
+    "adafactor": "5.0.0",
+    "fp16_opt_level": "5.0.0",
+    "half_precision_backend": "5.0.0",
+    "no_cuda": "5.0.0",
+    "overwrite_output_dir": "5.0.0",
+    "save_safetensors": "5.0.0",
+    "group_by_length": "5.2.0",
+    "logging_dir": "5.15.0",
+    "warmup_ratio": "5.15.0",
+}
+"""TrainingArguments that releases of transformers no longer have, each with the first that lacks it."""
+INSTEAD: Mapping[str, str] = {
+    "evaluation_strategy": "write eval_strategy",
+    "adafactor": "write optim adafactor",
+    "no_cuda": "write use_cpu",
+    "group_by_length": "write train_sampling_strategy group_by_length",
+    "warmup_ratio": "write the share as warmup_steps, a number below 1",
+}
+NO_STEP = "the run ends before its first step; write -1, with which the epochs decide, or a number of steps"
+DUMP = 60
+"""A file with so many TrainingArguments was written by a release of transformers that has all of them."""
+PACKAGES: tuple[tuple[str, str], ...] = (
+    (r"(paged_)?(adamw|ademamix|lion)_(bnb_)?(8|32)bit|(paged_)?ademamix|rmsprop_bnb.*", "bitsandbytes"),
+    (r"adamw_torch_[48]bit", "torchao"),
+    (r"galore_.*", "galore-torch"),
+    (r"apollo_.*", "apollo-torch"),
+    (r"(ada)?lomo", "lomo-optim"),
+    (r"grokadamw", "grokadamw"),
+    (r"schedule_free_.*", "schedulefree"),
+    (r"stable_adamw", "torch-optimi"),
+    (r"adamw_anyprecision", "torchdistx"),
+)  # fmt: skip
+"""The package that the Trainer needs for each optimizer beyond torch's, by a pattern of names
+(transformers/trainer_optimizer.py).
+"""
+
 QUIET = frozenset(
     {
         "batch_eval_metrics", "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory",
@@ -272,6 +314,8 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """
     usual = {**DEFAULTS, **COURSE}
     known = {name: value for name, value in said.items() if name in usual and value is not None}
+    if len(said) < DUMP:
+        known |= {name: said[name] for name in RETIRED if said.get(name) is not None}
     strange = [] if whole else [name for name in said if name not in NAMES]
     problems = [
         f"--auto-from: {name}: found no TrainingArgument of this name{nearest(name, NAMES)}"
@@ -285,7 +329,7 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     problems += [
         f"--auto-from: {name}: {flaw}"
         for name, value in known.items()
-        if (flaw := misfit(value, usual[name]))
+        if (flaw := misfit(value, usual.get(name)))
     ]
     ConfigError.raise_if(problems)
     # No defaults yet: they would win over those of a launch script.
@@ -295,12 +339,13 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Case:
     """A run of the Trainer, as `REFUSALS` see it: its arguments with defaults, and the file. `given`
-    has the file's values by key, and `blocks` its sections.
+    has the file's values by key, and `blocks` its sections. `world` is the number of ranks, if known.
     """
 
     arguments: Mapping[str, Any]
     given: Mapping[str, Any]
     blocks: frozenset[str]
+    world: int | None
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments.get(name)
@@ -310,12 +355,8 @@ class Case:
         return str(self[name]).rpartition(".")[2].lower()
 
     def options(self, name: str) -> Mapping[str, Any]:
-        """The mapping that an argument has; on a command line it is written as JSON."""
-        try:
-            found = json.loads(self[name]) if isinstance(self[name], str) else self[name]
-        except ValueError:
-            return {}
-        return found if isinstance(found, Mapping) else {}
+        """The mapping that an argument has."""
+        return read_mapping(self[name])
 
     @property
     def stage(self) -> Any:
@@ -340,6 +381,15 @@ class Case:
         return "scheduler" not in self.blocks
 
 
+def read_mapping(value: Any) -> Mapping[str, Any]:
+    """Return the mapping that an argument has; on a command line it is written as JSON."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
 def _lacks(kind: str, *names: str) -> Callable[[Case], bool]:
     """Return whether the Trainer builds the schedule `kind` without any of the arguments `names`."""
     return lambda run: (
@@ -349,6 +399,22 @@ def _lacks(kind: str, *names: str) -> Callable[[Case], bool]:
     )
 
 
+FIELDS = "ACCELERATE_CONFIG_DS_FIELDS"
+"""The variable in which accelerate's launcher tells its plugin which settings its config file has."""
+OWN_FIELDS = frozenset(
+    {
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "zero_stage",
+        "offload_optimizer_device",
+        "offload_param_device",
+        "offload_param_nvme_path",
+        "offload_optimizer_nvme_path",
+        "zero3_save_16bit_model",
+        "mixed_precision",
+    }
+)
+"""Settings of accelerate's config file that it refuses beside a DeepSpeed file."""
 NEEDS_ZERO = (
     "not given, and accelerate refuses a file without this section (utils/dataclasses.py:"
     ' DeepSpeedPlugin); write "zero_optimization": {"stage": 0} for no sharding'
@@ -398,9 +464,8 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "lr_scheduler_type",
         lambda run: run.builds_schedule
         and run.text("lr_scheduler_type") == "polynomial"
-        and run.stage
-        and "optimizer" not in run.blocks,
-        "polynomial reads the optimizer's defaults, which ZeRO's optimizer does not have; use another schedule",
+        and (run.stage if "optimizer" not in run.blocks else run.given.get("optimizer.type") == "Muon"),
+        "polynomial reads the optimizer's defaults, which ZeRO's optimizer and Muon do not have; use another schedule",
         "optimization.py: get_polynomial_decay_schedule_with_warmup",
     ),
     (
@@ -441,17 +506,48 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "found num_steps beside gradient_accumulation_steps, and the Trainer refuses both; drop num_steps",
         "trainer.py: create_accelerator_and_postprocess",
     ),
+    (
+        FIELDS,
+        lambda run: not OWN_FIELDS.isdisjoint(str(run[FIELDS]).split(",")),
+        "found settings that accelerate refuses beside a DeepSpeed file; keep them in the DeepSpeed file",
+        "accelerate/utils/dataclasses.py: DeepSpeedPlugin._deepspeed_config_checks",
+    ),
+    (
+        "accelerator_config",
+        lambda run: run.options("accelerator_config").get("split_batches") is True
+        and run["per_device_train_batch_size"] % (run.world or 1),
+        "found split_batches, and the ranks do not divide per_device_train_batch_size; use a multiple of them",
+        "accelerate/data_loader.py: prepare_data_loader",
+    ),
 )  # fmt: skip
 """What stops a run of the Trainer under DeepSpeed: the argument, when, what to say and do, and the place in
 transformers that refuses it.
 """
 
 
-def find_refusals(
-    given: Mapping[str, Any], file: Mapping[str, Any], blocks: frozenset[str]
-) -> Iterator[tuple[str, str]]:
-    """Yield the argument and the message of each refusal of a run with the arguments `given`."""
-    run = Case({**DEFAULTS, **given}, file, blocks)
+def find_retired(given: Mapping[str, Any], version: Any) -> Iterator[tuple[str, str, bool]]:
+    """Yield each argument that newer releases of transformers no longer have, with a message, and whether
+    the run stops: only if its release `version` is known. Else the argument itself shows an older one.
+    """
+    for name in sorted(RETIRED.keys() & given.keys()):
+        stops = version is not None and Version(str(version)) >= Version(RETIRED[name])
+        if stops or version is None:
+            yield (
+                name,
+                f"transformers has no such argument since {RETIRED[name]}, and its parser stops there unless the"
+                f" program has one of its own; {INSTEAD.get(name, 'drop it')}, or use an older release",
+                stops,
+            )
+
+
+def find_package(optim: str) -> str:
+    """Return the package that the Trainer needs for an optimizer; empty for none."""
+    own = optim.removeprefix("OptimizerNames.").lower()
+    return next((name for pattern, name in PACKAGES if re.fullmatch(pattern, own)), "")
+
+
+def find_refusals(run: Case) -> Iterator[tuple[str, str]]:
+    """Yield the argument and the message of each refusal of a run."""
     yield from ((name, message) for name, holds, message, _ in REFUSALS if holds(run))
 
 
@@ -574,6 +670,46 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     return Filling(
         values, known, demands, sets, schedule, _check_schedule(args, total), optimizer, said
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch of the Trainer: the micro-batch of a rank in samples, the micro-batches of a rank, and the
+    optimizer steps of the whole run.
+    """
+
+    micro: int
+    batches: int
+    steps: int
+
+
+def split_batch(given: Mapping[str, Any], world: int | None) -> int | None:
+    """Return the micro-batch of a rank where accelerator_config splits one batch over `world` ranks; None where
+    it does not, or where the ranks do not divide it, which accelerate refuses.
+    """
+    args = _fill_arguments(given)
+    whole = args["per_device_train_batch_size"]
+    splits = read_mapping(args["accelerator_config"]).get("split_batches") is True
+    return whole // world if splits and world and whole % world == 0 else None
+
+
+def find_epoch(given: Mapping[str, Any], world: int | None, samples: int | None) -> Epoch | None:
+    """Return the epoch of a run on `world` ranks over a data set of `samples`; None if one of the two is not
+    known (accelerate/data_loader.py: BatchSamplerShard; Trainer.set_initial_training_values).
+    """
+    if not world or not samples:
+        return None
+    args = _fill_arguments(given)
+    own = split_batch(given, world)
+    whole, micro = args["per_device_train_batch_size"], own or args["per_device_train_batch_size"]
+    shares = 1 if own else world
+    drops = args["dataloader_drop_last"]
+    round_off: Callable[[float], int] = math.floor if drops else math.ceil
+    batches = round_off(round_off(samples / whole) / shares)
+    updates = max(math.ceil(batches / args["gradient_accumulation_steps"]), 1)
+    epochs = float(args.get("num_train_epochs") or COURSE["num_train_epochs"])
+    steps = args["max_steps"] if args["max_steps"] > 0 else math.ceil(epochs * updates)
+    return Epoch(micro, batches, steps)
 
 
 def _fill_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,15 @@ ARGUMENTS = st.fixed_dictionaries(
         "save_on_each_node": st.booleans(),
         "auto_find_batch_size": st.booleans(),
     },
-).filter(lambda said: not [*trainer.find_refusals(said, {}, frozenset())])
+).filter(
+    lambda said: (
+        not [
+            *trainer.find_refusals(
+                trainer.Case({**trainer.DEFAULTS, **said}, {}, frozenset(), None)
+            )
+        ]
+    )
+)
 FIXED: dict[str, st.SearchStrategy[Any]] = {
     "train_micro_batch_size_per_gpu": st.integers(1, 9),
     "gradient_accumulation_steps": st.integers(1, 5),
