@@ -57,6 +57,7 @@ class CheckpointOptions:
     names: str | None = None
     config: Path | None = None
     samples: int | None = None
+    root: str | None = None
 
 
 def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
@@ -70,7 +71,9 @@ def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
         raise
 
 
-def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json: bool) -> int:
+def inspect(
+    folder: Path, name: str | None, root: str | None, tensors: bool, check: bool, as_json: bool
+) -> int:
     """Show one checkpoint. Returns the exit code."""
 
     def work() -> int:
@@ -78,7 +81,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
         from bridge.checkpoint.tagged_json import encode_value
         from bridge.report import as_json as report
 
-        format, place = formats.find_checkpoint(folder, name)
+        format, place = formats.find_checkpoint(folder, name, root)
         if check:
             with progress.show_progress("the files"):
                 formats.verify_checkpoint(format, place)
@@ -203,7 +206,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
         from bridge.checkpoint import formats
         from bridge.report import as_json as report
 
-        source, place = formats.find_checkpoint(folder, options.from_)
+        source, place = formats.find_checkpoint(folder, options.from_, options.root)
         target = formats.format_of_name(options.to)
         BridgeError.raise_if(_option_mistakes(options, target, folder))
         dtype = options.wanted["dtype"]
@@ -241,7 +244,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
 
 def _companion_files(target: Format, place: Path, options: CheckpointOptions) -> Companions:
     """Return the files that transformers reads together with the weights, if it can read those under their names."""
-    if not target.weights_only or options.names not in (None, *TRANSFORMERS):
+    if target.names not in TRANSFORMERS or options.names not in (None, *TRANSFORMERS):
         return Companions()
     found = companions(place, options.config)
     for line in found.notes:

@@ -14,6 +14,7 @@ CONFIG = "config.json"
 """The name of the config that transformers saves beside weights."""
 KIND = "model_type"
 """Key of a config by which transformers finds the model's class."""
+QUANTIZATION = "quantization_config"
 NAMES = (
     "generation_config.json",
     "tokenizer.json",
@@ -64,7 +65,7 @@ def companions(place: Path, given: Path | None) -> Companions:
         return Companions(
             notes=(f"{config}: not copied, as a {CONFIG} of transformers has the key {KIND}",)
         )
-    files, notes = [File(CONFIG, (text,))], list[str]()
+    files, notes = [File(CONFIG, (_without_quantization(text),))], list[str]()
     for name in NAMES:
         path = config.parent / name
         if path.is_file():
@@ -73,6 +74,14 @@ def companions(place: Path, given: Path | None) -> Companions:
             except SourceError as error:
                 notes += [f"not copied: {problem}" for problem in error.problems]
     return Companions(tuple(files), config.parent, tuple(notes))
+
+
+def _without_quantization(text: bytes) -> bytes:
+    """Return a config without the way in which weights were quantized, as those that are written are not."""
+    data = json.loads(text)
+    if data.pop(QUANTIZATION, None) is None:
+        return text
+    return json.dumps(data, indent=2).encode() + b"\n"
 
 
 def is_of_transformers(text: bytes) -> bool:

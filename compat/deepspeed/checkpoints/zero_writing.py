@@ -180,10 +180,10 @@ def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
         else []
     )
     schedule = hub.schedule
-    if schedule is None and hub.where.steps is not None:
+    if (schedule is None or "last_epoch" in schedule) and hub.where.steps is not None:
         # All that DeepSpeed's own schedulers keep is the number of the last update
         # (runtime/lr_schedules.py: state_dict).
-        schedule = {"last_batch_iteration": hub.where.steps - 1}
+        schedule = {"last_batch_iteration": hub.where.steps - 1, **(schedule or {})}
     return {
         "module": OrderedDict(_module(layout)),
         "buffer_names": list(hub.buffers),
