@@ -128,11 +128,16 @@ def all_formats() -> Mapping[str, Format]:
     return {format.name: format for format in (*own, *theirs)}
 
 
+ALIASES = {"huggingface": "safetensors"}
+"""Further names of formats: that of the library whose files they are."""
+
+
 def format_of_name(name: str) -> Format:
     """Return the format `name`. If there is none, raise a `SourceError` that suggests a similar
     name.
     """
     found = all_formats()
+    name = ALIASES.get(name, name)
     if name not in found:
         raise SourceError(
             f"{name}: found an unknown format of checkpoints, expected one of "

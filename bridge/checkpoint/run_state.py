@@ -77,7 +77,10 @@ def hub_of_entries(
     model, others, rest = _choose_model(entries, root, place)
     model, quantized = read_model(model, place if place.is_dir() else place.parent)
     model, ties = _tied_by_storage(model)
-    groups, states, found = _read_optimizers(optimizers, model, ordered, place)
+    order = list(model) if ordered else module_order(model)
+    if order is not None:
+        model = {name: model[name] for name in dict.fromkeys((*order, *model))}
+    groups, states, found = _read_optimizers(optimizers, model, order or [], place)
     # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
     # the optimizer knows decides; without an optimizer everything that floats is a trained
     # parameter.
@@ -109,7 +112,7 @@ def hub_of_entries(
         parameters,
         {name: held for name, held in model.items() if kinds[name]},
         {**{alias: name for alias, name in ties.items() if name in parameters}, **equal},
-        ordered=ordered,
+        ordered=order is not None,
         groups=groups,
         where=Where(made, lr=rate if isinstance(rate, int | float) else None),
         schedule=run.schedule,
@@ -129,10 +132,10 @@ def hub_of_entries(
 
 
 def _join_keys(entries: Entries) -> dict[str, Any]:
-    """Return the entries by their joined keys, with a number for each tensor of one integer."""
+    """Return the entries by their joined keys, with a number for each tensor of one number."""
     return {
-        ".".join(map(str, path)): int(value.whole())
-        if isinstance(value, Lazy) and not value.shape and value.dtype in ("I64", "I32")
+        ".".join(map(str, path)): value.whole().item()
+        if isinstance(value, Lazy) and not value.shape
         else value
         for path, value in entries.items()
     }
@@ -192,11 +195,8 @@ def _choose_model(
         }
     model = {name: entries[path] for path, name in names.items() if name}
     own = {path for path, name in names.items() if name}
-    unread = {
-        key: count
-        for key, count in found.items()
-        if not any(_model_root(path) == key for path in own)
-    }
+    roots = {_model_root(path) for path in own}
+    unread = {key: count for key, count in found.items() if key not in roots}
     others = [
         loss_finding(
             _root_text(key),
@@ -351,7 +351,7 @@ def _optimizer_groups(optimizer: Entries) -> tuple[tuple[ParameterGroup, ...], l
 
 
 def _read_optimizers(
-    optimizers: Sequence[_Optimizer], model: Model, ordered: bool, place: Path
+    optimizers: Sequence[_Optimizer], model: Model, order: Sequence[str], place: Path
 ) -> tuple[tuple[ParameterGroup, ...], States, list[Finding]]:
     """Return the groups and states of the optimizers by the names of the model's parameters, and
     findings. An optimizer whose parameters cannot be told is named in a finding.
@@ -359,11 +359,7 @@ def _read_optimizers(
     groups: list[ParameterGroup] = []
     states: States = {}
     findings: list[Finding] = []
-    order = [
-        name
-        for name in (model if ordered else module_order(model) or ())
-        if model[name].dtype in FLOATING
-    ]
+    order = [name for name in order if model[name].dtype in FLOATING]
     for one in optimizers:
         names = {name: name for name in one.states}
         strange = sorted(name for name in one.states if name not in model)

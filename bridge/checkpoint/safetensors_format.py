@@ -272,10 +272,10 @@ def read_model(
     data = parse_object(read_text(path, path.parent, MOST), path) if path and path.is_file() else {}
     said = data.get("quantization_config")
     sizes = said.get("weight_block_size") if isinstance(said, dict) else None
-    two = (
-        isinstance(sizes, list) and [type(size) for size in sizes] == [int, int] and min(sizes) > 0
-    )
-    found, count = read_quantized(tensors, tuple(sizes) if two else None)
+    blocks = None
+    if isinstance(sizes, list) and [type(size) for size in sizes] == [int, int] and min(sizes) > 0:
+        blocks = sizes[0], sizes[1]
+    found, count = read_quantized(tensors, blocks)
     message = f"{count} weights are quantized with a scale for each block, and are read as bf16"
     return found, [loss_finding("weights", message, Effect.NONE)] if count else []
 

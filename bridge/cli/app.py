@@ -412,7 +412,7 @@ If torch is installed, the converted plan is then trained on two local ranks wit
 
 CHECKPOINT = """Read, convert and compare checkpoints of any stack, without the stack, a GPU, or executing anything in them.
 
-Formats: native, safetensors, bin (pytorch_model.bin), trainer (Hugging Face Trainer and accelerate), dcp
+Formats: native, safetensors (or huggingface), bin (pytorch_model.bin), trainer (Hugging Face Trainer and accelerate), dcp
 (torch.distributed.checkpoint), file (torch.save, Lightning), deepspeed (ZeRO 0 to 3), universal, megatron (torch_dist)
 and megatron-ranks (mp_rank_*).
 A pickle that holds anything but tensors, plain values and listed classes is refused, and the error names it.

@@ -227,7 +227,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
             options,
         )
         written = formats.plan_files(target, hub, wanted)
-        beside = _companion_files(target, place, options)
+        beside = _companion_files(target, place, hub, options)
         written = replace(written, files=(*written.files, *beside.files))
         if verified:
             with progress.show_progress("the files to be checked"):
@@ -242,11 +242,13 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
     return _answer_errors(options.json, work)
 
 
-def _companion_files(target: Format, place: Path, options: CheckpointOptions) -> Companions:
+def _companion_files(
+    target: Format, place: Path, hub: Hub, options: CheckpointOptions
+) -> Companions:
     """Return the files that transformers reads together with the weights, if it can read those under their names."""
     if target.names not in TRANSFORMERS or options.names not in (None, *TRANSFORMERS):
         return Companions()
-    found = companions(place, options.config)
+    found = companions(place, options.config, hub)
     for line in found.notes:
         note(f"note: {line}")
     return found
@@ -392,13 +394,13 @@ def _print_outcome(
             "output": str(options.output),
             "written": not options.dry_run,
             "files": files,
-            "copied": [file.name for file in beside.files],
+            "copied": [file.name for file in beside.files if beside.folder],
         }
         print_json(
             {**said, "findings": [finding_json(finding) for finding in findings], "exit_code": code}
         )
         return
-    if beside.files:
+    if beside.folder:
         say(f"copied from {beside.folder}: {', '.join(file.name for file in beside.files)}")
     for file, rows in made if options.dry_run else ():
         say(f"{file.name}: {file.size:,} bytes, {f'{len(rows)} tensors' if rows else 'no tensors'}")

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import shlex
+import socket
+import subprocess
+import sys
+from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 from tool_folders import (
     GPT2,
+    GROUPED,
     LLAMA,
     MAKERS,
     STEPS,
@@ -20,20 +29,27 @@ from tool_folders import (
     TrainedRun,
     file_of,
     losses_of,
+    plain_file,
     run_of,
     trainer,
 )
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from bridge.checkpoint import formats
 from bridge.checkpoint.hub import Hub
-from bridge.cli.app import app
+from bridge.checkpoint.model_facts import describe_config, rename_under
+from bridge.checkpoint.writing import write_checkpoint
+from bridge.cli import run as command
 from bridge.errors import SourceError
 from bridge.report.exit_codes import Exit
+from bridge.stack import registry
 
+FLAGS = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --group-query-attention --num-query-groups 2
+--ffn-hidden-size 48 --seq-length 16 --max-position-embeddings 32 --micro-batch-size 1 --swiglu --normalization RMSNorm
+--norm-epsilon 1e-6 --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights
+--vocab-size 64 --make-vocab-size-divisible-by 1 --train-iters 4 --lr 1e-3 --tokenizer-type NullTokenizer"""
 CONFIGS = {"llama": LLAMA, "tied": TIED, "gpt2": GPT2}
 
 
@@ -72,12 +88,10 @@ def test_weights_and_moments_of_every_tool_are_read(tmp_path: Path, tool: str, c
     assert not [finding for finding in hub.findings if finding.path == "moments"]
 
 
-def converted(source: Path, to: str, out: Path) -> Path:
+def converted(source: Path, to: str, out: Path, *more: str) -> Path:
     """Convert a checkpoint by the command. Returns the folder."""
-    done = CliRunner().invoke(
-        app, ["checkpoint", "convert", str(source), "--to", to, "-o", str(out)]
-    )
-    assert done.exit_code in (Exit.CLEAN, Exit.FINDINGS), done.output
+    code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(out), *more])
+    assert code in (Exit.CLEAN, Exit.FINDINGS)
     return out
 
 
@@ -121,11 +135,7 @@ def test_torch_goes_on_from_the_checkpoint_of_every_tool(tmp_path: Path, tool: s
     run = run_of(LLAMA)
     source = MAKERS[tool](run, tmp_path)
     root = ["--root", "state_dict.model"] if tool == "lightning" else []
-    out = tmp_path / "out"
-    done = CliRunner().invoke(
-        app, ["checkpoint", "convert", str(source), "--to", "dcp", "-o", str(out), *root]
-    )
-    assert done.exit_code == Exit.CLEAN, done.output
+    out = converted(source, "dcp", tmp_path / "out", *root)
     loaded = Loaded(out, run_of(LLAMA, seed=5)).run
     assert [run.step(step) for step in (2, 3)] == [loaded.step(step) for step in (2, 3)]
 
@@ -222,3 +232,117 @@ def test_links_of_the_hub_cache_are_followed_to_their_own_blobs_alone(tmp_path: 
         (place / "model.safetensors").symlink_to(target)
         with pytest.raises(SourceError, match="a link that leads to"):
             formats.read_checkpoint(place)
+
+
+LEVELS = """
+import sys
+from pathlib import Path
+import deepspeed
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # no compiler is asked
+sys.path.insert(0, sys.argv[1])
+import tool_folders
+level, folder = int(sys.argv[2]), Path(sys.argv[3])
+optimizer = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "torch_adam": True}}
+config = {
+    "zero_optimization": {"stage": level, "stage3_gather_16bit_weights_on_model_save": level == 3},
+    "optimizer": optimizer,
+    "train_micro_batch_size_per_gpu": 2,
+    "zero_force_ds_cpu_optimizer": False,
+}
+trainer = tool_folders.trainer(folder, tool_folders.LLAMA, 2, deepspeed=config)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_trainer_with_deepspeed_is_read_whole(tmp_path: Path, level: int) -> None:
+    here = str(Path(__file__).parent)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        alone["MASTER_PORT"] = str(free.getsockname()[1])
+    done = subprocess.run(
+        [sys.executable, "-c", LEVELS, here, str(level), str(tmp_path / "run")],
+        env={**env, **alone, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    place = tmp_path / "run" / "checkpoint-2"
+    hub = formats.read_checkpoint(place)
+    assert hub.origin.format == "deepspeed" and hub.where.steps == 2
+    assert hub.moments == ("exp_avg", "exp_avg_sq") and list(hub.random) == ["0"]
+    assert hub.client["trainer_state"]["global_step"] == 2
+    weights = load_file(place / "model.safetensors")
+    for name, held in hub.parameters.items():
+        assert torch.equal(held.best.whole().to(weights[name].dtype), weights[name])
+    out = converted(place, "trainer", tmp_path / "plain")
+    again = trainer(tmp_path / "again", LLAMA, 3)
+    again.train(resume_from_checkpoint=str(out))
+    assert list(losses_of(again)) == [1, 2, 3]
+
+
+def test_the_arguments_of_megatron_become_a_config_that_transformers_opens(tmp_path: Path) -> None:
+    model = run_of(GROUPED).model
+    model.save_pretrained(str(tmp_path / "model"))
+    read = formats.read_checkpoint(tmp_path / "model")
+    facts = describe_config(registry.load("huggingface").read(tmp_path / "model" / "config.json"))
+    renamed = rename_under(read, "megatron", None, [("config.json", facts)])
+    args = dict(registry.load("megatron").read(shlex.split(FLAGS)).effective.items())
+    for number, (change, word) in enumerate(
+        [
+            ({}, ""),
+            ({"hidden_size": 64}, "the hidden size: found 64"),
+            ({"rotary_percent": 0.5}, "maps of parameter names"),
+            ({"normalization": "LayerNorm"}, "not every family"),
+        ]
+    ):
+        hub = replace(renamed, client={"megatron": {"args": {**args, **change}}}, model=None)
+        planned = formats.plan_files(formats.format_of_name("megatron"), hub, formats.Wanted())
+        source, out = tmp_path / f"source{number}", tmp_path / f"out{number}"
+        write_checkpoint(planned, source, (), lambda *_: None)
+        errors = io.StringIO()
+        with redirect_stderr(errors):
+            command(["checkpoint", "convert", str(source), "--to", "safetensors", "-o", str(out)])
+        assert word in errors.getvalue()
+        if change:
+            assert not (out / "config.json").exists()
+            continue
+        opened = AutoModelForCausalLM.from_pretrained(str(out))
+        ids = torch.arange(8)[None]
+        assert torch.equal(opened(ids).logits, model(ids).logits)
+
+
+def decays_of(hub: Hub) -> list[tuple[float, set[str]]]:
+    return [(group.settings["weight_decay"], set(group.names)) for group in hub.groups]
+
+
+def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path) -> None:
+    run = run_of(GROUPED)
+    run.model.save_pretrained(str(tmp_path / "model"))
+    config = ("--config", str(tmp_path / "model" / "config.json"), "--samples", "4")
+    first = converted(plain_file(run, tmp_path), "megatron", tmp_path / "first", *config)
+    (tmp_path / "launch.args").write_text(FLAGS)
+    ways = (
+        ("deepspeed", tmp_path / "launch.args", first, tmp_path / "there"),
+        (
+            "megatron",
+            tmp_path / "there" / "ds_config.json",
+            tmp_path / "there" / "checkpoint",
+            tmp_path / "back",
+        ),
+    )
+    for to, settings, source, out in ways:
+        words = ["move", str(settings), "--checkpoint", str(source), "--to", to, "-o", str(out)]
+        assert command(words) in (Exit.CLEAN, Exit.FINDINGS)
+    there = formats.read_checkpoint(tmp_path / "there" / "checkpoint")
+    names = dict(run.model.named_parameters())
+    wide = {name for name, held in names.items() if held.ndim > 1}
+    assert decays_of(there) == [(0.1, wide), (0.0, set(names) - wide)]
+    before, after = (
+        formats.read_checkpoint(place) for place in (first, tmp_path / "back" / "checkpoint")
+    )
+    assert decays_of(after) == decays_of(before) and len(decays_of(after)) == 2
+    assert_equal(tensors_of(after), tensors_of(before))

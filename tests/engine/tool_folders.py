@@ -27,6 +27,7 @@ SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 HEADS = {"num_attention_heads": 4, "max_position_embeddings": 32}
 LLAMA = LlamaConfig(**SIZES, **HEADS, num_key_value_heads=4)
 TIED = LlamaConfig(**SIZES, **HEADS, num_key_value_heads=2, tie_word_embeddings=True)
+GROUPED = LlamaConfig(**SIZES, **HEADS, num_key_value_heads=2)
 GPT2 = GPT2Config(
     vocab_size=64,
     n_embd=32,
@@ -230,7 +231,7 @@ MAKERS: dict[str, Callable[[TrainedRun, Path], Path]] = {
 }
 
 
-def trainer(folder: Path, config: Any, steps: int = 4) -> Trainer:
+def trainer(folder: Path, config: Any, steps: int = 4, **more: Any) -> Trainer:
     """transformers' Trainer with a cosine and a warmup, which saves after two steps."""
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -245,6 +246,7 @@ def trainer(folder: Path, config: Any, steps: int = 4) -> Trainer:
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
+        **more,
     )
     return Trainer(model=model_of(config), args=arguments, train_dataset=Rows())
 

@@ -501,6 +501,12 @@ def unsaid(layout: ZeroLayout) -> Iterator[Any]:
             " load_optimizer_states=False",
             Effect.NUMBERS,
         )
+    if hub.moments and not hub.ordered:
+        message = (
+            "the order of the model's parameters is unknown, by which DeepSpeed finds the moments of each; a run"
+            " whose model has another order loads those of other parameters"
+        )
+        yield loss_finding("order", message, Effect.NUMBERS)
     if hub.schedule is None:
         message = (
             "the source checkpoint has no scheduler state; DeepSpeed's own schedulers continue from the"

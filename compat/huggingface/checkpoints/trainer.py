@@ -41,6 +41,7 @@ OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 STATE = "trainer_state"
 SPARED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Names of parameters that do not decay (transformers/trainer.py: get_decay_parameter_names)."""
+EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class Trainer(RootedFormat):
@@ -130,7 +131,12 @@ def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
     """
     trained = hub.trainable_parameters
     weights = {name: held.weight for name, held in trained.items()}
-    order = list(trained) if hub.ordered else module_order(weights)
+    order = module_order(weights) or (list(trained) if hub.ordered else None)
+    if any(EXPERT.search(name) for name in trained):
+        raise SourceError(
+            "trainer: found experts one by one, and Trainer trains all of a layer in one tensor, whose moments have other"
+            " names than saved weights; convert to another format"
+        )
     if order is None:
         raise SourceError(
             "trainer: the order of the model's parameters is unknown, by which Trainer finds the moments of each; "
