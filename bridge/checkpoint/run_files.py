@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, dcp
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import Hub, loss_finding
 from bridge.checkpoint.run_state import Key, flatten_value, take_run
 from bridge.checkpoint.safetensors_format import TRAINER, read_trainer_state
@@ -80,6 +81,17 @@ def _state_files(place: Path) -> Iterator[tuple[Path, Key]]:
             yield path, (kind, int(number or 0)) if match["rng"] or match["random"] else (kind,)
         elif SHARDED.fullmatch(path.name) and (path / dcp.METADATA).is_file():
             yield path, (path.name,)
+
+
+def verify_run_files(place: Path, used: Used | None = None) -> None:
+    """Check the checksums within the files of a run's state. `used` limits the check as in
+    `archive.verify_archive`.
+    """
+    for path, _ in _state_files(place):
+        if path.is_dir():
+            dcp.verify_checksums(path, dcp.KNOWN, used)
+        else:
+            archive.verify_archive(path, place, used=used)
 
 
 def with_run_files(hub: Hub, place: Path) -> Hub:

@@ -4,6 +4,7 @@ checkpoints.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -179,7 +180,8 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
 
 def _list_names(paths: Sequence[Path], place: Path) -> str:
     rest = len(paths) - SHOWN
-    names = ", ".join(str(path.relative_to(place)) for path in paths[:SHOWN])
+    folder = place if place.is_dir() else place.parent
+    names = ", ".join(os.path.relpath(path, folder) for path in paths[:SHOWN])
     return f"{names} and {rest} more" if rest > 0 else names
 
 

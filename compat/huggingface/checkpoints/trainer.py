@@ -19,7 +19,7 @@ from bridge.checkpoint.hub import Hub, Origin, ParameterGroup, loss_finding
 from bridge.checkpoint.lazy import Held
 from bridge.checkpoint.parameter_names import module_order
 from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
-from bridge.checkpoint.run_files import optimizer_files, read_run_files
+from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
 from bridge.checkpoint.run_state import Key, hub_of_entries
 from bridge.checkpoint.safetensors_format import (
     SAFE,
@@ -76,10 +76,12 @@ class Trainer(RootedFormat):
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Check the files against SHA256SUMS if there is one, and the checksums within all archives."""
         super().verify(place, used)
-        for path in self.read(place).origin.files:
+        verify_run_files(place, used)
+        _, weights, _ = _weights(place)
+        for path in weights:
             if path.name == dcp.METADATA:
                 dcp.verify_checksums(path.parent, dcp.KNOWN, used)
-            elif path.suffix in (".pt", ".bin", ".pth", ".pkl"):
+            elif path.suffix == ".bin":
                 archive.verify_archive(path, place, used=used)
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
@@ -183,8 +185,16 @@ def _schedule(hub: Hub, groups: Sequence[ParameterGroup]) -> tuple[dict[str, Any
     """Return the state of Trainer's scheduler, which is a LambdaLR (transformers/optimization.py), and
     findings. Without a base rate in the state, Trainer's own arguments give it.
     """
-    held = dict(hub.schedule or {})
-    if "last_epoch" in held and len(held.get("base_lrs") or ()) == len(groups):
+    held, rates = dict(hub.schedule or {}), (hub.schedule or {}).get("base_lrs") or ()
+    if "last_epoch" in held and len(set(rates)) == 1:
+        # One rate for all groups holds for any number of them.
+        lists = {
+            key: list(value[:1]) * len(groups)
+            for key, value in held.items()
+            if isinstance(value, list | tuple) and len(value) == len(rates)
+        }
+        return {**held, **lists}, []
+    if "last_epoch" in held and len(rates) == len(groups):
         return held, []
     steps = hub.where.steps or 0
     found = {
@@ -195,9 +205,9 @@ def _schedule(hub: Hub, groups: Sequence[ParameterGroup]) -> tuple[dict[str, Any
         "_last_lr": [group.settings.get("lr") for group in groups],
         "lr_lambdas": [{} for _ in groups],
     }
-    rates = [group.settings.get("initial_lr") for group in groups]
-    if None not in rates:
-        found["base_lrs"] = rates
+    initial = [group.settings.get("initial_lr") for group in groups]
+    if None not in initial:
+        found["base_lrs"] = initial
     message = (
         "the source checkpoint has no state of one of torch's schedulers for these groups; Trainer's scheduler goes on "
         f"from step {steps} by the arguments of the run"
