@@ -324,7 +324,7 @@ def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path
     run.model.save_pretrained(str(tmp_path / "model"))
     config = ("--config", str(tmp_path / "model" / "config.json"), "--samples", "4")
     first = converted(plain_file(run, tmp_path), "megatron", tmp_path / "first", *config)
-    (tmp_path / "launch.args").write_text(FLAGS)
+    (tmp_path / "launch.args").write_text(f"{FLAGS} --use-distributed-optimizer")
     ways = (
         ("deepspeed", tmp_path / "launch.args", first, tmp_path / "there"),
         (
