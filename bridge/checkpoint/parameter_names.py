@@ -536,7 +536,9 @@ def module_order(model: Mapping[str, Lazy]) -> list[str] | None:
         made = write_names(known.table, neutral_shapes(pieces), facts)
     except SourceError:
         return None
-    return [prefix + theirs.name for theirs in made]
+    # A table may have several names for one parameter, of which it writes the first.
+    found = [prefix + theirs.name for theirs in made]
+    return found if model.keys() >= set(found) else None
 
 
 def recognise_names(hub: Hub) -> Recognised:

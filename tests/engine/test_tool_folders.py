@@ -346,3 +346,7 @@ def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path
     )
     assert decays_of(after) == decays_of(before) and len(decays_of(after)) == 2
     assert_equal(tensors_of(after), tensors_of(before))
+    assert_equal(
+        tensors_of(formats.read_checkpoint(converted(first, "dcp", tmp_path / "between"))),
+        tensors_of(before),
+    )
