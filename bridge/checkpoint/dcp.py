@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,23 +12,18 @@ from typing import Any
 from bridge.checkpoint import archive, stored_parts, torch_save, unpickle
 from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File, size_of
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted
+from bridge.checkpoint.formats import PlannedFiles, RootedFormat, Used, Wanted
 from bridge.checkpoint.hub import (
     BESIDE,
     Hub,
     Origin,
-    Parameter,
     ParameterGroup,
-    Where,
-    as_plain,
     beside_of,
-    find_misshapen_states,
     loss_finding,
-    settings_of,
     weights_of,
-    with_beside,
 )
-from bridge.checkpoint.lazy import FLOATING, Boxed, Held, Lazy, Placed, read_strips
+from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
+from bridge.checkpoint.run_state import hub_of_entries
 from bridge.checkpoint.torch_save import Size
 from bridge.checkpoint.unpickle import Constant, Known, Record, recorders
 from bridge.errors import SourceError
@@ -68,7 +62,8 @@ KNOWN = {
 """Names that the pickle `.metadata` contains, from torch/distributed/checkpoint/metadata.py and
 filesystem.py. Their objects are read as records.
 """
-OPTIMIZERS = re.compile(r"optim(?:izer)?s?")
+SCHEDULE = "lr_scheduler"
+"""The key under which a scheduler of torch is written."""
 NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("amsgrad", "maximize", "capturable", "differentiable"), False),
     **dict.fromkeys(("foreach", "fused")),
@@ -89,7 +84,7 @@ class StoredEntry:
     value: Any
 
 
-class Dcp(Format):
+class Dcp(RootedFormat):
     """The format of torch.distributed.checkpoint, in which users of FSDP save."""
 
     name = "dcp"
@@ -110,15 +105,15 @@ class Dcp(Format):
             verify_checksums(place, KNOWN, used)
 
     def read(self, place: Path) -> Hub:
-        """Return the checkpoint. Weights are read from the key `model`, or from the top if there
-        is no such key, and optimizer states by parameter name. All other values become client
-        state.
+        """Return the checkpoint, whose model and optimizers lie under any keys. All values that are
+        not recognised become client state.
         """
         return hub_of(
             self.name,
             place,
             read_entries(place),
             (place / METADATA, *sorted(place.glob("*.distcp"))),
+            self.root,
         )
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
@@ -137,65 +132,20 @@ class Dcp(Format):
 
 
 def hub_of(
-    format: str, place: Path, found: Mapping[str, StoredEntry], files: tuple[Path, ...]
+    format: str,
+    place: Path,
+    found: Mapping[str, StoredEntry],
+    files: tuple[Path, ...],
+    root: str | None = None,
 ) -> Hub:
     """Return the checkpoint that consists of these entries. Raises `SourceError` if no entry
     belongs to a model.
     """
-    model, optimizer, rest = _sort_entries(found, place)
-    if not model:
-        raise SourceError(f"{place / METADATA}: found no tensors of a model; {DAMAGED}")
-    (groups, odd), states = _optimizer_groups(optimizer), _optimizer_states(optimizer)
-    strange = sorted(name for name in states if name not in model)
-    if strange:
-        others = len(strange) - 1
-        more = f" and {others} more" if others else ""
-        raise SourceError(
-            f"{place}: the optimizer has states of {show_value(strange[0])}{more}, which the model does "
-            f"not have; {DAMAGED}"
-        )
-    # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
-    # the optimizer knows decides; without an optimizer everything that floats is a trained
-    # parameter.
-    known = {name for group in groups for name in group.names} | set(states)
-    ties = dict(_tie_pairs(model, known))
-    kinds = {name: _is_buffer(name, model, known) for name in model}
-    parameters = {
-        name: _build_parameter(held, states.get(name, {}), not known or name in known)
-        for name, held in model.items()
-        if name not in ties and not kinds[name]
-    }
-    steps = {held.step for held in parameters.values() if held.step is not None}
-    said, left = as_plain(rest, "client")
-    held = said.pop(BESIDE, None)
-    made = int(max(steps)) if steps else said.get("step")
-    made = made if isinstance(made, int) else None
-    if said.get("step") == made:
-        said.pop("step", None)  # a script's own counter that says something else stays the script's
-    # States that are no moments of their parameter, such as Adafactor's rows and columns.
-    unfit = (
-        (name, kind)
-        for name, state in states.items()
-        for kind, value in state.items()
-        if kind != "step" and not _is_moment(value, model[name])
+    origin = Origin(
+        format, layout={"ranks": len(list(files[-1].parent.glob("*.distcp")))}, files=files
     )
-    hub = Hub(
-        Origin(format, layout={"ranks": len(list(files[-1].parent.glob("*.distcp")))}, files=files),
-        parameters,
-        {name: held for name, held in model.items() if kinds[name]},
-        ties,
-        ordered=False,
-        groups=groups,
-        where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
-        client={key: value for key, value in said.items() if value is not None},
-        findings=(
-            *left,
-            *odd,
-            *find_misshapen_states(unfit),
-            *_find_guesses(parameters, ties, known),
-        ),
-    )
-    return with_beside(hub, held)
+    entries = {entry.path: entry.value for entry in found.values()}
+    return hub_of_entries(origin, place, entries, root)
 
 
 def verify_checksums(place: Path, known: Known, used: Used | None = None) -> None:
@@ -295,151 +245,6 @@ def _place_of_part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, in
     return path, place, begin, size
 
 
-Model = dict[str, Lazy]
-
-
-def _sort_entries(
-    found: Mapping[str, StoredEntry], place: Path
-) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
-    """Sort the entries into three dictionaries: the model's tensors by name, the optimizer's
-    values by their keys, and all other values by key.
-    """
-    # A script may save the model under `model`, or its parameters at the top beside everything
-    # else.
-    nested = any(entry.path[0] == "model" and len(entry.path) > 1 for entry in found.values())
-    model: Model = {}
-    optimizer: dict[tuple[Any, ...], Any] = {}
-    rest: dict[str, Any] = {}
-    for key, (path, value) in ((key, (entry.path, entry.value)) for key, entry in found.items()):
-        if OPTIMIZERS.fullmatch(str(path[0])) and len(path) > 1:
-            optimizer[path[1:]] = value
-        elif isinstance(value, Lazy) and (
-            (nested and path[0] == "model") or (not nested and len(path) == 1)
-        ):
-            model[".".join(map(str, path[1:] if nested else path))] = value
-        else:
-            rest[key] = value
-    return model, optimizer, rest
-
-
-def _flatten_path(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the keys of an optimizer's value as `(top, name, key)`, such as `("state",
-    "head.weight", "exp_avg")`, whether they were saved nested or joined by dots.
-    """
-    # torch nests state_dict(), and torchtitan flattens it into "state.head.weight.exp_avg". Joined,
-    # both are alike: names of parameters hold dots, the first and the last part do not.
-    whole = ".".join(map(str, path))
-    top, _, rest = whole.partition(".")
-    name, _, kind = rest.rpartition(".")
-    return top, name, kind
-
-
-def _optimizer_states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for path, value in optimizer.items():
-        top, name, kind = _flatten_path(path)
-        if top == "state":
-            found.setdefault(name, {})[kind] = value
-    return found
-
-
-def _optimizer_groups(
-    optimizer: Mapping[tuple[Any, ...], Any],
-) -> tuple[tuple[ParameterGroup, ...], list[Finding]]:
-    """Return the optimizer's parameter groups, and findings for settings that are not kept. torch
-    saves groups by number, or instead the settings of each parameter. In the second case,
-    parameters with equal settings become one group.
-    """
-    rows: dict[str, dict[str, Any]] = {}
-    for path, value in optimizer.items():
-        top, name, key = _flatten_path(path)
-        if top == "param_groups":
-            rows.setdefault(name, {})[key] = value
-    together: dict[str, tuple[list[str], dict[str, Any]]] = {}
-    odd: list[Finding] = []
-    for name, row in rows.items():
-        names = row.get("params")
-        settings, left = settings_of(row, f"param_groups.{name}")
-        odd += left
-        own = isinstance(names, list | tuple) and name.isdigit()
-        held = together.setdefault(name if own else repr(settings), ([], settings))
-        held[0].extend(map(str, names) if own and names is not None else [name])
-    return tuple(
-        ParameterGroup(tuple(names), settings) for names, settings in together.values()
-    ), odd
-
-
-def _is_moment(value: Any, held: Lazy) -> bool:
-    return isinstance(value, Lazy) and value.shape == held.shape
-
-
-def _build_parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
-    moments = {
-        kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, held)
-    }
-    step = state.get("step")
-    if isinstance(step, Lazy):
-        step = float(step.whole())
-    return Parameter(held, None, moments, None if step is None else float(step), trained)
-
-
-def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """Return whether to take a tensor for a buffer, because the format does not tell. A tensor is
-    taken for a buffer if its elements are not floating-point numbers. It is also taken for one if
-    it is stored whole and unknown to the optimizer, while all parameters that the optimizer knows
-    are stored in several boxes.
-    """
-    held = model[name]
-    if held.dtype not in FLOATING:
-        return True
-    others = [model[key] for key in known if key in model]
-    sharded = [isinstance(other, Boxed) and len(other.parts) > 1 for other in others]
-    alone = not isinstance(held, Boxed) or len(held.parts) == 1
-    return name not in known and alone and bool(sharded) and all(sharded)
-
-
-def _tie_pairs(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of tied names: a tensor that the optimizer does not know, and a parameter of the
-    optimizer with the same elements.
-    """
-    import torch
-
-    for name, held in model.items() if known else ():
-        if name in known or held.count < 2:
-            continue
-        # Equal elements throughout tell nothing: norms begin as ones, and biases as zeros.
-        first = held.flat(0, 1)
-        if all(bool((strip == first).all()) for strip in read_strips(held)):
-            continue
-        for other in sorted(known):
-            if other not in model or (model[other].shape, model[other].dtype) != (
-                held.shape,
-                held.dtype,
-            ):
-                continue
-            if all(
-                torch.equal(left, right)
-                for left, right in zip(read_strips(held), read_strips(model[other]), strict=True)
-            ):
-                yield name, other
-                break
-
-
-def _find_guesses(
-    parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]
-) -> Iterator[Finding]:
-    for name, other in ties.items():
-        message = f"{name}: the optimizer does not know this tensor, which is equal to {other}; both are read as one parameter"
-        yield loss_finding("ties", message, Effect.NONE)
-    frozen = [name for name, held in parameters.items() if known and not held.trained]
-    if frozen:
-        message = (
-            f"{', '.join(frozen)}: the optimizer does not know these tensors; they are read as frozen "
-            "parameters, but may be buffers"
-        )
-        yield loss_finding("frozen", message, Effect.NONE)
-
-
 # Writing
 
 
@@ -474,8 +279,15 @@ def _values_to_save(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ..
     step = hub.client.get("step", hub.where.steps)
     if step is not None:
         yield ("step",), step
+    if _is_of_torch(hub.schedule):
+        yield from (((SCHEDULE, key), value) for key, value in (hub.schedule or {}).items())
     yield (BESIDE,), beside_of(hub)
     yield from (((key,), value) for key, value in hub.client.items() if key != "step")
+
+
+def _is_of_torch(schedule: Mapping[str, Any] | None) -> bool:
+    """Return whether this is the state of one of torch's schedulers, all of which count epochs."""
+    return schedule is not None and "last_epoch" in schedule
 
 
 def _entry_key(path: tuple[Any, ...]) -> str:
@@ -620,7 +432,7 @@ def _find_losses(hub: Hub) -> Iterator[Finding]:
             "torch's checkpoint cannot hold the loss scale; set the scale in the script's scaler",
             Effect.NUMBERS,
         )
-    if hub.schedule is not None:
+    if hub.schedule is not None and not _is_of_torch(hub.schedule):
         yield loss_finding(
             "schedule",
             f"the schedule {show_value(hub.schedule)} of the source checkpoint is not the state of a scheduler of torch; set the"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -63,11 +64,11 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
 
 
 def without_digest(folder: Path, files: Iterable[Path]) -> list[Path]:
-    """Return those of the files in a folder for which its SHA256SUMS has no line; all if there is no
-    such file.
+    """Return those of the files in a folder, or beside it, for which its SHA256SUMS has no line; all if
+    there is no such file.
     """
     known = read_digests(folder, folder) if (folder / SUMS).is_file() else {}
-    return [path for path in files if path.relative_to(folder).as_posix() not in known]
+    return [path for path in files if os.path.relpath(path, folder) not in known]
 
 
 def verify_digests(

@@ -66,6 +66,8 @@ class Format(ABC):
     """
     weights_only: bool = False
     """Whether the format holds weights alone, as transformers reads them, and nothing that a run resumes from."""
+    one_file: bool = False
+    """Whether a checkpoint is a file instead of a folder."""
     unseen: str = ""
     """Words for a finding: the damage that cannot be detected in this format if SHA256SUMS is
     missing.
@@ -101,6 +103,15 @@ class Format(ABC):
         )
 
 
+@dataclass(frozen=True)
+class RootedFormat(Format):
+    """A format in which a model may lie under any keys. `root` has those of the model to be read, joined by
+    dots; None if there is only one that may be meant.
+    """
+
+    root: str | None = None
+
+
 def all_formats() -> Mapping[str, Format]:
     """Return all formats by name: first those that belong to no stack, then those of the stacks in
     compat/.
@@ -108,12 +119,17 @@ def all_formats() -> Mapping[str, Format]:
     # Imported here, as each of them imports this module for `Format`.
     from bridge.checkpoint.dcp import Dcp
     from bridge.checkpoint.native_format import Native
+    from bridge.checkpoint.one_file import OneFile
     from bridge.checkpoint.pytorch_bin import Binary
     from bridge.checkpoint.safetensors_format import Safe
 
-    own: tuple[Format, ...] = (Native(), Safe(), Binary(), Dcp())
+    own: tuple[Format, ...] = (Native(), Safe(), Binary(), Dcp(), OneFile())
     theirs = [format for name in registry.OWN for format in registry.load(name).checkpoints]
     return {format.name: format for format in (*own, *theirs)}
+
+
+ALIASES = {"huggingface": "safetensors"}
+"""Further names of formats: that of the library whose files they are."""
 
 
 def format_of_name(name: str) -> Format:
@@ -121,6 +137,7 @@ def format_of_name(name: str) -> Format:
     name.
     """
     found = all_formats()
+    name = ALIASES.get(name, name)
     if name not in found:
         raise SourceError(
             f"{name}: found an unknown format of checkpoints, expected one of "
@@ -129,20 +146,40 @@ def format_of_name(name: str) -> Format:
     return found[name]
 
 
-def find_checkpoint(folder: Path, name: str | None = None) -> tuple[Format, Path]:
-    """Return the format of the checkpoint in `folder`, and the folder with its files. Raises
-    `SourceError` if there is no checkpoint, or if the files are of several formats and `name` does
-    not choose one.
+def find_checkpoint(
+    folder: Path, name: str | None = None, root: str | None = None
+) -> tuple[Format, Path]:
+    """Return the format of the checkpoint in `folder`, and the folder with its files; of a checkpoint
+    in one file, the file. `root` chooses the model in it, for formats in which models lie under any
+    keys. Raises `SourceError` if there is no checkpoint, or if the files are of several formats and
+    `name` does not choose one.
     """
-    if not folder.is_dir():
-        raise SourceError(f"{folder}: found no folder; name the folder of a checkpoint")
+    if not folder.is_dir() and not folder.is_file():
+        raise SourceError(f"{folder}: found no folder; name the folder or file of a checkpoint")
     tried = [format_of_name(name)] if name else list(all_formats().values())
+    if folder.is_file():
+        tried = [format for format in tried if format.one_file]
+    format, place = _find_one(folder, tried)
+    if root is None:
+        return format, place
+    if not isinstance(format, RootedFormat):
+        raise SourceError(
+            f"--root: found {show_value(root)}; a checkpoint of {format.title} has one model at one place; leave it out"
+        )
+    return replace(format, root=root), place
+
+
+def _find_one(folder: Path, tried: Sequence[Format]) -> tuple[Format, Path]:
     places = [(format, place) for format in tried if (place := format.find(folder)) is not None]
     if not places:
         kinds = ", ".join(format.title for format in tried)
         raise SourceError(
             f"{folder}: found no checkpoint of {kinds}; {_advice_on_near(folder, tried)}"
         )
+    # Weights that lie in the folder of a whole checkpoint are a copy of its own.
+    whole = [(format, place) for format, place in places if not format.weights_only]
+    if len(places) > 1 and len(whole) == 1:
+        return whole[0]
     if len(places) > 1:
         kinds = ", ".join(format.name for format, _ in places)
         raise SourceError(

@@ -157,7 +157,7 @@ class Native(Format):
                 if name.startswith(f"{BUFFERS}/0/")
             },
             {str(name): str(of) for name, of in _carry_value(state, "ties", {}).items()},
-            ordered=True,
+            ordered=bool(_carry_value(state, "ordered", True)),
             groups=tuple(
                 ParameterGroup(tuple(row["names"]), row["settings"])
                 for row in _carry_value(state, "groups", [])
@@ -391,6 +391,7 @@ def _values_of_other_engines(hub: Hub) -> dict[str, Any]:
             {"names": list(group.names), "settings": dict(group.settings)} for group in hub.groups
         ],
         "schedule": hub.schedule,
+        "ordered": hub.ordered,
         "scale": asdict(hub.scale) if hub.scale else None,
         "config": hub.config,
         "ties": dict(hub.ties),

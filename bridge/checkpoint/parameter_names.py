@@ -12,7 +12,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from bridge.checkpoint.hub import Hub, Model, Parameter, ParameterGroup, loss_finding
+from bridge.checkpoint.hub import Hub, Model, Origin, Parameter, ParameterGroup, loss_finding
 from bridge.checkpoint.lazy import ElementRun, Joined, Lazy, Turned
 from bridge.errors import SourceError, nearest
 from bridge.files.shown import show_value
@@ -492,6 +492,55 @@ def try_namings(hub: Hub) -> Recognised | None:
     return next((Recognised(naming, table) for naming, table in found if table is not None), None)
 
 
+def prefix_of_model(hub: Hub) -> str:
+    """Return the prefix without which a family of models has all names in a checkpoint, such as the
+    attribute of a module that holds the model; empty if there is none.
+    """
+    shapes = shapes_by_name(hub)
+    first = next(iter(shapes), "").split(".")
+    for count in range(min(len(first), DEEPEST)):
+        prefix = "".join(f"{part}." for part in first[:count])
+        if not all(name.startswith(prefix) for name in shapes):
+            break
+        bare = {name.removeprefix(prefix): shape for name, shape in shapes.items()}
+        if any(naming.family(bare) for naming in all_namings().values()):
+            return prefix
+    return ""
+
+
+DEEPEST = 4
+"""Most parts of a prefix of all names of a model, and one more."""
+
+
+def module_order(model: Mapping[str, Lazy]) -> list[str] | None:
+    """Return the names of a model's parameters in the order of its modules; None if no family of
+    models has these names.
+    """
+    hub = Hub(Origin(""), {name: Parameter(held) for name, held in model.items()})
+    prefix, facts = prefix_of_model(hub), Model(kv_heads=1)
+    bare = {
+        name.removeprefix(prefix): held
+        for name, held in hub.parameters.items()
+        if held.weight.shape
+    }
+    known = try_namings(replace(hub, parameters=bare))
+    if known is None:
+        return None
+    try:
+        pieces = read_names(
+            known.naming,
+            known.table,
+            {name: held.weight.shape for name, held in bare.items()},
+            facts,
+        )
+        made = write_names(known.table, neutral_shapes(pieces), facts)
+    except SourceError:
+        return None
+    # A table may have several names for one parameter, of which it writes the first.
+    found = [prefix + theirs.name for theirs in made]
+    return found if model.keys() >= set(found) else None
+
+
 def recognise_names(hub: Hub) -> Recognised:
     """Return the naming and the family that have all names in a checkpoint. If there are none,
     raise a `SourceError` with a name that the nearest family does not have.
@@ -521,10 +570,12 @@ WRAPPERS = re.compile(r"(?:^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrap
 def unwrap_names(hub: Hub) -> Hub:
     """Return the checkpoint without the names of modules that wrap the model or parts of it, as no
     model that is loaded by name has these, and a finding. DDP's `module.` is one if all names begin
-    with it.
+    with it, and so is every prefix without which a family of models has all names.
     """
     names = [*hub.parameters, *hub.ties, *hub.buffers]
-    top = "module." if all(name.startswith("module.") for name in names) else ""
+    top = prefix_of_model(hub)
+    if not top and all(name.startswith("module.") for name in names):
+        top = "module."
     bare = {name: WRAPPERS.sub("", name.removeprefix(top)).removeprefix(".") for name in names}
     changed = [name for name in names if bare[name] != name]
     if not changed or len(set(bare.values())) < len(names):

@@ -16,6 +16,7 @@ from bridge.checkpoint.files import File, all_of
 from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
 from bridge.checkpoint.lazy import FLOATING, WIDTH, Lazy, Span
+from bridge.checkpoint.quantized import EIGHT, read_quantized
 from bridge.errors import SourceError
 from bridge.files.contained import plain, read_text, regular
 from bridge.files.sealed import parse_object
@@ -241,8 +242,10 @@ def _name_tied_by_config(hub: Hub) -> str | None:
 
 def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
     """Return a checkpoint that consists of these tensors. Floating-point tensors are parameters,
-    all others are buffers. Two names of the same bytes are a tie.
+    all others are buffers. Two names of the same bytes are a tie. Raises `SourceError` for weights that
+    are quantized in a way that is not read.
     """
+    tensors, findings = read_model(tensors, files[0].parent if files else None)
     # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
     places: dict[Lazy, str] = {}
     ties = {
@@ -253,7 +256,28 @@ def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], or
     own = {name: held for name, held in tensors.items() if name not in ties}
     parameters = {name: Parameter(held) for name, held in own.items() if held.dtype in FLOATING}
     buffers = {name: held for name, held in own.items() if name not in parameters}
-    return Hub(Origin(format, files=files), parameters, buffers, ties, ordered)
+    return Hub(
+        Origin(format, files=files), parameters, buffers, ties, ordered, findings=tuple(findings)
+    )
+
+
+def read_model(
+    tensors: Mapping[str, Lazy], folder: Path | None
+) -> tuple[dict[str, Lazy], list[Finding]]:
+    """Return the tensors of a model, those of quantized weights as numbers, and a finding if there are any.
+    The config in `folder` says how large their blocks are.
+    """
+    eight = any(isinstance(held, Lazy) and held.dtype in EIGHT for held in tensors.values())
+    path = folder / "config.json" if folder and eight else None
+    data = parse_object(read_text(path, path.parent, MOST), path) if path and path.is_file() else {}
+    said = data.get("quantization_config")
+    sizes = said.get("weight_block_size") if isinstance(said, dict) else None
+    blocks = None
+    if isinstance(sizes, list) and [type(size) for size in sizes] == [int, int] and min(sizes) > 0:
+        blocks = sizes[0], sizes[1]
+    found, count = read_quantized(tensors, blocks)
+    message = f"{count} weights are quantized with a scale for each block, and are read as bf16"
+    return found, [loss_finding("weights", message, Effect.NONE)] if count else []
 
 
 TRAINER = "trainer_state.json"
@@ -262,23 +286,31 @@ UNREAD = ("optimizer.*", "scheduler.*", "rng_state*.pth", "random_states_*.pkl",
 """Patterns for files of Trainer and accelerate with the rest of a run's state, which is not read."""
 
 
+def read_trainer_state(place: Path) -> dict[str, Any]:
+    """Return the state of a run that Trainer saved beside the weights. Raises `SourceError` if it has no
+    number of steps.
+    """
+    path = place / TRAINER
+    found = parse_object(read_text(path, place, MOST), path)
+    steps = found.get("global_step")
+    if type(steps) is not int or steps < 0:
+        raise SourceError(
+            f"{path}: found {show_value(steps)} as global_step, expected a number of steps; {DAMAGED}"
+        )
+    return found
+
+
 def with_trainer_state(hub: Hub, place: Path) -> Hub:
     """Return the checkpoint with the step that Trainer saved beside the weights, and a finding that
     names the files beside them that are not read.
     """
-    steps = None
-    if (place / TRAINER).is_file():
-        path = place / TRAINER
-        steps = parse_object(read_text(path, place, MOST), path).get("global_step")
-        if type(steps) is not int or steps < 0:
-            raise SourceError(
-                f"{path}: found {show_value(steps)} as global_step, expected a number of steps; {DAMAGED}"
-            )
-    there = sorted({path.name for pattern in UNREAD for path in place.glob(pattern)})
+    there = (place / TRAINER).is_file()
+    steps = read_trainer_state(place)["global_step"] if there else None
+    names = sorted({path.name for pattern in UNREAD for path in place.glob(pattern)})
     message = (
-        f"{', '.join(there)} hold the moments and the rest of the run's state, which is not read"
+        f"{', '.join(names)} hold the moments and the rest of the run's state, which is not read"
     )
-    left = [loss_finding("moments", message, Effect.NUMBERS)] if there else []
+    left = [loss_finding("moments", message, Effect.NUMBERS)] if names else []
     return replace(hub, where=replace(hub.where, steps=steps), findings=(*hub.findings, *left))
 
 

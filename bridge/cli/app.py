@@ -33,12 +33,20 @@ from bridge.report.exit_codes import table
 from bridge.report.row_choice import View
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)
+    Path, typer.Argument(metavar="DIR", help="Folder or file of a checkpoint.", show_default=False)
 ]
 FromFormat = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--from", metavar="FORMAT", help="Format of the checkpoint, if the folder holds several."
+    ),
+]
+Root = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--root",
+        metavar="KEYS",
+        help="Keys of the model in the checkpoint, joined by dots, if it has several models.",
     ),
 ]
 Processes = Annotated[
@@ -407,8 +415,9 @@ If torch is installed, the converted plan is then trained on two local ranks wit
 
 CHECKPOINT = """Read, convert and compare checkpoints of any stack, without the stack, a GPU, or executing anything in them.
 
-Formats: native, safetensors, bin (pytorch_model.bin), dcp (torch.distributed.checkpoint), deepspeed (ZeRO 0 to 3), universal
-megatron (torch_dist) and megatron-ranks (mp_rank_*).
+Formats: native, safetensors (or huggingface), bin (pytorch_model.bin), trainer (Hugging Face Trainer and accelerate), dcp
+(torch.distributed.checkpoint), file (torch.save, Lightning), deepspeed (ZeRO 0 to 3), universal, megatron (torch_dist)
+and megatron-ranks (mp_rank_*).
 A pickle that holds anything but tensors, plain values and listed classes is refused, and the error names it.
 """
 
@@ -419,6 +428,7 @@ Examples:
   stagebridge checkpoint inspect run/checkpoints
   stagebridge checkpoint inspect run/global_step500 --tensors
   stagebridge checkpoint inspect model --check --json
+  stagebridge checkpoint inspect last.ckpt --root state_dict_ema
 
 """ + table(
     clean="shown; nothing was lost that changes numbers",
@@ -1144,6 +1154,7 @@ app.add_typer(
 def checkpoint_inspect(
     folder: Folder,
     from_: FromFormat = None,
+    root: Root = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     check: Annotated[
         bool,
@@ -1154,7 +1165,7 @@ def checkpoint_inspect(
     """Show one checkpoint."""
     from bridge.cli.checkpoint import inspect
 
-    return inspect(folder, from_, tensors, check, as_json)
+    return inspect(folder, from_, root, tensors, check, as_json)
 
 
 @checkpoint.command(
@@ -1177,6 +1188,7 @@ def checkpoint_convert(
         ),
     ],
     from_: FromFormat = None,
+    root: Root = None,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -1247,7 +1259,18 @@ def checkpoint_convert(
     return convert(
         folder,
         CheckpointOptions(
-            to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples
+            to,
+            output,
+            from_,
+            wanted,
+            dry_run,
+            verify,
+            as_json,
+            processes,
+            names,
+            config,
+            samples,
+            root,
         ),
     )
 

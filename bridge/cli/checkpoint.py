@@ -4,6 +4,7 @@ checkpoints.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -57,6 +58,7 @@ class CheckpointOptions:
     names: str | None = None
     config: Path | None = None
     samples: int | None = None
+    root: str | None = None
 
 
 def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
@@ -70,7 +72,9 @@ def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
         raise
 
 
-def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json: bool) -> int:
+def inspect(
+    folder: Path, name: str | None, root: str | None, tensors: bool, check: bool, as_json: bool
+) -> int:
     """Show one checkpoint. Returns the exit code."""
 
     def work() -> int:
@@ -78,7 +82,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
         from bridge.checkpoint.tagged_json import encode_value
         from bridge.report import as_json as report
 
-        format, place = formats.find_checkpoint(folder, name)
+        format, place = formats.find_checkpoint(folder, name, root)
         if check:
             with progress.show_progress("the files"):
                 formats.verify_checkpoint(format, place)
@@ -176,7 +180,8 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
 
 def _list_names(paths: Sequence[Path], place: Path) -> str:
     rest = len(paths) - SHOWN
-    names = ", ".join(str(path.relative_to(place)) for path in paths[:SHOWN])
+    folder = place if place.is_dir() else place.parent
+    names = ", ".join(os.path.relpath(path, folder) for path in paths[:SHOWN])
     return f"{names} and {rest} more" if rest > 0 else names
 
 
@@ -203,7 +208,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
         from bridge.checkpoint import formats
         from bridge.report import as_json as report
 
-        source, place = formats.find_checkpoint(folder, options.from_)
+        source, place = formats.find_checkpoint(folder, options.from_, options.root)
         target = formats.format_of_name(options.to)
         BridgeError.raise_if(_option_mistakes(options, target, folder))
         dtype = options.wanted["dtype"]
@@ -224,7 +229,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
             options,
         )
         written = formats.plan_files(target, hub, wanted)
-        beside = _companion_files(target, place, options)
+        beside = _companion_files(target, place, hub, options)
         written = replace(written, files=(*written.files, *beside.files))
         if verified:
             with progress.show_progress("the files to be checked"):
@@ -239,11 +244,13 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
     return _answer_errors(options.json, work)
 
 
-def _companion_files(target: Format, place: Path, options: CheckpointOptions) -> Companions:
+def _companion_files(
+    target: Format, place: Path, hub: Hub, options: CheckpointOptions
+) -> Companions:
     """Return the files that transformers reads together with the weights, if it can read those under their names."""
-    if not target.weights_only or options.names not in (None, *TRANSFORMERS):
+    if target.names not in TRANSFORMERS or options.names not in (None, *TRANSFORMERS):
         return Companions()
-    found = companions(place, options.config)
+    found = companions(place, options.config, hub)
     for line in found.notes:
         note(f"note: {line}")
     return found
@@ -389,13 +396,13 @@ def _print_outcome(
             "output": str(options.output),
             "written": not options.dry_run,
             "files": files,
-            "copied": [file.name for file in beside.files],
+            "copied": [file.name for file in beside.files if beside.folder],
         }
         print_json(
             {**said, "findings": [finding_json(finding) for finding in findings], "exit_code": code}
         )
         return
-    if beside.files:
+    if beside.folder:
         say(f"copied from {beside.folder}: {', '.join(file.name for file in beside.files)}")
     for file, rows in made if options.dry_run else ():
         say(f"{file.name}: {file.size:,} bytes, {f'{len(rows)} tensors' if rows else 'no tensors'}")

@@ -249,7 +249,9 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     groups = (
         _groups_to_write(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
     )
-    hub = _place_groups(hub, source, dialect.by_place, bool(groups))
+    # A program that is written for a model makes groups of its own; the code part says those of the plan.
+    scope = None if options.model else result.plan.optimizer.decay_scope
+    hub = _place_groups(hub, source, dialect.by_place, bool(groups), scope)
     saves = dialect.saves(result.config, hub)
     hub = replace(
         hub,
@@ -314,16 +316,29 @@ def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
     return {FILE: text_of(groups)} if groups else {}
 
 
-def _place_groups(hub: Hub, source: MoveSource, by_place: bool, told: bool) -> Hub:
+def _place_groups(
+    hub: Hub, source: MoveSource, by_place: bool, told: bool, scope: str | None
+) -> Hub:
     """Return the checkpoint for a run that identifies parameters by index within groups.
 
-    `told`: the run reads the checkpoint's groups from a file. Otherwise the run makes other groups, and
-    the checkpoint's groups are removed.
+    `told`: the run reads the checkpoint's groups from a file. Otherwise the checkpoint's groups are removed,
+    unless the code that is written makes the same, with this `scope` of weight decay.
     """
+    from bridge.checkpoint.groups import DECAY, effective_setting, needs_group_file
+
     if not by_place or hub.parameters is source.hub.parameters:
         return hub
     if told:
         return replace(hub, groups=tuple(group for group in hub.groups if group.names))
+    # What decays comes first in the code that is written.
+    rows = [
+        replace(group, settings={**group.settings, DECAY: effective_setting(group, DECAY)})
+        for group in hub.groups
+        if group.names
+    ]
+    sorted_hub = replace(hub, groups=tuple(sorted(rows, key=lambda row: row.settings[DECAY] == 0)))
+    if scope and rows and not needs_group_file(sorted_hub, scope, by_place):
+        return sorted_hub
     # By itself the target puts other parameters into its groups. Only a learning rate that all groups share can be kept.
     rates = {group.settings.get("lr") for group in hub.groups}
     return replace(

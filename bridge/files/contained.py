@@ -6,6 +6,7 @@ They are opened by plain names, and no link may lead out of the folder.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -110,17 +111,33 @@ def refuse_changes(stamps: Mapping[Path, Stamp]) -> None:
 def inside(path: Path, root: Path) -> Path:
     """Return `path`, which lies below `root`.
 
-    Raises `SourceError` if a link in `path` leads out of `root`.
+    Raises `SourceError` if a link in `path` leads out of `root`. In the cache of huggingface_hub, the
+    links of a snapshot may lead to the blobs of its own repository.
     """
     try:
         real, home = path.resolve(), root.resolve()
     except (OSError, RuntimeError) as error:
         raise SourceError(f"{path}: {error}; the link leads nowhere") from None
-    if not real.is_relative_to(home):
+    if not real.is_relative_to(home) and not _is_own_blob(real, home):
         raise SourceError(
             f"{path}: a link that leads to {real}, outside of {home}; replace the link by the file"
         )
     return path
+
+
+BLOB = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+"""Names of blobs: the digest of their content, by SHA-1 as in git or by SHA-256."""
+
+
+def _is_own_blob(real: Path, home: Path) -> bool:
+    """Return whether a file is a blob of the repository of which `home` is a snapshot or lies in one:
+    `models--NAME/snapshots/REVISION`, with the content of its files in `models--NAME/blobs`.
+    """
+    for place in (home, *home.parents):
+        repository = place.parent.parent
+        if place.parent.name == "snapshots" and repository.name.startswith("models--"):
+            return real.parent == repository / "blobs" and BLOB.fullmatch(real.name) is not None
+    return False
 
 
 def regular(path: Path, root: Path) -> Path:

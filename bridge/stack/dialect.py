@@ -345,6 +345,13 @@ class Dialect(ABC):
         """
         return None
 
+    def recorded(self, hub: Hub) -> Config | None:
+        """Return the config of the model that the arguments of a run in a checkpoint describe, without
+        dropout and with a microbatch of one sample; None if there are none. Raises `BridgeError` for
+        arguments without a meaning.
+        """
+        return None
+
     def settings_for_groups(self, file: str) -> Mapping[str, Any]:
         """Return the settings that make the training script build the optimizer's parameter groups
         from `file`.

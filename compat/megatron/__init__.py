@@ -144,6 +144,16 @@ class MegatronConfig(Config):
         return environment(self.args.flat(), self.version)
 
 
+OUTSIDE = {"seq_length", "tokenizer_type", "tensor_model_parallel_size"}
+"""Arguments that rules about a model look at, and that describe its run."""
+RUNNING: Mapping[str, Any] = {
+    "micro_batch_size": 1,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+"""Arguments of a run that are needed to read those of a model."""
+
+
 class MegatronDialect(PackagedDialect):
     """The dialect of Megatron-Core; its settings are those of Megatron-LM's command line."""
 
@@ -157,6 +167,29 @@ class MegatronDialect(PackagedDialect):
     native_parameters = "neutral"
     scheduled = ("lr", "weight_decay")
     masking = ("eod_mask_loss", "sft")
+
+    def recorded(self, hub: Hub) -> Config | None:
+        """Return the config of the arguments that Megatron-LM saved, of those that rules call facts about
+        the model.
+        """
+        from compat.megatron.checkpoints.run import run_state
+
+        args = run_state(hub).get("args")
+        if not isinstance(args, Mapping) or not args.get("num_layers"):
+            return None
+        facts = {
+            path
+            for rule in self.rules
+            if any(path.startswith("model.") for path in rule.ours)
+            for path in (*rule.theirs, *rule.sees)
+        }
+        given = {
+            path: value
+            for path, value in args.items()
+            if path in facts - OUTSIDE and value is not None
+        }
+        settings = Values({**given, **RUNNING})
+        return self.check_reading(lambda: Reading(settings, "flags"), self.newest, None)
 
     @property
     def schema(self) -> type[Section]:

@@ -141,10 +141,12 @@ def test_a_folder_of_trainer_has_its_step_and_names_what_is_not_read(model: Path
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         (model / name).write_bytes(b"x")
     code, out = asked("inspect", str(model))
+    assert code == 1 and "optimizer.pt: expected a file that torch.save" in out
+    code, out = asked("inspect", str(model), "--from", "safetensors")
     assert code == 2 and "run: steps 500" in out
     assert "moments: optimizer.pt, rng_state.pth, scheduler.pt hold" in out
     (model / "trainer_state.json").write_text(json.dumps({"global_step": "x"}))
-    code, out = asked("inspect", str(model))
+    code, out = asked("inspect", str(model), "--from", "safetensors")
     assert code == 1 and "global_step" in out
 
 

@@ -24,6 +24,7 @@ from bridge.checkpoint.hub import (
     settings_of,
 )
 from bridge.checkpoint.lazy import Cast, ElementRun, Joined, Lazy, cast_lazy, raw_bytes
+from bridge.checkpoint.run_files import has_run_files, verify_run_files, with_run_files
 from bridge.checkpoint.unpickle import Record
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
@@ -75,6 +76,8 @@ class Zero(Format):
         ZeRO stage 3 that masters round to the weights.
         """
         super().verify(place, used)
+        if _has_run_beside(place):
+            verify_run_files(place.parent, used)
         for files in StageFiles.of(place):
             for path in files.all:
                 archive.verify_archive(path, place, used=used)
@@ -95,7 +98,9 @@ class Zero(Format):
             # The first rank's optimizer state: only values that all ranks share are read from it.
             optimizer = files.states[0] if files.states else files.model.get("optimizer") or {}
             hubs.append(hub_of(self.name, files, _parameters(files), optimizer))
-        return parts.join_parts(found, hubs) if len(found) > 1 else hubs[0]
+        hub = parts.join_parts(found, hubs) if len(found) > 1 else hubs[0]
+        # Trainer and accelerate keep the rest of a run beside the folder that `latest` names.
+        return with_run_files(hub, place.parent) if _has_run_beside(place) else hub
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files to write for the wanted ZeRO stage and number of data-parallel ranks."""
@@ -132,6 +137,10 @@ def _of_one_run(files: StageFiles) -> None:
                     " another step"
                 )
             at += len(run)
+
+
+def _has_run_beside(place: Path) -> bool:
+    return (place.parent / LATEST).is_file() and has_run_files(place.parent)
 
 
 Found = tuple[int, dict[str, Parameter], tuple[ParameterGroup, ...], list[Finding]]

@@ -180,10 +180,10 @@ def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
         else []
     )
     schedule = hub.schedule
-    if schedule is None and hub.where.steps is not None:
+    if (schedule is None or "last_epoch" in schedule) and hub.where.steps is not None:
         # All that DeepSpeed's own schedulers keep is the number of the last update
         # (runtime/lr_schedules.py: state_dict).
-        schedule = {"last_batch_iteration": hub.where.steps - 1}
+        schedule = {"last_batch_iteration": hub.where.steps - 1, **(schedule or {})}
     return {
         "module": OrderedDict(_module(layout)),
         "buffer_names": list(hub.buffers),
@@ -501,6 +501,12 @@ def unsaid(layout: ZeroLayout) -> Iterator[Any]:
             " load_optimizer_states=False",
             Effect.NUMBERS,
         )
+    if hub.moments and not hub.ordered:
+        message = (
+            "the order of the model's parameters is unknown, by which DeepSpeed finds the moments of each; a run"
+            " whose model has another order loads those of other parameters"
+        )
+        yield loss_finding("order", message, Effect.NUMBERS)
     if hub.schedule is None:
         message = (
             "the source checkpoint has no scheduler state; DeepSpeed's own schedulers continue from the"

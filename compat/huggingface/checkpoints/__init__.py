@@ -1,8 +1,11 @@
-"""The parameter names of transformers' checkpoints."""
+"""Checkpoints of transformers' Trainer, and the parameter names of transformers' models."""
 
 from __future__ import annotations
 
+from bridge.checkpoint.formats import Format
 from bridge.checkpoint.parameter_names import Naming
 from compat.huggingface.checkpoints.names import Runtime, Saved
+from compat.huggingface.checkpoints.trainer import Trainer
 
 NAMINGS: tuple[Naming, ...] = (Saved(), Runtime())
+FORMATS: tuple[Format, ...] = (Trainer(),)

@@ -1,0 +1,172 @@
+"""Quantized weights: those with a scale for each block are read as the numbers that they stand for, as
+transformers reads them, and all others are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from bridge.checkpoint.lazy import FLOATING, Lazy, torch_type
+from bridge.errors import SourceError
+from bridge.files.shown import show_value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EIGHT = ("F8_E4M3", "F8_E5M2")
+SCALE = "_scale_inv"
+"""What follows the name of a weight in that of its scales (transformers/integrations/finegrained_fp8.py)."""
+BLOCKS, SCALES = "_blocks", "_scales"
+"""Ends of the names of packed weights and of their exponents (transformers/integrations/mxfp4.py)."""
+FOUR = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The numbers that four bits stand for: one of sign, two of exponent, one of mantissa."""
+BIAS = 127
+SIGNS = ("scale", "absmax", "zeros", "quant_map", "quant_state")
+"""Parts of the names of tensors without which the integers beside them have no value."""
+DTYPE = "BF16"
+"""The number format in which the weights are read: that of the models that are published like this."""
+
+
+@dataclass(frozen=True)
+class Scaled(Lazy):
+    """A tensor of matrices in 8 bits, with a scale for each block of `rows` x `columns` elements."""
+
+    base: Lazy
+    scales: Lazy
+    rows: int
+    columns: int
+    dtype: str = DTYPE
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The shape of `base`."""
+        return self.base.shape
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """Return elements times the scales of their blocks, rounded once."""
+        import torch
+
+        height, width = self.shape[-2:]
+        first, last = start // width, -(-stop // width)
+        found = self.base.flat(first * width, last * width).float().view(-1, width)
+        scales = self.scales.whole().float().view(-1, *self.scales.shape[-2:])
+        at = torch.arange(first, last)
+        picked = scales[at // height, (at % height) // self.rows]
+        wide = picked.repeat_interleave(self.columns, 1)[:, :width]
+        whole = (found * wide).to(torch_type(self.dtype))
+        return whole.view(-1)[start - first * width : stop - first * width]
+
+
+@dataclass(frozen=True)
+class Packed(Lazy):
+    """Matrices of experts in 4 bits, two in a byte, with an exponent for each block of a row; they are
+    stored as transposes.
+    """
+
+    blocks: Lazy
+    scales: Lazy
+    dtype: str = DTYPE
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The shape of the experts' weights: their number, inputs, and outputs."""
+        experts, outputs, count, size = self.blocks.shape
+        return experts, count * size * 2, outputs
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """Return elements; each expert that has some of them is unpacked as a whole."""
+        import torch
+
+        one = prod(self.shape[1:])
+        found = [
+            self._unpack(expert)[max(0, start - expert * one) : stop - expert * one]
+            for expert in range(start // one, -(-stop // one))
+        ]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch_type(self.dtype))
+
+    def _unpack(self, expert: int) -> Tensor:
+        import torch
+
+        _, outputs, count, size = self.blocks.shape
+        one = outputs * count
+        packed = self.blocks.flat(expert * one * size, (expert + 1) * one * size).view(one, size)
+        exponents = self.scales.flat(expert * one, (expert + 1) * one).int() - BIAS
+        numbers = torch.tensor(FOUR, dtype=torch_type(self.dtype))
+        pairs = torch.stack([numbers[(packed & 15).int()], numbers[(packed >> 4).int()]], -1)
+        whole = torch.ldexp(pairs.view(one, 2 * size), exponents[:, None]).to(numbers.dtype)
+        return whole.view(outputs, -1).t().reshape(-1)
+
+
+def read_quantized(
+    tensors: Mapping[str, Lazy], blocks: tuple[int, int] | None = None
+) -> tuple[dict[str, Lazy], int]:
+    """Return the tensors with quantized weights as the numbers that they stand for and without their scales,
+    and how many there are. `blocks` is the size of a block in the model's config. Raises `SourceError`
+    for weights that are quantized in another way.
+    """
+    found: dict[str, Lazy] = {}
+    used: set[str] = set()
+    for name, held in tensors.items():
+        if name.endswith(BLOCKS) and len(held.shape) == 4 and held.dtype == "U8":
+            scales = tensors.get(name.removesuffix(BLOCKS) + SCALES)
+            if scales is not None and (scales.shape, scales.dtype) == (held.shape[:-1], "U8"):
+                used |= {name, name.removesuffix(BLOCKS) + SCALES}
+                found[name.removesuffix(BLOCKS)] = Packed(held, scales)
+        elif held.dtype in EIGHT and (scales := tensors.get(name + SCALE)) is not None:
+            used |= {name, name + SCALE}
+            found[name] = _scaled(name, held, scales, blocks)
+    rest = {name: held for name, held in tensors.items() if name not in used}
+    SourceError.raise_if(list(_find_unread(rest))[:1])
+    count = len(found)
+    order = {name: found.get(name, held) for name, held in rest.items()}
+    return {**order, **found}, count
+
+
+def _scaled(name: str, held: Lazy, scales: Lazy, blocks: tuple[int, int] | None) -> Scaled:
+    """Return a weight with its scales. Raises `SourceError` unless these are a grid of blocks of one size."""
+    fits = (
+        len(held.shape) > 1
+        and scales.dtype in FLOATING
+        and len(scales.shape) == len(held.shape)
+        and scales.shape[:-2] == held.shape[:-2]
+        and all(scales.shape)
+    )
+    sizes, grid = held.shape[-2:], scales.shape[-2:]
+    if (
+        fits
+        and blocks is None
+        and not any(size % count for size, count in zip(sizes, grid, strict=True))
+    ):
+        blocks = sizes[0] // grid[0], sizes[1] // grid[1]
+    if (
+        not fits
+        or blocks is None
+        or any(
+            -(-size // block) != count
+            for size, block, count in zip(sizes, blocks, grid, strict=True)
+        )
+    ):
+        raise SourceError(
+            f"{name}: found weights of shape {held.shape} in {held.dtype} with scales of shape {scales.shape} in "
+            f"{scales.dtype}, expected one for each block of {blocks or 'one size'}; convert a checkpoint that is not quantized"
+        )
+    return Scaled(held, scales, *blocks)
+
+
+def _find_unread(tensors: Mapping[str, Lazy]) -> Iterator[str]:
+    beside: dict[str, str] = {}
+    for name in tensors:
+        module, _, own = name.rpartition(".")
+        if any(sign in own for sign in SIGNS):
+            beside[module] = name
+            beside.setdefault(module.rpartition(".")[0], name)
+    for name, held in tensors.items():
+        scale = beside.get(name.rpartition(".")[0]) or beside.get(name)
+        if held.dtype not in FLOATING and len(held.shape) > 1 and scale not in (None, name):
+            yield (
+                f"{show_value(name)}: found quantized weights in {held.dtype}, whose scales are in {show_value(scale)}; "
+                "weights are read with scales of blocks in 8 bits (FP8) or 4 (MXFP4); convert a checkpoint that is not quantized"
+            )

@@ -1,0 +1,253 @@
+"""Checkpoints of transformers' Trainer and of accelerate's `save_state`: weights, with the state of the run
+in files beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bridge.checkpoint import archive, dcp, torch_save
+from bridge.checkpoint.files import File
+from bridge.checkpoint.formats import PlannedFiles, RootedFormat, Used, Wanted
+from bridge.checkpoint.groups import TREATED
+from bridge.checkpoint.hub import Hub, Origin, ParameterGroup, loss_finding
+from bridge.checkpoint.lazy import Held
+from bridge.checkpoint.parameter_names import module_order
+from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
+from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
+from bridge.checkpoint.run_state import Key, hub_of_entries
+from bridge.checkpoint.safetensors_format import (
+    SAFE,
+    TRAINER,
+    Safe,
+    check_tensors,
+    list_files,
+    read_header,
+)
+from bridge.errors import SourceError
+from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
+
+FSDP = "pytorch_model_fsdp"
+"""Name of the file with the weights of FSDP, and the beginning of the name of a folder with their shards
+(accelerate/utils/constants.py: FSDP_MODEL_NAME).
+"""
+OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
+STATE = "trainer_state"
+SPARED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Names of parameters that do not decay (transformers/trainer.py: get_decay_parameter_names)."""
+EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+class Trainer(RootedFormat):
+    """The folders `checkpoint-N` of Trainer and those of accelerate's `save_state`, of plain runs and of FSDP."""
+
+    name = "trainer"
+    title = "Hugging Face Trainer"
+    names = "huggingface"
+    unseen = "a changed byte of a tensor in safetensors is not detected"
+
+    def find(self, folder: Path) -> Path | None:
+        """Return the folder if it has weights and an optimizer beside them; else None."""
+        weights = Safe().find(folder) or Binary().find(folder)
+        sharded = (folder / f"{FSDP}_0" / dcp.METADATA).is_file() or (
+            folder / f"{FSDP}.bin"
+        ).is_file()
+        return folder if (weights or sharded) and optimizer_files(folder) else None
+
+    def read(self, place: Path) -> Hub:
+        """Return the checkpoint. An optimizer that has numbers in place of names belongs to the weights in the
+        model's order.
+        """
+        weights, files, ordered = _weights(place)
+        entries, others, findings = read_run_files(place)
+        origin = Origin(self.name, files=(*files, *others))
+        hub = hub_of_entries(origin, place, {**weights, **entries}, self.root, ordered)
+        state = hub.client.get(STATE)
+        steps = state.get("global_step") if isinstance(state, Mapping) else None
+        where = hub.where if hub.where.steps is not None else replace(hub.where, steps=steps)
+        return replace(hub, where=where, findings=(*hub.findings, *findings))
+
+    def verify(self, place: Path, used: Used | None = None) -> None:
+        """Check the files against SHA256SUMS if there is one, and the checksums within all archives."""
+        super().verify(place, used)
+        verify_run_files(place, used)
+        _, weights, _ = _weights(place)
+        for path in weights:
+            if path.name == dcp.METADATA:
+                dcp.verify_checksums(path.parent, dcp.KNOWN, used)
+            elif path.suffix == ".bin":
+                archive.verify_archive(path, place, used=used)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+        """Return the files from which `Trainer.train(resume_from_checkpoint=)` goes on. Weights are masters, as
+        Trainer's optimizers update the weights themselves.
+        """
+        masters = {
+            name: replace(held, weight=held.best, master=None)
+            for name, held in hub.parameters.items()
+        }
+        model = Safe().plan(replace(hub, parameters=masters), wanted)
+        findings = [finding for finding in model.findings if finding.path in ("masters", "ties")]
+        groups = _groups(hub)
+        state = {**(hub.client.get(STATE) or {}), "global_step": hub.where.steps or 0}
+        files = [*model.files, File(TRAINER, (json.dumps(state, indent=2).encode() + b"\n",))]
+        if hub.moments:
+            schedule, base = _schedule(hub, groups)
+            files += [
+                torch_save.torch_file(OPTIMIZER, dict(_optimizer(hub, groups))),
+                torch_save.torch_file(SCHEDULER, schedule),
+            ]
+            findings += [*_find_settings(hub, groups), *base]
+        return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub)))
+
+
+def _weights(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], bool]:
+    """Return the tensors of the model in a folder, the files that hold them, and whether they are in the
+    model's order.
+    """
+    folder = place / f"{FSDP}_0"
+    if (folder / dcp.METADATA).is_file():
+        found = dcp.read_entries(folder)
+        files = (folder / dcp.METADATA, *sorted(folder.glob("*.distcp")))
+        return {entry.path: entry.value for entry in found.values()}, files, False
+    ways: Any = ((SAFE, read_header, False), (BINARY, tensors_of_file, True))
+    for names, read, ordered in ways:
+        if paths := list_files(place, names):
+            tensors = check_tensors(place, names, {path: read(path, place) for path in paths})
+            return {("model", name): held for name, held in tensors.items()}, paths, ordered
+    path = place / f"{FSDP}.bin"
+    tensors = tensors_of_file(path, place)
+    return {("model", name): held for name, held in tensors.items()}, (path,), True
+
+
+def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
+    """Return the groups that Trainer makes: what decays, and what does not (transformers/trainer.py:
+    create_optimizer), each in the model's order and with the settings that its parameters have in the
+    checkpoint. Raises `SourceError` if the model's order is unknown.
+    """
+    trained = hub.trainable_parameters
+    weights = {name: held.weight for name, held in trained.items()}
+    order = module_order(weights) or (list(trained) if hub.ordered else None)
+    if any(EXPERT.search(name) for name in trained):
+        raise SourceError(
+            "trainer: found experts one by one, and Trainer trains all of a layer in one tensor, whose moments have other"
+            " names than saved weights; convert to another format"
+        )
+    if order is None:
+        raise SourceError(
+            "trainer: the order of the model's parameters is unknown, by which Trainer finds the moments of each; "
+            "convert to another format"
+        )
+    settings = {name: group.settings for group in hub.groups for name in group.names}
+    rows: tuple[list[str], list[str]] = ([], [])
+    for name in order:
+        # Trainer goes by names, and by the class of a norm, whose parameters have one dimension.
+        rows[len(weights[name].shape) < 2 or bool(SPARED.search(name.lower()))].append(name)
+    return tuple(
+        ParameterGroup(tuple(names), settings.get(names[0], hub.settings))
+        for names in rows
+        if names
+    )
+
+
+def _optimizer(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of the state of torch's AdamW with numbers for names."""
+    import torch
+
+    numbers = {name: at for at, name in enumerate(name for group in groups for name in group.names)}
+    states: dict[int, dict[str, Any]] = {}
+    for name, at in numbers.items():
+        held = hub.parameters[name]
+        step = held.step if held.step is not None else hub.where.steps
+        states[at] = {"step": Held(torch.tensor(float(step or 0))), **held.moments}
+    yield "state", states
+    rows = [
+        {
+            **dcp.NEUTRAL,
+            **{
+                key: tuple(value) if key == "betas" else value
+                for key, value in group.settings.items()
+            },
+            "params": [numbers[name] for name in group.names],
+        }
+        for group in groups
+    ]
+    yield "param_groups", rows
+
+
+def _schedule(hub: Hub, groups: Sequence[ParameterGroup]) -> tuple[dict[str, Any], list[Finding]]:
+    """Return the state of Trainer's scheduler, which is a LambdaLR (transformers/optimization.py), and
+    findings. Without a base rate in the state, Trainer's own arguments give it.
+    """
+    held, rates = dict(hub.schedule or {}), (hub.schedule or {}).get("base_lrs") or ()
+    if "last_epoch" in held and len(set(rates)) == 1:
+        # One rate for all groups holds for any number of them.
+        lists = {
+            key: list(value[:1]) * len(groups)
+            for key, value in held.items()
+            if isinstance(value, list | tuple) and len(value) == len(rates)
+        }
+        return {**held, **lists}, []
+    if "last_epoch" in held and len(rates) == len(groups):
+        return held, []
+    steps = hub.where.steps or 0
+    found = {
+        "last_epoch": steps,
+        "_step_count": steps + 1,
+        "_is_initial": False,
+        "_get_lr_called_within_step": False,
+        "_last_lr": [group.settings.get("lr") for group in groups],
+        "lr_lambdas": [{} for _ in groups],
+    }
+    initial = [group.settings.get("initial_lr") for group in groups]
+    if None not in initial:
+        found["base_lrs"] = initial
+    message = (
+        "the source checkpoint has no state of one of torch's schedulers for these groups; Trainer's scheduler goes on "
+        f"from step {steps} by the arguments of the run"
+    )
+    return found, [loss_finding("schedule", message, Effect.NUMBERS)]
+
+
+def _find_settings(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[Finding]:
+    """Yield a finding for the settings of parameters that Trainer puts into one group, if they differ."""
+    settings = {name: group.settings for group in hub.groups for name in group.names}
+    for group in groups:
+        odd = sorted(
+            {
+                key
+                for name in group.names
+                for key in (*TREATED, "lr")
+                if settings.get(name, {}).get(key) != group.settings.get(key)
+            }
+        )
+        if odd:
+            message = f"{', '.join(odd)} differ within a group of Trainer; all of it gets those of {group.names[0]}"
+            yield loss_finding("groups", message, Effect.NUMBERS)
+    if not hub.groups and not hub.settings:
+        message = "the source checkpoint has no settings of the optimizer; Trainer's optimizer needs them to load moments"
+        yield loss_finding("groups", message, Effect.NUMBERS)
+
+
+def _find_losses(hub: Hub) -> Iterator[Finding]:
+    """Yield a finding for each value that Trainer's files do not hold or that the source does not have."""
+    if hub.trainable_parameters and not hub.moments:
+        message = "the source checkpoint has no moments; Trainer starts with new ones"
+        yield loss_finding("moments", message, Effect.NUMBERS)
+    if hub.where.steps is None:
+        yield loss_finding("step", "the step is unknown; 0 is written", Effect.NUMBERS)
+    if hub.scale is not None:
+        yield loss_finding(
+            "scale", "the loss scale is not written; Trainer begins with a new one", Effect.NUMBERS
+        )
+    message = "no random states are written; Trainer draws other numbers"
+    yield loss_finding("random", message, Effect.NUMBERS)
+    if left := [key for key in hub.client if key != STATE]:
+        message = f"Trainer's files do not hold these values of the script: {', '.join(left)}"
+        yield loss_finding("client", message, Effect.NONE)

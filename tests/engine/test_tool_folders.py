@@ -1,0 +1,352 @@
+"""Checkpoints of the tools that people train with: all that is in them is read, by the names of the model."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from contextlib import redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from tool_folders import (
+    GPT2,
+    GROUPED,
+    LLAMA,
+    MAKERS,
+    STEPS,
+    TIED,
+    TrainedRun,
+    file_of,
+    losses_of,
+    plain_file,
+    run_of,
+    trainer,
+)
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from transformers import AutoModelForCausalLM
+
+from bridge.checkpoint import formats
+from bridge.checkpoint.hub import Hub
+from bridge.checkpoint.model_facts import describe_config, rename_under
+from bridge.checkpoint.writing import write_checkpoint
+from bridge.cli import run as command
+from bridge.errors import SourceError
+from bridge.report.exit_codes import Exit
+from bridge.stack import registry
+
+FLAGS = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --group-query-attention --num-query-groups 2
+--ffn-hidden-size 48 --seq-length 16 --max-position-embeddings 32 --micro-batch-size 1 --swiglu --normalization RMSNorm
+--norm-epsilon 1e-6 --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights
+--vocab-size 64 --make-vocab-size-divisible-by 1 --train-iters 4 --lr 1e-3 --tokenizer-type NullTokenizer"""
+CONFIGS = {"llama": LLAMA, "tied": TIED, "gpt2": GPT2}
+
+
+def tensors_of(hub: Hub) -> dict[tuple[str, str], Tensor]:
+    return {
+        (name, kind): held.whole()
+        for name, kind, held in hub.tensors()
+        if kind not in ("random", "buffer")
+    }
+
+
+def assert_equal(
+    found: dict[tuple[str, str], Tensor], truth: dict[tuple[str, str], Tensor]
+) -> None:
+    """Fail unless both have the same tensors, bit by bit."""
+    assert found.keys() == truth.keys()
+    assert not [key for key, held in truth.items() if not torch.equal(found[key], held)]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("tool", MAKERS)
+def test_weights_and_moments_of_every_tool_are_read(tmp_path: Path, tool: str, config: str) -> None:
+    run = run_of(CONFIGS[config])
+    truth = run.truth
+    hub = formats.read_checkpoint(MAKERS[tool](run, tmp_path))
+    prefix = "model." if tool.startswith("lightning") and "in parts" not in tool else ""
+    assert_equal(
+        tensors_of(hub), {(prefix + name, kind): held for (name, kind), held in truth.items()}
+    )
+    assert hub.where.steps == STEPS
+    decay = {name: group.settings["weight_decay"] for group in hub.groups for name in group.names}
+    names = dict(run.model.named_parameters())
+    assert decay == {prefix + name: 0.1 if held.ndim > 1 else 0.0 for name, held in names.items()}
+    scheduled = any(word in tool for word in ("file", "torchtitan", "accelerate")) or prefix
+    assert (hub.schedule == run.scheduler.state_dict()) is bool(scheduled)
+    assert not [finding for finding in hub.findings if finding.path == "moments"]
+
+
+def converted(source: Path, to: str, out: Path, *more: str) -> Path:
+    """Convert a checkpoint by the command. Returns the folder."""
+    code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(out), *more])
+    assert code in (Exit.CLEAN, Exit.FINDINGS)
+    return out
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("between", ["dcp", "native", "deepspeed", "trainer"])
+def test_trainer_goes_on_from_its_checkpoint_after_any_way(
+    tmp_path: Path, between: str, config: str
+) -> None:
+    whole = trainer(tmp_path / "run", CONFIGS[config])
+    whole.train()
+    first = tmp_path / "run" / "checkpoint-2"
+    other = converted(first, between, tmp_path / "other")
+    back = converted(other, "trainer", tmp_path / "back")
+    again = trainer(tmp_path / "again", CONFIGS[config])
+    again.train(resume_from_checkpoint=str(back))
+    found, truth = losses_of(again), losses_of(whole)
+    assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
+
+
+class Loaded:
+    """A run of plain torch in the state in which torch's own loader of DCP leaves it."""
+
+    def __init__(self, folder: Path, run: TrainedRun) -> None:
+        weights, moments = get_state_dict(run.model, run.optimizer)
+        state = {"model": weights, "optimizer": moments}
+        dcp.load(state, checkpoint_id=str(folder))
+        set_state_dict(
+            run.model,
+            run.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        schedule = {"lr_scheduler": run.scheduler.state_dict()}
+        dcp.load(schedule, checkpoint_id=str(folder))
+        run.scheduler.load_state_dict(schedule["lr_scheduler"])
+        self.run = run
+
+
+@pytest.mark.parametrize("tool", ["file", "lightning", "torchtitan", "accelerate"])
+def test_torch_goes_on_from_the_checkpoint_of_every_tool(tmp_path: Path, tool: str) -> None:
+    run = run_of(LLAMA)
+    source = MAKERS[tool](run, tmp_path)
+    root = ["--root", "state_dict.model"] if tool == "lightning" else []
+    out = converted(source, "dcp", tmp_path / "out", *root)
+    loaded = Loaded(out, run_of(LLAMA, seed=5)).run
+    assert [run.step(step) for step in (2, 3)] == [loaded.step(step) for step in (2, 3)]
+
+
+def test_one_of_several_models_is_chosen_by_its_keys(tmp_path: Path) -> None:
+    model, other = run_of(LLAMA).model, run_of(LLAMA, seed=3).model
+    state = {"gen": model.state_dict(), "ema": other.state_dict(), "epoch": 1}
+    path = file_of(state, tmp_path / "models.pt")
+    with pytest.raises(SourceError, match=r"several models: gen .*, ema .*--root"):
+        formats.read_checkpoint(path)
+    for root, held in (("gen", model), ("ema", other)):
+        hub = formats.read_at(*formats.find_checkpoint(path, root=root))
+        names = held.state_dict()
+        assert_equal(tensors_of(hub), {(name, "weight"): names[name] for name in hub.parameters})
+        (finding,) = [finding for finding in hub.findings if "of another model" in finding.message]
+        assert finding.path == {"gen": "ema", "ema": "gen"}[root]
+    with pytest.raises(SourceError, match="no tensor under 'disc'"):
+        formats.read_at(*formats.find_checkpoint(path, root="disc"))
+
+
+def test_a_usual_key_goes_before_the_averages_beside_it(tmp_path: Path) -> None:
+    model, other = run_of(LLAMA).model, run_of(LLAMA, seed=3).model
+    state = {"state_dict_ema": other.state_dict(), "state_dict": model.state_dict()}
+    hub = formats.read_checkpoint(file_of(state, tmp_path / "averaged.pth"))
+    names = model.state_dict()
+    assert_equal(tensors_of(hub), {(name, "weight"): names[name] for name in hub.parameters})
+    assert [finding.path for finding in hub.findings] == ["state_dict_ema"]
+
+
+def test_numbers_of_an_optimizer_get_the_names_of_their_parameters_or_none(tmp_path: Path) -> None:
+    """Models, groups and frozen parameters by chance: a moment is never given to another parameter."""
+    random, read = Random(0), 0
+    for turn in range(150):
+        sizes = [random.choice([(3,), (4,), (3, 4), (4, 3)]) for _ in range(random.randint(1, 9))]
+        weights = {
+            f"part{at}.w": torch.rand(size).requires_grad_() for at, size in enumerate(sizes)
+        }
+        trained = [name for name in weights if random.random() < 0.9] or list(weights)
+        rows: list[list[str]] = [[] for _ in range(random.randint(1, 3))]
+        for name in trained:
+            rows[random.randrange(len(rows))].append(name)
+        rows = [row for row in rows if row]
+        groups: Any = [{"params": [weights[name] for name in row]} for row in rows]
+        optimizer = torch.optim.Adam(groups, lr=0.1)
+        sum((weights[name] * torch.rand(())).sum() for name in trained).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        state = {
+            "model": {name: held.detach() for name, held in weights.items()},
+            "optimizer": optimizer.state_dict(),
+        }
+        hub = formats.read_checkpoint(file_of(state, tmp_path / f"{turn}.pt"))
+        unread = [finding for finding in hub.findings if finding.path == "moments"]
+        assert bool(hub.moments) is not bool(unread)
+        read += bool(hub.moments)
+        for name, held in hub.parameters.items():
+            for kind, moment in held.moments.items():
+                assert torch.equal(moment.whole(), optimizer.state[weights[name]][kind])
+        if hub.groups:
+            assert [sorted(group.names) for group in hub.groups] == [sorted(row) for row in rows]
+    assert 40 < read < 150
+
+
+def cached(folder: Path, name: str, content: dict[str, bytes]) -> Path:
+    """A snapshot in the cache of huggingface_hub (file_download.py: `_create_symlink`)."""
+    place = folder / f"models--{name}" / "snapshots" / ("0" * 40)
+    place.mkdir(parents=True)
+    blobs = folder / f"models--{name}" / "blobs"
+    blobs.mkdir()
+    for file, text in content.items():
+        blob = blobs / hashlib.sha256(text).hexdigest()
+        blob.write_bytes(text)
+        (place / file).symlink_to(os.path.relpath(blob, place))
+    return place
+
+
+def test_links_of_the_hub_cache_are_followed_to_their_own_blobs_alone(tmp_path: Path) -> None:
+    model = run_of(LLAMA).model
+    model.save_pretrained(str(tmp_path / "model"))
+    content = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    place = cached(tmp_path, "org--one", content)
+    hub = formats.read_checkpoint(place)
+    assert_equal(
+        tensors_of(hub), {(name, "weight"): held.data for name, held in model.named_parameters()}
+    )
+    out = converted(place, "safetensors", tmp_path / "out")
+    assert AutoModelForCausalLM.from_pretrained(str(out)).config.hidden_size == LLAMA.hidden_size
+    other = cached(tmp_path, "org--two", content)
+    blob = (other / "model.safetensors").resolve()
+    plain = tmp_path / "models--org--one" / "blobs" / "secret"
+    plain.write_bytes(blob.read_bytes())
+    (tmp_path / "models--org--one" / blob.name).write_bytes(blob.read_bytes())
+    for target in (blob, plain, tmp_path / "models--org--one" / blob.name):
+        (place / "model.safetensors").unlink()
+        (place / "model.safetensors").symlink_to(target)
+        with pytest.raises(SourceError, match="a link that leads to"):
+            formats.read_checkpoint(place)
+
+
+LEVELS = """
+import sys
+from pathlib import Path
+import deepspeed
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # no compiler is asked
+sys.path.insert(0, sys.argv[1])
+import tool_folders
+level, folder = int(sys.argv[2]), Path(sys.argv[3])
+optimizer = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "torch_adam": True}}
+config = {
+    "zero_optimization": {"stage": level, "stage3_gather_16bit_weights_on_model_save": level == 3},
+    "optimizer": optimizer,
+    "train_micro_batch_size_per_gpu": 2,
+    "zero_force_ds_cpu_optimizer": False,
+}
+trainer = tool_folders.trainer(folder, tool_folders.LLAMA, 2, deepspeed=config)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_trainer_with_deepspeed_is_read_whole(tmp_path: Path, level: int) -> None:
+    here = str(Path(__file__).parent)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        alone["MASTER_PORT"] = str(free.getsockname()[1])
+    done = subprocess.run(
+        [sys.executable, "-c", LEVELS, here, str(level), str(tmp_path / "run")],
+        env={**env, **alone, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    place = tmp_path / "run" / "checkpoint-2"
+    hub = formats.read_checkpoint(place)
+    assert hub.origin.format == "deepspeed" and hub.where.steps == 2
+    assert hub.moments == ("exp_avg", "exp_avg_sq") and list(hub.random) == ["0"]
+    assert hub.client["trainer_state"]["global_step"] == 2
+    weights = load_file(place / "model.safetensors")
+    for name, held in hub.parameters.items():
+        assert torch.equal(held.best.whole().to(weights[name].dtype), weights[name])
+    out = converted(place, "trainer", tmp_path / "plain")
+    again = trainer(tmp_path / "again", LLAMA, 3)
+    again.train(resume_from_checkpoint=str(out))
+    assert list(losses_of(again)) == [1, 2, 3]
+
+
+def test_the_arguments_of_megatron_become_a_config_that_transformers_opens(tmp_path: Path) -> None:
+    model = run_of(GROUPED).model
+    model.save_pretrained(str(tmp_path / "model"))
+    read = formats.read_checkpoint(tmp_path / "model")
+    facts = describe_config(registry.load("huggingface").read(tmp_path / "model" / "config.json"))
+    renamed = rename_under(read, "megatron", None, [("config.json", facts)])
+    args = dict(registry.load("megatron").read(shlex.split(FLAGS)).effective.items())
+    for number, (change, word) in enumerate(
+        [
+            ({}, ""),
+            ({"hidden_size": 64}, "the hidden size: found 64"),
+            ({"rotary_percent": 0.5}, "maps of parameter names"),
+            ({"normalization": "LayerNorm"}, "not every family"),
+        ]
+    ):
+        hub = replace(renamed, client={"megatron": {"args": {**args, **change}}}, model=None)
+        planned = formats.plan_files(formats.format_of_name("megatron"), hub, formats.Wanted())
+        source, out = tmp_path / f"source{number}", tmp_path / f"out{number}"
+        write_checkpoint(planned, source, (), lambda *_: None)
+        errors = io.StringIO()
+        with redirect_stderr(errors):
+            command(["checkpoint", "convert", str(source), "--to", "safetensors", "-o", str(out)])
+        assert word in errors.getvalue()
+        if change:
+            assert not (out / "config.json").exists()
+            continue
+        opened = AutoModelForCausalLM.from_pretrained(str(out))
+        ids = torch.arange(8)[None]
+        assert torch.equal(opened(ids).logits, model(ids).logits)
+
+
+def decays_of(hub: Hub) -> list[tuple[float, set[str]]]:
+    return [(group.settings["weight_decay"], set(group.names)) for group in hub.groups]
+
+
+def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path) -> None:
+    run = run_of(GROUPED)
+    run.model.save_pretrained(str(tmp_path / "model"))
+    config = ("--config", str(tmp_path / "model" / "config.json"), "--samples", "4")
+    first = converted(plain_file(run, tmp_path), "megatron", tmp_path / "first", *config)
+    (tmp_path / "launch.args").write_text(f"{FLAGS} --use-distributed-optimizer")
+    ways = (
+        ("deepspeed", tmp_path / "launch.args", first, tmp_path / "there"),
+        (
+            "megatron",
+            tmp_path / "there" / "ds_config.json",
+            tmp_path / "there" / "checkpoint",
+            tmp_path / "back",
+        ),
+    )
+    for to, settings, source, out in ways:
+        words = ["move", str(settings), "--checkpoint", str(source), "--to", to, "-o", str(out)]
+        assert command(words) in (Exit.CLEAN, Exit.FINDINGS)
+    there = formats.read_checkpoint(tmp_path / "there" / "checkpoint")
+    names = dict(run.model.named_parameters())
+    wide = {name for name, held in names.items() if held.ndim > 1}
+    assert decays_of(there) == [(0.1, wide), (0.0, set(names) - wide)]
+    before, after = (
+        formats.read_checkpoint(place) for place in (first, tmp_path / "back" / "checkpoint")
+    )
+    assert decays_of(after) == decays_of(before) and len(decays_of(after)) == 2
+    assert_equal(tensors_of(after), tensors_of(before))
+    assert_equal(
+        tensors_of(formats.read_checkpoint(converted(first, "dcp", tmp_path / "between"))),
+        tensors_of(before),
+    )
