@@ -49,6 +49,8 @@ exactly. An entry that ends with a dot is a whole section.
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
 """Settings that the engine behind DeepSpeed's interface reads from the config instead of the plan.
 """
+LOGS = ("run.project", "run.entity")
+"""Plan fields of logs that DeepSpeed's engine writes itself, and the engine here does not."""
 WEIGHTY = {
     "data_types.grad_accum_dtype": Effect.ROUNDING,
     "zero_optimization.offload_optimizer.device": Effect.COST,
@@ -193,10 +195,10 @@ def leave_open(plan: Plan, own: bool) -> Plan:
 
 
 def _find_losses(config: Config) -> Iterator[Finding]:
-    """Return findings for settings of the config that are in no plan field and that the engine does
-    not implement.
+    """Return findings for settings of the config that are in no plan field, or only in part, and
+    that the engine does not implement.
     """
-    return (finding for finding in unheld(config) if not finding.path.startswith(RUN))
+    return (finding for finding in unheld(config, blurred=True) if not finding.path.startswith(RUN))
 
 
 def beyond(config: Config) -> Iterator[str]:
@@ -220,10 +222,29 @@ def beyond(config: Config) -> Iterator[str]:
 
 def find_unsupported(config: Config) -> Iterator[Finding]:
     """Yield a finding for each setting that changes no numbers and that the engine does not run,
-    and for each setting that has no effect in this config.
+    for each setting that has no effect in this config, and for each setting that DeepSpeed itself
+    does not read or gets wrong.
     """
-    yield from (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
-    yield from _silent(config)
+    lost = (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
+    mine = [*lost, *_silent(config), *_unlogged(config)]
+    yield from mine
+    known = {finding.path for finding in mine}
+    unread = {finding.path for finding in config.remarks}
+    for finding in config.findings:
+        lead = finding.path + "."
+        given = any(f"{path}.".startswith(lead) for path in config.given)
+        if finding.path not in known and (given or finding.path in unread):
+            yield finding
+
+
+def _unlogged(config: Config) -> Iterator[Finding]:
+    """Yield a finding for each setting of logs that DeepSpeed's engine writes itself, which a plan
+    leaves to the script.
+    """
+    table = claims(config.dialect)
+    for path in config.given:
+        if path in table and {*table[path].ours} & {*LOGS} and config.effective.get(path):
+            yield Finding(path, "the engine writes no such logs", Effect.NONE, True)
 
 
 def _silent(config: Config) -> Iterator[Finding]:
