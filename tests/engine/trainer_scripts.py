@@ -26,11 +26,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bridge.errors import BridgeError
+from bridge.stack.rules import Effect
+
 THEIRS, OURS = "deepspeed", "drop-in"
 LEVELS = (0, 1, 2, 3)
 PATIENCE = 600
 """Seconds that a script may take."""
-RANKED = ("equal", "refused", "DeepSpeed stops", "both stop", "differs", "traceback")
+WEIGHTY = f"({Effect.NUMBERS.value})"
+"""How a warning ends that names a difference of numbers."""
+RANKED = ("equal", "refused", "named", "DeepSpeed stops", "both stop", "differs", "traceback")
 """What can come of a script, the best first."""
 IMPORTS = (
     "accelerate",
@@ -46,7 +51,11 @@ IMPORTS = (
     "trl.trainer.dpo_trainer",
 )
 TOLERANCE = 2e-5
-"""Largest difference, relative to the largest value of a tensor or list: rounding of fp32 that went through Adam."""
+"""Largest difference of what a script sees, relative to the largest value of each list."""
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
+"""Largest difference of a final weight, relative to the largest of its tensor: rounding that went through Adam, which makes a whole
+step of a gradient of any size; and two units of bf16.
+"""
 SCRIPTS: dict[str, Callable[[Run], None]] = {}
 NEEDS: dict[str, tuple[str, ...]] = {}
 """Packages that a script needs beside transformers and accelerate."""
@@ -886,7 +895,9 @@ class Perceptron(nn.Module):
         return self.head(found)
 
 
-def accelerator(run: Run, accumulation: int = 1, clip: float | None = 0.5, **more: Any) -> Any:
+def accelerator(
+    run: Run, accumulation: int = 1, clip: float | None = 0.5, micro: Any = "auto", **more: Any
+) -> Any:
     """An accelerator with DeepSpeed's plugin."""
     from accelerate import Accelerator, DeepSpeedPlugin
 
@@ -898,7 +909,8 @@ def accelerator(run: Run, accumulation: int = 1, clip: float | None = 0.5, **mor
         zero3_save_16bit_model=True,
     )
     plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-    given = {"deepspeed_plugin": plugin, "cpu": True, **more}
+    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro
+    given = {"deepspeed_plugin": plugin, **more}
     return Accelerator(gradient_accumulation_steps=accumulation, **given)
 
 
@@ -932,7 +944,18 @@ def loop(run: Run, mine: Any, prepared: Sequence[Any], name: str = "losses") -> 
 
 @script()
 def prepared_loop(run: Run) -> None:
-    mine, model = accelerator(run), run.pretrained()
+    plain_loop(run, run.pretrained().train())
+
+
+@script()
+def in_eval_mode(run: Run) -> None:
+    """The loop of a script that forgets `model.train()`, which a model of a folder needs."""
+    plain_loop(run, run.pretrained())
+
+
+def plain_loop(run: Run, model: Any) -> None:
+    """A loop without accumulation."""
+    mine = accelerator(run)
     model, optimizer, data = mine.prepare(model, adamw(model), loader())
     for batch in data:
         loss = model(**batch).loss
@@ -967,7 +990,7 @@ def accelerated_schedule(run: Run) -> None:
 
 @script()
 def clip_grad_norm(run: Run) -> None:
-    mine, model = accelerator(run, 2, None), run.pretrained()
+    mine, model = accelerator(run, 2, None), run.pretrained().train()
     model, optimizer, data = mine.prepare(model, adamw(model), loader())
     for batch in data:
         with mine.accumulate(model):
@@ -1080,7 +1103,7 @@ def dummies_of_a_file(run: Run) -> None:
     path = run.folder / f"ds_config{os.environ['RANK']}.json"
     path.write_text(json.dumps(config))
     plugin = DeepSpeedPlugin(hf_ds_config=str(path), gradient_accumulation_steps=2)
-    mine = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=2, cpu=True)
+    mine = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=2)
     model = run.pretrained()
     optimizer = DummyOptim(model.parameters(), lr=1e-2, weight_decay=0.1)
     schedule = DummyScheduler(optimizer, total_num_steps=12, warmup_num_steps=2)
@@ -1136,7 +1159,7 @@ def zero_init(run: Run) -> None:
 
     plugin = DeepSpeedPlugin(zero_stage=run.level, gradient_clipping=0.5, zero3_init_flag=True)
     plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-    mine = Accelerator(deepspeed_plugin=plugin, cpu=True)
+    mine = Accelerator(deepspeed_plugin=plugin)
     model = run.pretrained()
     prepared = mine.prepare(model, adamw(model), loader())
     loop(run, mine, prepared)
@@ -1154,8 +1177,7 @@ def bf16_loop(run: Run) -> None:
 @script()
 def data_of_ranks(run: Run) -> None:
     """Data that the script divides itself, with the micro batch size in the config."""
-    mine, model = accelerator(run), run.pretrained()
-    mine.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 2
+    mine, model = accelerator(run, micro=2), run.pretrained().train()
     model, optimizer = mine.prepare(model, adamw(model))
     for start in range(0, 12, 2):
         rows = Rows(first=mine.process_index).rows[start : start + 2]
@@ -1199,18 +1221,24 @@ def begin(whose: str) -> None:
 
 def outcome(run: Run, name: str) -> dict[str, Any]:
     """What a script gives: its numbers and weights, `refused` with what to do, or `traceback`."""
-    from bridge.errors import BridgeError
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
 
     run.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    try:
-        SCRIPTS[name](run)
-    except BridgeError as error:
-        return {"refused": str(error)}
-    except Exception as error:
-        lines = traceback.format_exc().splitlines()
-        return {"traceback": f"{type(error).__name__}: {error}"[:400], "lines": lines[-40:]}
-    return {"numbers": run.numbers, "weights": run.weights}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            SCRIPTS[name](run)
+            # accelerate goes on without DeepSpeed where it is told of a CPU.
+            assert AcceleratorState().distributed_type is DistributedType.DEEPSPEED
+        except BridgeError as error:
+            return {"refused": str(error)}
+        except Exception as error:
+            lines = traceback.format_exc().splitlines()
+            return {"traceback": f"{type(error).__name__}: {error}"[:400], "lines": lines[-40:]}
+    named = [str(one.message) for one in caught if WEIGHTY in str(one.message)]
+    return {"numbers": run.numbers, "weights": run.weights, "named": named}
 
 
 def rank_of(whose: str, level: int, folder: Path, name: str, shared: Mapping[str, str]) -> None:
@@ -1289,7 +1317,8 @@ def compared(
             range(ranks), key=lambda rank: (RANKED.index(verdicts[rank][0]), verdicts[rank][1])
         )
         theirs, ours = found[worst]
-        said = ours.get("refused") or ours.get("traceback") or theirs.get("traceback") or ""
+        said = ours.get("refused") or ours.get("traceback") or theirs.get("traceback")
+        said = said or "; ".join(ours.get("named", ()))
         yield level, name, *verdicts[worst], said
 
 
@@ -1325,8 +1354,8 @@ def distance(left: Any, right: Any) -> float:
 
 
 def verdict(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[str, float]:
-    """How the drop-in's run stands to DeepSpeed's: `equal`, `differs`, `refused` or `traceback`, or `both stop`; and the
-    largest difference.
+    """How the drop-in's run stands to DeepSpeed's: `equal`, `differs`, `named` (a warning says that numbers differ),
+    `refused` or `traceback`, or `both stop`; and the largest difference.
     """
     if "refused" in ours:
         return "refused", 0.0
@@ -1334,8 +1363,13 @@ def verdict(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[str, fl
         return ("both stop" if "traceback" in theirs else "traceback"), 0.0
     if "traceback" in theirs:
         return "DeepSpeed stops", 0.0
-    apart = distance(theirs, ours)
-    return ("equal" if apart <= TOLERANCE else "differs"), apart
+    apart = distance(theirs["numbers"], ours["numbers"])
+    weights = [theirs["weights"], ours["weights"]]
+    good = apart <= TOLERANCE and weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items() if good else ():
+        further = distance(weight, weights[1][name])
+        good, apart = good and further <= ROUNDING[weight.dtype], max(apart, further)
+    return ("equal" if good else "named" if ours.get("named") else "differs"), apart
 
 
 def main(words: Sequence[str]) -> None:

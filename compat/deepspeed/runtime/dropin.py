@@ -33,6 +33,7 @@ from bridge.translation.edit import without
 from bridge.translation.lift import claims, lift, plan_claims
 from bridge.translation.translate import unheld
 from compat.deepspeed import DIALECT
+from compat.deepspeed.free_section_keys import IGNORED
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine
 from compat.deepspeed.runtime.names import parts
@@ -181,7 +182,13 @@ def _read(
     # accelerate writes infinity for "never", which is no number of JSON.
     if isinstance(one, Mapping) and one.get("steps_per_print") == math.inf:
         one = {**one, "steps_per_print": NEVER}
-    return DIALECT.read(one, None, world, code=code)
+    # trl writes such names, of which DeepSpeed reads none.
+    dotted = [name for name in one if "." in str(name)] if isinstance(one, Mapping) else []
+    if dotted:
+        one = {name: value for name, value in one.items() if name not in dotted}
+    config = DIALECT.read(one, None, world, code=code)
+    ignored = (Finding(name, IGNORED, Effect.NONE, True) for name in dotted)
+    return replace(config, remarks=(*config.remarks, *ignored))
 
 
 def leave_open(plan: Plan, own: bool) -> Plan:
