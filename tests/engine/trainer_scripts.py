@@ -53,8 +53,8 @@ IMPORTS = (
 TOLERANCE = 2e-5
 """Largest difference of what a script sees, relative to the largest value of each list."""
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
-"""Largest difference of a final weight, relative to the largest of its tensor: rounding that went through Adam, which makes a whole
-step of a gradient of any size; and two units of bf16.
+"""Largest difference of a final weight, relative to the largest of its tensor: rounding that went through Adam, whose step has
+the same size for a gradient of any size; and two units of bf16.
 """
 SCRIPTS: dict[str, Callable[[Run], None]] = {}
 NEEDS: dict[str, tuple[str, ...]] = {}

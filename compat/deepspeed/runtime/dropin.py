@@ -50,6 +50,7 @@ exactly. An entry that ends with a dot is a whole section.
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
 """Settings that the engine behind DeepSpeed's interface reads from the config instead of the plan.
 """
+STAGE = "zero_optimization.stage"
 LOGS = ("run.project", "run.entity")
 """Plan fields of logs that DeepSpeed's engine writes itself, and the engine here does not."""
 WEIGHTY = {
@@ -186,9 +187,9 @@ def _read(
     dotted = [name for name in one if "." in str(name)] if isinstance(one, Mapping) else []
     if dotted:
         one = {name: value for name, value in one.items() if name not in dotted}
-    config = DIALECT.read(one, None, world, code=code)
+    read: Config = DIALECT.read(one, None, world, code=code)
     ignored = (Finding(name, IGNORED, Effect.NONE, True) for name in dotted)
-    return replace(config, remarks=(*config.remarks, *ignored))
+    return replace(read, remarks=(*read.remarks, *ignored))
 
 
 def leave_open(plan: Plan, own: bool) -> Plan:
@@ -233,7 +234,7 @@ def find_unsupported(config: Config) -> Iterator[Finding]:
     does not read or gets wrong.
     """
     lost = (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
-    mine = [*lost, *_silent(config), *_unlogged(config)]
+    mine = [*lost, *_silent(config), *_unlogged(config), *_other_stage(config)]
     yield from mine
     known = {finding.path for finding in mine}
     unread = {finding.path for finding in config.remarks}
@@ -242,6 +243,23 @@ def find_unsupported(config: Config) -> Iterator[Finding]:
         given = any(f"{path}.".startswith(lead) for path in config.given)
         if finding.path not in known and (given or finding.path in unread):
             yield finding
+
+
+def _other_stage(config: Config) -> Iterator[Finding]:
+    """Yield a finding if the engine runs another ZeRO stage than the config's because DeepSpeed's
+    own numbers at that stage are wrong.
+    """
+    stage = config.effective.get(STAGE) or 0
+    if stage == 0 and (lift(config).zero.stage or 0) > 0:
+        yield Finding(
+            STAGE,
+            "at stage 0 DeepSpeed makes an optimizer step too many in half precision, and clips by"
+            " a wrong norm in a pipeline; the engine does neither: use stage 1, at which both give"
+            " the same numbers",
+            Effect.NUMBERS,
+            STAGE in config.given,
+            before=stage,
+        )
 
 
 def _unlogged(config: Config) -> Iterator[Finding]:
