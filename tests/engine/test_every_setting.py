@@ -1,15 +1,19 @@
-"""Every setting of a recipe and every argument of Merak's trainer, changed one at a time: the numbers of a tiny run on one rank
-change, a finding names the setting, the run stops, or it is in a small table of what has no effect there.
+"""Every setting of a recipe, argument of Merak's trainer and key of a DeepSpeed file on the drop-in, changed one at a time: the
+numbers of a tiny run on one rank change, a finding names the setting, the run stops, or it is in a small table of what has no
+effect there.
 
 A sample of the settings is tried; STAGEBRIDGE_EVERY=1 tries all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
@@ -348,3 +352,194 @@ def test_no_argument_of_merak_s_trainer_is_silent(tmp_path: Path, monkeypatch: A
         if lines is not None and lines == base[0] and f"args.{name}" not in findings - base[1]:
             silent.append((name, MERAK_OTHER.get(name, other)))
     assert tried and silent == []
+
+
+# DeepSpeed's file
+
+
+FILE: Mapping[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 0.5,
+    "optimizer.type": "AdamW",
+    "optimizer.params.lr": 0.01,
+    "optimizer.params.weight_decay": 0.1,
+    "scheduler.type": "WarmupDecayLR",
+    "scheduler.params.warmup_num_steps": 3,
+    "scheduler.params.warmup_max_lr": 0.05,
+    "scheduler.params.total_num_steps": 8,
+    "zero_optimization.stage": 2,
+}
+HALF = {
+    "fp16.enabled": True,
+    "fp16.initial_scale_power": 8,
+    "fp16.loss_scale_window": 2,
+    "zero_optimization.stage": 1,
+}
+NO_WARMUP = dict.fromkeys(
+    f"scheduler.params.{name}" for name in ("warmup_num_steps", "warmup_max_lr", "total_num_steps")
+)
+RANGE = {
+    **NO_WARMUP,
+    "scheduler.type": "LRRangeTest",
+    "scheduler.params.lr_range_test_step_size": 2,
+}
+CYCLE = {
+    **NO_WARMUP,
+    "scheduler.type": "OneCycle",
+    "scheduler.params.cycle_min_lr": 0.001,
+    "scheduler.params.cycle_max_lr": 0.02,
+    "scheduler.params.cycle_first_step_size": 3,
+    "scheduler.params.decay_step_size": 1,
+    "scheduler.params.cycle_first_stair_count": 1,
+    "scheduler.params.cycle_second_stair_count": 1,
+}
+COSINE = {"scheduler.type": "WarmupCosineLR", "scheduler.params.warmup_max_lr": None}
+PARAMS, STEPS_OF = "optimizer.params.", "scheduler.params."
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "fp16.": HALF,
+    "fp16.consecutive": {**HALF, "fp16.loss_scale_window": 50},
+    "fp16.min_loss": {**HALF, "fp16.loss_scale_window": 50, "fp16.hysteresis": 1},
+    "bf16.": {"bf16.enabled": True},
+    "bf16.bf16": {"bf16.enabled": True, "bf16.bf16_master_weights_and_grads": True},
+    "bfloat16.": {"bfloat16.enabled": True},
+    "bfloat16.enabled": {},
+    "bfloat16.bf16": {"bfloat16.enabled": True, "bfloat16.bf16_master_weights_and_grads": True},
+    f"{PARAMS}adam_w_mode": {"optimizer.type": "Adam"},
+    f"{STEPS_OF}lr_range": RANGE,
+    f"{STEPS_OF}cycle": CYCLE,
+    f"{STEPS_OF}decay": CYCLE,
+    f"{STEPS_OF}cos_": COSINE,
+    f"{STEPS_OF}warmup_min_ratio": COSINE,
+    f"{PARAMS}momentum": {"optimizer.type": "SGD"},
+    f"{PARAMS}dampening": {"optimizer.type": "SGD", f"{PARAMS}momentum": 0.9},
+    f"{PARAMS}nesterov": {"optimizer.type": "SGD", f"{PARAMS}momentum": 0.9},
+    "zero_optimization.stage3_": {"zero_optimization.stage": 3},
+    "zero_optimization.offload_param.": {
+        "zero_optimization.stage": 3,
+        "zero_optimization.offload_param.device": "cpu",
+    },
+    "zero_optimization.offload_optimizer.": {"zero_optimization.offload_optimizer.device": "cpu"},
+    **{
+        f"{name}.": {f"{name}.enabled": True}
+        for name in (
+            "flops_profiler",
+            "comms_logger",
+            "tensorboard",
+            "csv_monitor",
+            "hybrid_engine",
+        )
+    },
+}
+"""What the keys of a section are seen beside: the longest of these that a key begins with."""
+
+
+def key_lines(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
+    """What a script sees in a short run of the drop-in by a file, or None if it stops; and what findings name."""
+    import compat.deepspeed as deepspeed
+    from compat.deepspeed import DIALECT
+
+    torch.manual_seed(3)
+    data = nested({**FILE, **values})
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    rows = [(torch.randn(4), torch.randn(3)) for _ in range(7)]
+    rules = plan_claims(DIALECT)
+    printed = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+            warnings.simplefilter("ignore")
+            engine, _, loader, _ = deepspeed.initialize(
+                model=model, config=data, training_data=rows
+            )
+            lines = [
+                engine.train_batch_size(),
+                len(loader),
+                *(engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()),
+                *engine.get_data_types(),
+                engine.zero_gather_16bit_weights_on_model_save(),
+            ]
+            engine.loss_fn = torch.nn.functional.mse_loss
+            dtype = next(model.parameters()).dtype
+            batches = [(x.to(dtype), y.to(dtype)) for x, y in [*loader] * 8]
+            for step in range(8):
+                losses = []
+                for at in range(engine.gradient_accumulation_steps()):
+                    inputs, targets = batches[(2 * step + at) % len(batches)]
+                    weight = 1e4 if step % 3 == 2 else 1  # which overflows in fp16
+                    loss = torch.nn.functional.mse_loss(engine(inputs * 40), targets) * weight
+                    engine.backward(loss)
+                    engine.step()
+                    losses.append(float(loss.detach()))
+                found = engine.get_global_grad_norm(), engine.get_lr(), engine.get_mom()
+                lines += [*losses, *found, engine.cur_scale, engine.skipped_steps]
+    except BridgeError as error:
+        return None, set(re.findall(r"[\w.*]+", str(error)))
+    paths = {finding.path for finding in engine.findings}
+    carried = {path for each in paths if each in rules for path in rules[each].carriers(each)}
+    engine.destroy()
+    return (repr(lines), printed.getvalue()), paths | carried
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of values by dotted path, without those that are None."""
+    data: dict[str, Any] = {}
+    for path, value in values.items():
+        if value is None:
+            continue
+        *inner, last = path.split(".")
+        at = data
+        for name in inner:
+            at = at.setdefault(name, {})
+        at[last] = value
+    return data
+
+
+def keys() -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Every key of a file with another value, and what it is seen beside."""
+    from compat.deepspeed import DIALECT
+    from compat.deepspeed.schema import DeepSpeed
+    from compat.deepspeed.strategies import BESIDE as NEEDED
+    from compat.deepspeed.strategies import settable
+
+    sections = set()
+    for path in settable(DIALECT.versions[-1]):
+        if path.startswith("code."):
+            continue
+        leads = [lead for lead in SECTIONS if path.startswith(lead)]
+        beside = {**(SECTIONS[max(leads, key=len)] if leads else {}), **NEEDED.get(path, {})}
+        usual = DIALECT.read(nested({**FILE, **beside}), None, 1).effective.flat().get(path)
+        other = KEY_OTHER.get(path, next(another(fields(DeepSpeed)[path].annotation, usual), None))
+        yield path, other, beside
+        sections.add(path.rpartition(".")[0])
+    yield from ((f"{section}.nobody_knows".lstrip("."), 1, {}) for section in sorted(sections))
+
+
+KEY_OTHER: Mapping[str, Any] = {
+    "fp16.min_loss_scale": 200,
+    "bfloat16.immediate_grad_update": False,
+    "bfloat16.check_grad_overflow": False,
+}
+KEY_WITHOUT: Mapping[str, str] = {
+    "optimizer.params.torch_adam": "which kernel of DeepSpeed's runs; the engine has torch's alone",
+    "zero_optimization.stage": "shards over ranks, of which there is one",
+    "wall_clock_breakdown": "prints times, which differ from run to run",
+}
+"""Keys without effect on what one rank computes, each with the reason."""
+
+
+def test_no_key_of_a_file_is_silent_on_the_drop_in() -> None:
+    bases, silent, tried = dict[str, Any](), [], 0
+    for number, (path, value, beside) in enumerate(keys()):
+        if value is None or number % SHARE:
+            continue
+        if repr(beside) not in bases:
+            bases[repr(beside)] = key_lines(beside)
+        base = bases[repr(beside)]
+        lines, findings = key_lines({**beside, path: value})
+        tried += 1
+        answered = path in findings or named(path, findings ^ base[1])
+        if lines is not None and lines == base[0] and not answered:
+            silent.append((path, value))
+    assert tried
+    left = [each for each in silent if each[0] not in KEY_WITHOUT]
+    assert not left, left

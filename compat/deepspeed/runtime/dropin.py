@@ -33,6 +33,7 @@ from bridge.translation.edit import without
 from bridge.translation.lift import claims, lift, plan_claims
 from bridge.translation.translate import unheld
 from compat.deepspeed import DIALECT
+from compat.deepspeed.free_section_keys import IGNORED
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine
 from compat.deepspeed.runtime.names import parts
@@ -49,6 +50,9 @@ exactly. An entry that ends with a dot is a whole section.
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
 """Settings that the engine behind DeepSpeed's interface reads from the config instead of the plan.
 """
+STAGE = "zero_optimization.stage"
+LOGS = ("run.project", "run.entity")
+"""Plan fields of logs that DeepSpeed's engine writes itself, and the engine here does not."""
 WEIGHTY = {
     "data_types.grad_accum_dtype": Effect.ROUNDING,
     "zero_optimization.offload_optimizer.device": Effect.COST,
@@ -179,7 +183,13 @@ def _read(
     # accelerate writes infinity for "never", which is no number of JSON.
     if isinstance(one, Mapping) and one.get("steps_per_print") == math.inf:
         one = {**one, "steps_per_print": NEVER}
-    return DIALECT.read(one, None, world, code=code)
+    # trl writes such names, of which DeepSpeed reads none.
+    dotted = [name for name in one if "." in str(name)] if isinstance(one, Mapping) else []
+    if dotted:
+        one = {name: value for name, value in one.items() if name not in dotted}
+    read: Config = DIALECT.read(one, None, world, code=code)
+    ignored = (Finding(name, IGNORED, Effect.NONE, True) for name in dotted)
+    return replace(read, remarks=(*read.remarks, *ignored))
 
 
 def leave_open(plan: Plan, own: bool) -> Plan:
@@ -193,10 +203,10 @@ def leave_open(plan: Plan, own: bool) -> Plan:
 
 
 def _find_losses(config: Config) -> Iterator[Finding]:
-    """Return findings for settings of the config that are in no plan field and that the engine does
-    not implement.
+    """Return findings for settings of the config that are in no plan field, or only in part, and
+    that the engine does not implement.
     """
-    return (finding for finding in unheld(config) if not finding.path.startswith(RUN))
+    return (finding for finding in unheld(config, blurred=True) if not finding.path.startswith(RUN))
 
 
 def beyond(config: Config) -> Iterator[str]:
@@ -220,10 +230,46 @@ def beyond(config: Config) -> Iterator[str]:
 
 def find_unsupported(config: Config) -> Iterator[Finding]:
     """Yield a finding for each setting that changes no numbers and that the engine does not run,
-    and for each setting that has no effect in this config.
+    for each setting that has no effect in this config, and for each setting that DeepSpeed itself
+    does not read or gets wrong.
     """
-    yield from (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
-    yield from _silent(config)
+    lost = (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
+    mine = [*lost, *_silent(config), *_unlogged(config), *_other_stage(config)]
+    yield from mine
+    known = {finding.path for finding in mine}
+    unread = {finding.path for finding in config.remarks}
+    for finding in config.findings:
+        lead = finding.path + "."
+        given = any(f"{path}.".startswith(lead) for path in config.given)
+        if finding.path not in known and (given or finding.path in unread):
+            yield finding
+
+
+def _other_stage(config: Config) -> Iterator[Finding]:
+    """Yield a finding if the engine runs another ZeRO stage than the config's because DeepSpeed's
+    own numbers at that stage are wrong.
+    """
+    stage = config.effective.get(STAGE) or 0
+    if stage == 0 and (lift(config).zero.stage or 0) > 0:
+        yield Finding(
+            STAGE,
+            "at stage 0 DeepSpeed makes an optimizer step too many in half precision, and clips by"
+            " a wrong norm in a pipeline; the engine does neither: use stage 1, at which both give"
+            " the same numbers",
+            Effect.NUMBERS,
+            STAGE in config.given,
+            before=stage,
+        )
+
+
+def _unlogged(config: Config) -> Iterator[Finding]:
+    """Yield a finding for each setting of logs that DeepSpeed's engine writes itself, which a plan
+    leaves to the script.
+    """
+    table = claims(config.dialect)
+    for path in config.given:
+        if path in table and {*table[path].ours} & {*LOGS} and config.effective.get(path):
+            yield Finding(path, "the engine writes no such logs", Effect.NONE, True)
 
 
 def _silent(config: Config) -> Iterator[Finding]:

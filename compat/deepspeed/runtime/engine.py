@@ -682,11 +682,14 @@ class DeepSpeedEngine(nn.Module):
         exclude_frozen_parameters: bool = False,
     ) -> bool:
         """Write a checkpoint of the native engine, with the state of the scheduler and the
-        optimizer's settings. All ranks must take part.
+        optimizer's settings. All ranks must take part. Frozen parameters are written too: with
+        `exclude_frozen_parameters` the first rank warns of the larger files.
         """
-        if exclude_frozen_parameters:
-            raise BridgeError(
-                "save_checkpoint: exclude_frozen_parameters is not supported; a checkpoint holds the whole model"
+        if exclude_frozen_parameters and self._frozen() and self.global_rank == 0:
+            warnings.warn(
+                "save_checkpoint: frozen parameters are written too, as a checkpoint holds the whole"
+                " model (memory or speed)",
+                stacklevel=2,
             )
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
         self.native.save_checkpoint(
@@ -706,12 +709,13 @@ class DeepSpeedEngine(nn.Module):
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Continue from a checkpoint of the native engine, which any layout of ranks may have
         written. Return the checkpoint's path and the state that the script saved as `client_state`.
-        If there is no checkpoint yet, warn and return (None, None), as DeepSpeed does.
+        If there is no checkpoint yet, warn and return (None, None), as DeepSpeed does. Without
+        `load_module_strict` too, every name of the model must be in the checkpoint.
         """
-        if not load_module_strict or custom_load_fn is not None:
+        if custom_load_fn is not None:
             raise BridgeError(
                 "load_checkpoint: every name in a checkpoint must be a name in the model; leave"
-                " load_module_strict and custom_load_fn at their defaults"
+                " custom_load_fn at its default"
             )
         if tag is None and not (Path(load_dir) / LATEST).is_file():
             warnings.warn(
