@@ -14,11 +14,11 @@ from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
-from bridge.stack.findings import Finding, Origin, find_assumptions
+from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import accelerated, trainer_detection
-from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET, RETIRED
+from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET, RETIRED, name_argument
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -159,7 +159,9 @@ def read(script: Script) -> Found:
     started = _accelerated(launch, script) if own is None else None
     if started is not None:
         return started
-    _, path, line = own or ("", (), launch.line)
+    # Of an option that is given twice, the last one counts.
+    same = (config for config in _configs(launch) if own and config[0] == own[0])
+    *_, (_, path, line) = ("", (), launch.line), *same
     content = launch.file(path)
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
     said = {name: value for name, value, _ in _arguments(launch)}
@@ -172,6 +174,7 @@ def read(script: Script) -> Found:
         *twins,
         *assumption,
         *_programs(launch, trained),
+        *(_find_unknown_words(launch, script) if trained else ()),
         *find_assumptions(script, launch),
     )
     environment = _environment(launch, script)
@@ -190,7 +193,12 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
     started = accelerated.read(launch, script, _opens(script, launch), asked)
     if started is None:
         return None
-    findings = (*started.findings, *_programs(launch, trained), *find_assumptions(script, launch))
+    findings = (
+        *started.findings,
+        *_programs(launch, trained),
+        *(_find_unknown_words(launch, script) if trained else ()),
+        *find_assumptions(script, launch),
+    )
     file = Path(started.document.name).name
     return Found(
         started.document,
@@ -203,6 +211,31 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
         started.facts,
         sources=started.sources,
     )
+
+
+def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:
+    """Yield a finding for each word of a launch with the Trainer that may be more of its arguments, and
+    for each argument of unknown value that a run has and no DeepSpeed file. Raises `ConfigError` for
+    unknown values of arguments that a DeepSpeed file takes.
+    """
+    problems, values = [], set[int]()
+    for index, text in enumerate(launch.texts):
+        option, tied, _ = text.partition("=")
+        at = index if tied else index + 1
+        name = name_argument(option) if option.startswith("--") else None
+        switch = isinstance(DEFAULTS.get(name or ""), bool) and at in launch.loose
+        if not option.startswith("--") or switch or at not in launch.opaque:
+            continue
+        values.add(at)
+        message = f"{option}: {launch.opaque[at]}"
+        if name in DEFAULTS:
+            problems.append(f"{script.name}: line {launch.lines[at]}: {message}")
+        elif name in COURSE:
+            yield unknown(option, launch.opaque[at], origin=Origin(launch.lines[at]), end="")
+    ConfigError.raise_if(problems)
+    for at in sorted(launch.loose - values):
+        message = f"may contain flags: {launch.opaque[at]}"
+        yield unknown(launch.texts[at], message, origin=Origin(launch.lines[at]), end="")
 
 
 def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
@@ -220,6 +253,8 @@ def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
     for text in launch.texts:
         option, tied, value = text.partition("=")
         if option.startswith("--"):
+            name = name_argument(option) if trained else None
+            option = f"--{name}" if name else option
             own[option] = [value] if tied else []
         else:
             own[[*own][-1]].append(text)
@@ -374,7 +409,8 @@ def _trainer_arguments(launch: Launch, wanted: Mapping[str, Any]) -> Placed:
     """
     found = Placed({}, {})
     for spelled, text, line in _arguments(launch):
-        name, value = spelled.replace("-", "_"), scalar(text)
+        name = name_argument(f"--{spelled}") or spelled.replace("-", "_")
+        value = scalar(text)
         if name in wanted:
             if name in found:
                 found.lost.append(
@@ -404,12 +440,13 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
             continue
         name, tied, attached = word.removeprefix("--").partition("=")
         after = words[index + 1] if index + 1 < len(words) else "--"
+        # What may expand to nothing leaves a switch without a value.
+        argument = DEFAULTS.get(name_argument(word.partition("=")[0]) or "")
+        if isinstance(argument, bool) and index + 1 in launch.loose:
+            after = "--"
         if tied or after is not None:
-            yield (
-                name,
-                attached if tied else "true" if after is None or after.startswith("--") else after,
-                launch.lines[index],
-            )
+            value = attached if tied else "true" if after.startswith("--") else after
+            yield name, value, launch.lines[index]
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:

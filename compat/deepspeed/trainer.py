@@ -163,6 +163,24 @@ NAMES = frozenset(
 )
 """The names of all TrainingArguments (training_args.py in transformers 4 and 5)."""
 
+SPELLINGS: Mapping[str, str] = {
+    f"--{spelling}": name
+    for name in sorted({*NAMES, *COURSE})
+    for spelling in (name, name.replace("_", "-"))
+}
+"""All flags of TrainingArguments, each with the argument: HfArgumentParser takes dashes, too."""
+
+
+def name_argument(flag: str) -> str | None:
+    """Return the TrainingArgument that a flag sets; the start of one flag alone is enough, as for
+    argparse. None if it sets none.
+    """
+    if flag in SPELLINGS:
+        return SPELLINGS[flag]
+    flags = [spelling for spelling in SPELLINGS if spelling.startswith(flag)]
+    return SPELLINGS[flags[0]] if len(flags) == 1 else None
+
+
 RETIRED: Mapping[str, str] = {
     "evaluation_strategy": "4.51.0",
     "adafactor": "5.0.0",
