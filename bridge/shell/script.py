@@ -14,7 +14,15 @@ from bridge.files.document import TEXT, Document
 from bridge.files.shown import brief
 from bridge.shell.files import AWAY, file_key, is_gone, key_in
 from bridge.shell.interpreter import Command, ShellReader
-from bridge.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, list_unknown_options, ranks, walk
+from bridge.shell.launchers import (
+    BATCH_SYSTEM,
+    DIRECTIVE,
+    JOB_LINE,
+    Walk,
+    list_unknown_options,
+    ranks,
+    walk,
+)
 from bridge.shell.missed_runs import MOST, find_missed_runs
 from bridge.shell.nested_shells import list_words
 from bridge.shell.scope import Scope
@@ -130,6 +138,8 @@ class Script:
             variable: value for name, value in directives for variable in BATCH_SYSTEM.get(name, ())
         }
         reader = ShellReader(self.name, Scope({**slurm, **self.outside}))
+        if JOB_LINE.search(self.text):
+            reader.scope.overtaken("Slurm", r"SLURM_\w+")
         try:
             reader.read(self.text)
         except RecursionError:

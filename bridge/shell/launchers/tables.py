@@ -400,6 +400,8 @@ TEXT_ONLY = frozenset(_TEXT_ONLY.split())
 """Programs that start no other program, even if their arguments name one."""
 
 DIRECTIVE = re.compile(r"^#SBATCH\s+--?(?P<name>[\w-]+)[=\s]\s*(?P<value>\w+)", re.MULTILINE)
+JOB_LINE = re.compile(r"^#SBATCH\s", re.MULTILINE)
+"""Matches a line by which a script shows that Slurm starts it, and sets variables in its environment."""
 BATCH_SYSTEM: Mapping[str, tuple[str, ...]] = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
     "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
