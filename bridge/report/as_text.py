@@ -132,7 +132,16 @@ def verdict(
     )
     cost = sum(cause.effect is Effect.COST for cause in groups)
     parts = [f"{_number(cost, 'effect')} on memory or speed"] if cost else []
-    return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
+    words = same[worst] + _if_unset(rows)
+    return "; ".join([words, *parts, *([lacks] if lacks else [])])
+
+
+def _if_unset(findings: Iterable[Finding]) -> str:
+    """Return the condition of a verdict on a script some of whose branches depend on unset variables."""
+    names = [one.path for one in findings if one.path.startswith("$") and one.effect is Effect.NONE]
+    more = f" and {len(names) - NEAR} more" if len(names) > NEAR else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f", if {', '.join(names[:NEAR])}{more} {verb} not set" if names else ""
 
 
 def translation_verdict(
@@ -167,8 +176,10 @@ def _is_by_script(one: Config, other: Config) -> bool:
 def _on_condition(verdict_text: str, by_script: bool) -> str:
     """Return a verdict with its condition: where the script builds the model, it has to build the same."""
     same, *rest = verdict_text.split("; ")
-    if by_script and same in SAME.values():
-        return "; ".join([f"{same}, if the script builds the same model", *rest])
+    words, other, _ = same.partition(", if ")
+    if by_script and words in SAME.values():
+        joined = f"{same} and" if other else f"{same}, if"
+        return "; ".join([f"{joined} the script builds the same model", *rest])
     return verdict_text
 
 
@@ -196,7 +207,7 @@ def kind(
     findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers"
 ) -> str:
     """Return the verdict without its counts, to count files with it."""
-    words = re.split("[:;]", verdict(findings, same, other))[0]
+    words = re.split("[:;]|, if ", verdict(findings, same, other))[0]
     return f"with {words}" if words == other else words
 
 

@@ -35,8 +35,6 @@ def _branch(
         return
     condition, body = clauses[0]
     truth = True if condition is None else reader.truth(condition)
-    if condition:
-        reader.record_unset_deciders(condition[0].start_byte, condition[-1].end_byte)
     if reader.scope.ended:  # the condition itself may call `exit`
         return
     if truth is None:
@@ -67,10 +65,9 @@ def case(reader: ShellReader, node: Node) -> None:
     token = (
         reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
     )
-    if value is None or token is None or token.word is None:
+    if token is None or token.word is None:
         raise reader.refuse(node.start_byte, 'this form of "case" is not supported')
     text = text_if_known(reader.expander.text(token.word, alone=True))
-    reader.record_unset_deciders(value.start_byte, value.end_byte)
     reader.check_stops()
     reader.scope.status = 0  # that of a case in which nothing fits
     _items(reader, text, [child for child in node.children if child.type == "case_item"], node)

@@ -85,6 +85,9 @@ class Runner(Protocol):
     def options_for_line(self, line: int) -> str:
         """Return the command-line options that would decide the branches around a line."""
 
+    def record_unset(self, pieces: Iterable[Piece | Break]) -> None:
+        """Record the variables in the words of a condition that nothing sets."""
+
 
 class Expander:
     """Expands the words of one source with the variables of a scope."""
@@ -128,7 +131,10 @@ class Expander:
                     pieces = [self.unknown(word, "IFS is not known", False)]
             # In the order of a shell: braces, tilde, variables and commands, then word splitting,
             # then names of files.
-            split = words(emptied(pieces) if alone else pieces, separators or "")
+            if alone:
+                self.runner.record_unset(pieces)
+                pieces = emptied(pieces)
+            split = words(pieces, separators or "")
             expansions += [self._expand_glob(one, word) for one in split]
         return expansions
 
@@ -146,6 +152,7 @@ class Expander:
             return literal
         pieces = self.parts(self.tilde(word.parts, assigned), False)
         if alone:
+            self.runner.record_unset(pieces)
             pieces = [
                 Break() if isinstance(piece, Break) and piece.made else piece
                 for piece in emptied(pieces)

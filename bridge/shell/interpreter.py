@@ -6,7 +6,7 @@ The result is the commands that the script would start, with their words.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
@@ -34,7 +34,16 @@ from bridge.shell.patterns import Unread
 from bridge.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value, several
 from bridge.shell.source import ShellSource, Sourced, check_ends, check_redirects, check_syntax
 from bridge.shell.tokens import Token, Word
-from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
+from bridge.shell.word_pieces import (
+    NOWHERE,
+    Break,
+    Piece,
+    Pieces,
+    Text,
+    Unknown,
+    spell_pieces,
+    text_if_known,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -44,8 +53,8 @@ UNTOUCHED = -1
 """Value of `Reader.substituted` for a statement that has run no command substitution."""
 NOT_FOUND = 127
 """The status of a command that does not exist."""
-PLAIN_VARIABLE = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
-"""Matches the expansion of a variable without an operator, and so without a default."""
+VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
+"""Matches the start of an expansion, with the variable's name."""
 SEVERAL = re.compile(r"^[^/]*\s")
 """Matches a program name with a space.
 
@@ -231,14 +240,12 @@ class ShellReader:
                 self.lines.setdefault(match[1], self.source.line(match.start(1)))
         return self.lines.get(name, 0)
 
-    def record_unset_deciders(self, start: int, end: int) -> None:
-        """Record the variables in a condition, between two characters of the source, that nothing sets and for which the
-        condition has no default.
-        """
-        for match in PLAIN_VARIABLE.finditer(self.source.text, start, end):
-            name = match[1] or match[2]
-            if self.scope.get(name) is None and not (self.scope.is_unset(name) or self.sets(name)):
-                self.unset_deciders.setdefault(name, self.source.line(match.start()))
+    def record_unset(self, pieces: Iterable[Piece | Break]) -> None:
+        """Record the variables in the words of a condition that nothing sets, so that they count as empty."""
+        for piece in pieces:
+            name = VARIABLE.match(piece.spelling) if isinstance(piece, Unknown) else None
+            if name and isinstance(piece, Unknown) and piece.alone is not None:
+                self.unset_deciders.setdefault(name[1], piece.line)
 
     def sets(self, name: str) -> bool:
         """Return whether the script has set a variable so far, or is setting it at present."""
