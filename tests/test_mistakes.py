@@ -334,6 +334,10 @@ FOREIGN = {
         "x.yml",
         "{base_model: m, sequence_len: 64, micro_batch_size: 1, val_set_size: 0, bf16: true}",
     ),
+    "axolotl, a short one": (
+        "x.yml",
+        "{base_model: m, datasets: [{path: p, type: alpaca}], micro_batch_size: 2, learning_rate: 1e-4}",
+    ),
     "LLaMA-Factory": (
         "x.yaml",
         "{stage: sft, finetuning_type: full, cutoff_len: 8, output_dir: o, learning_rate: 1e-5}",

@@ -86,6 +86,15 @@ KINDS: tuple[ForeignKind, ...] = (
         naming="deepspeed",
     ),
     _kind(
+        "a recipe of axolotl",
+        "axolotl-ai-cloud/axolotl: src/axolotl/utils/schemas/config.py",
+        "base_model datasets",
+        "micro_batch_size learning_rate gradient_accumulation_steps optimizer adapter deepspeed lr_scheduler",
+        2,
+        advice=ENGINE,
+        naming="deepspeed",
+    ),
+    _kind(
         "arguments of LLaMA-Factory",
         "hiyouga/LLaMA-Factory: src/llamafactory/hparams",
         "",
