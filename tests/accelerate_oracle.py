@@ -139,8 +139,13 @@ def _accelerate(args: Any, gpus: int, stack: ExitStack) -> dict[str, Any]:
         os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # fmt: skip
     from accelerate import Accelerator
-    from accelerate.state import PartialState
+    from accelerate.state import AcceleratorState, GradientState, PartialState
 
+    # Another test may have left its state in the process from which this one was forked.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     init = torch.distributed.init_process_group
 
     def fake(*_: Any, **__: Any) -> None:
