@@ -468,8 +468,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(value: bool) -> None:
+    if value:
         from bridge import __version__
 
         typer.echo(f"stagebridge {__version__}")
@@ -666,10 +666,10 @@ def layout(
         "ffn": ffn,
         "vocab": vocab,
     }
-    given = {**sizes, "sequence": sequence, "tied": tied}
+    choices = {**sizes, "sequence": sequence, "tied": tied}
     return layout(
         job,
-        Sizes(check_choice("--model", model, MODELS), given, micro_batch),
+        Sizes(check_choice("--model", model, MODELS), choices, micro_batch),
         Picture(plot, memory),
     )
 
@@ -897,7 +897,7 @@ def train(
     from bridge.cli import folder
     from bridge.cli.train import TrainOptions, Watch, check_choice, train
 
-    known = model and folder.check_choice("--model", model, ("tiny", "file"))
+    choice = model and folder.check_choice("--model", model, ("tiny", "file"))
     # Before the config is read, which may take ranks and time.
     if desync is not None:
         check_choice("--desync", desync, ("log", "raise", "dump"))
@@ -906,7 +906,7 @@ def train(
         job,
         TrainOptions(
             steps,
-            known,
+            choice,
             data,
             fit,
             save,
@@ -1073,7 +1073,7 @@ def move(
     """Move one run."""
     from bridge.cli.move import MoveOptions, move
 
-    asked = MoveOptions(
+    options = MoveOptions(
         checkpoint,
         to,
         output,
@@ -1086,7 +1086,7 @@ def move(
         dry_run,
         verify,
     )
-    return move(job, asked)
+    return move(job, options)
 
 
 @app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")
@@ -1238,11 +1238,11 @@ def checkpoint_convert(
     """Convert one checkpoint."""
     from bridge.cli.checkpoint import CheckpointOptions, convert
 
-    wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": shard_size}
+    changes = {"dtype": dtype, "ranks": ranks, "level": level, "shard": shard_size}
     return convert(
         folder,
         CheckpointOptions(
-            to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples
+            to, output, from_, changes, dry_run, verify, as_json, processes, names, config, samples
         ),
     )
 

@@ -47,12 +47,12 @@ def config_beside(place: Path) -> Path | None:
     return next((path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None)
 
 
-def companions(place: Path, given: Path | None) -> Companions:
+def companions(place: Path, config_path: Path | None) -> Companions:
     """Return the files that go with the weights of the checkpoint in the folder `place`.
 
     They lie next to the config that the user gives, else next to the one that lies with the checkpoint.
     """
-    config = given or config_beside(place)
+    config = config_path or config_beside(place)
     if config is None:
         line = f"no {CONFIG} lies next to the source, so none is written; transformers needs one: --config FILE"
         return Companions(notes=(line,))
