@@ -92,16 +92,16 @@ def check_json(
 
 
 def resolution_json(
-    config: Config, found: Resolution, told: Sequence[Finding], file: str, code: Exit
+    config: Config, resolution: Resolution, findings: Sequence[Finding], file: str, code: Exit
 ) -> json_types.Resolved:
     """Return who wins for each setting of a run as one JSON object. `file` is the file that the user
     gave.
     """
 
-    def place(said: Said) -> json_types.Place:
-        return {"source": said.source or file, "line": said.line, "setting": said.setting}
+    def place(claim: Said) -> json_types.Place:
+        return {"source": claim.source or file, "line": claim.line, "setting": claim.setting}
 
-    stops = [one for one in told if one.effect is Effect.STOPS]
+    stops = [one for one in findings if one.effect is Effect.STOPS]
     return {
         "dialect": config.dialect.name,
         "version": config.version,
@@ -117,11 +117,11 @@ def resolution_json(
                 ],
                 "why": one.why,
             }
-            for one in found.settings
+            for one in resolution.settings
         ],
         "ignored": [
             {**place(one.said), "value": _plain(one.said.value), "why": one.why}
-            for one in found.unheard
+            for one in resolution.unheard
         ],
         "stops": [
             {
@@ -132,7 +132,7 @@ def resolution_json(
             }
             for one in stops
         ],
-        "findings": [*map(finding_json, told)],
+        "findings": [*map(finding_json, findings)],
         "exit_code": code,
     }
 

@@ -286,8 +286,8 @@ def check_text(
 
 def resolution_text(
     config: Config,
-    found: Resolution,
-    told: Sequence[Finding],
+    resolution: Resolution,
+    findings: Sequence[Finding],
     console: Console,
     view: View,
     file: str,
@@ -298,47 +298,47 @@ def resolution_text(
     """
     from rich.markup import escape
 
-    first(told, console)
-    _print_verdict(verdict(told, AS_WRITTEN, WRITTEN), told, console)
+    first(findings, console)
+    _print_verdict(verdict(findings, AS_WRITTEN, WRITTEN), findings, console)
     if view.quiet:
         return
     ranks = f", {config.world_size} ranks" if config.world_size else ""
     _print_heading(f"{escape(file)}: {name(config)}{ranks}", console)
-    _causes(told, console, view)
+    _causes(findings, console, view)
     console.print()
     grid, default = Grid("", ("setting", "value", "from")), default_source(config)
-    for one in found.settings:
+    for one in resolution.settings:
         if view.everything or one.overruled or one.winner.source != default:
-            lost = "; ".join(f"not used: {_said(claim.said, file)}" for claim in one.overruled)
-            origin = "; ".join(filter(None, (_from(one, file), one.why, lost)))
+            losers = "; ".join(f"not used: {_said(claim.said, file)}" for claim in one.overruled)
+            origin = "; ".join(filter(None, (_from(one, file), one.why, losers)))
             grid.add_row(*map(escape, (one.setting, _plain_value(one.value), origin)))
     console.print(grid)
-    if found.unheard:
+    if resolution.unheard:
         console.print()
         rows = Grid("Nobody hears", ("setting", "value", "why"), ruled=False)
-        for left in found.unheard:
-            said = left.said
-            place = f"{said.setting} ({_place_of(said, file)})"
-            rows.add_row(*map(escape, (place, _plain_value(said.value), left.why)))
+        for setting in resolution.unheard:
+            source = setting.said
+            place = f"{source.setting} ({_place_of(source, file)})"
+            rows.add_row(*map(escape, (place, _plain_value(source.value), setting.why)))
         console.print(rows)
 
 
 def _from(one: Settled, file: str) -> str:
     """Return the source of a setting, with the name that it has there if that is another."""
-    spelled = "" if one.winner.setting == one.setting else f"{one.winner.setting}, "
-    return f"{spelled}{_place_of(one.winner, file)}"
+    prefix = "" if one.winner.setting == one.setting else f"{one.winner.setting}, "
+    return f"{prefix}{_place_of(one.winner, file)}"
 
 
-def _said(said: Said, file: str) -> str:
-    return f"{said.setting} {_plain_value(said.value)} ({_place_of(said, file)})"
+def _said(claim: Said, file: str) -> str:
+    return f"{claim.setting} {_plain_value(claim.value)} ({_place_of(claim, file)})"
 
 
 def _plain_value(value: object) -> str:
     return value if isinstance(value, str) and value else show_value(value)
 
 
-def _place_of(said: Said, file: str) -> str:
-    return replace(said, source=said.source or file).place
+def _place_of(claim: Said, file: str) -> str:
+    return replace(claim, source=claim.source or file).place
 
 
 def one_of_many(file: str, findings: Sequence[Finding], console: Console, view: View) -> None:
