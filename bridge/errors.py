@@ -39,11 +39,14 @@ class BridgeError(Exception):
         """
         # One more than is listed tells whether there are more; the rest of a long iterator is never
         # computed.
-        found = tuple(dict.fromkeys(islice(problems, limits.PROBLEMS + 1)))
-        if len(found) > limits.PROBLEMS:
-            found = (*found[:-1], f"more than {limits.PROBLEMS} problems; is this the right file?")
-        if found:
-            raise cls(*found)
+        unique = tuple(dict.fromkeys(islice(problems, limits.PROBLEMS + 1)))
+        if len(unique) > limits.PROBLEMS:
+            unique = (
+                *unique[:-1],
+                f"more than {limits.PROBLEMS} problems; is this the right file?",
+            )
+        if unique:
+            raise cls(*unique)
 
 
 class SourceError(BridgeError):
@@ -83,7 +86,7 @@ def few(problems: Sequence[str], what: str) -> list[str]:
     ]
 
 
-def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
+def nearest(name: str, names: Iterable[str], before: int = 0) -> str:
     """`"; did you mean X?"` for the known name closest to `name`, or an empty string.
 
     `before` is the number of problems of the same file so far. If it is above `limits.PROBLEMS`, no
@@ -93,10 +96,10 @@ def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
     # both.
     if len(name) > limits.NAME or before > limits.PROBLEMS:
         return ""
-    spelled = {word.lower(): word for word in known}
-    close = difflib.get_close_matches(name.lower(), list(spelled), n=3, cutoff=0.7)
-    meant = next((word for word in close if _alike(name.lower(), word)), None)
-    return f"; did you mean {spelled[meant]}?" if meant else ""
+    by_lower = {word.lower(): word for word in names}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.7)
+    match = next((word for word in close if _alike(name.lower(), word)), None)
+    return f"; did you mean {by_lower[match]}?" if match else ""
 
 
 def _alike(name: str, word: str) -> bool:

@@ -132,14 +132,14 @@ def _report_misuse(arguments: list[str], error: Any) -> Exit:
     from bridge.cli.terminal import complain
     from bridge.stack import registry
 
-    meant = mistakes.corrected_command(arguments, registry.names())
-    error.message = brief(clean_block(meant or error.message))
-    message = meant or brief(clean_block(error.format_message()))
+    correction = mistakes.corrected_command(arguments, registry.names())
+    error.message = brief(clean_block(correction or error.message))
+    message = correction or brief(clean_block(error.format_message()))
     with under_launcher.once([message]) as mine:
         if mine and _asks_json(arguments):
             _print_object(arguments, [message])
-        if mine and meant:
-            complain([meant])
+        if mine and correction:
+            complain([correction])
         elif mine:
             error.show()
     return under_launcher.code(mine)

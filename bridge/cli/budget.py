@@ -43,10 +43,10 @@ def read_within_limits() -> Iterator[None]:
     """
     # Its threads' stacks and what it loads count as data.
     torch = (os.cpu_count() or 1) * 2**24 + (0 if "torch" in sys.modules else 2**30)
-    found = ReadFiles()
-    _OUTER.append(found)
+    files = ReadFiles()
+    _OUTER.append(files)
     try:
-        with note_files(found), _limit(found, limits.MEMORY + torch):
+        with note_files(files), _limit(files, limits.MEMORY + torch):
             yield
     except OSError as error:
         if error.filename is None:  # nobody reads our output any more
@@ -55,7 +55,7 @@ def read_within_limits() -> Iterator[None]:
             f"{error.filename}: {error.strerror}; expected a file or folder that can be read"
         ) from None
     finally:
-        _OUTER.remove(found)
+        _OUTER.remove(files)
 
 
 _OUTER: list[ReadFiles] = []

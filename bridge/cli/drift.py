@@ -36,40 +36,40 @@ def drift(job: Job, to_version: str | None, output: Path | None, force: bool = F
     def work() -> int:
         document = document_of(job)
         dialect = dialect_of(job, document)
-        (old, said), (new, also) = (
+        (old, remarks), (new, also) = (
             release_of(job, dialect, job.version),
             release_of(job, dialect, to_version),
         )
-        found = compare(
+        comparison = compare(
             partial(read_as, job, dialect, document), dialect.release(old), dialect.release(new)
         )
-        found = replace(found, remarks=(*said, *also, *found.remarks))
+        comparison = replace(comparison, remarks=(*remarks, *also, *comparison.remarks))
         if output:
-            _write_drift(job, found, output, force)
-        _print_drift(job, found, output)
-        return as_json.exit_of((*found.changes, *found.remarks), job.threshold)
+            _write_drift(job, comparison, output, force)
+        _print_drift(job, comparison, output)
+        return as_json.exit_of((*comparison.changes, *comparison.remarks), job.threshold)
 
     return answer_job(job, work)
 
 
-def _write_drift(job: Job, found: Drift, output: Path, force: bool) -> None:
-    if found.migrated is None:
+def _write_drift(job: Job, drift: Drift, output: Path, force: bool) -> None:
+    if drift.migrated is None:
         raise TranslationError(
-            f"{output}: nothing to write; {found.version} accepts no part of {job.file}"
+            f"{output}: nothing to write; {drift.version} accepts no part of {job.file}"
         )
-    dialect = found.before.dialect
-    texts = dialect.files(dialect.render(found.migrated, format_for(dialect, output)), output)
+    dialect = drift.before.dialect
+    texts = dialect.files(dialect.render(drift.migrated, format_for(dialect, output)), output)
     not_over_input(job, texts)
     place_files(texts, output, force, "without -o the new file is printed and nothing is written")
 
 
-def _print_drift(job: Job, found: Drift, output: Path | None) -> None:
-    format = found.before.dialect.format_of(output or (None if job.file == STDIN else job.file))
+def _print_drift(job: Job, drift: Drift, output: Path | None) -> None:
+    format = drift.before.dialect.format_of(output or (None if job.file == STDIN else job.file))
     if job.json:
-        print_json(as_json.drift_json(found, format, job.threshold))
-    elif output or found.migrated is None:
-        drift_as_text.drift_text(found, console(sys.stdout))
+        print_json(as_json.drift_json(drift, format, job.threshold))
+    elif output or drift.migrated is None:
+        drift_as_text.drift_text(drift, console(sys.stdout))
     else:
         # Without -o the file has stdout to itself, so that it can be piped.
-        content(found.migrated.text(format))
-        drift_as_text.drift_text(found, console(sys.stderr))
+        content(drift.migrated.text(format))
+        drift_as_text.drift_text(drift, console(sys.stderr))

@@ -34,20 +34,20 @@ def expand_names(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[
     Files that come from a folder or pattern have false, as they may belong to no stack. Raises
     `SourceError` for a pattern that matches no file.
     """
-    seen = set[str]()
+    places = set[str]()
     for name in names:
-        found = (
+        matches = (
             [(name, True)] if _is_single(name) else [(path, False) for path in _files_inside(name)]
         )
-        if not found and glob.has_magic(name):
+        if not matches and glob.has_magic(name):
             raise SourceError(f"{name}: no file matches the pattern; check the pattern")
-        for path, named in found:
+        for path, is_named in matches:
             place = place_of(path)
-            if place not in seen and (
-                named or not any(fnmatch(path, pattern) for pattern in exclude)
+            if place not in places and (
+                is_named or not any(fnmatch(path, pattern) for pattern in exclude)
             ):
-                seen.add(place)
-                yield path, named
+                places.add(place)
+                yield path, is_named
 
 
 def may_be_several(names: Sequence[str]) -> bool:
@@ -158,7 +158,7 @@ def _run_git(words: Sequence[str], name: str) -> bytes:
     # English, so that `fatal: ` can be cut off.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *words],
             capture_output=True,
             env=environment,
@@ -166,12 +166,12 @@ def _run_git(words: Sequence[str], name: str) -> bytes:
         )
     except FileNotFoundError:
         raise SourceError(f"{name}: git is not installed; name a file") from None
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().splitlines()
+    if process.returncode:
+        reason = process.stderr.decode(errors="replace").strip().splitlines()
         raise SourceError(
             f"{name}: {reason[-1].removeprefix('fatal: ') if reason else 'git failed'}; check revision and path"
         )
-    return done.stdout
+    return process.stdout
 
 
 @contextmanager

@@ -18,12 +18,12 @@ def is_folder(model: str) -> bool:
     return (Path(model) / CONFIG).is_file()
 
 
-def check_choice(option: str, value: str, known: tuple[str, ...]) -> str:
-    """Return `value` if it is one of `known`, or the folder of a model; else raise `BridgeError`."""
-    if value in known or is_folder(value):
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`, or the folder of a model; else raise `BridgeError`."""
+    if value in choices or is_folder(value):
         return value
-    said = f"{' or '.join(known)}, or a folder with a {CONFIG}"
-    raise BridgeError(f"{option}: found {value}, expected {said}{nearest(value, known)}")
+    expectation = f"{' or '.join(choices)}, or a folder with a {CONFIG}"
+    raise BridgeError(f"{option}: found {value}, expected {expectation}{nearest(value, choices)}")
 
 
 def model_in(folder: str) -> Model:

@@ -62,18 +62,18 @@ def main(text: str) -> None:
         module.warm(*order.arguments)
     gc.collect()
     gc.freeze()  # what is loaded lives as long as the process: no collection has to look through it
-    started: dict[int, int] = {}
-    mine = _fork_ranks(order, started)
+    ranks: dict[int, int] = {}
+    mine = _fork_ranks(order, ranks)
     if mine is None:
-        _wait_for_ranks(order, started)
+        _wait_for_ranks(order, ranks)
     else:
         _run_rank(mine, order, module if forks else None)
 
 
-def _fork_ranks(order: Order, started: dict[int, int]) -> int | None:
+def _fork_ranks(order: Order, ranks: dict[int, int]) -> int | None:
     """Fork the ranks. In a fork, return the rank that the fork runs.
 
-    In the parent, return None after `started` has the rank of each process.
+    In the parent, return None after `ranks` has the rank of each process.
     """
     # SIGTERM waits until all ranks are known: now it would leave those that are started to themselves.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -82,7 +82,7 @@ def _fork_ranks(order: Order, started: dict[int, int]) -> int | None:
         if process == 0:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             return rank
-        started[process] = rank
+        ranks[process] = rank
     return None
 
 
@@ -131,8 +131,8 @@ def _exit_records(order: Order, running: dict[int, int]) -> Ends:
     ends, until = Ends(), float("inf")
     while running:
         for process in list(running):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if not ended:
+            pid, status = os.waitpid(process, os.WNOHANG)
+            if not pid:
                 continue
             rank, code = running.pop(process), os.waitstatus_to_exitcode(status)
             ends.codes[rank] = code

@@ -43,12 +43,12 @@ def fuzz(
     task = fuzzing.Task(
         source, target, version, target.release(versions[1]) if target else None, examples, seed
     )
-    covered, failure = fuzzing.fuzz(task, _progress_printer(task))
+    coverage, failure = fuzzing.fuzz(task, _progress_printer(task))
     file = f"fuzz.{fuzzing.suffix(source, source.formats[0])}"
     if as_json:
-        print_json(_report_object(task, covered, failure, file))
+        print_json(_report_object(task, coverage, failure, file))
     else:
-        print("\n".join(_report_lines(task, covered, failure, file)))
+        print("\n".join(_report_lines(task, coverage, failure, file)))
     return Exit.FINDINGS if failure else Exit.CLEAN
 
 
@@ -60,34 +60,34 @@ def _progress_printer(task: Task) -> Callable[[Covered], None]:
     """
     every, pace = max(1, task.examples // STEPS), Pace()
 
-    def tick(covered: Covered) -> None:
-        done = covered.examples
-        rest = pace.rest(done, task.examples) if done < task.examples else ""
-        if done <= task.examples and done % every == 0:
-            line = f"{done} of {task.examples} configs{rest and f', {rest}'}"
+    def tick(coverage: Covered) -> None:
+        count = coverage.examples
+        rest = pace.rest(count, task.examples) if count < task.examples else ""
+        if count <= task.examples and count % every == 0:
+            line = f"{count} of {task.examples} configs{rest and f', {rest}'}"
             print(line, file=sys.stderr, flush=True)
         # Hypothesis tries further configs while it makes a failure smaller; how many is not known ahead.
-        elif done > task.examples and done % 100 == 0:
+        elif count > task.examples and count % 100 == 0:
             print(
-                f"{done} configs, looking for the smallest that fails", file=sys.stderr, flush=True
+                f"{count} configs, looking for the smallest that fails", file=sys.stderr, flush=True
             )
 
     return tick
 
 
-def _report_lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> list[str]:
+def _report_lines(task: Task, coverage: Covered, failure: Failure | None, file: str) -> list[str]:
     from bridge.plan.section import fields
     from bridge.testing.fuzz import command
 
-    releases = len(covered.releases)
+    releases = len(coverage.releases)
     title = f"{task.dialect.title}{f' -> {task.to.title} {task.to_version}' if task.to else ''}"
-    known = len(fields(task.dialect.schema))
+    total = len(fields(task.dialect.schema))
     lines = [
-        f"{title}: {covered.examples} configs of {releases} of {len(task.dialect.versions)} releases,"
-        f" {len(covered.fields)} of {known} settings",
+        f"{title}: {coverage.examples} configs of {releases} of {len(task.dialect.versions)} releases,"
+        f" {len(coverage.fields)} of {total} settings",
         *(
-            f"  {stage}: {count} configs passed{f', {covered.refused[stage]} refused' if covered.refused[stage] else ''}"
-            for stage, count in covered.accepted.items()
+            f"  {stage}: {count} configs passed{f', {coverage.refused[stage]} refused' if coverage.refused[stage] else ''}"
+            for stage, count in coverage.accepted.items()
         ),
     ]
     if failure is None:
@@ -134,11 +134,11 @@ def _repeat_command(task: Task) -> str:
 
 
 def _report_object(
-    task: Task, covered: Covered, failure: Failure | None, file: str
+    task: Task, coverage: Covered, failure: Failure | None, file: str
 ) -> json_types.Fuzzed:
     from bridge.testing.fuzz import command
 
-    found: json_types.Failed | None = (
+    failure_object: json_types.Failed | None = (
         None
         if failure is None
         else {
@@ -152,12 +152,12 @@ def _report_object(
         }
     )
     return {
-        "examples": covered.examples,
-        "releases": dict(covered.releases),
-        "held": dict(covered.accepted),
-        "refused": dict(covered.refused),
-        "settings": sorted(covered.fields),
-        "failure": found,
+        "examples": coverage.examples,
+        "releases": dict(coverage.releases),
+        "held": dict(coverage.accepted),
+        "refused": dict(coverage.refused),
+        "settings": sorted(coverage.fields),
+        "failure": failure_object,
         "again": _repeat_command(task),
         "exit_code": Exit.FINDINGS if failure else Exit.CLEAN,
     }

@@ -48,23 +48,24 @@ class Job:
     typed: Mapping[str, Any] = field(default_factory=dict)
     lent: Sequence[str] = ()
 
-    def of(self, file: str, said: Mapping[str, Any]) -> Job:
-        """Return the job for a file of which the project says `said`, by the names of options.
+    def of(self, file: str, settings: Mapping[str, Any]) -> Job:
+        """Return the job for a file for which the project has `settings`, by the names of options.
 
         The command line wins. Lists are joined, with those of the command line last, so that of two
         values with one name they win too.
         """
-        named = {
-            FIELDS.get(option, option.replace("-", "_")): value for option, value in said.items()
+        fields = {
+            FIELDS.get(option, option.replace("-", "_")): value
+            for option, value in settings.items()
         }
-        joined = {
+        lists = {
             name: (*value, *self.typed.get(name, ())) if isinstance(value, tuple) else value
-            for name, value in named.items()
+            for name, value in fields.items()
             if isinstance(value, tuple) or name not in self.typed
         }
         before = {name: Job.__dataclass_fields__[name].default for name in self.lent}
-        lent = tuple(name for name in joined if name not in self.typed)
-        return replace(self, file=file, lent=lent, **{**before, **self.typed, **joined})
+        lent = tuple(name for name in lists if name not in self.typed)
+        return replace(self, file=file, lent=lent, **{**before, **self.typed, **lists})
 
     @property
     def file_name(self) -> str:
@@ -74,14 +75,14 @@ class Job:
     @property
     def settings_of_options(self) -> dict[str, dict[str, Any]]:
         """Settings that options give, by the argument of `Dialect.read` that takes them."""
-        said: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "auto": _parse_pairs(self.auto, "--auto"),
             "code": _nest_settings(_parse_pairs(self.code, "--code")),
             "trainer": _trainer_arguments(self.auto_from),
             "model": _model_sizes(self.model) if self.model else {},
             "open_auto": self.open_auto,
         }
-        return {keyword: values for keyword, values in said.items() if values}
+        return {keyword: values for keyword, values in settings.items() if values}
 
     @property
     def outside(self) -> dict[str, str]:
@@ -96,15 +97,15 @@ class Job:
 
 def effect_named(words: str, option: str = "--fail-on") -> Effect:
     """Return the effect that `words` name in full or in part, such as `different numbers`, `memory` or `stops`."""
-    said = words.lower().replace("-", " ").replace("_", " ").strip()
-    found = [effect for effect in Effect if said == effect] or [
-        effect for effect in Effect if said and said in effect
+    name = words.lower().replace("-", " ").replace("_", " ").strip()
+    effects = [effect for effect in Effect if name == effect] or [
+        effect for effect in Effect if name and name in effect
     ]
-    if len(found) != 1:
+    if len(effects) != 1:
         raise BridgeError(
-            f"{option}: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}"
+            f"{option}: found {words!r}, expected one of {', '.join(Effect)}{nearest(name, tuple(Effect))}"
         )
-    return found[0]
+    return effects[0]
 
 
 def _split_pair(pair: str, option: str) -> tuple[str, str]:
@@ -120,36 +121,38 @@ OPTIONS = {"trainer": "auto-from"}
 """Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
 
 
-def _trainer_arguments(said: Sequence[str]) -> dict[str, Any]:
-    """Return arguments of Hugging Face's Trainer. Each text in `said` is NAME=VALUE, or the path of a
+def _trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Return arguments of Hugging Face's Trainer. Each text in `texts` is NAME=VALUE, or the path of a
     JSON file with such arguments.
     """
     from pathlib import Path
 
     from bridge.stack.sources import Placed, Said
 
-    found = Placed({}, {})
-    for words in said:
+    arguments = Placed({}, {})
+    for words in texts:
         # A path may have an equals sign in it: a file that is there is read.
         if "=" in words and not Path(words).is_file():
             pairs = _parse_pairs([words], "--auto-from")
             places = {name: Said(name, value, "--auto-from") for name, value in pairs.items()}
-            found = found.overlay(Placed(pairs, places))
+            arguments = arguments.overlay(Placed(pairs, places))
         else:
-            expected = "expected a JSON object with TrainingArguments, or NAME=VALUE"
-            found = found.overlay(_read_placed(Path(words), f"--auto-from {words}: {expected}"))
-    return found
+            expectation = "expected a JSON object with TrainingArguments, or NAME=VALUE"
+            arguments = arguments.overlay(
+                _read_placed(Path(words), f"--auto-from {words}: {expectation}")
+            )
+    return arguments
 
 
-def _read_placed(path: Path, expected: str) -> Placed:
-    """Return the settings of a JSON or YAML file, with their lines; `expected` is said of another file."""
+def _read_placed(path: Path, message: str) -> Placed:
+    """Return the settings of a JSON or YAML file, with their lines; `message` is the error for other files."""
     from bridge.files import parse, read_text
     from bridge.stack.sources import Placed, Said
 
     suffix = path.suffix.lower()
     document = parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
     if not isinstance(document.data, dict):
-        raise BridgeError(expected)
+        raise BridgeError(message)
     return Placed(
         document.data,
         {
@@ -211,14 +214,14 @@ def _parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
     }
 
 
-def _nest_settings(said: Mapping[str, Any]) -> dict[str, Any]:
+def _nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with dotted names as nested dictionaries."""
     from bridge.plan.section import nest
 
     BridgeError.raise_if(
         f"--code {name}: found a value and also keys below this name ({part}); keep either the value or the keys"
-        for name in said
-        for part in said
+        for name in settings
+        for part in settings
         if part.startswith(name + ".")
     )
-    return nest(said)
+    return nest(settings)

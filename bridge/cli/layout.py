@@ -143,14 +143,14 @@ def _shape_of_model(plan: Plan, sizes: Sizes) -> Architecture:
 
     Sizes given on the command line replace the sizes in it.
     """
-    given: dict[str, Any] = {
+    own_sizes: dict[str, Any] = {
         name: value for name, value in sizes.given.items() if value is not None
     }
     if sizes.model in PRESETS:
         # As many heads of keys as of queries, unless both are given: those of the preset may not divide the new number.
-        follow = {"kv_heads": given["heads"]} if "heads" in given else {}
-        return replace(PRESETS[sizes.model], **{**follow, **given})
-    model = _resize_model(plan.model if sizes.model == FILE else model_in(sizes.model), given)
+        follow = {"kv_heads": own_sizes["heads"]} if "heads" in own_sizes else {}
+        return replace(PRESETS[sizes.model], **{**follow, **own_sizes})
+    model = _resize_model(plan.model if sizes.model == FILE else model_in(sizes.model), own_sizes)
     missing = [name for name in NEEDED if getattr(model, name) is None]
     if missing:
         options = ", ".join(f"--{name}" for name in missing)
@@ -161,31 +161,31 @@ def _shape_of_model(plan: Plan, sizes: Sizes) -> Architecture:
     return shape if model.vocab or model.embedding.padded_vocab else replace(shape, vocab=0)
 
 
-def _resize_model(model: Model, given: Mapping[str, Any]) -> Model:
-    """Return `model` with the `given` sizes.
+def _resize_model(model: Model, sizes: Mapping[str, Any]) -> Model:
+    """Return `model` with these `sizes` in place of its own.
 
     Values that were derived from the replaced sizes are derived again, such as the number of key
     heads.
     """
-    changed: dict[str, Any] = dict(given)
-    if "heads" in given and model.kv_heads == model.heads:
-        changed["kv_heads"] = given["heads"]
+    update: dict[str, Any] = dict(sizes)
+    if "heads" in sizes and model.kv_heads == model.heads:
+        update["kv_heads"] = sizes["heads"]
     widths = {"model.hidden": model.hidden, "model.heads": model.heads}
-    if {"heads", "hidden"} & given.keys() and head_size(widths) == model.attention.head_size:
-        changed["attention"] = model.attention.model_copy(update={"head_size": None})
-    return model.model_copy(update=changed)
+    if {"heads", "hidden"} & sizes.keys() and head_size(widths) == model.attention.head_size:
+        update["attention"] = model.attention.model_copy(update={"head_size": None})
+    return model.model_copy(update=update)
 
 
 def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
     """The outline of a plan on `world` ranks. Raises `BridgeError` if it does not fit."""
-    sized = plan
+    outline_plan = plan
     if sizes.micro is not None:
         # The global batch of the file belongs to its own microbatch; left open, it follows from the new one.
-        sized = Plan.of({**plan.values(), "batch.micro": sizes.micro, "batch.global_": None})
+        outline_plan = Plan.of({**plan.values(), "batch.micro": sizes.micro, "batch.global_": None})
     mesh = prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
     # If the file states the data ranks too, the mesh may be smaller than the run: ranks of a separate encoder lie beside it.
     ranks = mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
-    return Outline.of(sized, _shape_of_model(plan, sizes), ranks)
+    return Outline.of(outline_plan, _shape_of_model(plan, sizes), ranks)
 
 
 def _find_omissions(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
@@ -223,10 +223,10 @@ def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
 
     if memory is None:
         return
-    kept = {rank: sum(outline.bytes(rank).values()) for rank in range(outline.mesh.world)}
-    over = [rank for rank, size in kept.items() if size > memory]
+    totals = {rank: sum(outline.bytes(rank).values()) for rank in range(outline.mesh.world)}
+    over = [rank for rank, size in totals.items() if size > memory]
     if over:
-        most = _size_text(max(kept[rank] for rank in over))
+        most = _size_text(max(totals[rank] for rank in over))
         message = (
             f"{ranks_text(over)}: found up to {most} kept between steps, and a device has"
             f" {_size_text(memory)}; split the model further"
@@ -254,7 +254,7 @@ def as_json(
 ) -> json_types.Laid:
     """Return a layout as one JSON object. Its form is stable and described in docs/json.md."""
     mesh, shape = outline.mesh, outline.shape
-    named = (
+    names = (
         "layers",
         "hidden",
         "heads",
@@ -268,7 +268,7 @@ def as_json(
         "rotary",
         "bias",
     )
-    sizes: dict[str, Any] = {name: getattr(shape, name) for name in named}
+    sizes: dict[str, Any] = {name: getattr(shape, name) for name in names}
     sizes |= {
         "vocab": shape.vocab or None,
         "experts": shape.experts.count if shape.experts else None,
@@ -311,22 +311,22 @@ def as_json(
 
 def _group_alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
     """Return groups of ranks with equal bytes and messages, each with those bytes and messages."""
-    found: dict[str, tuple[list[int], dict[str, Any]]] = {}
-    written: dict[object, tuple[str, dict[str, Any]]] = {}
+    groups: dict[str, tuple[list[int], dict[str, Any]]] = {}
+    contents: dict[object, tuple[str, dict[str, Any]]] = {}
     for rank in range(outline.mesh.world):
         kind = outline.kind(rank)
         # Ranks of one kind keep the same, and thousands of ranks have few kinds: each is worked out once.
-        if kind not in written:
+        if kind not in contents:
             content = _rank_content(outline, rank)
-            written[kind] = json.dumps(content), content
-        text, content = written[kind]
-        found.setdefault(text, ([], content))[0].append(rank)
-    return list(found.values())
+            contents[kind] = json.dumps(content), content
+        text, content = contents[kind]
+        groups.setdefault(text, ([], content))[0].append(rank)
+    return list(groups.values())
 
 
 def _rank_content(outline: Outline, rank: int) -> dict[str, Any]:
     place, pipeline = outline.place(rank).layout, outline.mesh.coordinate(rank, "pipeline")
-    held, traffic = outline.local_stages(pipeline), outline.traffic(rank)
+    stages, traffic = outline.local_stages(pipeline), outline.traffic(rank)
     calls = [
         {"name": name, "count": total.count, "bytes": total.bytes}
         for name, total in traffic.items()
@@ -334,10 +334,10 @@ def _rank_content(outline: Outline, rank: int) -> dict[str, Any]:
     sizes = place.bytes()
     return {
         "pipeline_rank": pipeline,
-        "stages": list(held),
+        "stages": list(stages),
         "parameters": place.parameters,
         "bytes": {**sizes, "total": sum(sizes.values())},
-        "flats": [_flat_content(place, flat, held[flat.stage]) for flat in place.flats],
+        "flats": [_flat_content(place, flat, stages[flat.stage]) for flat in place.flats],
         "collectives": calls,
     }
 
@@ -382,14 +382,14 @@ def _print_layout(outline: Outline, findings: Sequence[Finding], out: Console) -
         if shape.vocab
         else "vocab unknown: embedding and head are not counted"
     )
-    routed = (
+    experts = (
         f", {shape.experts.count} experts ({shape.active() / 1e6:,.1f} M active)"
         if shape.experts
         else ""
     )
     out.print(
         f"[bold]{shape.size() / 1e6:,.1f} M parameters[/]: {shape.layers} layers, hidden {shape.hidden}, heads {shape.heads}"
-        f" (keys {shape.kv_heads}), ffn {shape.ffn}{routed}, {words}{', tied' * shape.tied}, sequence {shape.sequence}"
+        f" (keys {shape.kv_heads}), ffn {shape.ffn}{experts}, {words}{', tied' * shape.tied}, sequence {shape.sequence}"
     )
     optimizer = plan.optimizer.name or "adamw"
     out.print(
@@ -418,8 +418,8 @@ def _mesh_table(mesh: Mesh) -> Grid:
     return table
 
 
-def _shorten_words(words: Sequence[str], shown: int, joint: str) -> str:
-    return joint.join(words if len(words) <= shown else [*words[: shown - 1], "...", words[-1]])
+def _shorten_words(words: Sequence[str], limit: int, joint: str) -> str:
+    return joint.join(words if len(words) <= limit else [*words[: limit - 1], "...", words[-1]])
 
 
 def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
@@ -431,8 +431,8 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     ]
     # Reversed, so that the lowest rank of a kind is the one that stays.
     kinds = {outline.kind(rank): rank for rank in reversed(ranks)}
-    known = {kind: _rank_content(outline, rank) for kind, rank in kinds.items()}
-    contents = {rank: known[outline.kind(rank)] for rank in ranks}
+    content_by_kind = {kind: _rank_content(outline, rank) for kind, rank in kinds.items()}
+    contents = {rank: content_by_kind[outline.kind(rank)] for rank in ranks}
     # Of several that keep the same, the lowest.
     most = max(ranks, key=lambda rank: (_content_weight(contents[rank]), -rank))
     alike = all(
@@ -445,8 +445,8 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
         if len(ranks) > 1
         else f"rank {most}"
     )
-    staged = f" of pipeline rank {pipeline}" if outline.mesh.sizes["pipeline"] > 1 else ""
-    out.print(_stages_table(outline, contents[most], f"Kept by {who}{staged}"))
+    suffix = f" of pipeline rank {pipeline}" if outline.mesh.sizes["pipeline"] > 1 else ""
+    out.print(_stages_table(outline, contents[most], f"Kept by {who}{suffix}"))
     calls = contents[most]["collectives"]
     if calls:
         out.print(_collectives_table(calls, f"Sent in a step by {who.partition(',')[0]}"))
@@ -472,14 +472,14 @@ def _stages_table(outline: Outline, content: Mapping[str, Any], title: str) -> G
     for row in _flat_rows(outline, content["flats"]):
         table.add_row(*row)
     sizes = content["bytes"]
-    kept = [_size_text(sizes[kind]) for kind in KINDS]
+    cells = [_size_text(sizes[kind]) for kind in KINDS]
     table.add_row(
         "kept",
         "",
         f"{content['parameters']:,}",
-        *kept[:2],
+        *cells[:2],
         "",
-        *kept[2:],
+        *cells[2:],
         _size_text(sizes["total"]),
         style="bold",
     )

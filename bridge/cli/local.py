@@ -49,12 +49,12 @@ def run_ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
             stack.enter_context(tempfile.TemporaryFile("w+", encoding=ENCODING, errors="replace"))
             for _ in range(number + 2)
         ]
-        own, said, *words = files
+        own, results, *words = files
         order = Order(
             module,
             arguments,
             tuple(file.fileno() for file in words),
-            said.fileno(),
+            results.fileno(),
             PATIENCE,
             GRACE,
         )
@@ -66,9 +66,9 @@ def run_ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in process.stdout)
         if process.wait():
             raise BridgeError(f"the ranks did not start: {_last_line(own)}")
-        said.seek(0)
-        codes, killed = json.load(said)
-        _judge_ends(Ends(dict(codes), killed), words)
+        results.seek(0)
+        codes, kills = json.load(results)
+        _judge_ends(Ends(dict(codes), kills), words)
 
 
 def _judge_ends(ends: Ends, words: Sequence[IO[str]]) -> None:
@@ -98,18 +98,18 @@ def _builds_folder(stack: ExitStack) -> str:
     Raises `BridgeError` for a lock that a killed build left in that folder, because a process that
     needs this build would wait for ever.
     """
-    named = os.environ.get(BUILDS)
-    if not named:
+    folder = os.environ.get(BUILDS)
+    if not folder:
         return stack.enter_context(tempfile.TemporaryDirectory())
     locks = [
-        lock for lock in Path(named).glob("**/lock") if time.time() - lock.stat().st_mtime > STALE
+        lock for lock in Path(folder).glob("**/lock") if time.time() - lock.stat().st_mtime > STALE
     ]
     BridgeError.raise_if(
         f"{lock}: a killed build left this lock, and the next build would wait for it; remove the "
         "file"
         for lock in locks
     )
-    return named
+    return folder
 
 
 def _start_ranks(
@@ -117,14 +117,14 @@ def _start_ranks(
 ) -> subprocess.Popen[str]:
     # Entries that mean the current directory go: no file of the user's may be imported in place of ours. The exception is a
     # checkout that is not installed, from which this process imports too; it is named in full.
-    named = [
+    folders = [
         entry
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if os.path.isabs(entry)
     ]
     home = str(Path(bridge.__file__).parents[1])
-    imported = home in map(os.path.abspath, sys.path)
-    path = [*named, home] if home == os.getcwd() and imported and home not in named else named
+    in_path = home in map(os.path.abspath, sys.path)
+    path = [*folders, home] if home == os.getcwd() and in_path and home not in folders else folders
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "bridge.cli.forked_job", order.text()],
         stdin=subprocess.DEVNULL,

@@ -138,7 +138,7 @@ class Looked:
 
 
 def look_at_file(
-    job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]
+    job: Job, gate: Gate, is_named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]
 ) -> Looked:
     """Return the result of `read` for one file.
 
@@ -152,7 +152,9 @@ def look_at_file(
                 config, findings = read(here)
     except UnrecognisedError as error:
         return (
-            Looked(job.file, problems=error.problems) if named else Looked(job.file, stranger=True)
+            Looked(job.file, problems=error.problems)
+            if is_named
+            else Looked(job.file, stranger=True)
         )
     except BridgeError as error:
         return Looked(job.file, problems=error.problems)
@@ -161,23 +163,23 @@ def look_at_file(
 
 def worst_code(codes: Iterable[int]) -> int:
     """Return the worst of several exit codes: an error, then findings, then an incomplete proof."""
-    found = set(codes)
+    present = set(codes)
     # From the worst: a run that stops says more than other numbers, and those more than a missing proof.
     return next(
-        (code for code in (Exit.ERROR, Exit.FINDINGS, Exit.UNPROVED) if code in found), Exit.CLEAN
+        (code for code in (Exit.ERROR, Exit.FINDINGS, Exit.UNPROVED) if code in present), Exit.CLEAN
     )
 
 
 def report_files(
-    found: Sequence[Looked],
+    files: Sequence[Looked],
     job: Job,
     gate: Gate,
     view: View,
     each: Callable[[Looked], Mapping[str, Any]],
 ) -> int:
     """Report the results of several files in the gate's format. Returns the exit code."""
-    code = worst_code(one.exit(job) for one in found)
-    records = [row for one in found for row in one.records]
+    code = worst_code(one.exit(job) for one in files)
+    records = [row for one in files for row in one.records]
     if gate.write_baseline:
         write_text(gate.write_baseline, baseline(records, gate.write_baseline))
         say(
@@ -186,27 +188,27 @@ def report_files(
         )
         # What the baseline has is known from now on: only a file that could not be read still fails.
         code = (
-            Exit.ERROR if code == Exit.ERROR and any(one.problems for one in found) else Exit.CLEAN
+            Exit.ERROR if code == Exit.ERROR and any(one.problems for one in files) else Exit.CLEAN
         )
     if gate.is_one_list:
         print(FORMATS[gate.format](records, code))
     elif job.json:
         print_json(
             {
-                "files": [{"file": one.file, **each(one)} for one in found if not one.stranger],
+                "files": [{"file": one.file, **each(one)} for one in files if not one.stranger],
                 "exit_code": code,
             }
         )
     else:
-        _print_texts(found, view)
+        _print_texts(files, view)
     return code
 
 
-def _print_texts(found: Sequence[Looked], view: View) -> None:
+def _print_texts(files: Sequence[Looked], view: View) -> None:
     from bridge.report import as_text
 
     out = console(sys.stdout)
-    for one in found:
+    for one in files:
         if one.stranger:
             continue
         if one.config is None:
@@ -214,21 +216,23 @@ def _print_texts(found: Sequence[Looked], view: View) -> None:
             complain(one.complaints)
         else:
             as_text.one_of_many(one.file, one.findings, out, view)
-    hidden = sum(as_text.unshown(one.findings, view) for one in found)
+    hidden = sum(as_text.unshown(one.findings, view) for one in files)
     more = f"; {hidden} finding{'' if hidden == 1 else 's'} without effect (--all shows them)"
-    say(summary_line(found, as_text.kind_checked) + (more if hidden else ""))
+    say(summary_line(files, as_text.kind_checked) + (more if hidden else ""))
 
 
-def summary_line(found: Sequence[Looked], kind: Callable[[Sequence[Finding]], str]) -> str:
+def summary_line(files: Sequence[Looked], kind: Callable[[Sequence[Finding]], str]) -> str:
     """Return the closing line: how many files there are of each kind of verdict."""
-    seen = [one for one in found if not one.stranger]
+    configs = [one for one in files if not one.stranger]
     counts = {
-        "refused": sum(one.config is None for one in seen),
-        **Counter(kind(one.findings) for one in seen if one.config is not None),
-        "of no stack": len(found) - len(seen),
+        "refused": sum(one.config is None for one in configs),
+        **Counter(kind(one.findings) for one in configs if one.config is not None),
+        "of no stack": len(files) - len(configs),
     }
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{len(seen)} file{'' if len(seen) == 1 else 's'}: {said or 'nothing to look at'}"
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return (
+        f"{len(configs)} file{'' if len(configs) == 1 else 's'}: {summary or 'nothing to look at'}"
+    )
 
 
 def files_of(names: Sequence[str], gate: Gate) -> list[tuple[str, bool]]:
@@ -236,7 +240,7 @@ def files_of(names: Sequence[str], gate: Gate) -> list[tuple[str, bool]]:
 
     Raises `SourceError` if there are no files.
     """
-    found = list(expand_names(names, gate.exclude))
-    if not found:
+    files = list(expand_names(names, gate.exclude))
+    if not files:
         raise SourceError(f"{', '.join(names)}: no file that may be a config; name one")
-    return found
+    return files

@@ -44,12 +44,12 @@ def name_missing_code() -> Iterator[None]:
     except BridgeError as error:
         lines = dict.fromkeys(map(_line, _READ.get() or ()))
         # An error that names the missing part already is left as it is.
-        told = any(".code.json" in problem for problem in error.problems)
-        if told or not lines or not any(SIZES.search(problem) for problem in error.problems):
+        names_code = any(".code.json" in problem for problem in error.problems)
+        if names_code or not lines or not any(SIZES.search(problem) for problem in error.problems):
             raise
-        found = type(error)(*error.problems, *lines)
-        found.words = error.words
-        raise found from None
+        longer = type(error)(*error.problems, *lines)
+        longer.words = error.words
+        raise longer from None
     finally:
         _READ.reset(before)
 

@@ -58,14 +58,14 @@ INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--ya
 
 def corrected_command(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
     """Return one line with the corrected command for the refused `arguments`; None if their mistake is not a known one."""
-    said = [
+    command_words = [
         word for word in arguments if not re.match(r"--local[_-]rank=", word)
     ]  # which a launcher puts first
-    if not said:
+    if not command_words:
         return None
-    command, *words = said
+    command, *words = command_words
     if command not in READING:
-        return _without_command(said)
+        return _without_command(command_words)
     ways = (
         _correct_foreign_option(command, words),
         _correct_launch_command(command, words),
@@ -80,11 +80,11 @@ def instead(arguments: Sequence[str], error: BridgeError, stacks: Sequence[str])
 
     If a known mistake explains a missing file, return only the line about that mistake.
     """
-    lost = any(
+    missing = any(
         "no such file" in problem or "several files need" in problem for problem in error.problems
     )
-    said = corrected_command(arguments, stacks) if lost else None
-    return error.problems if said is None else (said,)
+    correction = corrected_command(arguments, stacks) if missing else None
+    return error.problems if correction is None else (correction,)
 
 
 def _type(*words: str) -> str:
@@ -138,14 +138,14 @@ def _correct_launch_command(command: str, words: Sequence[str]) -> str | None:
     if not inner or not (_is_launcher(inner[0]) or PurePath(inner[0]).name in SHELLS):
         return None
     rest = [*words[:first], *(words[first + 1 :] if whole else _ours(inner))]
-    shown = words[first] if whole else inner[0]
+    word = words[first] if whole else inner[0]
     if file := _file_of(inner):
         return (
-            f"{shown}: found a command in the place of FILE; name the file that this command reads: "
+            f"{word}: found a command in the place of FILE; name the file that this command reads: "
             f"{_type(command, file, *rest)}"
         )
     return (
-        f"{shown}: found a command in the place of FILE; write it into a file such as run.sh, which "
+        f"{word}: found a command in the place of FILE; write it into a file such as run.sh, which "
         f"is read and never run: {_type(command, 'run.sh', *rest)}"
     )
 

@@ -383,30 +383,34 @@ def reads_file(
 
     def wrap_command(command: Command) -> Command:
         @wraps(command)
-        def run(file: str | list[str], **given: Any) -> int:
-            said = {field: given.pop(name) for name, (field, _, _) in options.items()}
+        def run(file: str | list[str], **arguments: Any) -> int:
+            values = {field: arguments.pop(name) for name, (field, _, _) in options.items()}
             if gating:
                 from bridge.cli.many_files import gate_of
 
-                given["gate"] = gate_of(
-                    **{field: given.pop(name) for name, (field, _, _) in gating.items()},
-                    as_json=said["json"],
+                arguments["gate"] = gate_of(
+                    **{field: arguments.pop(name) for name, (field, _, _) in gating.items()},
+                    as_json=values["json"],
                 )
             # A command of many files gets all names; its job has the first, which stands for them until they are read.
             if not isinstance(file, str):
-                given["names"], file = tuple(file), file[0]
+                arguments["names"], file = tuple(file), file[0]
             if viewing:
-                asked = {field: given.pop(name) for name, (field, _, _) in viewing.items()}
+                view_values = {
+                    field: arguments.pop(name) for name, (field, _, _) in viewing.items()
+                }
                 only = tuple(
-                    effect_named(SHORT.get(words, words), "--only") for words in asked["only"] or ()
+                    effect_named(SHORT.get(words, words), "--only")
+                    for words in view_values["only"] or ()
                 )
-                given["view"] = View(**{**asked, "only": only})
+                arguments["view"] = View(**{**view_values, "only": only})
             from bridge.cli.project_settings import apply_project_settings
 
             # An empty text was typed, too; an empty list or a switch that is off was not.
-            typed = {name: value for name, value in said.items() if value or value == ""}
+            explicit = {name: value for name, value in values.items() if value or value == ""}
             return command(
-                apply_project_settings(Job(file, **typed, typed=typed), file, launched), **given
+                apply_project_settings(Job(file, **explicit, typed=explicit), file, launched),
+                **arguments,
             )
 
         # Evaluated here, as annotations are texts and their names are known in the module of the command alone.
@@ -416,15 +420,15 @@ def reads_file(
             if one.name not in OWN
         ]
         every = {**viewing, **gating, **options}
-        shared = [
+        common = [
             _parameter(name, otherwise.get(name, kind), default)
             for name, (_, kind, default) in every.items()
         ]
-        named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         parameters = [
             _parameter("file", otherwise.get("file", Files if many else File)),
-            *named,
-            *shared,
+            *keywords,
+            *common,
         ]
         # Typer reads the options from the signature and the types from the annotations; `wraps` would leave those of `command`.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

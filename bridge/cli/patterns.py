@@ -44,12 +44,12 @@ def _possible(pattern: str) -> bool:
         return not tail or _names(tail, (*_paths(), "world_size", "unknown"))
     if not _names(head, (*_paths(), *_heads())):
         return _names(pattern, _ids())
-    made = tail in ENDS or any(fnmatchcase(end, tail) for end in ENDS)
-    return not slash or made or any(fits(rule, pattern) for rule in _ids())
+    fits_end = tail in ENDS or any(fnmatchcase(end, tail) for end in ENDS)
+    return not slash or fits_end or any(fits(rule, pattern) for rule in _ids())
 
 
-def _names(pattern: str, known: Iterable[str]) -> bool:
-    return any(name == pattern or fnmatchcase(name, pattern) for name in known)
+def _names(pattern: str, names: Iterable[str]) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
 
 
 def _instead(pattern: str) -> str:
@@ -83,7 +83,7 @@ def by_setting() -> Mapping[str, Sequence[str]]:
 @cache
 def _heads() -> Mapping[str, Sequence[str]]:
     """Return a mapping from settings to the ids of the checks about that setting."""
-    found: dict[str, list[str]] = {}
+    rules: dict[str, list[str]] = {}
     for rule in _ids():
-        found.setdefault(rule.partition("/")[0], []).append(rule)
-    return found
+        rules.setdefault(rule.partition("/")[0], []).append(rule)
+    return rules

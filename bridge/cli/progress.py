@@ -24,7 +24,7 @@ def show_progress(what: str, quiet: bool = False) -> Iterator[None]:
     With `quiet`, nothing is printed.
     """
     meter = Meter(what)
-    with listening((lambda done, total: None) if quiet else meter):
+    with listening((lambda count, total: None) if quiet else meter):
         try:
             yield
         finally:
@@ -39,13 +39,13 @@ class Pace:
     def __init__(self) -> None:
         self.first: tuple[float, float] | None = None
 
-    def rest(self, done: float, total: float) -> str:
+    def rest(self, count: float, total: float) -> str:
         """Return the time left as text, such as `8 s left`; empty until more than the first part is done."""
         now = time.monotonic()
-        since, behind = self.first = self.first or (now, done)
-        if done <= behind:
+        since, behind = self.first = self.first or (now, count)
+        if count <= behind:
             return ""
-        return f"{time_to_go(now - since, done - behind, total - behind)} left"
+        return f"{time_to_go(now - since, count - behind, total - behind)} left"
 
 
 class Meter:
@@ -59,17 +59,17 @@ class Meter:
         self.said, self.pace = 0.0, Pace()
         self.drawn = self.stream.isatty()
 
-    def __call__(self, done: float, total: float) -> None:
-        """Print that `done` of `total` are done, unless the last print is too recent."""
-        now, rest = time.monotonic(), self.pace.rest(done, total)
+    def __call__(self, count: float, total: float) -> None:
+        """Print that `count` of `total` are done, unless the last print is too recent."""
+        now, rest = time.monotonic(), self.pace.rest(count, total)
         if (
             now - self.began < FIRST
             or now - self.said < (DRAWN if self.drawn else OFTEN)
-            or not 0 < done < total
+            or not 0 < count < total
         ):
             return
         self.said = now
-        line = f"{done / total:4.0%} of {self.what}{rest and f', {rest}'}"
+        line = f"{count / total:4.0%} of {self.what}{rest and f', {rest}'}"
         print(
             f"{CLEAR}{line}" if self.drawn else line,
             end="" if self.drawn else "\n",
@@ -85,9 +85,9 @@ class Meter:
     end = clear
 
 
-def time_to_go(seconds: float, done: float, total: float) -> str:
-    """Return as text how long the rest takes, if `done` of `total` took `seconds`."""
-    rest = round(seconds * (total - done) / done)
+def time_to_go(seconds: float, count: float, total: float) -> str:
+    """Return as text how long the rest takes, if `count` of `total` took `seconds`."""
+    rest = round(seconds * (total - count) / count)
     if rest < 60:
         return f"{rest} s"
     return (

@@ -18,15 +18,15 @@ LAUNCHED = ("world-size",)
 
 def project() -> Project:
     """Return the settings of the nearest pyproject.toml, in the working directory or above it."""
-    found = nearest_with(FILE)
-    if found is None:
+    folder = nearest_with(FILE)
+    if folder is None:
         return Project()
     # Once for all files of a command, and anew if a process runs another command after an edit.
-    return _read(found / FILE, (found / FILE).stat().st_mtime_ns)
+    return _read(folder / FILE, (folder / FILE).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, changed: int) -> Project:
+def _read(path: Path, modified_at: int) -> Project:
     return project_of(read_text(path), str(path))
 
 
@@ -38,9 +38,10 @@ def nearest_with(name: str) -> Path | None:
 
 def apply_project_settings(job: Job, file: str, launched: bool = False) -> Job:
     """Return the job of one file: what the command line does not say, the project does."""
-    said = project().reading_of(_path(file))
+    settings = project().reading_of(_path(file))
     return job.of(
-        file, {name: value for name, value in said.items() if not (launched and name in LAUNCHED)}
+        file,
+        {name: value for name, value in settings.items() if not (launched and name in LAUNCHED)},
     )
 
 

@@ -72,14 +72,14 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     """
     format_of(path)
     bars = merge_bars(bars)
-    shown = _largest(bars)
-    figure = blank(BAR * len(shown) + GAP)
-    left = f"\nthe {BARS} largest of {len(bars)} groups of equal ranks" if len(bars) > BARS else ""
-    figure.suptitle(title + left, fontsize=10)
+    largest = _largest(bars)
+    figure = blank(BAR * len(largest) + GAP)
+    note = f"\nthe {BARS} largest of {len(bars)} groups of equal ranks" if len(bars) > BARS else ""
+    figure.suptitle(title + note, fontsize=10)
     axes = figure.subplots()
     most = max((bar.total for bar in bars), default=0)
     unit = next((unit for unit, size in UNITS.items() if most >= size), "KiB")
-    _bars(axes, shown, UNITS[unit])
+    _bars(axes, largest, UNITS[unit])
     # A line that is many times as far as the longest bar would leave too little of the bars to be seen.
     near = not memory or memory <= FAR * most
     # An eighth more, for the figure behind the longest bar.
@@ -117,8 +117,8 @@ def merge_bars(bars: Sequence[Bar]) -> list[Bar]:
 
 def _largest(bars: Sequence[Bar]) -> list[Bar]:
     """Return the bars that a picture has room for, in the order of `bars`."""
-    kept = sorted(range(len(bars)), key=lambda place: -bars[place].total)[:BARS]
-    return [bars[place] for place in sorted(kept)]
+    largest = sorted(range(len(bars)), key=lambda place: -bars[place].total)[:BARS]
+    return [bars[place] for place in sorted(largest)]
 
 
 def figure(number: float) -> str:

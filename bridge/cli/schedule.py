@@ -61,16 +61,16 @@ def schedule(job: Job, options: ScheduleOptions) -> int:
 
     def work() -> int:
         with stay_within_limits():
-            found, notes = time_schedule(lift(read_job(job)), options.microbatches)
+            timeline, notes = time_schedule(lift(read_job(job)), options.microbatches)
         _refuse_other_files(job, options)
         if options.csv:
-            write_all({options.csv: schedule_to_csv(found.schedule)})
+            write_all({options.csv: schedule_to_csv(timeline.schedule)})
         if options.png:
             from bridge.cli.schedule_picture import draw_picture
 
-            draw_picture(found, options.png)
-        print_json({**as_json(found), "notes": list(notes)}) if job.json else _print_schedule(
-            found, notes
+            draw_picture(timeline, options.png)
+        print_json({**as_json(timeline), "notes": list(notes)}) if job.json else _print_schedule(
+            timeline, notes
         )
         for path in (options.csv, options.png):
             if path and not job.json:
@@ -113,19 +113,19 @@ def time_schedule(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple
     instead.
     """
     count, stages = _microbatch_count(plan, microbatches), _stage_count(plan)
-    shown, notes = describe_pipeline(plan, count)
-    found = schedule_of(shown, count, stages, text_of(plan), short=True)
-    ConfigError.raise_if(f"schedule: {problem}" for problem in prove_schedule(found))
+    pipeline_plan, notes = describe_pipeline(plan, count)
+    orders = schedule_of(pipeline_plan, count, stages, text_of(plan), short=True)
+    ConfigError.raise_if(f"schedule: {problem}" for problem in prove_schedule(orders))
     # A schedule that recomputes ahead has actions for it; else full recomputation makes each backward longer by a forward.
-    ahead = any(action.kind is ActionKind.AGAIN for row in found.rows for action in row)
+    ahead = any(action.kind is ActionKind.AGAIN for row in orders.rows for action in row)
     recomputes = ahead or plan.recompute.granularity == "full"
-    return make_timeline(found, Costs(again=float(recomputes))), notes
+    return make_timeline(orders, Costs(again=float(recomputes))), notes
 
 
-def _microbatch_count(plan: Plan, given: int | None) -> int:
+def _microbatch_count(plan: Plan, option: int | None) -> int:
     batch = plan.batch
     count = (
-        given
+        option
         or solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).accumulation
     )
     if count is None:
@@ -152,9 +152,9 @@ def _stage_count(plan: Plan) -> int | None:
     return len(partition_layers(plan.stages, Layers(plan.model.layers + 2, 1, 1)))
 
 
-def as_json(found: Timeline) -> json_types.Scheduled:
+def as_json(timeline: Timeline) -> json_types.Scheduled:
     """Return the schedule as the JSON object that docs/json.md describes."""
-    it = found.schedule
+    it = timeline.schedule
     return {
         "name": it.name,
         "ranks": it.ranks,
@@ -162,47 +162,47 @@ def as_json(found: Timeline) -> json_types.Scheduled:
         "microbatches": it.microbatches,
         "homes": list(it.homes),
         "rows": [[str(action) for action in row] for row in it.rows],
-        "starts": [[span.start for span in row] for row in found.rows],
-        "length": found.length,
-        "bubble": found.bubble,
-        "overhead": found.overhead,
+        "starts": [[span.start for span in row] for row in timeline.rows],
+        "length": timeline.length,
+        "bubble": timeline.bubble,
+        "overhead": timeline.overhead,
         "in_flight": [in_flight(row) for row in it.rows],
         "kept": sorted(map(list, it.kept)),
         "exit_code": Exit.CLEAN,
     }
 
 
-def _print_schedule(found: Timeline, notes: tuple[str, ...] = ()) -> None:
+def _print_schedule(timeline: Timeline, notes: tuple[str, ...] = ()) -> None:
     out = console(sys.stdout)
-    out.print(title_line(found), markup=False)
+    out.print(title_line(timeline), markup=False)
     for note in notes:
         out.print(f"note: {note}", markup=False)
     legend = ", ".join(
-        f"{letter} {NAMES[letter]}" for letter in NAMES if letter in action_letters(found)
+        f"{letter} {NAMES[letter]}" for letter in NAMES if letter in action_letters(timeline)
     )
-    stage = "stage, " if has_several_stages(found) else ""
+    stage = "stage, " if has_several_stages(timeline) else ""
     out.print(
         f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n",
         markup=False,
     )
-    _print_rows(found, out)
-    for rank in range(found.schedule.ranks):
-        stages = ", ".join(map(str, found.schedule.local(rank)))
-        idle = 1 - sum(span.end - span.start for span in found.rows[rank]) / found.length
-        peak = in_flight(found.schedule.rows[rank])
+    _print_rows(timeline, out)
+    for rank in range(timeline.schedule.ranks):
+        stages = ", ".join(map(str, timeline.schedule.local(rank)))
+        idle = 1 - sum(span.end - span.start for span in timeline.rows[rank]) / timeline.length
+        peak = in_flight(timeline.schedule.rows[rank])
         out.print(f"rank {rank}: stages {stages}; idle {idle:.1%}; {peak} in flight", markup=False)
 
 
-def _print_rows(found: Timeline, out: Console) -> None:
+def _print_rows(timeline: Timeline, out: Console) -> None:
     """Print a row for each rank, in blocks as wide as the terminal. If one block is not enough,
     repeated parts are shown once.
     """
-    cells = [_rank_cells(found, rank) for rank in range(found.schedule.ranks)]
+    cells = [_rank_cells(timeline, rank) for rank in range(timeline.schedule.ranks)]
     width = max((len(text) for row in cells for text, _ in row), default=1) + 1
-    label = len(f"rank {found.schedule.ranks - 1}  ")
+    label = len(f"rank {timeline.schedule.ranks - 1}  ")
     block = max(1, (out.width - label) // width) if sys.stdout.isatty() else CELLS
     length = max(map(len, cells))
-    parts = find_repeats(found) if length > block else [RepeatedPart(0, length)]
+    parts = find_repeats(timeline) if length > block else [RepeatedPart(0, length)]
     for part in parts:
         if part.times > 1:
             out.print(f"{repeat_text(part)}:", markup=False, highlight=False)
@@ -219,14 +219,14 @@ def _print_rows(found: Timeline, out: Console) -> None:
             out.print()
 
 
-def _rank_cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
+def _rank_cells(timeline: Timeline, rank: int) -> list[tuple[str, str]]:
     """Return text and action letter for each unit of time of a rank.
 
     Dashes stand for an action that continues.
     """
-    cells, apart = [(".", "")] * round(found.length), has_several_stages(found)
+    cells, apart = [(".", "")] * round(timeline.length), has_several_stages(timeline)
     for action, start, end in (
-        (span.action, round(span.start), round(span.end)) for span in found.rows[rank]
+        (span.action, round(span.start), round(span.end)) for span in timeline.rows[rank]
     ):
         text = f"{action.stage if apart else ''}{action.kind}{action.microbatch}"
         for place in range(start, end):

@@ -68,89 +68,89 @@ class PictureLine:
         return self.at + self.stop - self.start
 
 
-def picture_lines(found: Timeline) -> list[list[PictureLine]]:
+def picture_lines(timeline: Timeline) -> list[list[PictureLine]]:
     """Return the lines of a picture.
 
     If the whole schedule does not fit, each repeated part is drawn once, with its number of
     repetitions.
     """
-    whole = RepeatedPart(0, round(found.length))
+    whole = RepeatedPart(0, round(timeline.length))
     # What fits into four lines is drawn whole: looking for repeats saves little there.
-    parts = [whole] if whole.stop <= 4 * UNITS else find_repeats(found)
-    units = UNITS if _shows_numbers(found) else BARE
+    parts = [whole] if whole.stop <= 4 * UNITS else find_repeats(timeline)
+    units = UNITS if _shows_numbers(timeline) else BARE
     broken = units // 36
     room = sum(part.stop - part.start + broken * (part.times > 1) for part in parts)
     # Lines of one length: a last one of a few units would leave most of its row empty.
     length = math.ceil(room / math.ceil(room / units)) if room else units
     rows, at = [list[PictureLine]()], 0
     for part in parts:
-        said, start = repeat_text(part) if part.times > 1 else "", part.start
+        text, start = repeat_text(part) if part.times > 1 else "", part.start
         short = length - at < part.stop - start <= length / 4
         # One repeated part a line, so that their texts do not meet, and a short one in one piece.
-        if said and (short or any(piece.said for piece in rows[-1])):
+        if text and (short or any(piece.said for piece in rows[-1])):
             rows, at = [*rows, []], 0
         while start < part.stop:
             if at >= length:
                 rows, at = [*rows, []], 0
-            told = said and (said if start == part.start else "continued")
-            piece = PictureLine(start, min(part.stop, start + length - at), at, told)
+            label = text and (text if start == part.start else "continued")
+            piece = PictureLine(start, min(part.stop, start + length - at), at, label)
             rows[-1].append(piece)
             start, at = piece.stop, piece.end
-        at += broken if said else 0
+        at += broken if text else 0
     return [row for row in rows if row]
 
 
-def draw_picture(found: Timeline, path: Path) -> None:
+def draw_picture(timeline: Timeline, path: Path) -> None:
     """Write a picture in the format that the suffix of `path` stands for.
 
     Raises `BridgeError` if it cannot be drawn.
     """
     format_of(path)
-    save(_draw_figure(found), path, title_line(found))
+    save(_draw_figure(timeline), path, title_line(timeline))
 
 
-def _shows_numbers(found: Timeline) -> bool:
-    return found.schedule.ranks <= NUMBERED
+def _shows_numbers(timeline: Timeline) -> bool:
+    return timeline.schedule.ranks <= NUMBERED
 
 
-def _draw_figure(found: Timeline) -> Figure:
-    every = picture_lines(found)
-    high = min(ROW * found.schedule.ranks, LINE)
-    shown = every[: int(TALL / (high + GAP))]
-    figure = blank((high + GAP) * len(shown) + 1.0)
-    left = f"\nthe first {len(shown)} of {len(every)} lines" if len(every) > len(shown) else ""
-    figure.suptitle(title_line(found).replace("; ", "\n", 1) + left, fontsize=10)
-    panels: Sequence[Axes] = list(figure.subplots(len(shown), 1, squeeze=False)[:, 0])
-    units = max(line[-1].end for line in shown)
-    for axes, line in zip(panels, shown, strict=True):
-        _draw_line(axes, found, line, units)
-    panels[-1].set_xlabel(_time_axis_label(found), fontsize=8)
-    _draw_legend(figure, found)
+def _draw_figure(timeline: Timeline) -> Figure:
+    every = picture_lines(timeline)
+    high = min(ROW * timeline.schedule.ranks, LINE)
+    lines = every[: int(TALL / (high + GAP))]
+    figure = blank((high + GAP) * len(lines) + 1.0)
+    note = f"\nthe first {len(lines)} of {len(every)} lines" if len(every) > len(lines) else ""
+    figure.suptitle(title_line(timeline).replace("; ", "\n", 1) + note, fontsize=10)
+    panels: Sequence[Axes] = list(figure.subplots(len(lines), 1, squeeze=False)[:, 0])
+    units = max(line[-1].end for line in lines)
+    for axes, line in zip(panels, lines, strict=True):
+        _draw_line(axes, timeline, line, units)
+    panels[-1].set_xlabel(_time_axis_label(timeline), fontsize=8)
+    _draw_legend(figure, timeline)
     return figure
 
 
-def _time_axis_label(found: Timeline) -> str:
+def _time_axis_label(timeline: Timeline) -> str:
     """Return the label of the time axis, which also explains the boxes."""
-    apart = has_several_stages(found)
+    apart = has_several_stages(timeline)
     boxes = (
         "boxes show stage·microbatch, narrow boxes only the microbatch"
         if apart
         else "boxes show the microbatch"
     )
-    if not _shows_numbers(found):
+    if not _shows_numbers(timeline):
         boxes = "boxes are too small for the numbers of microbatches, which --json prints"
     paler = "; paler boxes: later stages of a rank" if apart else ""
     return f"time (one forward of a stage = 1); {boxes}{paler}"
 
 
-def _draw_line(axes: Axes, found: Timeline, line: Sequence[PictureLine], units: int) -> None:
+def _draw_line(axes: Axes, timeline: Timeline, line: Sequence[PictureLine], units: int) -> None:
     """Draw one line of the picture.
 
     All lines have the same scale: the width of the page is `units` of time.
     """
-    ranks = found.schedule.ranks
+    ranks = timeline.schedule.ranks
     for piece in line:
-        _draw_piece(axes, found, piece)
+        _draw_piece(axes, timeline, piece)
         if piece.said:
             _draw_frame(axes, piece, ranks, units)
     step = next((step for step in TICKS if units <= 16 * step), TICKS[-1])
@@ -158,8 +158,8 @@ def _draw_line(axes: Axes, found: Timeline, line: Sequence[PictureLine], units: 
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
     # Names of ranks that would touch one another are left out.
     apart = next(2**n for n in range(32) if 2**n * min(ROW, LINE / ranks) >= NAMED)
-    named = range(0, ranks, apart)
-    axes.set_yticks(named, [f"rank {rank}" for rank in named], fontsize=7)
+    marks = range(0, ranks, apart)
+    axes.set_yticks(marks, [f"rank {rank}" for rank in marks], fontsize=7)
     # From high to low, so that rank 0 is on top.
     axes.set_ylim(ranks - 0.5, -0.5)
     axes.set_xlim(0, units)
@@ -197,16 +197,16 @@ def _draw_frame(axes: Axes, piece: PictureLine, ranks: int, units: int) -> None:
     )
 
 
-def _draw_piece(axes: Axes, found: Timeline, piece: PictureLine) -> None:
+def _draw_piece(axes: Axes, timeline: Timeline, piece: PictureLine) -> None:
     """Draw the whole piece as idle time, and on top the actions of the ranks."""
-    ranks, long = range(found.schedule.ranks), piece.end - piece.at
+    ranks, long = range(timeline.schedule.ranks), piece.end - piece.at
     _draw_boxes(
         axes, [(piece.at, rank, long) for rank in ranks], IDLE, hatch="////", edge="#bdbdbd"
     )
     boxes: dict[tuple[str, float], list[Box]] = {}
-    apart = has_several_stages(found)
-    for rank, row in enumerate(found.rows):
-        local = found.schedule.local(rank)
+    apart = has_several_stages(timeline)
+    for rank, row in enumerate(timeline.rows):
+        local = timeline.schedule.local(rank)
         first = bisect_right(row, float(piece.start), key=lambda span: span.end)
         last = bisect_left(row, float(piece.stop), key=lambda span: span.start)
         for span in row[first:last]:
@@ -215,7 +215,7 @@ def _draw_piece(axes: Axes, found: Timeline, piece: PictureLine) -> None:
             pale = 0.5 * local.index(span.action.stage) / len(local)
             box = (piece.at + start - piece.start, rank, end - start)
             boxes.setdefault((span.action.kind, pale), []).append(box)
-            if _shows_numbers(found):
+            if _shows_numbers(timeline):
                 _draw_label(axes, span, box, apart)
     for (kind, pale), same in boxes.items():
         _draw_boxes(axes, same, _mix_with_white(COLOURS[kind], pale))
@@ -251,11 +251,11 @@ def _draw_boxes(
 
 
 def _draw_label(axes: Axes, span: Span, box: Box, apart: bool) -> None:
-    left, rank, wide = box
+    x, rank, wide = box
     action = span.action
     text = f"{action.stage}·{action.microbatch}" if apart and wide > 1 else f"{action.microbatch}"
     axes.text(
-        left + wide / 2,
+        x + wide / 2,
         rank,
         text,
         ha="center",
@@ -274,13 +274,13 @@ def _mix_with_white(colour: str, pale: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _draw_legend(figure: Figure, found: Timeline) -> None:
+def _draw_legend(figure: Figure, timeline: Timeline) -> None:
     from matplotlib.patches import Patch
 
     patches = [
         Patch(color=COLOURS[letter], label=f"{NAMES[letter]} ({letter})")
         for letter in NAMES
-        if letter in action_letters(found)
+        if letter in action_letters(timeline)
     ]
     patches.append(Patch(facecolor=IDLE, edgecolor="#bdbdbd", hatch="////", label="idle"))
     figure.legend(

@@ -20,13 +20,13 @@ NAMES = {
 }
 
 
-def title_line(found: Timeline) -> str:
+def title_line(timeline: Timeline) -> str:
     """Return name, size, bubble and peak of the schedule in one line."""
-    it, peaks = found.schedule, [in_flight(row) for row in found.schedule.rows]
+    it, peaks = timeline.schedule, [in_flight(row) for row in timeline.schedule.rows]
     return (
         f"{it.name}: {count_text(it.ranks, 'rank')}, {count_text(it.stages, 'stage')},"
         f" {count_text(it.microbatches, 'microbatch', 'es')};"
-        f" bubble {found.bubble:.1%} of the time, at most {count_text(max(peaks), 'activation')} in flight"
+        f" bubble {timeline.bubble:.1%} of the time, at most {count_text(max(peaks), 'activation')} in flight"
     )
 
 
@@ -70,9 +70,9 @@ OFTEN = 3
 """Number of repetitions from which on a part is shown once, with its count."""
 
 
-def find_repeats(found: Timeline) -> list[RepeatedPart]:
+def find_repeats(timeline: Timeline) -> list[RepeatedPart]:
     """Divide a schedule into parts: parts that are repeated, with their count, and the parts between these."""
-    columns, parts, place, plain = _schedule_columns(found), list[RepeatedPart](), 0, 0
+    columns, parts, place, plain = _schedule_columns(timeline), list[RepeatedPart](), 0, 0
     while place < len(columns):
         # The part that covers most time: a short one within a longer one would be shown many times.
         part = max(
@@ -126,11 +126,11 @@ def _microbatch_offset(before: Column, after: Column) -> int:
     return max(0, steps.pop()) if len(steps) == 1 else 0
 
 
-def _schedule_columns(found: Timeline) -> list[Column]:
+def _schedule_columns(timeline: Timeline) -> list[Column]:
     rows: list[list[tuple[int, str, int, bool] | None]] = [
-        [None] * round(found.length) for _ in found.rows
+        [None] * round(timeline.length) for _ in timeline.rows
     ]
-    for rank, row in enumerate(found.rows):
+    for rank, row in enumerate(timeline.rows):
         for action, start, end in (
             (span.action, round(span.start), round(span.end)) for span in row
         ):
@@ -144,11 +144,11 @@ def _schedule_columns(found: Timeline) -> list[Column]:
     return list(zip(*rows, strict=True))
 
 
-def action_letters(found: Timeline) -> set[str]:
+def action_letters(timeline: Timeline) -> set[str]:
     """The kinds of actions in a schedule."""
-    return {action.kind for row in found.schedule.rows for action in row}
+    return {action.kind for row in timeline.schedule.rows for action in row}
 
 
-def has_several_stages(found: Timeline) -> bool:
+def has_several_stages(timeline: Timeline) -> bool:
     """Whether a rank has more than one stage."""
-    return found.schedule.stages > found.schedule.ranks
+    return timeline.schedule.stages > timeline.schedule.ranks

@@ -46,15 +46,15 @@ def _attach_completion(command: Any, path: tuple[str, ...]) -> None:
 
 
 def _completer_of(source: Source) -> Callable[[Any, Any, str], list[str]]:
-    def values(context: Any, parameter: Any, begun: str) -> list[str]:
+    def values(context: Any, parameter: Any, prefix: str) -> list[str]:
         # A completion that fails is none: an error message would land amid the line that is typed.
         try:
-            given = {"file": _file(), **{k: v for k, v in context.params.items() if v}}
-            found = list(source(given, parameter.name, begun))
+            options = {"file": _file(), **{k: v for k, v in context.params.items() if v}}
+            candidates = list(source(options, parameter.name, prefix))
         except (BridgeError, ImportError, OSError):
             return []
         # Values stay in the order of their source, in which releases are sorted.
-        return [one for one in dict.fromkeys(found) if one.startswith(begun)]
+        return [one for one in dict.fromkeys(candidates) if one.startswith(prefix)]
 
     return values
 
@@ -79,15 +79,15 @@ It gets the values of the other parameters, the parameter's name, and the text t
 """
 
 
-def _stacks(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _stacks(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     return registry.names()
 
 
-def _targets(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _targets(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     return (*registry.names(), "native")
 
 
-def _movable(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _movable(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     """The stacks for which `move` writes a checkpoint, and the native engine."""
     from bridge.stack.dialect import Dialect
 
@@ -98,10 +98,12 @@ def _movable(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
     yield "native"
 
 
-def _releases(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _releases(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     """Return the releases of the stack that the options name, else of the stack that the file is for."""
-    stack = given.get("to") if name == "to_version" else None
-    stack = stack or given.get("from_") or given.get("dialect") or _stack_of(given.get("file"))
+    stack = options.get("to") if name == "to_version" else None
+    stack = (
+        stack or options.get("from_") or options.get("dialect") or _stack_of(options.get("file"))
+    )
     # The newest first: it is the one that is asked for most.
     return reversed(registry.load(stack).versions) if stack else ()
 
@@ -118,56 +120,58 @@ def _stack_of(file: Any) -> str | None:
     return best[0] if len(best) == 1 else None
 
 
-def _effects(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _effects(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     return EFFECTS
 
 
-def _rules(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _rules(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     """Return possible values of --select and --ignore: the settings that findings can be about or,
     once SETTING/ is typed, the ids of the rules about that setting.
     """
     from bridge.cli.patterns import by_setting
 
     rules = by_setting()
-    if "/" not in begun:
+    if "/" not in prefix:
         return rules
-    return rules.get(begun.partition("/")[0], ())
+    return rules.get(prefix.partition("/")[0], ())
 
 
-def _fields(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _fields(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     from bridge.plan.section import fields
 
-    stack = given.get("dialect")
+    stack = options.get("dialect")
     return fields(registry.load(stack).schema) if stack else ()
 
 
-def _reports(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _reports(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     from bridge.report.sarif import FORMATS
 
     return ("text", *FORMATS)
 
 
-def _checkpoints(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _checkpoints(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     from bridge.checkpoint.formats import Format, all_formats
 
     # A format that only its stack writes has the method of the base class.
-    written = [one for one, format in all_formats().items() if type(format).plan is not Format.plan]
-    return written if name == "to" else all_formats()
+    writable = [
+        one for one, format in all_formats().items() if type(format).plan is not Format.plan
+    ]
+    return writable if name == "to" else all_formats()
 
 
-def _outputs(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _outputs(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     from bridge.report.json_types import OUTPUTS
 
     return OUTPUTS
 
 
-def _shapes(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _shapes(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     from bridge.cli.layout import MODELS
 
     return MODELS
 
 
-def _commands(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+def _commands(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     from typer.main import get_command
 
     from bridge.cli.app import app
@@ -182,7 +186,7 @@ VALUES: Mapping[tuple[str, str], Source] = {
     (ANY, "EFFECT"): _effects,
     (ANY, "RULE"): _rules,
     (ANY, "FORMAT"): _reports,
-    (ANY, "TOOL"): lambda given, name, begun: ("tensorboard", "wandb"),
+    (ANY, "TOOL"): lambda options, name, prefix: ("tensorboard", "wandb"),
     ("checkpoint", "FORMAT"): _checkpoints,
     ("help", "COMMAND"): _commands,
     ("layout", "NAME"): _shapes,

@@ -66,17 +66,15 @@ class Sidecar:
         # What a file of another stack or of another conversion left out was never a part of this run.
         # A file whose settings mean what those of the sidecar's file meant is that file with another name.
         table = claims(config.dialect)
-        stated = {
+        paths = {
             ours
             for path in config.given
             if path in table
             for ours in table[path].paths_of_plan(path)
         }
-        own = not self.foreign or stated.isdisjoint(
-            carry_over.edits(self.carry, meaning_of(config))
-        )
-        lost = own and self.carry.dialect == dialect.name
-        effect = Effect.NUMBERS if lost else Effect.NONE
+        own = not self.foreign or paths.isdisjoint(carry_over.edits(self.carry, meaning_of(config)))
+        applies = own and self.carry.dialect == dialect.name
+        effect = Effect.NUMBERS if applies else Effect.NONE
         return (
             Finding(
                 carry_over.beside(file).name,
@@ -119,23 +117,23 @@ def beside(file: Path, text: str | None = None) -> Sidecar:
             f" to another conversion, which wrote {' and '.join(carry.files)}"
         )
         return Sidecar(carry, foreign=why)
-    edited = carry.digest != carry_over.digest_of(content)
-    said = (
+    stale = carry.digest != carry_over.digest_of(content)
+    message = (
         f"the digest in the sidecar does not match {file.name}, which was edited since, or written "
         f"by another conversion; the settings in {file.name} are used"
     )
-    odd = (Finding(place.name, said, Effect.NONE),) if edited else ()
+    odd = (Finding(place.name, message, Effect.NONE),) if stale else ()
     if not carry_over.marks(carry):
-        return Sidecar(carry, odd, (place,), edited)
+        return Sidecar(carry, odd, (place,), stale)
     source, secrets, why = _secrets(carry, place.parent)
-    known = carry_over.reveal_secrets(carry, secrets)
+    complete = carry_over.reveal_secrets(carry, secrets)
     missing = (name for name in carry_over.marks(carry) if name not in secrets.marks.values())
-    told = (
+    advice = (
         f"the sidecar stores a name in place of this secret, and {why}; replace the name by the "
         "secret"
     )
-    lost = tuple(Finding(name, told, Effect.STOPS, given=True) for name in missing)
-    return Sidecar(known, (*odd, *lost), (place, *source), edited)
+    absences = tuple(Finding(name, advice, Effect.STOPS, given=True) for name in missing)
+    return Sidecar(complete, (*odd, *absences), (place, *source), stale)
 
 
 def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str]:
@@ -150,15 +148,15 @@ def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str
         if path is None:
             return (), Secrets(), f"{file} is missing"
         like = carry.original
-        found = Original(
+        original = Original(
             read_text(path),
             path.suffix.lower(),
             like.outside if like else {},
             like.chosen if like else None,
         )
         # The secrets that come back from there must not reach the report either.
-        keep_hidden(found.text)
-        return (path,), found.secrets, f"{file} no longer has the secret"
+        keep_hidden(original.text)
+        return (path,), original.secrets, f"{file} no longer has the secret"
     except OutsideError as error:
         return (), Secrets(), f"{file} was not opened ({error})"
     except BridgeError:

@@ -142,7 +142,7 @@ def console(stream: Any) -> Console:
 
 def _width(stream: Any) -> int | None:
     """Return the number of columns of a report, from COLUMNS; None: the width of the terminal."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal() and int(said):
-        return max(LEAST, min(int(said), 1000))
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(LEAST, min(int(columns), 1000))
     return None if stream.isatty() else PIPE_WIDTH

@@ -60,28 +60,29 @@ def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: boo
 
         with show_progress("the steps"):
             # A page shows all steps; a report may end at the first that differs.
-            found = compare_runs(
+            comparison = compare_runs(
                 _open_run(first), _open_run(second), every=every or html is not None
             )
-        code = _exit_code(found)
+        code = _exit_code(comparison)
         if html:
-            write_text(html, _page_of_comparison(found))
+            write_text(html, _page_of_comparison(comparison))
         print_json(
-            {**_comparison_object(found), "exit_code": code}
-        ) if as_json else _print_comparison(found, html)
+            {**_comparison_object(comparison), "exit_code": code}
+        ) if as_json else _print_comparison(comparison, html)
         return code
 
     return _answer_errors(as_json, work)
 
 
-def _page_of_comparison(found: Comparison) -> str:
+def _page_of_comparison(comparison: Comparison) -> str:
     from bridge.trace.pages.page import comparison_page
     from bridge.trace.pages.series import read_findings, series_of_run
 
     first, second = (
-        series_of_run(run, read_findings(run.folder)) for run in (found.first, found.second)
+        series_of_run(run, read_findings(run.folder))
+        for run in (comparison.first, comparison.second)
     )
-    return comparison_page(found, (first, second))
+    return comparison_page(comparison, (first, second))
 
 
 def html(first: Path, second: Path | None, out: Path) -> int:
@@ -95,16 +96,16 @@ def html(first: Path, second: Path | None, out: Path) -> int:
         from bridge.trace.run_comparison import compare_runs
 
         if second is None:
-            shown = read_series(first)
+            series = read_series(first)
             code = (
                 Exit.FINDINGS
-                if any(told.severity == "fault" for told in shown.findings)
+                if any(finding.severity == "fault" for finding in series.findings)
                 else Exit.CLEAN
             )
-            text = run_page(shown)
+            text = run_page(series)
         else:
-            found = compare_runs(_open_run(first), _open_run(second))
-            code, text = _exit_code(found), _page_of_comparison(found)
+            comparison = compare_runs(_open_run(first), _open_run(second))
+            code, text = _exit_code(comparison), _page_of_comparison(comparison)
         write_text(out, text)
         say(f"wrote {out}")
         return code
@@ -162,19 +163,19 @@ def _parse_bytes(text: str) -> int:
 
 
 def _parse_numbers(text: str | None) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     for part in (text or "").split(",") if text is not None else ():
         match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise BridgeError(
                 f"--ranks: found {text}, expected ranks and ranges, such as 0,3 or 0-7"
             )
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return sorted(set(found))
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return sorted(set(numbers))
 
 
 def start_traced(
-    command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept
+    command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, keep: Kept
 ) -> int:
     """Run a command and watch its trainings. Returns the command's exit code if it failed, else the code for the findings."""
     import json
@@ -200,7 +201,7 @@ def start_traced(
         "run": str(folder.absolute()),
         "debug": debug,
         "on_finding": on_finding,
-        "keep": kept.settings(),
+        "keep": keep.settings(),
     }
     import bridge.trace
 
@@ -214,7 +215,7 @@ def start_traced(
     }
     from bridge.trace.run_liveness import mark_process
 
-    ended = mark_process(folder)
+    end = mark_process(folder)
     try:
         code = subprocess.run(list(command), env=environment, check=False).returncode
     except OSError as error:
@@ -222,7 +223,7 @@ def start_traced(
             f"trace run: {command[0]}: {error.strerror}; name a command that runs in this shell"
         ) from None
     finally:
-        ended()
+        end()
     for note in _open_run(folder).notes if (folder / RUN).exists() else ():
         print(f"trace run: {folder}: {note}", file=sys.stderr)
     places = [
@@ -240,10 +241,10 @@ def start_traced(
         return code or Exit.UNPROVED
     files = [place / FILE for place in places if (place / FILE).exists()]
     lines = [line for file in files for line in file.read_text().splitlines()]
-    found = [json.loads(line) for line in lines]
-    faults = sum(one["severity"] == "fault" for one in found)
+    findings = [json.loads(line) for line in lines]
+    faults = sum(one["severity"] == "fault" for one in findings)
     say(
-        f"trace run: {faults} faults and {len(found) - faults} remarks; {', '.join(map(str, places))}"
+        f"trace run: {faults} faults and {len(findings) - faults} remarks; {', '.join(map(str, places))}"
     )
     return code or (Exit.FINDINGS if faults else Exit.CLEAN)
 
@@ -286,11 +287,13 @@ def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
         raise
 
 
-def _exit_code(found: Comparison) -> Exit:
+def _exit_code(comparison: Comparison) -> Exit:
     """Return the exit code: findings if the runs differ, unproved if no tensor has values in both logs."""
-    if found.divergence:
+    if comparison.divergence:
         return Exit.FINDINGS
-    return Exit.CLEAN if any(line.verdict in MEASURED for line in found.lines) else Exit.UNPROVED
+    return (
+        Exit.CLEAN if any(line.verdict in MEASURED for line in comparison.lines) else Exit.UNPROVED
+    )
 
 
 def _open_run(folder: Path) -> TracedRun:
@@ -308,20 +311,20 @@ def _run_text(run: TracedRun) -> str:
 # Comparing
 
 
-def _comparison_object(found: Comparison) -> dict[str, Any]:
+def _comparison_object(comparison: Comparison) -> dict[str, Any]:
     return {
-        "first": _head_object(found.first),
-        "second": _head_object(found.second),
-        "verdicts": dict(Counter(line.verdict for line in found.lines)),
-        "settings": [_setting_object(setting) for setting in found.settings],
-        "divergence": _line_object(found.divergence) if found.divergence else None,
-        "diagnosis": _diagnosis_object(found.diagnosis) if found.diagnosis else None,
-        "steps_left": list(found.left),
-        "faults": [_line_object(line) for line in found.faults],
-        "worst": _line_object(found.worst) if found.worst else None,
+        "first": _head_object(comparison.first),
+        "second": _head_object(comparison.second),
+        "verdicts": dict(Counter(line.verdict for line in comparison.lines)),
+        "settings": [_setting_object(setting) for setting in comparison.settings],
+        "divergence": _line_object(comparison.divergence) if comparison.divergence else None,
+        "diagnosis": _diagnosis_object(comparison.diagnosis) if comparison.diagnosis else None,
+        "steps_left": list(comparison.left),
+        "faults": [_line_object(line) for line in comparison.faults],
+        "worst": _line_object(comparison.worst) if comparison.worst else None,
         "heat": {
             layer: {str(step): _finite_number(share) for step, share in row.items()}
-            for layer, row in found.heat().items()
+            for layer, row in comparison.heat().items()
         },
     }
 
@@ -333,8 +336,8 @@ def _head_object(run: TracedRun) -> dict[str, Any]:
 
 def _line_object(line: TensorVerdict) -> dict[str, Any]:
     numbers = {"distance": _finite_number(line.distance), "bound": _finite_number(line.bound)}
-    told = {"verdict": line.verdict, **numbers, "cause": line.cause, "ranks": list(line.ranks)}
-    return {"name": str(line.name), **line.name._asdict(), **told}
+    values = {"verdict": line.verdict, **numbers, "cause": line.cause, "ranks": list(line.ranks)}
+    return {"name": str(line.name), **line.name._asdict(), **values}
 
 
 def _setting_object(setting: SettingDifference) -> json_types.Setting:
@@ -346,12 +349,12 @@ def _setting_object(setting: SettingDifference) -> json_types.Setting:
     }
 
 
-def _diagnosis_object(found: Diagnosis) -> json_types.Diagnosed:
+def _diagnosis_object(diagnosis: Diagnosis) -> json_types.Diagnosed:
     return {
-        "where": str(found.where),
-        "claim": found.claim,
-        "evidence": list(found.evidence),
-        "next": found.next,
+        "where": str(diagnosis.where),
+        "claim": diagnosis.claim,
+        "evidence": list(diagnosis.evidence),
+        "next": diagnosis.next,
     }
 
 
@@ -360,45 +363,45 @@ def _finite_number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _print_comparison(found: Comparison, html: Path | None) -> None:
+def _print_comparison(comparison: Comparison, html: Path | None) -> None:
     out = console(sys.stdout)
-    both = (("A", found.first), ("B", found.second))
+    both = (("A", comparison.first), ("B", comparison.second))
     for label, note in ((label, note) for label, run in both for note in run.notes):
         out.print(f"{label}: {note}", markup=False, soft_wrap=True)
     for label, run in both:
         out.print(f"{label}: {run.folder}: {run.layout}", markup=False, soft_wrap=True)
-    _tell_settings(found, out)
-    verdicts = Counter(line.verdict for line in found.lines)
+    _tell_settings(comparison, out)
+    verdicts = Counter(line.verdict for line in comparison.lines)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-    steps = len({line.name.step for line in found.lines})
-    out.print(f"{len(found.lines)} tensors of {steps} steps: {counts}", markup=False)
-    if found.worst and found.worst.bound:
+    steps = len({line.name.step for line in comparison.lines})
+    out.print(f"{len(comparison.lines)} tensors of {steps} steps: {counts}", markup=False)
+    if comparison.worst and comparison.worst.bound:
         out.print(
-            f"nearest to the bound of rounding: {found.worst.name} {_distance_text(found.worst)}",
+            f"nearest to the bound of rounding: {comparison.worst.name} {_distance_text(comparison.worst)}",
             markup=False,
             soft_wrap=True,
         )
-    _tell_faults(found, out)
+    _tell_faults(comparison, out)
     if html:
         out.print(f"wrote {html}", markup=False)
 
 
-def _tell_settings(found: Comparison, out: Console) -> None:
+def _tell_settings(comparison: Comparison, out: Console) -> None:
     """Print the settings that differ: first settings of the training, then settings of the layout."""
     for layout, words in ((False, "settings differ"), (True, "layouts differ")):
-        told = [str(setting) for setting in found.settings if setting.layout is layout]
-        if told:
-            more = f"; and {len(told) - SHOWN} more settings" if len(told) > SHOWN else ""
-            out.print(f"{words}: {'; '.join(told[:SHOWN])}{more}", markup=False, soft_wrap=True)
+        texts = [str(setting) for setting in comparison.settings if setting.layout is layout]
+        if texts:
+            more = f"; and {len(texts) - SHOWN} more settings" if len(texts) > SHOWN else ""
+            out.print(f"{words}: {'; '.join(texts[:SHOWN])}{more}", markup=False, soft_wrap=True)
 
 
-def _tell_faults(found: Comparison, out: Console) -> None:
-    first = found.divergence
+def _tell_faults(comparison: Comparison, out: Console) -> None:
+    first = comparison.divergence
     if first is None:
-        proved = _exit_code(found) is Exit.CLEAN
+        certain = _exit_code(comparison) is Exit.CLEAN
         out.print(
             "equal up to rounding"
-            if proved
+            if certain
             else "no tensor was logged with values: nothing to compare"
         )
         return
@@ -414,7 +417,7 @@ def _tell_faults(found: Comparison, out: Console) -> None:
         out.print(f"  only on {word} {', '.join(map(str, first.ranks))} of A", markup=False)
     if first.cause:
         out.print(f"  looks like: {first.cause}", markup=False, soft_wrap=True)
-    why = found.diagnosis
+    why = comparison.diagnosis
     if why and why.claim:
         out.print(f"  cause: {why.claim}", markup=False, soft_wrap=True)
     for line in why.evidence if why else ():
@@ -425,23 +428,23 @@ def _tell_faults(found: Comparison, out: Console) -> None:
         )
     if why and why.next:
         out.print(f"  these logs show no cause; next: {why.next}", markup=False, soft_wrap=True)
-    _tell_rest(found, out)
+    _tell_rest(comparison, out)
 
 
-def _tell_rest(found: Comparison, out: Console) -> None:
+def _tell_rest(comparison: Comparison, out: Console) -> None:
     """Print the differences after the first, by step, phase and kind in order of execution."""
     groups: dict[tuple[int, str, str], list[TensorVerdict]] = {}
-    for line in found.lines:
+    for line in comparison.lines:
         groups.setdefault((line.name.step, line.name.phase, line.name.kind), []).append(line)
     faults = {
-        key: [line for line in lines if line.is_fault and line != found.divergence]
+        key: [line for line in lines if line.is_fault and line != comparison.divergence]
         for key, lines in groups.items()
     }
-    shown = [(key, lines) for key, lines in faults.items() if lines][:SHOWN]
-    if shown:
+    rest = [(key, lines) for key, lines in faults.items() if lines][:SHOWN]
+    if rest:
         out.print("\nfurther differences, in order of execution:")
         rows = []
-        for (step, phase, kind), lines in shown:
+        for (step, phase, kind), lines in rest:
             first, count = lines[0], f"{len(lines)} of {len(groups[step, phase, kind])}"
             rows.append(
                 (
@@ -454,9 +457,9 @@ def _tell_rest(found: Comparison, out: Console) -> None:
                 )
             )
         out.print(_make_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
-    if found.left:
+    if comparison.left:
         out.print(
-            f"steps after step {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them"
+            f"steps after step {comparison.lines[-1].name.step} were left out ({len(comparison.left)}); --all compares them"
         )
 
 
@@ -481,13 +484,17 @@ def _make_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
 # Showing
 
 
-def _select_entries(run: TracedRun, wanted: Selection) -> Iterator[LoggedTensor]:
+def _select_entries(run: TracedRun, selection: Selection) -> Iterator[LoggedTensor]:
     for step in (
-        run.steps if not wanted.steps else [step for step in run.steps if step in wanted.steps]
+        run.steps
+        if not selection.steps
+        else [step for step in run.steps if step in selection.steps]
     ):
         for entry in run.entries(step):
-            layer = not wanted.layers or any(part in entry.name.layer for part in wanted.layers)
-            if layer and (not wanted.kinds or entry.name.kind in wanted.kinds):
+            layer = not selection.layers or any(
+                part in entry.name.layer for part in selection.layers
+            )
+            if layer and (not selection.kinds or entry.name.kind in selection.kinds):
                 yield entry
 
 
@@ -539,11 +546,11 @@ tensor.
 
 def _entry_lines(entry: LoggedTensor, microbatches: bool) -> Iterator[tuple[str, ...]]:
     shape, samples = "x".join(map(str, entry.shape)), entry.samples
-    shown = (
+    values = (
         "" if samples is None else " ".join(f"{value:.4g}" for value in samples[:SHOWN].tolist())
     )
     missing = f" ({entry.missing} elements missing)" if entry.missing else ""
-    yield str(entry.name) + missing, shape, entry.first.dtype, *_figure_texts(entry.summary), shown
+    yield str(entry.name) + missing, shape, entry.first.dtype, *_figure_texts(entry.summary), values
     for index, summary in entry.microbatches().items() if microbatches else ():
         yield f"  microbatch {index}", "", "", *_figure_texts(summary), ""
 
@@ -603,9 +610,9 @@ def _series_by_tensor(
     entries: Iterable[LoggedTensor], statistic: str
 ) -> dict[str, dict[int, float]]:
     """Return the statistic of each tensor by step."""
-    found: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = {}
     for entry in entries:
         if entry.summary is not None:
             label = clean(str(entry.name).partition("/")[2]).replace("$", r"\$")  # no formula
-            found.setdefault(label, {})[entry.name.step] = float(getattr(entry.summary, statistic))
-    return found
+            series.setdefault(label, {})[entry.name.step] = float(getattr(entry.summary, statistic))
+    return series

@@ -61,15 +61,15 @@ class Watch:
 
         Log levels that the plan sets itself stay.
         """
-        said = plan.values()
+        values = plan.values()
         levels = (
             {}
-            if any(f"debug.{name}" in said for name in LEVELS) or not self.folder
+            if any(f"debug.{name}" in values for name in LEVELS) or not self.folder
             else dict.fromkeys(LEVELS, LEVEL)
         )
         checks = {"tensor_parallel": True} if self.desync else {}
         return Plan.of(
-            {**said, **{f"debug.{name}": value for name, value in {**levels, **checks}.items()}}
+            {**values, **{f"debug.{name}": value for name, value in {**levels, **checks}.items()}}
         )
 
     def policy(self) -> Policy:
@@ -77,7 +77,7 @@ class Watch:
         from bridge.trace.desync import ACTIONS, Policy
 
         # Typed as one of ACTIONS, which `check_choice` has made sure of.
-        action = next(known for known in ACTIONS if known == (self.desync or "log"))
+        action = next(name for name in ACTIONS if name == (self.desync or "log"))
         return Policy(self.every, action, folder=(self.folder or Path("trace")) / "desync")
 
 
@@ -120,19 +120,19 @@ class TrainOptions:
     @property
     def native(self) -> Iterator[str]:
         """Yield the given options that only the native engine supports."""
-        given = {
+        options = {
             "--save": self.save,
             "--resume": self.resume,
             "--trace": self.watch.folder,
             "--desync": self.watch.desync,
         }
-        given["--groups"] = self.groups
+        options["--groups"] = self.groups
         folder = {f"--model {self.model}": bool(self.model) and is_folder(self.model or "")}
         limits = {"--silence": self.silence is not None, "--timeout": self.timeout is not None}
         yield from (
             name
             for name, value in {
-                **given,
+                **options,
                 **folder,
                 "--deterministic": self.deterministic,
                 **limits,
@@ -141,11 +141,11 @@ class TrainOptions:
         )
 
 
-def check_choice(option: str, value: str, known: tuple[str, ...]) -> str:
-    """Return `value` if it is one of `known`; else raise `BridgeError`."""
-    if value not in known:
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`; else raise `BridgeError`."""
+    if value not in choices:
         raise BridgeError(
-            f"{option}: found {value}, expected {' or '.join(known)}{nearest(value, known)}"
+            f"{option}: found {value}, expected {' or '.join(choices)}{nearest(value, choices)}"
         )
     return value
 
@@ -196,8 +196,8 @@ def _train_natively(
 
 def _train_named_model(config: Config, options: TrainOptions, here: Environment, job: Job) -> None:
     """Train the model that the config names on the data that it names."""
-    given = {"--fit": options.fit, "--data": options.data, "--groups": options.groups}
-    others = {**given, f"--engine {options.engine}": options.engine != NATIVE}
+    extras = {"--fit": options.fit, "--data": options.data, "--groups": options.groups}
+    others = {**extras, f"--engine {options.engine}": options.engine != NATIVE}
     ConfigError.raise_if(
         f"{option}: FILE names its model and its data, and is trained as it is; drop the option, or use --model tiny"
         for option, value in others.items()
@@ -242,8 +242,8 @@ def _choose_backend(
         return None
     # The choice is made for the sizes that will run; what was shrunk is said once, when the engine opens.
     plan, _ = _fit_plan(plan, here, architecture, options.fit, file, _mesh_of_plan)
-    wanted = None if options.engine == "auto" else options.engine
-    choice = choose(plan, registry.backends(options.engine), here.world, wanted)
+    name = None if options.engine == "auto" else options.engine
+    choice = choose(plan, registry.backends(options.engine), here.world, name)
     if here.rank == 0:
         note(str(choice))
     if choice.backend.name == NATIVE:
@@ -288,7 +288,7 @@ def _trainer_reports(
     from bridge.engine.training import Report, memory, place
     from bridge.verify.measure import batches
 
-    text, skipped = Text.of(options.data, architecture.sequence), 0
+    text, skips = Text.of(options.data, architecture.sequence), 0
     # Tokens of a step on all data ranks: samples of a microbatch, microbatches, data ranks, tokens of a sample.
     tokens = trainer.micro * trainer.accumulation * trainer.data[1] * architecture.sequence
     for number in range(options.number):
@@ -296,7 +296,7 @@ def _trainer_reports(
         step = trainer.train_batch(batches(text, trainer, number))
         speed = tokens / (time.perf_counter() - start)
         if not step.updated:
-            skipped += 1
+            skips += 1
         yield Report(
             number + 1,
             step.loss,
@@ -305,7 +305,7 @@ def _trainer_reports(
             step.scale or 1.0,
             speed,
             memory(place()),
-            skipped,
+            skips,
         )
 
 
@@ -393,18 +393,18 @@ def _fit_plan(
     plan: Plan,
     here: Environment,
     architecture: Architecture,
-    wanted: bool,
+    shrinks: bool,
     file: str,
     check: Callable[[Plan, int], object],
 ) -> tuple[Plan, tuple[Finding, ...]]:
     """Return the plan for the launched ranks, and findings on changed sizes.
 
-    With `wanted`, sizes are shrunk until they fit; otherwise `check` raises `ConfigError` for a
+    With `shrinks`, sizes are shrunk until they fit; otherwise `check` raises `ConfigError` for a
     plan that the engine cannot run.
     """
     from bridge.engine.fit import fit
 
-    if wanted:
+    if shrinks:
         return fit(plan, here.world, architecture)
     try:
         check(plan, here.world)
@@ -491,13 +491,13 @@ def _name_lost_ranks(options: TrainOptions) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # A lost rank shows as an error of the collective that waited for it, with its address alone.
-        gone = find_dead_ranks(processes)
-        if not gone:
+        dead = find_dead_ranks(processes)
+        if not dead:
             raise
         again = f"start again with --resume {options.save or options.resume or 'DIR'}"
         lines = (
             f"rank {rank} (process {processes[rank]}) ended during the run; {again}"
-            for rank in gone
+            for rank in dead
         )
         raise BridgeError(*lines) from error
 

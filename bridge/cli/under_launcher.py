@@ -34,10 +34,12 @@ its summary.
 
 def is_rank() -> bool:
     """Whether this process is one of several that a launcher started."""
-    said = os.environ
+    variables = os.environ
     many = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
     return any(
-        said.get(rank, "").isdecimal() and said.get(world, "").isdecimal() and int(said[world]) > 1
+        variables.get(rank, "").isdecimal()
+        and variables.get(world, "").isdecimal()
+        and int(variables[world]) > 1
         for rank, world in many
     )
 
@@ -80,12 +82,12 @@ def _mark(problems: Sequence[str]) -> Path:
 
     Under torchrun it is in torchrun's own folder.
     """
-    said = sha256("\n".join(problems).encode(errors="replace")).hexdigest()[:16]
+    digest = sha256("\n".join(problems).encode(errors="replace")).hexdigest()[:16]
     if _elastic():
         # torchrun gives each rank a folder of its own within that of the attempt, which all of them share.
-        return Path(os.environ[ERROR_FILE]).parents[1] / f"stagebridge-{said}"
+        return Path(os.environ[ERROR_FILE]).parents[1] / f"stagebridge-{digest}"
     # Other launchers: all ranks of one machine have the same parent.
-    return Path(tempfile.gettempdir()) / f"stagebridge-{os.getuid()}-{os.getppid()}-{said}"
+    return Path(tempfile.gettempdir()) / f"stagebridge-{os.getuid()}-{os.getppid()}-{digest}"
 
 
 def _claim_mark(mark: Path) -> bool:
@@ -117,8 +119,8 @@ def _write_error_file(problems: Sequence[str]) -> None:
     place = os.environ.get(ERROR_FILE)
     if not place:
         return
-    told = "\n  ".join(complaints(problems))
+    message = "\n  ".join(complaints(problems))
     # The form of `ErrorHandler.record_exception` in torch.distributed.elastic.
-    said = {"message": told, "extraInfo": {"timestamp": str(int(time.time()))}}
+    record = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
     with suppress(OSError), open(place, "w", encoding="utf-8") as file:
-        json.dump({"message": said}, file)
+        json.dump({"message": record}, file)

@@ -99,8 +99,8 @@ def own_of(
     )
     lacks = [
         name
-        for name, given in {"--model FOLDER": model, "--batch FILE": batch}.items()
-        if given is None
+        for name, path in {"--model FOLDER": model, "--batch FILE": batch}.items()
+        if path is None
     ]
     BridgeError.raise_if(f"verify: a second config needs {name} too" for name in lacks)
     assert model is not None and batch is not None
@@ -130,17 +130,17 @@ def verify(job: Job, options: VerifyOptions) -> int:
     def work() -> int:
         need_engine("verify")
         with end_orderly(), tempfile.TemporaryDirectory() as folder:
-            found = _print_and_measure(_at_hand(job, Path(folder)), options)
-        if found["verdict"] == "differs":
+            fields = _print_and_measure(_at_hand(job, Path(folder)), options)
+        if fields["verdict"] == "differs":
             code = Exit.FINDINGS
-        elif found["verdict"] == "same":
+        elif fields["verdict"] == "same":
             code = Exit.CLEAN
         else:
             code = Exit.UNPROVED  # a side did not run, or not whole: a part is no proof
         if job.json:
-            print_json({**found, "exit_code": code})
+            print_json({**fields, "exit_code": code})
         else:
-            _print_verdicts(found)
+            _print_verdicts(fields)
         return code
 
     return answer_job(job, work)
@@ -186,10 +186,10 @@ def _print_and_measure(job: Job, options: VerifyOptions) -> Fields:
         if options.own
         else _make_pair(job, options)
     ).size.world
-    found = next(run_tasks([(job, options)], world, None if job.json else ProgressPrinter()))
-    if "problems" in found:
-        raise BridgeError(*found["problems"])
-    return found
+    fields = next(run_tasks([(job, options)], world, None if job.json else ProgressPrinter()))
+    if "problems" in fields:
+        raise BridgeError(*fields["problems"])
+    return fields
 
 
 class ProgressPrinter:
@@ -199,19 +199,19 @@ class ProgressPrinter:
         self.what = what
         self.meter: Meter | None = None
 
-    def hear(self, said: Fields) -> None:
+    def hear(self, message: Fields) -> None:
         """Print a message of the first rank: a note, or its progress."""
-        if "at" in said:
+        if "at" in message:
             self.meter = self.meter or Meter(self.what)
-            self.meter(*said["at"])
+            self.meter(*message["at"])
         elif self.meter:
             self.meter.clear()
-        if "note" in said:
-            note(f"  {said['note']}")
+        if "note" in message:
+            note(f"  {message['note']}")
 
 
 def run_tasks(
-    tasks: Sequence[tuple[Job, VerifyOptions]], world: int, told: ProgressPrinter | None = None
+    tasks: Sequence[tuple[Job, VerifyOptions]], world: int, printer: ProgressPrinter | None = None
 ) -> Iterator[Fields]:
     """Return the reports on several files, in order. The `world` ranks are started once.
 
@@ -219,11 +219,11 @@ def run_tasks(
     """
     spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
     for line in run_ranks(world, RANK, json.dumps(spec)):
-        said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
-        if told:
-            told.hear(said)
-        if "found" in said:
-            yield said["found"]
+        message = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
+        if printer:
+            printer.hear(message)
+        if "found" in message:
+            yield message["found"]
 
 
 def _make_pair(job: Job, options: VerifyOptions) -> TranslationPair:
@@ -248,12 +248,12 @@ def _make_own_pair(
     from bridge.verify.own import engines_of, pair_configs
 
     configs = read_job(job), _read_config(apply_project_settings(job, own.other))
-    known = {
+    options = {
         **registry.backends(*(config.dialect.name for config in configs)),
         **BACKENDS,
         BACKEND.name: BACKEND,
     }
-    engines = engines_of(configs, own.on, known)
+    engines = engines_of(configs, own.on, options)
     return pair_configs(configs, engines, limit), engines
 
 
@@ -267,22 +267,22 @@ def _translate_target(source: Config, options: VerifyOptions) -> Result:
     assert options.to is not None, "--to is required if there is no second config"
     dialect, backend = registry.load(options.to), registry.backends(options.to).get(options.to)
     # A run on the stack that is here proves nothing about a file for another release.
-    installed = backend.release if backend and backend.release in dialect.versions else None
-    return translate(source, dialect, options.to_version or installed)
+    release = backend.release if backend and backend.release in dialect.versions else None
+    return translate(source, dialect, options.to_version or release)
 
 
 # On the terminal
 
 
-def _print_verdicts(found: Fields) -> None:
+def _print_verdicts(fields: Fields) -> None:
     out = console(sys.stdout)
-    lacking = f": {'; '.join(found['lacking'])}" if found["lacking"] else ""
-    out.print(f"{VERDICTS[found['verdict']]}{lacking}.", markup=False, soft_wrap=True)
+    lacking = f": {'; '.join(fields['lacking'])}" if fields["lacking"] else ""
+    out.print(f"{VERDICTS[fields['verdict']]}{lacking}.", markup=False, soft_wrap=True)
     table = Grid("", ("run", "engine", "loss", "gradient norm", "furthest tensor", "verdict"))
-    for run in found["runs"]:
+    for run in fields["runs"]:
         table.add_row(*_run_cells(run))
     out.print(table)
-    for line in _words_below(found):
+    for line in _words_below(fields):
         out.print(line, markup=False)
 
 
@@ -296,8 +296,8 @@ VERDICTS = {
 
 
 def _run_cells(run: Fields) -> Iterator[str]:
-    written = "as written" if run["as_written"] else "as meant"
-    yield f"{run['side']}, {written}"
+    spelling = "as written" if run["as_written"] else "as meant"
+    yield f"{run['side']}, {spelling}"
     yield run["engine"]
     losses, norms, gap = run["losses"], run["grad_norms"], run["distance"]
     yield f"{float(losses[0]):.6f} -> {float(losses[-1]):.6f}" if losses else ""
@@ -312,32 +312,32 @@ def _run_cells(run: Fields) -> Iterator[str]:
     yield run["verdict"]
 
 
-def _words_below(found: Fields) -> Iterator[str]:
+def _words_below(fields: Fields) -> Iterator[str]:
     """Yield the lines below the table: causes, changed sizes, and the differences that rounding
     alone makes.
     """
-    for run in found["runs"]:
+    for run in fields["runs"]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
-    if found["judged_release"]:
-        yield found["judged_release"]
-    if found["no_script"]:
-        why = "; ".join(found["no_script"])
+    if fields["judged_release"]:
+        yield fields["judged_release"]
+    if fields["no_script"]:
+        why = "; ".join(fields["no_script"])
         yield (
             "Both sides ran with this model; the training script of `convert --script` has the "
             f"nearest model that it can build: {why}"
         )
     smaller = [
         f"{path} {change['before']} -> {change['after']}"
-        for path, change in found["changes"].items()
+        for path, change in fields["changes"].items()
     ]
-    changed = f"; values changed to fit: {', '.join(smaller)}" if smaller else ""
-    yield f"\nRun at small sizes, on {found['ranks']} ranks{changed}."
-    loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
+    shrinking = f"; values changed to fit: {', '.join(smaller)}" if smaller else ""
+    yield f"\nRun at small sizes, on {fields['ranks']} ranks{shrinking}."
+    loss, update = (float(fields["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
-    if left := found["left_out"]:
-        some = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
-        yield f"Rounding alone decides the updates of {len(left)} tensors, whose true gradients are zero; not compared: {some}."
+    if names := fields["left_out"]:
+        some = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        yield f"Rounding alone decides the updates of {len(names)} tensors, whose true gradients are zero; not compared: {some}."
 
 
 # On a rank
@@ -347,19 +347,19 @@ def warm(text: str) -> None:
     """Load the engines that may be used, before ranks are forked."""
     spec = json.loads(text)
     # An engine that is loaded after the fork is loaded once by every rank.
-    on = [name for said in spec for name in (said["options"].get("own") or {}).get("on") or ()]
+    on = [name for task in spec for name in (task["options"].get("own") or {}).get("on") or ()]
     load_engines(
-        {*on, *(name for said in spec for name in (said["options"]["to"], said["job"]["dialect"]))}
+        {*on, *(name for task in spec for name in (task["options"]["to"], task["job"]["dialect"]))}
     )
 
 
-def load_engines(named: Iterable[str | None]) -> None:
-    """Load the native engine and the installed engines of the `named` stacks."""
+def load_engines(names: Iterable[str | None]) -> None:
+    """Load the native engine and the installed engines of the stacks in `names`."""
     from bridge.engine.native import BACKEND
 
     with redirect_stdout(sys.stderr):
-        wanted = sorted(name for name in named if name in registry.names())
-        for backend in (BACKEND, *registry.backends(*wanted).values()):
+        stacks = sorted(name for name in names if name in registry.names())
+        for backend in (BACKEND, *registry.backends(*stacks).values()):
             if backend.release is not None:
                 backend.load()
 
@@ -379,20 +379,20 @@ def main(text: str) -> None:
             print(MARK + json.dumps(words, allow_nan=False), file=out, flush=True)
 
     with redirect_stdout(sys.stderr):
-        for said in tasks:
-            with listening(lambda done, total: tell(at=[done, total])):
-                found = _judge_job(
-                    Job(**said["job"]), _options_of(said["options"]), lambda line: tell(note=line)
+        for task in tasks:
+            with listening(lambda count, total: tell(at=[count, total])):
+                fields = _judge_job(
+                    Job(**task["job"]), _options_of(task["options"]), lambda line: tell(note=line)
                 )
-            tell(found=found)
+            tell(found=fields)
     end_process(here.world)
 
 
-def _options_of(said: Mapping[str, Any]) -> VerifyOptions:
-    own = said.get("own")
+def _options_of(values: Mapping[str, Any]) -> VerifyOptions:
+    own = values.get("own")
     return VerifyOptions(
         **{
-            **said,
+            **values,
             "own": Own(**{**own, "on": tuple(own["on"]) if own["on"] else None}) if own else None,
         }
     )
@@ -407,9 +407,9 @@ def _judge_own(job: Job, options: VerifyOptions, own: Own, note: Any) -> Fields:
     pair, engines = _make_own_pair(job, own, options.ranks)
     folder = Path(own.model)
     rows = Rows.of(own.batch, kept(Path(own.batch)).tensors)
-    given = Given(folder, _read_config(Job(str(folder / "config.json"))), rows)
+    sample = Given(folder, _read_config(Job(str(folder / "config.json"))), rows)
     return {
-        **judge_on_batch(pair, engines, given, options.steps, note).fields(),
+        **judge_on_batch(pair, engines, sample, options.steps, note).fields(),
         "judged_release": "",
     }
 
@@ -426,14 +426,14 @@ def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
             if options.own:
                 return _judge_own(job, options, options.own, note)
             pair = _make_pair(job, options)
-            found = verify(
+            fields = verify(
                 pair,
                 registry.backends(options.to, job.dialect),
                 options.steps,
                 options.padded,
                 note,
             ).fields()
-            return {**found, "judged_release": _release_line(pair.target)}
+            return {**fields, "judged_release": _release_line(pair.target)}
     except BridgeError as error:
         return {"verdict": "not run", "problems": list(error.problems)}
 
@@ -445,8 +445,8 @@ def _release_line(target: Config) -> str:
     title, newest = target.dialect.title, target.dialect.newest
     if target.version == newest:
         return ""
-    asked = f"`convert` writes for {newest} unless given --to-version {target.version}"
-    return f"The translation is for {title} {target.version}, which is installed here; {asked}."
+    advice = f"`convert` writes for {newest} unless given --to-version {target.version}"
+    return f"The translation is for {title} {target.version}, which is installed here; {advice}."
 
 
 if __name__ == "__main__":

@@ -34,17 +34,17 @@ def watch(folder: Path, interval: float) -> int:
         while True:
             # Asked before reading: what is written between the two is still printed in a last round.
             going = is_alive(folder)
-            for found in follower.new():
-                if isinstance(found, FindingOfFile):
-                    faults += found.severity == "fault"
-                    ranks = f" on rank {', '.join(map(str, found.ranks))}" if found.ranks else ""
+            for event in follower.new():
+                if isinstance(event, FindingOfFile):
+                    faults += event.severity == "fault"
+                    ranks = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
                     say(
-                        f"{found.severity}: {found.id}: step {found.step}: {found.where or 'the run'}{ranks}: {found.evidence};"
-                        f" {found.meaning}"
+                        f"{event.severity}: {event.id}: step {event.step}: {event.where or 'the run'}{ranks}: {event.evidence};"
+                        f" {event.meaning}"
                     )
                 else:
                     steps += 1
-                    say(step_text(found))
+                    say(step_text(event))
             if not going:
                 break
             time.sleep(interval)

@@ -60,14 +60,14 @@ def files_changed_by_hand(texts: Texts, output: Path) -> Iterator[Path]:
     """Yield the files of `texts` that would change although no earlier conversion wrote their present
     content. The sidecar of `output` has the digests of the files that a conversion wrote.
     """
-    sidecar, known = carry_over.beside(output), _earlier_digests(output)
+    sidecar, digests = carry_over.beside(output), _earlier_digests(output)
     for path, text in texts.items():
         now = _digest(path, followed=path == output)
         # A sidecar cannot hold its own digest: it is ours if it can be read as a sidecar.
         ours = (
-            known is not None
+            digests is not None
             if path == sidecar
-            else known is not None and known.get(path.name) == now
+            else digests is not None and digests.get(path.name) == now
         )
         if now is not None and now != carry_over.digest_of(text) and not ours:
             yield path
@@ -90,14 +90,14 @@ def _digest(path: Path, followed: bool) -> str | None:
     return sha256(content).hexdigest() if content else None
 
 
-def _content(path: Path, followed: bool = True) -> bytes:
-    """Return the content of a file; empty if the file is missing, or is a link that is not `followed`.
+def _content(path: Path, follow: bool = True) -> bytes:
+    """Return the content of a file; empty if the file is missing, or is a link and `follow` is false.
 
     Raises `SourceError` if the file may not be read.
     """
     try:
         # Writing replaces a link beside the output, and writes through one that is the output.
-        return path.read_bytes() if followed or not path.is_symlink() else b""
+        return path.read_bytes() if follow or not path.is_symlink() else b""
     except PermissionError as error:
         raise SourceError(
             f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); name another output"
@@ -108,7 +108,7 @@ def _content(path: Path, followed: bool = True) -> bytes:
 
 def differences(texts: Texts, output: Path) -> Iterator[str]:
     """Lines of a unified diff for each file, with secrets hidden; files that need --force are marked."""
-    forced = set(files_changed_by_hand(texts, output))
+    edits = set(files_changed_by_hand(texts, output))
     for path, text in texts.items():
         before = _lines(path)
         if before is None:
@@ -116,7 +116,7 @@ def differences(texts: Texts, output: Path) -> Iterator[str]:
         elif before == text.splitlines():
             yield f"{path}: as it is"
         else:
-            yield f"{path}: {'was edited, needs --force' if path in forced else 'changes'}"
+            yield f"{path}: {'was edited, needs --force' if path in edits else 'changes'}"
             lines = unified_diff(
                 before, text.splitlines(), f"{path} (now)", f"{path} (then)", lineterm=""
             )

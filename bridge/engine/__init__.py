@@ -72,10 +72,10 @@ def initialize(
     from bridge.engine.runner import Engine
 
     here, names = comm.rank_and_world(), module_fqns_per_model_part
-    found = environment or (Environment(*here, local_rank()) if here else detect())
+    placement = environment or (Environment(*here, local_rank()) if here else detect())
     # First what needs no other rank: a refusal then leaves no process group, and no rank waiting.
-    made = Prepared.of(model, plan, found.world, names, sample, loss_fn is not None, layers)
-    place = devices.local(found.local_rank, device)
+    setup = Prepared.of(model, plan, placement.world, names, sample, loss_fn is not None, layers)
+    place = devices.local(placement.local_rank, device)
     others = {
         "seed": seed,
         "device": place.type,
@@ -86,29 +86,29 @@ def initialize(
         "module_fqns_per_model_part": names,
         "loss_fn": "given" if loss_fn else None,
         "optimizer": "given" if optimizer else None,
-        "layers": list(made.cut.blocks) if made.cut else None,
+        "layers": list(setup.cut.blocks) if setup.cut else None,
     }
-    facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
-    ranks = _join_ranks(found, made.mesh, devices.backend(place), facts, deterministic)
-    made.module.to(place)
+    facts = facts_of({**alike, **others, **parts}, plan, setup.module, groups)
+    ranks = _join_ranks(placement, setup.mesh, devices.backend(place), facts, deterministic)
+    setup.module.to(place)
     first = _first_seed(ranks, place) if seed is None else seed
-    given = (
+    custom = (
         loss_fn,
         first,
-        made.findings,
+        setup.findings,
         tensor_plan,
-        groups or groups_without_decay(made.module, plan.optimizer),
+        groups or groups_without_decay(setup.module, plan.optimizer),
     )
     engine = Engine(
-        made.module,
+        setup.module,
         plan,
         ranks,
         place,
-        *given,
-        made.pipeline,
+        *custom,
+        setup.pipeline,
         variable_shapes,
-        made.cut,
-        made.sample,
+        setup.cut,
+        setup.sample,
         optimizer,
     )
     if any(plan.debug.model_dump(exclude_none=True).values()):
@@ -117,7 +117,7 @@ def initialize(
 
 
 def _join_ranks(
-    found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool
+    environment: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool
 ) -> Comm:
     """Connect all ranks and return the communicator of this rank. Raises `ConfigError` on every
     rank if ranks were started with different `facts`.
@@ -129,20 +129,20 @@ def _join_ranks(
     if deterministic:
         # Before the first collective: NCCL reads its variables when a communicator is made.
         determine()
-    comm.connect(found.rank, found.world, found.address, backend)
+    comm.connect(environment.rank, environment.world, environment.address, backend)
     # Making groups is a collective. Ranks that were started with different plans would make
     # different ones, and hang there.
     agree(facts)
-    return comm.Comm(mesh, found.rank)
+    return comm.Comm(mesh, environment.rank)
 
 
 def _first_seed(ranks: Comm, place: torch.device) -> int:
     """Return the seed of torch's generator on the first rank."""
     import torch
 
-    found = torch.tensor(torch.initial_seed() & (2**63 - 1), device=place)
-    ranks.broadcast("seed", found, ranks.world)()
-    return int(found)
+    seed = torch.tensor(torch.initial_seed() & (2**63 - 1), device=place)
+    ranks.broadcast("seed", seed, ranks.world)()
+    return int(seed)
 
 
 def _watch(

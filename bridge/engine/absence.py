@@ -108,8 +108,8 @@ def state_of(parameter: Any) -> State | None:
 def gradient_of(parameter: Any) -> Tensor | None:
     """Return the gradient of a parameter, whatever its state is."""
     with torch._C.DisableTorchFunctionSubclass():
-        found: Tensor | None = Tensor.grad.__get__(parameter)  # type: ignore[union-attr]
-        return found
+        gradient: Tensor | None = Tensor.grad.__get__(parameter)  # type: ignore[union-attr]
+        return gradient
 
 
 def drop_gradient(parameter: Any) -> None:
@@ -161,10 +161,10 @@ def _dispatch(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = No
 
 def _copy(parameter: Any, memo: dict[int, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
-        found = memo[id(parameter)] = _MADE[type(parameter)][0](
+        duplicate = memo[id(parameter)] = _MADE[type(parameter)][0](
             _taken(_copy, parameter).detach().clone(), parameter.requires_grad
         )
-    return found
+    return duplicate
 
 
 def _refuse(parameter: Any, value: Any = None) -> Any:
@@ -180,8 +180,8 @@ def _refuse(parameter: Any, value: Any = None) -> Any:
 def _variant(kind: type, state: State) -> type:
     """Return the class of parameters of class `kind` in a state."""
     hidden: dict[str, Any] = {"grad": property(_refuse, _refuse)}
-    watched: dict[str, Any] = {"__torch_function__": classmethod(_dispatch)}
-    own = {"__deepcopy__": _copy, **(hidden if state == "withheld" else watched)}
-    found = type(kind.__name__, (kind,), own)
-    _MADE[found] = kind, state
-    return found
+    methods: dict[str, Any] = {"__torch_function__": classmethod(_dispatch)}
+    own = {"__deepcopy__": _copy, **(hidden if state == "withheld" else methods)}
+    subclass = type(kind.__name__, (kind,), own)
+    _MADE[subclass] = kind, state
+    return subclass

@@ -25,29 +25,32 @@ ALIKE = "start all ranks with the same file, script and packages"
 
 
 def facts_of(
-    given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[ParameterGroupSettings]
+    arguments: Mapping[str, Any],
+    plan: Plan,
+    model: nn.Module,
+    groups: Sequence[ParameterGroupSettings],
 ) -> Facts:
-    """Return the facts that must be equal on all ranks, as text by name: releases, `given`
-    arguments, the plan, groups of parameters, and names and shapes of the model.
+    """Return the facts that must be equal on all ranks, as text by name: releases,
+    `arguments`, the plan, groups of parameters, and names and shapes of the model.
     """
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "stagebridge": __version__,
         "torch": torch.__version__,
-        **given,
+        **arguments,
         **plan.values(),
     }
     # Each machine may have a copy of the table under another path, so its content is compared.
     table = Path(plan.schedule.csv or "")
     if table.is_file():
-        found["schedule.csv"] = f"a CSV file with SHA-256 {sha256(table.read_bytes()).hexdigest()}"
+        values["schedule.csv"] = f"a CSV file with SHA-256 {sha256(table.read_bytes()).hexdigest()}"
     for number, group in enumerate(groups):
         own = {name: value for name, value in group.settings.items() if name != "params"}
-        said = own if group.rate == 1.0 else {**own, "rate": group.rate}
-        found[f"optimizer group {number}"] = f"{len(group.names)} parameters, {said}"
+        settings = own if group.rate == 1.0 else {**own, "rate": group.rate}
+        values[f"optimizer group {number}"] = f"{len(group.names)} parameters, {settings}"
     for name, weight in model.named_parameters():
-        found[f"parameter {name}"] = _form(weight) + ("" if weight.requires_grad else ", frozen")
-    found |= {f"buffer {name}": _form(buffer) for name, buffer in model.named_buffers()}
-    return {name: str(value) for name, value in found.items()}
+        values[f"parameter {name}"] = _form(weight) + ("" if weight.requires_grad else ", frozen")
+    values |= {f"buffer {name}": _form(buffer) for name, buffer in model.named_buffers()}
+    return {name: str(value) for name, value in values.items()}
 
 
 def agree(facts: Facts) -> None:
@@ -62,8 +65,8 @@ def agree(facts: Facts) -> None:
     digest = sha256(json.dumps(facts).encode()).hexdigest()
     board.post(f"start {board.rank}", digest)
     if board.rank == 0:
-        said = ((rank, board.read(f"start {rank}", rank)) for rank in range(board.world))
-        board.post("odd one", str(next((rank for rank, theirs in said if theirs != digest), 0)))
+        digests = ((rank, board.read(f"start {rank}", rank)) for rank in range(board.world))
+        board.post("odd one", str(next((rank for rank, theirs in digests if theirs != digest), 0)))
     odd = int(board.read("odd one", 0))
     if not odd:  # rank 0 is compared with itself, so 0 means that there is none
         return

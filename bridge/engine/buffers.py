@@ -19,10 +19,10 @@ def aliases(module: nn.Module) -> dict[str, str]:
     """
     first: dict[int, str] = {id(weight): name for name, weight in module.named_parameters()}
     # The tensors themselves: otherwise each name gets a copy with another identity.
-    found = module.state_dict(keep_vars=True)
+    tensors = module.state_dict(keep_vars=True)
     return {
         name: first.setdefault(id(tensor), name)
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
         if isinstance(tensor, Tensor)
     }
 
@@ -40,8 +40,8 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers in a module's state by name. A buffer with several names appears once,
     under its first name.
     """
-    known = set(aliases(module).values())  # not persistent ones, which no state_dict has
-    return {name: tensor for name, tensor in module.named_buffers() if name in known}
+    names = set(aliases(module).values())  # not persistent ones, which no state_dict has
+    return {name: tensor for name, tensor in module.named_buffers() if name in names}
 
 
 def owners(engine: TrainingState) -> dict[str, int]:
@@ -59,11 +59,11 @@ def owners(engine: TrainingState) -> dict[str, int]:
 
 def local_buffers(engine: TrainingState) -> Iterator[tuple[str, Tensor]]:
     """Yield, by name, each buffer whose pipeline rank in `owners` is the rank of this process."""
-    found = owners(engine)
+    homes = owners(engine)
     yield from (
         (name, tensor)
         for name, tensor in buffers(engine.model).items()
-        if found[name] == engine.line.index
+        if homes[name] == engine.line.index
     )
 
 
@@ -71,23 +71,23 @@ def digest(engine: TrainingState) -> int:
     """Return a digest of the buffers that `local_buffers` yields, a number below 2**63. Two ranks with the
     same bytes in these buffers get the same digest.
     """
-    found = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     for name, tensor in local_buffers(engine):
-        found.update(name.encode())
+        hasher.update(name.encode())
         # numpy has no bf16, so the bytes are hashed.
-        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
+        hasher.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
     # Ranks exchange it as a signed 64-bit integer.
-    return int.from_bytes(found.digest(), "little") >> 1
+    return int.from_bytes(hasher.digest(), "little") >> 1
 
 
 def whole(engine: TrainingState) -> Iterator[tuple[str, Tensor]]:
     """Yield every buffer of the model, by name, with the value on the first rank that updates it.
     All ranks must take part.
     """
-    found = owners(engine)
+    homes = owners(engine)
     for name, tensor in buffers(engine.model).items():
         value = tensor.detach().clone()
-        engine.comm.broadcast("export buffers", value, engine.line, found[name])()
+        engine.comm.broadcast("export buffers", value, engine.line, homes[name])()
         yield name, value
 
 

@@ -55,9 +55,9 @@ def save(
     """
     tag = f"step{engine.progress.steps}" if tag is None else tag
     saving: list[Saving] = []
-    if left := buffers.others(engine.model):
+    if others := buffers.others(engine.model):
         warnings.warn(
-            f"model: found {', '.join(left)} in the model's state, expected only tensors; other "
+            f"model: found {', '.join(others)} in the model's state, expected only tensors; other "
             "values are not saved, so store them in buffers",
             stacklevel=3,
         )
@@ -74,12 +74,12 @@ def save(
             digest = digests.digest_of(path)
         # A SHA-256 has 64 hexadecimal digits: eight numbers of 32 bits, each of which fits into an
         # int64.
-        found = _everyones(
+        checksums = _everyones(
             engine, [int(digest[start : start + 8], 16) for start in range(0, 64, 8)]
         )
         with together(engine):
             if saving:
-                _publish(engine, saving[0], client, copies, found, latest)
+                _publish(engine, saving[0], client, copies, checksums, latest)
     finally:
         for one in saving:
             one.discard()
@@ -95,24 +95,24 @@ def load(
     Without `optimizer`, moments keep their values. If tensors are missing, extra, of another shape,
     or damaged, `BridgeError` names them, and the engine stays as it was.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         name = ""
         with together(engine):
             if engine.comm.rank == 0:
                 # Readers share the lock. A save takes it alone, so that nothing in the folder
                 # changes while it is read. One rank holds it for all.
-                held.enter_context(hold_lock(folder, shared=True))
+                stack.enter_context(hold_lock(folder, shared=True))
                 name = find_folder(folder, tag).name
         path = folder / _text_of_first_rank(engine, name)
         with together(engine):
             checkpoint = Checkpoint.open(path, folder)
             checkpoint.verify(engine.comm.rank, engine.comm.world.size)
-            saved = checkpoint.tensors()
-            _check(engine, path, saved, checkpoint.state, optimizer)
+            tensors = checkpoint.tensors()
+            _check(engine, path, tensors, checkpoint.state, optimizer)
         # Only after every rank has found its part in order: a checkpoint is never loaded by some of
         # the ranks.
         with together(engine):
-            _fill(engine, saved, checkpoint.state, optimizer)
+            _fill(engine, tensors, checkpoint.state, optimizer)
     engine.weights.reload()
     _restore(engine, checkpoint.state)
     try:
@@ -169,15 +169,15 @@ def _publish(
     saving: Saving,
     client: Mapping[str, Any],
     copies: Sequence[int],
-    found: list[list[int]],
+    checksums: list[list[int]],
     latest: bool,
 ) -> None:
-    """Complete the checkpoint on the first rank, after all ranks have written their files. `found`
+    """Complete the checkpoint on the first rank, after all ranks have written their files. `checksums`
     has the digest of each rank's file.
     """
     sums = {
         file_of(rank): "".join(f"{number:08x}" for number in numbers)
-        for rank, numbers in enumerate(found)
+        for rank, numbers in enumerate(checksums)
     }
     missing = next((name for name in sums if not (saving.temporary / name).is_file()), None)
     if missing is not None:
@@ -214,8 +214,8 @@ def _contents(
     yield from _shapes_in_checkpoint(engine)
     for copy in copies:
         yield from (
-            (f"{BUFFERS}/{copy}/{name}", tuple(held.shape))
-            for name, held in buffers.buffers(engine.model).items()
+            (f"{BUFFERS}/{copy}/{name}", tuple(buffer.shape))
+            for name, buffer in buffers.buffers(engine.model).items()
         )
     for rank in range(engine.comm.world.size):
         for name, state in _generators(engine, rank).items():
@@ -226,9 +226,9 @@ def _generators(engine: TrainingState, rank: int) -> dict[str, Tensor]:
     """Return the states of this process's random generators, by the names that they have in a
     checkpoint if they are those of rank `rank`.
     """
-    found = {f"{GENERATORS}/{rank}": torch.get_rng_state()}
+    states = {f"{GENERATORS}/{rank}": torch.get_rng_state()}
     own = generator(engine.device)
-    return found if own is None else {**found, f"{GENERATORS}/{rank}/device": own.get_state()}
+    return states if own is None else {**states, f"{GENERATORS}/{rank}/device": own.get_state()}
 
 
 def _restore(engine: TrainingState, state: State) -> None:
@@ -265,9 +265,9 @@ def _tensors(engine: TrainingState, index: int) -> Iterator[tuple[str, Tensor]]:
     slice, each with its kind.
     """
     yield WEIGHTS, engine.weights.shards[index]
-    trained = engine.weights.trainable_flats()
-    if index in trained:
-        yield from engine.optimizer.state(trained.index(index)).items()
+    flats = engine.weights.trainable_flats()
+    if index in flats:
+        yield from engine.optimizer.state(flats.index(index)).items()
 
 
 def _boxes(kind: str, piece: FlatPiece, tensor: Tensor) -> Iterator[LocalBox]:
@@ -305,8 +305,8 @@ def _unique(engine: TrainingState, copies: Sequence[int]) -> Iterator[LocalBox]:
                     if piece.parameter.split is not None or engine.tensor.index == 0:
                         yield from _boxes(name, piece, tensor)
     if _copy(engine) in copies:
-        for name, held in buffers.local_buffers(engine):
-            yield _complete(f"{BUFFERS}/{_copy(engine)}/{name}", held.detach().clone())
+        for name, buffer in buffers.local_buffers(engine):
+            yield _complete(f"{BUFFERS}/{_copy(engine)}/{name}", buffer.detach().clone())
     for name, state in _generators(engine, engine.comm.rank).items():
         yield _complete(name, state)
 
@@ -329,9 +329,9 @@ def _copies(engine: TrainingState) -> list[int]:
     """
     if not buffers.buffers(engine.model):
         return []
-    found = _everyones(engine, [_copy(engine), engine.line.index, buffers.digest(engine)])
-    first = {place: digest for copy, place, digest in found if copy == 0}
-    return sorted({copy for copy, place, digest in found if copy == 0 or digest != first[place]})
+    digests = _everyones(engine, [_copy(engine), engine.line.index, buffers.digest(engine)])
+    first = {place: digest for copy, place, digest in digests if copy == 0}
+    return sorted({copy for copy, place, digest in digests if copy == 0 or digest != first[place]})
 
 
 def _name_of_copy(engine: TrainingState, state: State, name: str) -> str:
@@ -347,30 +347,30 @@ def _name_of_copy(engine: TrainingState, state: State, name: str) -> str:
 def _check(
     engine: TrainingState,
     path: Path,
-    saved: Mapping[str, Sequence[Stored]],
+    tensors: Mapping[str, Sequence[Stored]],
     state: State,
     optimizer: bool,
 ) -> None:
     """Raise `BridgeError` if the saved tensors are not those that this engine expects."""
-    wanted = {
+    shapes = {
         name: shape
         for name, shape in _shapes_in_checkpoint(engine)
         if optimizer or _is_weight(name)
     }
-    for name, held in buffers.buffers(engine.model).items():
-        wanted[_name_of_copy(engine, state, name)] = tuple(held.shape)
-    BridgeError.raise_if(_misfits(path, wanted, state.tensors, optimizer))
+    for name, buffer in buffers.buffers(engine.model).items():
+        shapes[_name_of_copy(engine, state, name)] = tuple(buffer.shape)
+    BridgeError.raise_if(_misfits(path, shapes, state.tensors, optimizer))
     whole = {WEIGHTS, *engine.optimizer.state_names}
-    for name in wanted:
-        dtype = saved[name][0].dtype if saved[name] else "F32"
+    for name in shapes:
+        dtype = tensors[name][0].dtype if tensors[name] else "F32"
         if name.split("/")[0] in whole and not dtype.startswith(("F", "BF")):
             raise BridgeError(
                 f"{path}: {name} has the number format {dtype}, expected floating point; the checkpoint is damaged"
             )
     for name, own in _generators(engine, engine.comm.rank).items():
         # A run on CPUs has saved none of a device.
-        expected = engine.comm.rank < state.world if name.count("/") == 1 else name in state.tensors
-        if expected and state.tensors.get(name) != tuple(own.shape):
+        belongs = engine.comm.rank < state.world if name.count("/") == 1 else name in state.tensors
+        if belongs and state.tensors.get(name) != tuple(own.shape):
             raise BridgeError(
                 f"{path}: {name} does not hold the state of a random generator of torch; the checkpoint is damaged"
             )
@@ -378,20 +378,22 @@ def _check(
 
 def _misfits(
     path: Path,
-    wanted: Mapping[str, tuple[int, ...]],
-    saved: Mapping[str, tuple[int, ...]],
+    model_shapes: Mapping[str, tuple[int, ...]],
+    file_shapes: Mapping[str, tuple[int, ...]],
     optimizer: bool,
 ) -> Iterator[str]:
     # A saved weight or moment that is not wanted means another model. Other copies of buffers, and
     # generators of more ranks, are left by another layout. Moments matter only if they are read.
-    there = {name for name in saved if _is_weight(name)}
+    there = {name for name in file_shapes if _is_weight(name)}
     if optimizer:
-        there |= {name for name in saved if not name.startswith((f"{GENERATORS}/", f"{BUFFERS}/"))}
-    yield from _list(path, "missing", set(wanted) - set(saved))
-    yield from _list(path, "extra, because the model has no such tensor", there - set(wanted))
-    for name in sorted(set(saved) & set(wanted)):
-        if saved[name] != wanted[name]:
-            yield f"{path}: {name} has shape {saved[name]}, expected {wanted[name]}; build the model that was saved"
+        there |= {
+            name for name in file_shapes if not name.startswith((f"{GENERATORS}/", f"{BUFFERS}/"))
+        }
+    yield from _list(path, "missing", set(model_shapes) - set(file_shapes))
+    yield from _list(path, "extra, because the model has no such tensor", there - set(model_shapes))
+    for name in sorted(set(file_shapes) & set(model_shapes)):
+        if file_shapes[name] != model_shapes[name]:
+            yield f"{path}: {name} has shape {file_shapes[name]}, expected {model_shapes[name]}; build the model that was saved"
 
 
 def _list(path: Path, what: str, names: set[str]) -> Iterator[str]:
@@ -413,22 +415,22 @@ def _of_model(name: str) -> bool:
 
 
 def _fill(
-    engine: TrainingState, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
+    engine: TrainingState, tensors: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
-    wanted = {name for name, _ in _shapes_in_checkpoint(engine) if optimizer or _is_weight(name)}
-    stored_parts.fill_parts((part for part in _parts(engine) if part.name in wanted), saved)
-    held = (
+    names = {name for name, _ in _shapes_in_checkpoint(engine) if optimizer or _is_weight(name)}
+    stored_parts.fill_parts((part for part in _parts(engine) if part.name in names), tensors)
+    named_buffers = (
         (_name_of_copy(engine, state, name), tensor)
         for name, tensor in buffers.buffers(engine.model).items()
     )
-    stored_parts.fill_parts((_complete(name, tensor) for name, tensor in held), saved)
+    stored_parts.fill_parts((_complete(name, tensor) for name, tensor in named_buffers), tensors)
     # A rank that the saved run did not have keeps its own generators.
-    found = [torch.default_generator, generator(engine.device)]
+    generators = [torch.default_generator, generator(engine.device)]
     for own, (name, values) in zip(
-        found, _generators(engine, engine.comm.rank).items(), strict=False
+        generators, _generators(engine, engine.comm.rank).items(), strict=False
     ):
         if own is not None and name in state.tensors:
-            stored_parts.fill_parts([_complete(name, values)], saved)
+            stored_parts.fill_parts([_complete(name, values)], tensors)
             own.set_state(values)
 
 
@@ -440,22 +442,22 @@ def together(engine: TrainingState) -> Iterator[None]:
     """Context for a block of code without collectives, which all ranks run. If the block fails on
     one rank, all ranks raise `BridgeError`.
     """
-    failed: BridgeError | None = None
+    failure: BridgeError | None = None
     try:
         yield
     except LostRank:
         raise  # the others cannot be asked any more
     except BridgeError as error:
-        failed = error
+        failure = error
     except OSError as error:
-        failed = BridgeError(
+        failure = BridgeError(
             f"{error.filename or SAID}: {error.strerror}; make room, or choose another folder"
         )
     problems = [
-        rank for rank, (bad,) in enumerate(_everyones(engine, [int(failed is not None)])) if bad
+        rank for rank, (bad,) in enumerate(_everyones(engine, [int(failure is not None)])) if bad
     ]
-    if failed is not None:
-        raise failed
+    if failure is not None:
+        raise failure
     if problems:
         raise BridgeError(f"{SAID}: rank {problems[0]} failed; see its message")
 
@@ -466,18 +468,18 @@ def _everyones(engine: TrainingState, numbers: Sequence[int]) -> list[list[int]]
     """
     # Each rank fills its own row of zeros, so that the sum over ranks is every row.
     comm = engine.comm
-    found = torch.zeros(comm.world.size, len(numbers), dtype=torch.int64, device=engine.device)
-    found[comm.rank] = torch.tensor(numbers, dtype=torch.int64)
-    comm.all_reduce(SAID, found, comm.world)()
+    rows = torch.zeros(comm.world.size, len(numbers), dtype=torch.int64, device=engine.device)
+    rows[comm.rank] = torch.tensor(numbers, dtype=torch.int64)
+    comm.all_reduce(SAID, rows, comm.world)()
     arrive()
-    return [[int(number) for number in row] for row in found.tolist()]
+    return [[int(number) for number in row] for row in rows.tolist()]
 
 
 def _text_of_first_rank(engine: TrainingState, text: str) -> str:
     """Return the `text` of the first rank on all ranks, cut to `LONGEST` bytes."""
-    encoded = text.encode()[:LONGEST]
+    data = text.encode()[:LONGEST]
     return (
-        bytes(_everyones(engine, [*encoded, *(0 for _ in range(LONGEST - len(encoded)))])[0])
+        bytes(_everyones(engine, [*data, *(0 for _ in range(LONGEST - len(data)))])[0])
         .rstrip(b"\0")
         .decode()
     )

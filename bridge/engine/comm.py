@@ -76,14 +76,14 @@ def _seconds(variable: str, usual: float, least: float) -> float:
     """Return the value of an environment variable, or `usual` if the variable is not set. Raises
     `ConfigError` unless the value is a number of seconds, at least `least`.
     """
-    said = os.environ.get(variable)
+    text = os.environ.get(variable)
     try:
-        seconds = usual if said is None else float(said)
+        seconds = usual if text is None else float(text)
     except ValueError:
         seconds = nan  # which no comparison holds for
     if not least <= seconds < inf:
         raise ConfigError(
-            f"{variable}: found {said!r}, expected a number of seconds, at least {least:g}"
+            f"{variable}: found {text!r}, expected a number of seconds, at least {least:g}"
         )
     return seconds
 
@@ -273,11 +273,11 @@ class Comm:
         """Send `tensor` to the rank with index `to` in the group. The tensor must not change before
         the wait ends.
         """
-        peer, sent = group.ranks[to], tensor
+        peer, payload = group.ranks[to], tensor
         if _through_host(tensor, group):
-            sent = tensor.cpu()
+            payload = tensor.cpu()
         return self._start(
-            name, tensor, group, lambda: dist.isend(sent, peer, group.handle, tag), (peer,)
+            name, tensor, group, lambda: dist.isend(payload, peer, group.handle, tag), (peer,)
         )
 
     def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Wait:
@@ -285,13 +285,13 @@ class Comm:
         the same `tag`.
         """
         # Not counted: the sender counts the message.
-        peer, found = group.ranks[source], tensor
+        peer, buffer = group.ranks[source], tensor
         if _through_host(tensor, group):
-            found = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            buffer = torch.empty_like(tensor, device="cpu", requires_grad=False)
         wait = self._begin_operation(
-            name, group, lambda: dist.irecv(found, peer, group.handle, tag), (peer,)
+            name, group, lambda: dist.irecv(buffer, peer, group.handle, tag), (peer,)
         )
-        return wait if found is tensor else partial(_copy_arrival, wait, found, tensor)
+        return wait if buffer is tensor else partial(_copy_arrival, wait, buffer, tensor)
 
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
         """Open the connection for messages from the rank with index `source` in the group to the
@@ -403,15 +403,15 @@ def arrive() -> None:
     seconds.
     """
     while _ON_DEVICE:
-        awaited = _ON_DEVICE[0]
+        receipt = _ON_DEVICE[0]
         began = time.monotonic()
-        with _telling(awaited.name, awaited.peers):
-            HERE.enter(awaited.name, awaited.peers)
-            while not awaited.work.is_completed():
+        with _telling(receipt.name, receipt.peers):
+            HERE.enter(receipt.name, receipt.peers)
+            while not receipt.work.is_completed():
                 if time.monotonic() - began > TIMEOUT:
                     raise RuntimeError(f"timed out after {TIMEOUT:g} s")
                 time.sleep(POLL)
-            HERE.leave(awaited.name)
+            HERE.leave(receipt.name)
         _ON_DEVICE.popleft()
 
 
@@ -457,11 +457,11 @@ def everyones(value: Said) -> list[Said]:
     """Return the `value` of each rank of the process group, in order of ranks. Values are pickled,
     so use this only for tests and reports.
     """
-    found: list[Any] = [None] * dist.get_world_size() if rank_and_world() else [value]
+    values: list[Any] = [None] * dist.get_world_size() if rank_and_world() else [value]
     if rank_and_world():
         with announce_operation("compare"):
-            dist.all_gather_object(found, value)
-    return found
+            dist.all_gather_object(values, value)
+    return values
 
 
 def together(patience: float) -> bool:
@@ -523,13 +523,13 @@ class Board:
         """Wait for the message `name` of rank `rank` and return it. After each `SILENCE` seconds a
         warning names the rank. After `TIMEOUT` seconds, raise `LostRank`.
         """
-        key, waited = f"{self.turn}/{name}", 0.0
+        key, seconds = f"{self.turn}/{name}", 0.0
         while not self._there(key, min(SILENCE, TIMEOUT)):
-            waited += SILENCE
-            said = f"rank {rank} has not reached {name!r} for {waited:g} s"
-            if waited >= TIMEOUT:
-                raise LostRank(f"{said}; see the messages of that rank")
-            warnings.warn(said, stacklevel=2)
+            seconds += SILENCE
+            message = f"rank {rank} has not reached {name!r} for {seconds:g} s"
+            if seconds >= TIMEOUT:
+                raise LostRank(f"{message}; see the messages of that rank")
+            warnings.warn(message, stacklevel=2)
         return str(self.store.get(key).decode())
 
     def meet(self, name: str, patience: float = 5.0) -> None:
@@ -598,10 +598,10 @@ def _through_host(tensor: Tensor, group: Group) -> bool:
 
 
 @torch.no_grad()
-def _copy_arrival(wait: Wait, found: Tensor, tensor: Tensor) -> None:
-    """Wait for `found`, and copy it into `tensor` on the device."""
+def _copy_arrival(wait: Wait, arrival: Tensor, tensor: Tensor) -> None:
+    """Wait for `arrival`, and copy it into `tensor` on the device."""
     wait()
-    tensor.copy_(found)
+    tensor.copy_(arrival)
 
 
 def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
@@ -702,32 +702,32 @@ class Watcher(Thread):
 
     def _look(self) -> None:
         waits, peers, since = HERE.waiting()
-        waited = time.monotonic() - since
-        if not waits or waited < SILENCE / 2:
+        seconds = time.monotonic() - since
+        if not waits or seconds < SILENCE / 2:
             return
-        said = {peer: self._read(peer) for peer in peers}
+        states = {peer: self._read(peer) for peer in peers}
         # Those to name: ranks that never told anything, that tell the same as at the last look, or
         # that wait for nobody. Of ranks that wait themselves, none may be to blame; they are named
         # only if there are no others.
         silent = [
             peer
-            for peer, now in said.items()
+            for peer, now in states.items()
             if not now or now["tick"] == self._seen.get(peer) or not now["waits"]
         ]
-        self._seen = {peer: now["tick"] for peer, now in said.items() if now}
-        if waited < SILENCE or self._named == since:  # too early, or named in this wait before
+        self._seen = {peer: now["tick"] for peer, now in states.items() if now}
+        if seconds < SILENCE or self._named == since:  # too early, or named in this wait before
             return
         self._named = since
         for peer in silent or peers:
             self.say(
-                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_silence_text(peer, said[peer])};"
+                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_silence_text(peer, states[peer])};"
                 f" rank {self.rank} gives up after {TIMEOUT:g} s"
             )
 
     def _read(self, peer: int) -> dict[str, Any]:
         key = f"stagebridge/now/{peer}"
-        found: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
-        return found
+        state: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
+        return state
 
 
 def _silence_text(rank: int, now: Mapping[str, Any]) -> str:

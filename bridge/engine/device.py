@@ -34,8 +34,8 @@ def backend(device: torch.device | None = None) -> str:
     """Return the communication library for tensors on `device` (default: on an accelerator, if
     there is one).
     """
-    accelerated = torch.cuda.is_available() if device is None else device.type == "cuda"
-    return "nccl" if accelerated else "gloo"
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return "nccl" if on_gpu else "gloo"
 
 
 def join(here: Environment) -> None:
@@ -51,8 +51,8 @@ def generator(device: torch.device) -> torch.Generator | None:
         return None
     index = torch.cuda.current_device() if str(device) == "cuda" else device.index
     torch.cuda.init()  # type: ignore[no-untyped-call]  # before, there are no generators
-    found: torch.Generator = torch.cuda.default_generators[index]
-    return found
+    default: torch.Generator = torch.cuda.default_generators[index]
+    return default
 
 
 def _index(local_rank: int) -> int:

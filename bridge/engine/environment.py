@@ -31,21 +31,21 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     """Return the process that the environment `variables` describe (default: the environment of
     this process). Raises `ConfigError` if they are incomplete.
     """
-    found = os.environ if variables is None else variables
+    environ = os.environ if variables is None else variables
     # First torchrun: within a job of SLURM it starts several ranks in one task, and SLURM's
     # variables count tasks.
-    if "RANK" in found or "WORLD_SIZE" in found:
-        return _torch(found)
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _torch(environ)
     # A single task is a shell or a script in an allocation; it is no rank among others.
-    if int(found.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in found:
-        return _slurm(found)
+    if int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ:
+        return _slurm(environ)
     return Environment()
 
 
 def local_rank(variables: Mapping[str, str] | None = None) -> int:
     """Return the number of this process on its machine, from whichever launcher set it, or 0."""
-    found = os.environ if variables is None else variables
-    return int(found.get("LOCAL_RANK") or found.get("SLURM_LOCALID") or 0)
+    environ = os.environ if variables is None else variables
+    return int(environ.get("LOCAL_RANK") or environ.get("SLURM_LOCALID") or 0)
 
 
 def neighbours() -> dict[int, int]:
@@ -53,15 +53,15 @@ def neighbours() -> dict[int, int]:
     /proc.
     """
     mine = os.environ.get("MASTER_PORT")
-    found = (
+    processes = (
         ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*"))
         if mine
         else ()
     )
     return {
-        int(said["RANK"]): number
-        for said, number in found
-        if said.get("MASTER_PORT") == mine and said.get("RANK")
+        int(environ["RANK"]): number
+        for environ, number in processes
+        if environ.get("MASTER_PORT") == mine and environ.get("RANK")
     }
 
 
@@ -76,11 +76,11 @@ def find_dead_ranks(processes: Mapping[int, int]) -> tuple[int, ...]:
     until = time.monotonic() + GRACE
     while True:
         # Z: ended, but its parent has not asked yet; X: dead.
-        gone = tuple(
+        dead = tuple(
             rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X")
         )
-        if gone or time.monotonic() > until:
-            return gone
+        if dead or time.monotonic() > until:
+            return dead
         time.sleep(GRACE / 50)
 
 
@@ -89,10 +89,10 @@ def _variables(process: Path) -> dict[str, str]:
     read.
     """
     try:
-        said = (process / "environ").read_bytes().decode(errors="replace")
+        text = (process / "environ").read_bytes().decode(errors="replace")
     except OSError:
         return {}
-    return dict(pair.split("=", 1) for pair in said.split("\0") if "=" in pair)
+    return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
 
 
 def _state(process: int) -> str:
@@ -107,35 +107,45 @@ def _state(process: int) -> str:
         return ""
 
 
-def _torch(found: Mapping[str, str]) -> Environment:
+def _torch(variables: Mapping[str, str]) -> Environment:
     """Return the rank, the number of ranks and the address from the variables of torchrun. The
     deepspeed launcher sets the same variables, and some more.
     """
     launcher = (
         "torchrun"
-        if "TORCHELASTIC_RUN_ID" in found
+        if "TORCHELASTIC_RUN_ID" in variables
         else "deepspeed"
-        if "CROSS_RANK" in found
+        if "CROSS_RANK" in variables
         else "environment"
     )
-    rank, world = _whole(found, "RANK"), _whole(found, "WORLD_SIZE")
+    rank, world = _whole(variables, "RANK"), _whole(variables, "WORLD_SIZE")
     if not 0 <= rank < world:
         raise ConfigError(
             f"RANK: found {rank}, expected 0 to WORLD_SIZE - 1 ({world - 1}); start with torchrun"
         )
-    address = f"{_text(found, 'MASTER_ADDR')}:{_whole(found, 'MASTER_PORT')}" if world > 1 else ""
-    return Environment(rank, world, int(found.get("LOCAL_RANK", rank)), address, launcher)
+    address = (
+        f"{_text(variables, 'MASTER_ADDR')}:{_whole(variables, 'MASTER_PORT')}" if world > 1 else ""
+    )
+    return Environment(rank, world, int(variables.get("LOCAL_RANK", rank)), address, launcher)
 
 
-def _slurm(found: Mapping[str, str]) -> Environment:
-    host = found.get("SLURM_LAUNCH_NODE_IPADDR") or _first_host(_text(found, "SLURM_NODELIST"))
+def _slurm(variables: Mapping[str, str]) -> Environment:
+    host = variables.get("SLURM_LAUNCH_NODE_IPADDR") or _first_host(
+        _text(variables, "SLURM_NODELIST")
+    )
     # All tasks have to choose the same port without a word between them; jobs that share a machine
     # should not choose the same.
-    port = int(found.get("MASTER_PORT", 20_000 + int(found.get("SLURM_JOB_ID", "0")) % 20_000))
-    address = f"{found.get('MASTER_ADDR', host)}:{port}"
-    local = int(found.get("SLURM_LOCALID", "0"))
+    port = int(
+        variables.get("MASTER_PORT", 20_000 + int(variables.get("SLURM_JOB_ID", "0")) % 20_000)
+    )
+    address = f"{variables.get('MASTER_ADDR', host)}:{port}"
+    local = int(variables.get("SLURM_LOCALID", "0"))
     return Environment(
-        _whole(found, "SLURM_PROCID"), _whole(found, "SLURM_NTASKS"), local, address, "slurm"
+        _whole(variables, "SLURM_PROCID"),
+        _whole(variables, "SLURM_NTASKS"),
+        local,
+        address,
+        "slurm",
     )
 
 
@@ -149,16 +159,16 @@ def _first_host(nodes: str) -> str:
     return match[1] + (match[2] or "")
 
 
-def _text(found: Mapping[str, str], name: str) -> str:
-    if not found.get(name):
+def _text(variables: Mapping[str, str], name: str) -> str:
+    if not variables.get(name):
         raise ConfigError(
             f"{name}: not set, although other variables of a launcher are set; start with torchrun or deepspeed"
         )
-    return found[name]
+    return variables[name]
 
 
-def _whole(found: Mapping[str, str], name: str) -> int:
-    text = _text(found, name)
+def _whole(variables: Mapping[str, str], name: str) -> int:
+    text = _text(variables, name)
     if not text.isdecimal():
         raise ConfigError(
             f"{name}: found {text!r}, expected a whole number; start with torchrun or deepspeed"

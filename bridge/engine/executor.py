@@ -141,16 +141,15 @@ class Executor:
 
     @cached_property
     def _starts_of(self) -> Mapping[tuple[int, bool], tuple[int, int, int]]:
-        found: dict[tuple[int, bool], tuple[int, int, int]] = {}
-        visited = written = 0
+        starts: dict[tuple[int, bool], tuple[int, int, int]] = {}
+        visits = writes = 0
         for place, action in enumerate(self.row):
-            found.setdefault(
-                (action.microbatch, action.kind is not ActionKind.FORWARD),
-                (place, visited, written),
+            starts.setdefault(
+                (action.microbatch, action.kind is not ActionKind.FORWARD), (place, visits, writes)
             )
-            visited += action.kind in COMPUTE
-            written += action.kind in WRITES
-        return found
+            visits += action.kind in COMPUTE
+            writes += action.kind in WRITES
+        return starts
 
     def carry(self, microbatch: int) -> None:
         """Let the passes of `microbatch` that backward has not reached wait for the backward of the
@@ -161,7 +160,7 @@ class Executor:
             self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
 
     def evaluate(
-        self, value: Any, output: Callable[[Any], Any], received: Callable[[Sequence[Tensor]], Any]
+        self, value: Any, output: Callable[[Any], Any], receive: Callable[[Sequence[Tensor]], Any]
     ) -> Any:
         """Run one microbatch forward through the stages of all ranks, without storing anything for
         backward. On the rank with the last stage, return `output(value)` for the value that the
@@ -170,7 +169,7 @@ class Executor:
         path, result = tuple(sorted(self.stages)), None
         for place, stage in enumerate(path):
             if self._remote(stage - 1):
-                value = received(
+                value = receive(
                     self.messages.receive_once(Action(stage, ActionKind.RECEIVE_FORWARD, 0))
                 )
             self.weights.require(
@@ -259,10 +258,10 @@ class Executor:
         if self.joined:
             self._values[stage + 1, microbatch] = output
             return
-        found = differentiable(output)
-        current.forms = tuple(map(Form.of, found))
+        tensors = differentiable(output)
+        current.forms = tuple(map(Form.of, tensors))
         if not current.again:
-            current.roots = [get_gradient_edge(tensor) for tensor in found]
+            current.roots = [get_gradient_edge(tensor) for tensor in tensors]
         if kind is ActionKind.FORWARD:
             self._values[stage + 1, microbatch] = output
 
@@ -272,8 +271,8 @@ class Executor:
         has actions that recompute.
         """
         # A chunk recomputes itself within a call of backward. Two halves would do that twice.
-        wanted = self._apart and stage in self._trained and self.stages[stage].recomputes
-        return wanted and (stage, microbatch) not in self.schedule.kept
+        repeats = self._apart and stage in self._trained and self.stages[stage].recomputes
+        return repeats and (stage, microbatch) not in self.schedule.kept
 
     # Backward
 
@@ -297,7 +296,7 @@ class Executor:
         """Run backward through all stages, and all actions up to the next forward action. Nodes of the
         graph say when autograd comes to a stage (`_watch`).
         """
-        waiting = {one.turn for found in self.open.values() for one in found}
+        waiting = {one.turn for passes in self.open.values() for one in passes}
         self._entered, self._opened, self._ordered = None, None, len(waiting) == 1
         self.gradients.follow_hooks()
         self.gradients.active = True
@@ -398,10 +397,10 @@ class Executor:
         edges = [
             root if isinstance(root, GradientEdge) else get_gradient_edge(root) for root in roots
         ]
-        entered = [
+        inputs = [
             current.entered for current in self.open.get((action.stage, action.microbatch), ())
         ]
-        halves = Halves(edges, gradients, differentiable(entered))
+        halves = Halves(edges, gradients, differentiable(inputs))
         self._halves[action.stage, action.microbatch] = halves
         self._note_action(action, halves.input)
         self._hand_down(action, feed)
@@ -424,10 +423,10 @@ class Executor:
         if stage == self.last:
             return [feed.root(microbatch)], [None]  # the loss, whose own gradient is one
         passes = self._waiting_passes(action, feed)
-        given = self._gradients.pop((stage, microbatch))
+        gradients = self._gradients.pop((stage, microbatch))
         pairs = [
             (root, gradient)
-            for current, parts in zip(passes, given, strict=True)
+            for current, parts in zip(passes, gradients, strict=True)
             for root, gradient in zip(current.roots, parts, strict=True)
             if gradient is not None
         ]
@@ -440,7 +439,7 @@ class Executor:
         stage, _, microbatch = action
         remote = self._remote(stage - 1)
         passes = self._waiting_passes(action, feed)
-        found: list[list[Tensor | None]] = []
+        gradients: list[list[Tensor | None]] = []
         for current in passes:
             of_pass: list[Tensor | None] = []
             for tensor in differentiable(current.entered):
@@ -450,9 +449,9 @@ class Executor:
                 of_pass.append(
                     torch.zeros_like(tensor) if gradient is None and remote else gradient
                 )
-            found.append(of_pass)
+            gradients.append(of_pass)
         if stage - 1 in self._trained or remote:
-            self._gradients[stage - 1, microbatch] = found
+            self._gradients[stage - 1, microbatch] = gradients
         for current in passes:
             current.roots = []
 
@@ -467,13 +466,13 @@ class Executor:
         ]
 
     def _close(self, action: Action, feed: Feed) -> None:
-        left = [
+        rest = [
             current
             for current in self.open.pop((action.stage, action.microbatch), ())
             if not feed.reached(current.turn)
         ]
-        if left:
-            self.open[action.stage, action.microbatch] = left
+        if rest:
+            self.open[action.stage, action.microbatch] = rest
 
     def _reduce_due(self, stage: int) -> None:
         """Reduce the flats that `residency.reductions` lists for this writing of gradients of
@@ -500,9 +499,9 @@ class Executor:
         )
 
     def _send_backward(self, action: Action, feed: Feed) -> None:
-        found = self._gradients.pop((action.stage, action.microbatch))
+        gradients = self._gradients.pop((action.stage, action.microbatch))
         self.messages.send(
-            action, [gradient for parts in found for gradient in parts if gradient is not None]
+            action, [gradient for parts in gradients for gradient in parts if gradient is not None]
         )
 
     def _receive_backward(self, action: Action, feed: Feed) -> None:

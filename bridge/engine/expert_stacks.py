@@ -16,24 +16,24 @@ from bridge.layout.tensor import Site, cut_range
 from bridge.layout.traffic import SUM, SUM_BACKWARD
 
 
-def attach(found: Conversion) -> None:
+def attach(conversion: Conversion) -> None:
     """Reduce each stack of experts in the tensor plan to the experts of this rank, and record the
     points at which ranks sum activations.
     """
     # Tokens that are split for the model are put together before a block's experts.
-    tokens = found.plan.tokens is not None
-    split = found.alone
+    tokens = conversion.plan.tokens is not None
+    split = conversion.alone
     enter, leave = Site.ends(whole=tokens)
-    for stack in found.plan.experts:
-        module = found.model.get_submodule(stack.name)
+    for stack in conversion.plan.experts:
+        module = conversion.model.get_submodule(stack.name)
         part = cut_range(stack.count, split.group.size, split.group.index)
         keep(
             module,
-            {name: found.cut_along(weight, 0) for name, weight in module.named_parameters()},
+            {name: conversion.cut_along(weight, 0) for name, weight in module.named_parameters()},
             part,
         )
         _Experts(module, split, part)
-        found.sites += [
+        conversion.sites += [
             Site(stack.name, enter, stack.width),
             Site(stack.name, enter, stack.choices, exact=True),
             Site(stack.name, leave, stack.width),
@@ -88,25 +88,25 @@ class _Experts:
         module.register_forward_pre_hook(self.enter, with_kwargs=True)
         module.register_forward_hook(self.leave)
 
-    def enter(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Change the arguments of the stack: experts of other ranks are removed from each token's
         choices. In backward, gradients of activations are summed over ranks.
         """
-        leaves, form = tree_flatten((given, named))
+        leaves, form = tree_flatten((args, kwargs))
         indices, floating = by_kind(leaves)
         for place in indices:
             leaves[place] = chosen(leaves[place], self.part)
-        entered = _Enter.apply(self.split, *(leaves[place] for place in floating))  # type: ignore[no-untyped-call]
-        for place, value in zip(floating, entered, strict=True):
+        inputs = _Enter.apply(self.split, *(leaves[place] for place in floating))  # type: ignore[no-untyped-call]
+        for place, value in zip(floating, inputs, strict=True):
             leaves[place] = value
-        self._entered = entered
+        self._entered = inputs
         return tree_unflatten(leaves, form)
 
-    def leave(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
+    def leave(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Return the sum of the outputs of all tensor ranks."""
-        entered, self._entered = self._entered, ()
-        found: Tensor = _Leave.apply(self.split, output, *entered)  # type: ignore[no-untyped-call]
-        return found
+        inputs, self._entered = self._entered, ()
+        result: Tensor = _Leave.apply(self.split, output, *inputs)  # type: ignore[no-untyped-call]
+        return result
 
 
 class _Enter(torch.autograd.Function):
@@ -139,8 +139,8 @@ class _Leave(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, split: Split, output: Tensor, *entered: Tensor) -> Tensor:
-        context.number = len(entered)
+    def forward(context: Any, split: Split, output: Tensor, *inputs: Tensor) -> Tensor:
+        context.number = len(inputs)
         return split.sum(SUM, output.clone())
 
     @staticmethod

@@ -60,14 +60,14 @@ def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict
     # Tensor ranks have to divide both the ranks and the heads, and should divide the number that
     # was asked for.
     tensor = gcd(values.get("parallel.tensor", 1), gcd(world, shape.heads))
-    left, asked = world // tensor, values.get("parallel.pipeline", 1)
-    for pipeline in (number for number in range(min(asked, left), 1, -1) if left % number == 0):
+    ranks, stages = world // tensor, values.get("parallel.pipeline", 1)
+    for pipeline in (number for number in range(min(stages, ranks), 1, -1) if ranks % number == 0):
         sizes = dict(_sizes(values, world, tensor, pipeline))
         # The rule for stages and the schedule are kept if they suit the pipeline; first the rule is
         # given up, then both.
-        for dropped in ((), STAGES, (*STAGES, *ORDER)):
-            changes = sizes | {path: None for path in dropped if path in values}
-            if _runs(Plan.of({**values, **changes}), shape, left // pipeline):
+        for paths in ((), STAGES, (*STAGES, *ORDER)):
+            changes = sizes | {path: None for path in paths if path in values}
+            if _runs(Plan.of({**values, **changes}), shape, ranks // pipeline):
                 return changes
     alone = dict(_sizes(values, world, tensor, 1))
     # These two rules divide layers into any number of stages. Others name layers or stages that one
@@ -102,10 +102,10 @@ def _sizes(
         # The largest global batch, up to the one asked for, that microbatches on `data` ranks add
         # up to. A set accumulation leaves no choice: the three sizes have to agree.
         unit: int = values.get("batch.micro", 1) * values.get("batch.accumulation", 1) * data
-        asked = int(values["batch.global_"])
+        batch = int(values["batch.global_"])
         yield (
             "batch.global_",
-            unit if "batch.accumulation" in values else max(asked // unit, 1) * unit,
+            unit if "batch.accumulation" in values else max(batch // unit, 1) * unit,
         )
     if "precision.fp8" in values:
         yield "precision.fp8", None

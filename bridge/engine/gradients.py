@@ -54,10 +54,10 @@ class Gradients:
         # stage overwrites the sum, so that this rank's slice is kept apart.
         self.shards: dict[int, Tensor] = {}
         for index, flat in self.flats.items():
-            whole, owned = self.whole(flat), flat.elements_of(self.group.index)
+            whole, part = self.whole(flat), flat.elements_of(self.group.index)
             apart = flat.grad_shared
             self.shards[index] = (
-                torch.zeros_like(whole[: flat.shard]) if apart else whole[owned.start : owned.stop]
+                torch.zeros_like(whole[: flat.shard]) if apart else whole[part.start : part.stop]
             )
         # One share for all flats, as the squared norm adds them up before it is divided by the
         # share.
@@ -193,11 +193,11 @@ class Gradients:
             for slot in flat.slots:
                 parameter = self.parameters[slot.parameter.name]
                 place = self.shards[index][slot.start : slot.stop].view(slot.parameter.shape)
-                seen = slot.parameter.name in self._touched or (
+                has_gradient = slot.parameter.name in self._touched or (
                     self.group.size > 1 and bool(place.any())
                 )
                 if (
-                    seen and gradient_of(parameter) is None
+                    has_gradient and gradient_of(parameter) is None
                 ):  # one that is there is late, and this rank's own
                     hide_gradient(
                         parameter, False
@@ -219,14 +219,14 @@ class Gradients:
         self._withheld.clear()
         for name, place in self._handed.items():
             parameter = self.parameters[name]
-            found, parameter.grad = parameter.grad, None
-            if found is None:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
                 raise BridgeError(
                     f"step: the gradient of {name} was set to None between backward and step, but the engine"
                     " cannot leave a parameter out of a step; set it to zero, or freeze the parameter"
                 )
-            if found.data_ptr() != place.data_ptr():
-                place.copy_(found)
+            if gradient.data_ptr() != place.data_ptr():
+                place.copy_(gradient)
         self._handed.clear()
 
     def add_late(self, index: int, unit: float) -> None:
@@ -241,13 +241,13 @@ class Gradients:
                 self._touched.add(slot.parameter.name)
                 whole[slot.start : slot.stop].copy_(parameter.grad.view(-1))
                 parameter.grad = None
-        sent = whole.mul_(self.share).to(TORCH[flat.exchange])
+        message = whole.mul_(self.share).to(TORCH[flat.exchange])
         if flat.sharded:
-            part = torch.empty_like(shard, dtype=sent.dtype)
-            self.comm.reduce_scatter(LATE, part, sent, self.group)()
+            part = torch.empty_like(shard, dtype=message.dtype)
+            self.comm.reduce_scatter(LATE, part, message, self.group)()
         else:
-            self.comm.all_reduce(LATE, sent, self.group)()
-            part = sent
+            self.comm.all_reduce(LATE, message, self.group)()
+            part = message
         shard.add_(part, alpha=unit)
 
     def finish(self) -> None:
@@ -274,12 +274,12 @@ class Gradients:
 
     def _partial(self) -> dict[torch.dtype, list[Tensor]]:
         """The gradients of partial replicas that this rank owns, by number format."""
-        found: dict[torch.dtype, list[Tensor]] = {}
+        shards: dict[torch.dtype, list[Tensor]] = {}
         for flat, shard in self.parts():
             place = flat.own(flat.partial, self.group.index)
             if place:
-                found.setdefault(shard.dtype, []).append(shard[place.start : place.stop])
-        return found
+                shards.setdefault(shard.dtype, []).append(shard[place.start : place.stop])
+        return shards
 
     def clear(self) -> None:
         """Begin a new step."""
@@ -323,9 +323,9 @@ class Gradients:
         """
 
         def write(parameter: Tensor) -> None:
-            linked = id(parameter) in LINKED
+            is_linked = id(parameter) in LINKED
             LINKED.discard(id(parameter))
-            if linked:
+            if is_linked:
                 self._keep_own(parameter)
                 return
             if not self.holds(index):
@@ -373,19 +373,19 @@ class Gradients:
     def _start(self, index: int, flat: Flat, whole: Tensor) -> Wait:
         if self.share != 1:
             whole.mul_(self.share)
-        sent = whole.to(TORCH[flat.exchange])  # `whole` itself if the format is the same
+        message = whole.to(TORCH[flat.exchange])  # `whole` itself if the format is the same
         if not flat.sharded:
-            wait = self.comm.all_reduce(REDUCE, sent, self.group)
-            return wait if sent is whole else partial(_take, wait, whole, sent)
+            wait = self.comm.all_reduce(REDUCE, message, self.group)
+            return wait if message is whole else partial(_take, wait, whole, message)
         shard, first = self.shards[index], index not in self._reduced
         _claim(shard)
         self._reduced.add(index)
         # The first sum of a step can go straight into the slice. Later ones are added to it,
         # through a tensor of their own.
-        if first and sent is whole:
+        if first and message is whole:
             return self.comm.reduce_scatter(REDUCE, shard, whole, self.group)
-        part = torch.empty_like(shard, dtype=sent.dtype)
-        wait = self.comm.reduce_scatter(REDUCE, part, sent, self.group)
+        part = torch.empty_like(shard, dtype=message.dtype)
+        wait = self.comm.reduce_scatter(REDUCE, part, message, self.group)
         return partial(_take if first else _add, wait, shard, part)
 
     def _zero_untouched(self, flat: Flat, whole: Tensor) -> None:

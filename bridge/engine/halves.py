@@ -55,7 +55,7 @@ class Halves:
         ]
         # Autograd runs only the nodes on the way to `inputs`. The graph is kept, because the second
         # half needs the rest of it.
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             self._roots,
             self._inputs,
             _gradients_or_none(self._gradients),
@@ -64,7 +64,7 @@ class Halves:
         )
         for hook in hooks:
             hook.remove()
-        for tensor, gradient in zip(self._inputs, found, strict=True):
+        for tensor, gradient in zip(self._inputs, gradients, strict=True):
             tensor.grad = gradient
         self._outside()
 
@@ -125,7 +125,7 @@ def _go_on(group: NodeGroup, retain: bool) -> None:
         # what was caught. The caught gradient already has both, so it replaces the sum. The default
         # argument binds this turn's value.
         hooks = [
-            node.register_prehook(lambda _, kept=gradients: kept)
+            node.register_prehook(lambda _, values=gradients: values)
             for node, gradients in group.nodes.items()
         ]
     torch.autograd.backward(
@@ -142,7 +142,7 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Nod
     """Divide the weights on which the roots depend into groups. Two weights are in one group if the
     second half reaches both from the same node.
     """
-    wanted = {id(tensor) for tensor in inputs}
+    ids = {id(tensor) for tensor in inputs}
     # Whether a node leads to an input, and the weights that it leads to without passing another
     # node that does.
     through: dict[Node, bool] = {}
@@ -151,14 +151,14 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Nod
     for node in _children_first([edge.node for edge in roots]):
         leaf = getattr(node, "variable", None)  # the nodes that accumulate gradients have it
         children = [child for child, _ in node.next_functions if child is not None]
-        through[node] = id(leaf) in wanted or any(through[child] for child in children)
-        found = [weight for child in children if not through[child] for weight in below[child]]
+        through[node] = id(leaf) in ids or any(through[child] for child in children)
+        weights = [weight for child in children if not through[child] for weight in below[child]]
         if through[node]:
             # These weights branch off here. Nodes above need not know of them.
             below[node] = ()
-            _join(groups, node, found)
+            _join(groups, node, weights)
         else:
-            below[node] = _unique(found if leaf is None else [leaf])
+            below[node] = _unique(weights if leaf is None else [leaf])
     for node in {edge.node for edge in roots}:
         if not through[node]:
             _join(groups, node, below[node])
@@ -172,14 +172,14 @@ def _join(groups: dict[int, NodeGroup], node: Node, weights: Iterable[Tensor]) -
     weights = _unique(weights)
     if not weights:
         return
-    known = {id(group): group for weight in weights if (group := groups.get(id(weight)))}
-    merged = NodeGroup([])
-    for group in known.values():
-        merged.weights += group.weights
-        merged.nodes.update(group.nodes)
-    merged.weights = list(_unique([*merged.weights, *weights]))
-    merged.nodes[node] = ()
-    groups.update((id(weight), merged) for weight in merged.weights)
+    old_groups = {id(group): group for weight in weights if (group := groups.get(id(weight)))}
+    union = NodeGroup([])
+    for group in old_groups.values():
+        union.weights += group.weights
+        union.nodes.update(group.nodes)
+    union.weights = list(_unique([*union.weights, *weights]))
+    union.nodes[node] = ()
+    groups.update((id(weight), union) for weight in union.weights)
 
 
 def _unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -191,20 +191,20 @@ def _children_first(roots: Sequence[Node]) -> list[Node]:
     nodes that can be reached from it.
     """
     # With a stack of its own: the graph of a deep model exceeds Python's limit of recursion. Each
-    # node is met twice, the second time (`done`) after all below it.
-    found: dict[Node, None] = {}
-    seen: set[Node] = set()
+    # node is met twice, the `second_time` after all below it.
+    nodes: dict[Node, None] = {}
+    visits: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(node, False) for node in roots]
     while stack:
-        node, done = stack.pop()
-        if done:
-            found[node] = None
-        elif node not in seen:
-            seen.add(node)
+        node, second_time = stack.pop()
+        if second_time:
+            nodes[node] = None
+        elif node not in visits:
+            visits.add(node)
             stack.append((node, True))
             stack.extend(
                 (child, False)
                 for child, _ in node.next_functions
-                if child is not None and child not in seen
+                if child is not None and child not in visits
             )
-    return list(found)
+    return list(nodes)

@@ -195,9 +195,9 @@ class Backend(ABC):
         run the config or plan.
         """
 
-    def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
-        """Like `open`, but set up a run of the training script `written` instead of a config.
-        `Dialect.program` generated this script for `config`.
+    def start(self, script: Written, config: Config, workload: Workload) -> Trainer:
+        """Like `open`, but set up a run of the training script instead of a config.
+        `Dialect.program` generated `script` for `config`.
         """
         raise BridgeError(f"{self.name}: this engine runs no training scripts")
 
@@ -245,7 +245,7 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
     """
     try:
         target = lower(plan, dialect, version, world)
-        kept = lift(target).values()
+        values = lift(target).values()
     except BridgeError as error:
         yield from error.problems
         return
@@ -256,24 +256,24 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
         if (
             matters
             and not path.startswith(("model.", "run."))
-            and not _as_good(path, value, kept.get(path), plan)
+            and not _as_good(path, value, values.get(path), plan)
         ):
-            reason = rule.lossy or rule.note or f"{dialect.title} uses {kept.get(path)!r} instead"
+            reason = rule.lossy or rule.note or f"{dialect.title} uses {values.get(path)!r} instead"
             yield f"{path}: found {value!r}; {reason}"
 
 
-def _as_good(path: str, value: Any, kept: Any, plan: Plan) -> bool:
-    """Return whether a plan with the value `kept` at `path` runs like a plan with `value` there:
-    the two are equal, or `kept` is a higher ZeRO level, or `kept` is unset and `value` is a default
+def _as_good(path: str, value: Any, other: Any, plan: Plan) -> bool:
+    """Return whether a plan with the value `other` at `path` runs like a plan with `value` there:
+    the two are equal, or `other` is a higher ZeRO level, or `other` is unset and `value` is a default
     such as 0 or "none".
     """
-    if path == "zero.stage" and kept is not None:
+    if path == "zero.stage" and other is not None:
         # A higher level shards more of the state and computes the same numbers.
-        return bool(kept >= (value or 0))
-    if value is None or kept == value:
+        return bool(other >= (value or 0))
+    if value is None or other == value:
         return True
     if path == "parallel.sequence" and (plan.parallel.tensor or 1) == 1:
         return True
     # True equals 1 in Python, so a switch that is on would pass for a size of one.
     asks_for_nothing = value in (False, 0, 1, "none", "1f1b") and value is not True
-    return kept is None and asks_for_nothing
+    return other is None and asks_for_nothing

@@ -57,7 +57,7 @@ class Chain:
     leading: int = 0
     trailing: int = 0
     called: bool = False
-    received: Callable[[Sequence[Tensor], Arguments], Any] = lambda tensors, given: (
+    received: Callable[[Sequence[Tensor], Arguments], Any] = lambda tensors, arguments: (
         tensors[0] if len(tensors) == 1 else tuple(tensors)
     )
     changed: Callable[[], Iterable[str]] = tuple
@@ -81,8 +81,8 @@ def chain_of(model: nn.Module) -> Chain:
     layers = []
     for name, module in model._modules.items():
         assert module is not None, "nn.Sequential cannot call None"
-        known = first.setdefault(id(module), name)
-        layers.append(Layer(name, module, module, () if known == name else (known,)))
+        earlier = first.setdefault(id(module), name)
+        layers.append(Layer(name, module, module, () if earlier == name else (earlier,)))
     ends = int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0))
     return Chain(tuple(layers), *ends, changed=watched({"": model}))
 
@@ -95,10 +95,10 @@ GUARDS = "guards"
 
 def hooks_of(module: nn.Module) -> int:
     """Return the number of hooks on calls of `module` that a script registered."""
-    found = (hook for kind in HOOKS for hook in vars(module)[kind].values())
+    hooks = (hook for kind in HOOKS for hook in vars(module)[kind].values())
     return sum(
         not str(getattr(hook, "__module__", "")).startswith(("bridge.", "compat."))
-        for hook in found
+        for hook in hooks
     )
 
 
@@ -171,19 +171,19 @@ def parameter_facts(
         f"model: parameter {name} belongs to no layer; make it a parameter of a layer"
         for name in strays
     )
-    found = []
+    facts = []
     for name, weight in parameters.items():
-        mark, trained = marks.get(id(weight), Mark()), weight.requires_grad
+        mark, trains = marks.get(id(weight), Mark()), weight.requires_grad
         dtype = name_of(weight.dtype, name)
         # A frozen weight has no gradient of which there could be shares.
-        partial = mark.partial and trained
+        partial = mark.partial and trains
         shape, stages_of = tuple(weight.shape), users[id(weight)]
-        found.append(
+        facts.append(
             Parameter(
-                name, shape, dtype, stages_of, trained, mark.split, mark.start, mark.whole, partial
+                name, shape, dtype, stages_of, trains, mark.split, mark.start, mark.whole, partial
             )
         )
-    return found
+    return facts
 
 
 ALSO = "_stagebridge_also"
@@ -196,8 +196,8 @@ def also_uses(module: nn.Module) -> list[nn.Parameter]:
     """
     # In `__dict__`, as a parameter list in an attribute would give the parameters second names in
     # the model.
-    found: list[nn.Parameter] = module.__dict__.setdefault(ALSO, [])
-    return found
+    parameters: list[nn.Parameter] = module.__dict__.setdefault(ALSO, [])
+    return parameters
 
 
 def weights_of(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -211,10 +211,10 @@ def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[
     """Return a table from the identity (`id`) of each parameter to the stages that use the
     parameter, in order. Both names of a tied weight have the same identity.
     """
-    found: dict[int, list[int]] = {}
+    stages_by_weight: dict[int, list[int]] = {}
     for stage, members in enumerate(stages):
         for weight in {
             id(weight) for index in members for weight in weights_of(layers[index].module)
         }:
-            found.setdefault(weight, []).append(stage)
-    return {weight: tuple(users) for weight, users in found.items()}
+            stages_by_weight.setdefault(weight, []).append(stage)
+    return {weight: tuple(users) for weight, users in stages_by_weight.items()}

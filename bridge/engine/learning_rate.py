@@ -52,8 +52,8 @@ def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
     falling. The decay has its full length even if it begins within the warmup.
     """
     start = _total(schedule) - decay_steps(schedule)
-    done = _progress(schedule, step, start) if step > start else 0.0
-    return _between(peak, schedule, _DECAYS[schedule.decay_shape or "linear"](done))
+    progress = _progress(schedule, step, start) if step > start else 0.0
+    return _between(peak, schedule, _DECAYS[schedule.decay_shape or "linear"](progress))
 
 
 def weight_decay(ramp: DecayRamp, step: int) -> float | None:
@@ -61,9 +61,9 @@ def weight_decay(ramp: DecayRamp, step: int) -> float | None:
     if ramp.shape is None:
         return None
     start, end = ramp.start or 0.0, ramp.end or 0.0
-    done = min(1.0, step / max(1, ramp.steps or 0))
+    progress = min(1.0, step / max(1, ramp.steps or 0))
     # The cosine goes up here: from 0 at the start to 1 at the end.
-    share = done if ramp.shape == "linear" else (1 - cos(pi * done)) / 2
+    share = progress if ramp.shape == "linear" else (1 - cos(pi * progress)) / 2
     return start + (end - start) * share
 
 
@@ -97,11 +97,11 @@ def _total(schedule: LearningRate) -> int:
 
 
 _DECAYS: Mapping[str, Callable[[float], float]] = {
-    "linear": lambda done: 1 - done,
-    "cosine": lambda done: (1 + cos(pi * done)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + cos(pi * progress)) / 2,
     # Halves over the whole decay, stretched so that it runs from 1 to 0 and not from 1 to 0.5.
-    "exponential": lambda done: 2 * 0.5**done - 1,
-    "minus_sqrt": lambda done: 1 - sqrt(done),
+    "exponential": lambda progress: 2 * 0.5**progress - 1,
+    "minus_sqrt": lambda progress: 1 - sqrt(progress),
 }
 """Shapes of a decay: functions from how much of the decay has passed (0 to 1) to the learning rate
 (1 for the peak, 0 for the minimum).

@@ -67,24 +67,26 @@ class PlainTrainer:
         return self.plan.precision.compute == "bf16"
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        taken = [
+        microbatches = [
             (tokens.to(self.device), targets.to(self.device))
             for tokens, targets in islice(batches, self.accumulation)
         ]
-        counts = [int((targets != IGNORED).sum()) for _, targets in taken]
+        counts = [int((targets != IGNORED).sum()) for _, targets in microbatches]
         every = sum(self._everyones(sum(counts)))
         lr = learning_rate(
             setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, self.steps
         )
         self.optimizer.zero_grad()
         total = 0.0
-        for number, ((tokens, targets), count) in enumerate(zip(taken, counts, strict=True)):
+        for number, ((tokens, targets), count) in enumerate(zip(microbatches, counts, strict=True)):
             # Wrappers average gradients over data ranks, so that a share of all tokens is
             # multiplied with their number.
             share = (
-                count * self.data[1] / every if self.plan.loss == "per_token" else 1 / len(taken)
+                count * self.data[1] / every
+                if self.plan.loss == "per_token"
+                else 1 / len(microbatches)
             )
-            with self.waits(number == len(taken) - 1):
+            with self.waits(number == len(microbatches) - 1):
                 with torch.autocast(self.device, torch.bfloat16, self.low):
                     logits = logits_in(self.wrapped(tokens))
                 loss = mean_cross_entropy(logits, targets) * share
@@ -127,8 +129,8 @@ class ReplicatedTrainer(PlainTrainer):
         return DistributedDataParallel(model)
 
     def waits(self, last: bool) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = nullcontext() if last else self.wrapped.no_sync()
-        return found
+        context: AbstractContextManager[Any] = nullcontext() if last else self.wrapped.no_sync()
+        return context
 
 
 class ShardedTrainer(PlainTrainer):
@@ -175,10 +177,10 @@ def memory_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
         for value in state.values()
         if value.dim()
     ]
-    found = {"weights": weights, "gradients": weights, "optimizer": states}
+    parts = {"weights": weights, "gradients": weights, "optimizer": states}
     return {
         kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        for kind, tensors in found.items()
+        for kind, tensors in parts.items()
     }
 
 
@@ -190,13 +192,13 @@ def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:
 
 
 def _whole(tensor: Any) -> Tensor:
-    found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return found
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole
 
 
 def _local(tensor: Any) -> Tensor:
-    found: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return found
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
 
 
 def _optimizer(plan: Plan, model: nn.Module) -> Any:
@@ -204,16 +206,16 @@ def _optimizer(plan: Plan, model: nn.Module) -> Any:
     name = setting(settings, "name")
     decay = setting(settings, "weight_decay")
     free = {one for group in groups_without_decay(model, settings) for one in group.names}
-    decayed = [weight for one, weight in model.named_parameters() if one not in free]
+    weights = [weight for one, weight in model.named_parameters() if one not in free]
     others = [weight for one, weight in model.named_parameters() if one in free]
     groups = [
         {"params": part, "weight_decay": rate}
-        for part, rate in ((decayed, decay), (others, 0.0))
+        for part, rate in ((weights, decay), (others, 0.0))
         if part
     ]
-    given: dict[str, Any] = {"lr": setting(settings, "lr")}
+    options: dict[str, Any] = {"lr": setting(settings, "lr")}
     if name == "sgd":
-        given |= {"momentum": setting(settings, "momentum"), "nesterov": bool(settings.nesterov)}
-        return torch.optim.SGD(groups, **given)
-    given |= {"betas": setting(settings, "betas"), "eps": setting(settings, "eps")}
-    return (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(groups, **given)
+        options |= {"momentum": setting(settings, "momentum"), "nesterov": bool(settings.nesterov)}
+        return torch.optim.SGD(groups, **options)
+    options |= {"betas": setting(settings, "betas"), "eps": setting(settings, "eps")}
+    return (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(groups, **options)

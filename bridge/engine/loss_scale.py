@@ -42,18 +42,18 @@ class LossScaler:
     @classmethod
     def of(cls, plan: Plan) -> LossScaler:
         """Return the loss scaler of `plan`. For formats other than fp16 the scale is always 1."""
-        given = plan.precision.loss_scale
+        settings = plan.precision.loss_scale
         if plan.precision.compute != "fp16":
             return cls()
-        if given.static is not None:
-            return cls(scale=given.static)
-        minimum = 1.0 if given.minimum is None else given.minimum
-        hysteresis = given.hysteresis or 2
+        if settings.static is not None:
+            return cls(scale=settings.static)
+        minimum = 1.0 if settings.minimum is None else settings.minimum
+        hysteresis = settings.hysteresis or 2
         # Of `hysteresis` overflows the last one halves the scale, so that one less is tolerated.
         scale, window, lead = (
-            given.initial or 2.0**16,
-            given.window or 1000,
-            int(given.late or False),
+            settings.initial or 2.0**16,
+            settings.window or 1000,
+            int(settings.late or False),
         )
         return cls(
             scale,
@@ -62,7 +62,7 @@ class LossScaler:
             minimum,
             tolerated=hysteresis - 1,
             lead=lead,
-            final=bool(given.final),
+            final=bool(settings.final),
         )
 
     def update(self, overflow: bool) -> None:
@@ -118,8 +118,8 @@ class LossScaler:
         """
         # A checkpoint may be read by a run with another lead. One convention keeps the number of
         # steps to the next doubling.
-        found = {name: value for name, value in asdict(self).items() if name in STATE}
-        return {**found, "good": self.good + 1 - self.lead if self.window is not None else 0}
+        fields = {name: value for name, value in asdict(self).items() if name in STATE}
+        return {**fields, "good": self.good + 1 - self.lead if self.window is not None else 0}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state` that another scaler stored. A constant scale keeps the plan's

@@ -166,35 +166,35 @@ class Messages:
             self._post(peer)
         if self.overlap and self._has_forms(peer):
             self._post(peer)
-        found = []
+        tensors = []
         for wait, tensor in self._posted.pop(send):
             wait()
-            found.append(tensor)
+            tensors.append(tensor)
         # The other side has done everything that stands before this message in its row. What it had
         # received until then needs to be kept no longer.
-        sent, places = self._sent[peer], self._places[peer]
-        reached = places.get(send, -1)
-        while sent and places.get(_receipt(sent[0][0]), reached) < reached:
-            _wait_all(sent.popleft()[1])
+        sends, places = self._sent[peer], self._places[peer]
+        place = places.get(send, -1)
+        while sends and places.get(_receipt(sends[0][0]), place) < place:
+            _wait_all(sends.popleft()[1])
         self.comm.ledger.note(str(action))
-        return found
+        return tensors
 
     def sizes(self, tokens: int) -> Sizes:
         """Return the sizes of the messages of a microbatch with `tokens` tokens. The shapes of one
         microbatch must be known.
         """
-        taken = {stage: _size(forms) for stage, forms in self.shapes.items()}
-        given = {
+        forward = {stage: _size(forms) for stage, forms in self.shapes.items()}
+        backward = {
             stage: _size(form for form in forms if form.grad)
             for stage, forms in self.shapes.items()
         }
-        return Sizes(tokens, taken, given, self.variable)
+        return Sizes(tokens, forward, backward, self.variable)
 
     def finish(self) -> None:
         """Wait until all sent messages have arrived."""
-        for sent in self._sent.values():
-            while sent:
-                _wait_all(sent.popleft()[1])
+        for sends in self._sent.values():
+            while sends:
+                _wait_all(sends.popleft()[1])
 
     def send_once(self, action: Action, tensors: Sequence[Tensor]) -> None:
         """Send tensors outside the program, as in evaluation, together with their shapes."""
@@ -222,15 +222,15 @@ class Messages:
     def _start(self, send: Action, peer: int) -> list[tuple[Wait, Tensor]]:
         name, link = SENDS[send.kind], self._link(peer, mine=False)
         self.comm.ledger.note(f"{send} awaited")
-        found = []
+        receives = []
         for index, form in enumerate(self._forms_of_message(send, peer)):
             tensor = form.empty(self.device)
-            found.append(
+            receives.append(
                 (self.comm.receive(name, tensor, link, peer, self._tag(send, index + 1)), tensor)
             )
             # Activations take part in backward if they did on the other side; gradients never do.
             tensor.requires_grad_(form.grad and send.kind is ActionKind.SEND_FORWARD)
-        return found
+        return receives
 
     def _has_forms(self, peer: int) -> bool:
         """Return whether the shapes of the next message from `peer` are known already. If not, they
@@ -264,13 +264,13 @@ class Messages:
     ) -> list[tuple[Wait, Tensor]]:
         """Send a header with the shapes of `tensors`, unless the receiving rank knows these shapes."""
         forms = tuple(map(Form.of, tensors))
-        known = self._forms.get(action.stage)
-        if known == forms and not self.variable:
+        earlier = self._forms.get(action.stage)
+        if earlier == forms and not self.variable:
             return []
-        if known is not None and not self.variable:
+        if earlier is not None and not self.variable:
             raise BridgeError(
                 f"microbatch {action.microbatch}: stage {action.stage} would get tensors {_forms_text(forms)},"
-                f" expected {_forms_text(known)} as in"
+                f" expected {_forms_text(earlier)} as in"
                 " earlier microbatches; pad all microbatches to one size, or pass variable_shapes=True to initialize"
             )
         self._forms[action.stage] = self.shapes[action.stage] = forms
@@ -332,13 +332,13 @@ def _pack_forms(forms: Forms) -> list[int]:
 
 
 def _unpack_forms(numbers: Sequence[int]) -> Forms:
-    found, place = [], 1
+    forms, place = [], 1
     for _ in range(numbers[0]):
         dtype, grad, dims = numbers[place : place + 3]
         place += 3
-        found.append(Form(tuple(numbers[place : place + dims]), DTYPES[dtype], bool(grad)))
+        forms.append(Form(tuple(numbers[place : place + dims]), DTYPES[dtype], bool(grad)))
         place += dims
-    return tuple(found)
+    return tuple(forms)
 
 
 def _forms_text(forms: Forms) -> str:

@@ -122,11 +122,11 @@ class NativeTrainer:
         return {name: whole.detach().cpu().float() for name, whole in self.engine.state_dict()}
 
     def bytes(self) -> Mapping[str, int]:
-        found = self.engine.bytes()
+        sizes = self.engine.bytes()
         return {
-            "weights": found["weights"],
+            "weights": sizes["weights"],
             "gradients": self._gradients,
-            "optimizer": found["master"] + found["moments"],
+            "optimizer": sizes["master"] + sizes["moments"],
         }
 
     def close(self) -> None:

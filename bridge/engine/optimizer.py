@@ -155,14 +155,14 @@ class ShardOptimizer:
         self._single = False
         self._build()
 
-    def lr(self, planned: float) -> float:
+    def lr(self, rate: float) -> float:
         """Return the learning rate to report for the next step: the rate of the first group, or
-        `planned` if this group sets none.
+        `rate` if this group sets none.
         """
         return (
-            float(self.groups[0].settings.get("lr", planned * self.groups[0].rate))
+            float(self.groups[0].settings.get("lr", rate * self.groups[0].rate))
             if self.groups
-            else planned
+            else rate
         )
 
     @torch.no_grad()
@@ -171,29 +171,29 @@ class ShardOptimizer:
         gradients: Sequence[Tensor],
         lr: float,
         decay: float | None = None,
-        skipped: AbstractSet[str] = frozenset(),
+        skip: AbstractSet[str] = frozenset(),
     ) -> None:
         """Update the weights once. `gradients` has a tensor for each slice. The learning rate `lr`
         and the weight decay `decay` hold for parameters whose group does not set them; if `decay`
-        is None, the plan's value holds. Parameters with a name in `skipped` stay as they are, as
+        is None, the plan's value holds. Parameters with a name in `skip` stay as they are, as
         parameters without a gradient do in torch: neither decay nor momentum moves them.
         """
         if self.torch is None:
             return
-        if skipped and not self._single:
+        if skip and not self._single:
             self._divide()
         for group in self.torch.param_groups:
             number = group["number"]
             rate = lr if number is None else lr * self.groups[number].rate
-            planned = {"lr": rate} if decay is None else {"lr": rate, "weight_decay": decay}
+            values = {"lr": rate} if decay is None else {"lr": rate, "weight_decay": decay}
             # The group's own settings come last, as they take precedence. Those that this optimizer
             # does not have are left out.
             settings = {} if number is None else self.groups[number].settings
             names = settings.keys() - {"params"} if self._own else HYPER
             own = {name: settings[name] for name in names if name in settings and name in group}
-            group.update({**planned, **own})
+            group.update({**values, **own})
         for run, parameter in zip(self.runs, self.parameters, strict=True):
-            if run.name not in skipped:
+            if run.name not in skip:
                 parameter.grad = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
         self.torch.step()
         # They may be copies in the master format, which would otherwise stay in memory until the
@@ -247,10 +247,10 @@ class ShardOptimizer:
         parameter is here a range of a slice. `number` is the index of the engine's own group, or
         None for ranges without a group.
         """
-        found: dict[int | None, list[nn.Parameter]] = {}
+        groups: dict[int | None, list[nn.Parameter]] = {}
         for run, parameter in zip(self.runs, self.parameters, strict=True):
-            found.setdefault(run.group, []).append(parameter)
-        return [{"params": parameters, "number": number} for number, parameters in found.items()]
+            groups.setdefault(run.group, []).append(parameter)
+        return [{"params": parameters, "number": number} for number, parameters in groups.items()]
 
     def _prepare(self, run: SliceRun, parameter: nn.Parameter) -> None:
         assert self.torch is not None
@@ -283,14 +283,14 @@ def sum_of_squares(parts: Iterable[Tensor]) -> Tensor:
     """Return the sum of the squares of all elements in `parts`, a scalar in fp64 on the same
     device. If an element is infinite or NaN, so is the result.
     """
-    found: dict[torch.dtype | None, list[Tensor]] = {}
+    by_format: dict[torch.dtype | None, list[Tensor]] = {}
     for part in parts:
-        found.setdefault(torch.float32 if part.dtype in HALF else None, []).append(part)
+        by_format.setdefault(torch.float32 if part.dtype in HALF else None, []).append(part)
     # One kernel for all parts of a format. Norms of parts are squared in fp64, so that only their
     # own sums round.
     norms = [
         torch.stack(torch._foreach_norm(alike, 2, dtype=dtype)).double()
-        for dtype, alike in found.items()
+        for dtype, alike in by_format.items()
     ]
     return torch.cat(norms).square().sum()
 
@@ -377,8 +377,8 @@ def _adam_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _sgd(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
-    found = {name: setting(settings, name) for name in ("lr", "momentum", "weight_decay")}
-    return torch.optim.SGD(parameters, fused=True, **found)
+    options = {name: setting(settings, name) for name in ("lr", "momentum", "weight_decay")}
+    return torch.optim.SGD(parameters, fused=True, **options)
 
 
 class Lion(torch.optim.Optimizer):

@@ -53,8 +53,8 @@ class Prepared:
         """
         mesh, findings = check(plan, world)
         module = as_module(model)
-        tried = None if sample is None else arguments_of(sample, targets)
-        cut, whole = plan_cut(module, plan, names, tried, layers)
+        trial = None if sample is None else arguments_of(sample, targets)
+        cut, whole = plan_cut(module, plan, names, trial, layers)
         accumulation = accumulation_of(plan, mesh.sizes["data"])
         pipeline = pipeline_of(chain_of_model(module, cut), plan, accumulation, names)
-        return cls(module, cut, mesh, pipeline, (*findings, *whole), tried)
+        return cls(module, cut, mesh, pipeline, (*findings, *whole), trial)

@@ -50,20 +50,20 @@ class Rows:
         """
         first = next((name for name in INPUTS if name in tensors), None)
         if first is None:
-            named = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+            listing = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
             raise SourceError(
-                f"{where}: found {named or 'no tensors'}, expected a tensor {INPUTS[0]} of token numbers; rename the tensor"
+                f"{where}: found {listing or 'no tensors'}, expected a tensor {INPUTS[0]} of token numbers; rename the tensor"
             )
         tokens = tensors[first]
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise SourceError(
                 f"{where}: {first}: found {_form(tokens)}, expected whole numbers of shape (rows, tokens)"
             )
-        known = {first, LABELS, TARGETS, *OTHERS, *((SECOND,) if first == "0" else ())}
+        names = {first, LABELS, TARGETS, *OTHERS, *((SECOND,) if first == "0" else ())}
         odd = [
             f"{where}: {name}: found {_form(tensors[name])}, which no engine accepts"
             for name in tensors
-            if name not in known
+            if name not in names
         ]
         others = {
             name: _plane(where, name, tensors[name], tokens) for name in OTHERS if name in tensors
@@ -110,10 +110,10 @@ class Rows:
             f"--batch: {name}: {type(model).__name__} does not accept this argument; leave it out"
             for name in lacking
         )
-        fixed = {"use_cache": False} if "use_cache" in takes else {}
+        constants = {"use_cache": False} if "use_cache" in takes else {}
 
         def forward(tokens: Tensor) -> Any:
-            return plain(**self.model_arguments(tokens), **fixed)
+            return plain(**self.model_arguments(tokens), **constants)
 
         model.forward = forward
         return model
@@ -142,16 +142,16 @@ def _targets(
     """Return the target of each token, (rows, tokens): the next token, or -100 where there is no
     loss.
     """
-    given = next((name for name in (LABELS, TARGETS, SECOND) if name in tensors), None)
-    labels = tokens if given is None else tensors[given]
+    source = next((name for name in (LABELS, TARGETS, SECOND) if name in tensors), None)
+    labels = tokens if source is None else tensors[source]
     if labels.shape != tokens.shape or labels.is_floating_point():
         raise SourceError(
-            f"{where}: {given}: found {_form(labels)}, expected whole numbers of shape {tuple(tokens.shape)}"
+            f"{where}: {source}: found {_form(labels)}, expected whole numbers of shape {tuple(tokens.shape)}"
         )
-    if given == TARGETS or (given == SECOND and not _beside(labels, tokens)):
+    if source == TARGETS or (source == SECOND and not _beside(labels, tokens)):
         return labels
     # Without labels, tokens are their own. Padding, which the mask tells, is not predicted.
-    if given is None and mask is not None:
+    if source is None and mask is not None:
         labels = labels.masked_fill(mask == 0, IGNORED)
     # Labels move one place to the left. Nothing follows the last token.
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
@@ -162,9 +162,9 @@ def _beside(labels: Tensor, tokens: Tensor) -> bool:
     earlier. This is so if more labels are equal to the token at their own position than to the
     token after it.
     """
-    counted = labels != IGNORED
-    own = (labels == tokens) & counted
-    before = (labels[:, :-1] == tokens[:, 1:]) & counted[:, :-1]
+    mask = labels != IGNORED
+    own = (labels == tokens) & mask
+    before = (labels[:, :-1] == tokens[:, 1:]) & mask[:, :-1]
     return int(own.sum()) > int(before.sum())
 
 

@@ -138,8 +138,8 @@ class Engine:
         self.pipeline = pipeline or pipeline_of(self.chain, plan, self.accumulation)
         layers = self.chain.layers
         self._names = [layer.name for layer in layers]
-        named, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
-        self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
+        weights, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
+        self.parameters = parameter_facts(weights, layers, self.pipeline.layers, marks)
         self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
         costly = find_dearer_level(
             plan, self.layout, on_rank(self.parameters, homes, self.line.index)
@@ -147,7 +147,7 @@ class Engine:
         self.findings = (*self.findings, costly) if costly else self.findings
         compute = TORCH[plan.precision.compute] if plan.precision.compute else None
         parameters = _parameters_to_keep(
-            named, on_rank(self.parameters, homes, self.line.index), compute
+            weights, on_rank(self.parameters, homes, self.line.index), compute
         )
         self._trained = [
             (name, weight, weight.requires_grad) for name, weight in parameters.items()
@@ -263,15 +263,15 @@ class Engine:
         """Set evaluation mode, in which `engine(...)` stores nothing for backward."""
         return self.train(False)
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run one microbatch forward.
 
         With a loss function, the last input are the targets, and the loss is returned. Without one,
-        the output of the model is returned. Only a model that is a single layer takes `named`
+        the output of the model is returned. Only a model that is a single layer takes `kwargs`
         inputs.
         """
-        given = Arguments(inputs, named)
-        return self._train_pass(given) if self._module.training else self._eval_pass(given)
+        arguments = Arguments(inputs, kwargs)
+        return self._train_pass(arguments) if self._module.training else self._eval_pass(arguments)
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run backward for one microbatch. `loss` is computed from the results of one or several
@@ -341,9 +341,9 @@ class Engine:
             return False
         squares, loss, weight = self._wait_for_reduction()
         # The sum is that of all ranks, so that all of them skip a step or none does.
-        updated = math.isfinite(squares)
-        self._note(squares, loss, weight, updated)
-        if updated:
+        updates = math.isfinite(squares)
+        self._note(squares, loss, weight, updates)
+        if updates:
             with self.timers.part(UPDATE) if self.timers else nullcontext():
                 self._update()
         self._tell("updated")
@@ -352,26 +352,26 @@ class Engine:
         self._tell("ended")
         # Before the scaler's update: whether a smaller scale can help is asked of the scale that
         # the step ran with.
-        self._judge(updated, loss)
-        self.scaler.update(overflow=not updated)
-        self._begin(updated)
-        return updated
+        self._judge(updates, loss)
+        self.scaler.update(overflow=not updates)
+        self._begin(updates)
+        return updates
 
     def count_by_hand(self) -> None:
         """Count a microbatch for which the script called `loss.backward()` itself: there are gradients,
         and `backward` was not called since the last call of `step`.
         """
-        seen, self._backward_seen = self._backward_seen, False
-        if seen or self.is_gradient_accumulation_boundary() or not self.gradients.late():
+        had_backward, self._backward_seen = self._backward_seen, False
+        if had_backward or self.is_gradient_accumulation_boundary() or not self.gradients.late():
             return
         if self.scaler.scale != 1:
             raise BridgeError(
                 "step: found gradients of loss.backward(), in which the loss scale is missing; call"
                 " engine.backward(loss)"
             )
-        reached = [turn for turn in self._turns if turn.reached]
+        turns = [turn for turn in self._turns if turn.reached]
         self._losses[self._micro] = self._totals.new_full((), math.nan), 1.0
-        self._rows += sum(turn.rows for turn in reached)
+        self._rows += sum(turn.rows for turn in turns)
         self._turns = [turn for turn in self._turns if not turn.reached]
         self._micro, self._calls = self._micro + 1, 0
 
@@ -442,8 +442,8 @@ class Engine:
         """Yield a copy of each gradient of the mean loss. Gradients must not be sharded."""
         for flat, whole in self.gradients.parts():
             for slot in flat.slots:
-                found = whole[slot.start : slot.stop].view(slot.parameter.shape)
-                yield slot.parameter.name, found * self.gradient_unit
+                gradient = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                yield slot.parameter.name, gradient * self.gradient_unit
 
     def _pass(self, batches: Iterable[Any]) -> None:
         """Run the microbatches of a step that have not run yet, forward and backward."""
@@ -550,8 +550,8 @@ class Engine:
             call(successor)
         self.closing.clear()
         self.gradients.unhook()
-        said = f"engine(...): called {when}; create a new engine with the model"
-        self.chain = replace(self.chain, changed=lambda: [said])
+        problem = f"engine(...): called {when}; create a new engine with the model"
+        self.chain = replace(self.chain, changed=lambda: [problem])
 
     def release(self, successor: str) -> None:
         """End the engine, and make its parameters whole, each in the compute format and in memory of
@@ -570,8 +570,8 @@ class Engine:
             for slot in flat.slots:
                 parameter = self.gradients.parameters[slot.parameter.name]
                 change(parameter, None)
-                found = whole[slot.start : slot.stop].view(slot.parameter.shape)
-                parameter.data = found.to(TORCH[flat.dtype], copy=True)
+                weight = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                parameter.data = weight.to(TORCH[flat.dtype], copy=True)
 
     def _find_changes(self) -> Iterator[str]:
         """Yield a problem for each change to the model since the engine was created."""
@@ -642,10 +642,10 @@ class Engine:
         """Raise an error if a parameter was frozen or unfrozen after initialization. Buffers and
         master weights are laid out only once.
         """
-        for name, weight, trained in self._trained:
-            if weight.requires_grad != trained:
+        for name, weight, trains in self._trained:
+            if weight.requires_grad != trains:
                 raise BridgeError(
-                    f"{name}: requires_grad is {weight.requires_grad}, but was {trained} when the engine was created; save a"
+                    f"{name}: requires_grad is {weight.requires_grad}, but was {trains} when the engine was created; save a"
                     " checkpoint, create a new engine, and load the checkpoint there"
                 )
 
@@ -680,8 +680,8 @@ class Engine:
             self._fed.append(self._next(self._source))
         return self._fed[microbatch]
 
-    def _drop(self, ended: float) -> None:
-        """End the step on all ranks without an update, because some ranks have no data. `ended` is
+    def _drop(self, code: float) -> None:
+        """End the step on all ranks without an update, because some ranks have no data. `code` is
         a sum over the ranks without data: each of them adds its own rank number plus the number of
         all ranks.
         """
@@ -691,7 +691,7 @@ class Engine:
             raise DataEnded(self._data_end_message(short))
         # Each such rank adds between world and 2 * world - 1, so that a sum below 2 * world names a
         # single rank.
-        who = f"rank {int(ended) - world}" if ended < 2 * world else "several ranks"
+        who = f"rank {int(code) - world}" if code < 2 * world else "several ranks"
         raise DataEnded(
             f"step {step}: the data of {who} ended, so no rank updated its weights;"
             " give all ranks the same amount of data"
@@ -708,24 +708,24 @@ class Engine:
         """Return the input of a stage, made of `tensors` from another rank and of the batch, which
         every pipeline rank has.
         """
-        given = (
+        arguments = (
             self._cast(self._arguments(self._microbatch(microbatch)))
             if self.chain.called
             else NOTHING
         )
-        return self.chain.received(tensors, given)
+        return self.chain.received(tensors, arguments)
 
     def _leave(self, microbatch: int, output: Any) -> None:
         """Store the loss of a microbatch, from which backward will start. Without a loss function,
         `output` is the loss or has the attribute `loss`.
         """
-        found = (
+        loss = (
             (loss_in(output), 1.0)
             if self.loss_fn is None
             else self._loss(output, _targets(self._microbatch(microbatch)))
         )
-        self._ends[microbatch] = found
-        self._losses[microbatch] = found[0].detach(), found[1]
+        self._ends[microbatch] = loss
+        self._losses[microbatch] = loss[0].detach(), loss[1]
 
     def _root(self, microbatch: int) -> Tensor:
         loss, weight = self._ends.pop(microbatch)
@@ -800,46 +800,46 @@ class Engine:
         BridgeError.raise_if(self._find_changes())
         with torch.no_grad():
             value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
-            found = self.executor.evaluate(value, output, receive_input)
+            result = self.executor.evaluate(value, output, receive_input)
         if self.line.size == 1 or self.loss_fn is None:
-            return found
+            return result
         loss = (
             torch.zeros((), dtype=torch.float64, device=self.device)
-            if found is None
-            else found.double()
+            if result is None
+            else result.double()
         )
         self.comm.all_reduce("evaluation loss", loss, self.line)()
         return loss
 
     def _arguments(self, batch: Arguments) -> Arguments:
         """Return the arguments of the model in a batch: everything except the targets."""
-        found = arguments_of(batch, self.loss_fn is not None)
-        if not (found.given or found.named):
+        arguments = arguments_of(batch, self.loss_fn is not None)
+        if not (arguments.given or arguments.named):
             raise BridgeError(
                 "engine(...): found no inputs besides the targets, expected inputs and targets; "
                 "pass both"
             )
-        return found
+        return arguments
 
     def _inputs(self, batch: Arguments) -> Any:
         """Return the input of the first layer. A list of layers gets a single input as it is, and
         several inputs as a tuple.
         """
-        found = self._arguments(batch)
+        arguments = self._arguments(batch)
         if self.chain.called:
-            return found
+            return arguments
         BridgeError.raise_if(
             f"engine({name}=...): a model that is a list of layers takes no named inputs; pass them in order"
             for name in batch.named
         )
-        return found.given[0] if len(found.given) == 1 else found.given
+        return arguments.given[0] if len(arguments.given) == 1 else arguments.given
 
     def _cast(self, inputs: Any) -> Any:
         compute = self.plan.precision.compute if self.casts else None
 
         def cast(tensor: Tensor) -> Tensor:
-            wanted = TORCH[compute] if compute and tensor.is_floating_point() else tensor.dtype
-            return tensor.to(self.device, wanted)
+            dtype = TORCH[compute] if compute and tensor.is_floating_point() else tensor.dtype
+            return tensor.to(self.device, dtype)
 
         return tree_map_only(Tensor, cast, inputs)
 
@@ -848,19 +848,19 @@ class Engine:
         the number of tokens if the plan's loss is per token, else 1.
         """
         assert self.loss_fn is not None
-        found = self.loss_fn(
+        result = self.loss_fn(
             output, tree_map_only(Tensor, lambda tensor: tensor.to(self.device), targets)
         )
         per_token = self._by_token()
-        if isinstance(found, tuple):
-            count = torch.as_tensor(found[1], dtype=torch.float64, device=self.device)
+        if isinstance(result, tuple):
+            count = torch.as_tensor(result[1], dtype=torch.float64, device=self.device)
             # A microbatch without a single token that counts has a sum of 0, and a weight of 0.
-            return found[0] / count.clamp(min=1).to(found[0].dtype), count if per_token else 1.0
+            return result[0] / count.clamp(min=1).to(result[0].dtype), count if per_token else 1.0
         if per_token:
             raise BridgeError(
                 "loss_fn: returned a mean, but plan.loss is per_token; return the sum of losses and the number of tokens"
             )
-        return found, 1.0
+        return result, 1.0
 
     def _wait_for_reduction(self) -> tuple[float, float, float]:
         """Wait until gradients are reduced. Return three sums over all ranks: of squared gradients,
@@ -869,14 +869,14 @@ class Engine:
         self._refuse_moved()
         self.gradients.take_back()
         self.gradients.finish()
-        squares, loss, weight, ended, late, missing = self._agree()
+        squares, loss, weight, end, late, missing = self._agree()
         if late:
             self._add_late()
             squares, *_ = self._agree()
         self._skipped = self._without_gradient() if missing else frozenset()
         self._tell("reduced")
-        if ended:
-            self._drop(ended)
+        if end:
+            self._drop(end)
         return squares, loss, weight
 
     def _add_late(self) -> None:
@@ -946,7 +946,7 @@ class Engine:
         """Return whether this pipeline rank is the first of the ranks that hold `flat`."""
         return not flat.replicas or self.line.index == flat.replicas[0]
 
-    def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
+    def _note(self, squares: float, loss: float, weight: float, updates: bool) -> None:
         """Set the loss, the gradient norm and the learning rate of the step, and the factor `unit`
         of its gradients.
         """
@@ -955,25 +955,25 @@ class Engine:
         # The mean divides by the sum of weights; share and scale are taken out again.
         self.unit = 1 / (divisor * self.scaler.scale * self._share)
         progress.loss = loss / divisor
-        progress.grad_norm = math.sqrt(squares) * self.gradient_unit if updated else math.inf
+        progress.grad_norm = math.sqrt(squares) * self.gradient_unit if updates else math.inf
         lr = learning_rate(
             setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps
         )
         progress.lr = self.optimizer.lr(lr)
 
-    def _judge(self, updated: bool, loss: float) -> None:
+    def _judge(self, updates: bool, loss: float) -> None:
         """Print why a step is skipped, unless the loss scale will become smaller and this can help.
         Raise an error after too many skipped steps in a row.
         """
         # A loss that is not finite comes from the forward pass, which the scale does not enter.
         helps = self.scaler.helps and math.isfinite(loss)
-        self._in_vain = 0 if updated or helps else self._in_vain + 1
+        self._in_vain = 0 if updates or helps else self._in_vain + 1
         if not self._in_vain:
             return
-        skipped = f"step {self.current_step}: skipped, no weight changed: {self._reason(loss)}"
+        message = f"step {self.current_step}: skipped, no weight changed: {self._reason(loss)}"
         if self._in_vain > self.skips_allowed or (self.scaler.final and not self.scaler.helps):
             raise BridgeError(
-                f"{skipped}; {self._in_vain} steps in a row were skipped; check data, learning rate and formats"
+                f"{message}; {self._in_vain} steps in a row were skipped; check data, learning rate and formats"
             )
         own = [
             number for number, (value, _) in sorted(self._losses.items()) if not value.isfinite()
@@ -984,7 +984,7 @@ class Engine:
                 if own
                 else ""
             )
-            self.say(skipped + mine)
+            self.say(message + mine)
 
     def _reason(self, loss: float) -> str:
         if not math.isfinite(loss):
@@ -1010,10 +1010,10 @@ class Engine:
         self.optimizer.step(gradients, self.progress.lr, decay, self._skipped)
         self.weights.refresh()
 
-    def _begin(self, updated: bool) -> None:
+    def _begin(self, updates: bool) -> None:
         """Count the step that has ended, and prepare the next one."""
-        self.progress.steps += updated
-        self.progress.skipped += not updated
+        self.progress.steps += updates
+        self.progress.skipped += not updates
         fed = sum(_rows(self._inputs(batch)) for batch in self._fed if batch is not NOTHING)
         self.progress.samples += (self._rows + fed) * self.data.size
         self._clear()
@@ -1082,18 +1082,18 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
 
 
 def _parameters_to_keep(
-    named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None
+    weights: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None
 ) -> dict[str, nn.Parameter]:
     """Return the parameters that this pipeline rank holds, and empty all others in place. An empty
     parameter has the format `compute`, because models create masks and positions in the format of
     their first parameter.
     """
     names = {parameter.name for parameter in own}
-    for name, weight in named.items():
+    for name, weight in weights.items():
         if name not in names:
             dtype = compute if compute and weight.is_floating_point() else weight.dtype
             weight.data = weight.data.new_empty(0, dtype=dtype)
-    return {name: weight for name, weight in named.items() if name in names}
+    return {name: weight for name, weight in weights.items() if name in names}
 
 
 def _holders(
@@ -1101,8 +1101,8 @@ def _holders(
 ) -> dict[tuple[int, ...], Ranks]:
     """Return, for each tuple of pipeline ranks that hold the same parameter, their process group."""
     # Sorted, since all ranks have to make them in one order.
-    shared = sorted({ranks for one in parameters if len(ranks := holders_of(one, homes)) > 1})
-    return {ranks: comm.part("pipeline", ranks) for ranks in shared}
+    holders = sorted({ranks for one in parameters if len(ranks := holders_of(one, homes)) > 1})
+    return {ranks: comm.part("pipeline", ranks) for ranks in holders}
 
 
 def _split(
@@ -1118,11 +1118,11 @@ def _split(
         return {}, []
     names = names or _own_plan(model, plan, group.size)
     with prove_split(model, group.size, sample):
-        found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
-        expert_stacks.attach(found)
+        conversion = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
+        expert_stacks.attach(conversion)
         if plan.parallel.sequence and names.tokens:
-            attach(found)
-    return found.marks, found.sites
+            attach(conversion)
+    return conversion.marks, conversion.sites
 
 
 def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
@@ -1150,8 +1150,8 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
 
 def arguments_of(batch: Any, targets: bool) -> Arguments:
     """Return the arguments of a model in a batch. If `targets` is true, the targets are left out."""
-    found = _as_arguments(batch)
-    return Arguments(found.given[:-1], found.named) if targets else found
+    arguments = _as_arguments(batch)
+    return Arguments(arguments.given[:-1], arguments.named) if targets else arguments
 
 
 def _as_arguments(batch: Any) -> Arguments:
@@ -1172,13 +1172,13 @@ def _targets(batch: Arguments) -> Any:
 
 def _in_mode(module: nn.Module, training: bool) -> bool:
     """Return whether a module and all modules in it are in training mode, or none is."""
-    left: list[nn.Module | None] = [module]
-    while left:
-        one = left.pop()
+    stack: list[nn.Module | None] = [module]
+    while stack:
+        one = stack.pop()
         if one is not None:
             if one.training is not training:
                 return False
-            left.extend(one._modules.values())
+            stack.extend(one._modules.values())
     return True
 
 

@@ -37,48 +37,48 @@ class _Gather(torch.autograd.Function):
         )
 
 
-def attach(found: Conversion) -> None:
+def attach(conversion: Conversion) -> None:
     """Split the stream of a converted model by tokens, as the tensor plan says. Weights that now
     process only a slice of tokens are marked, and the sites at which tokens are exchanged are
     added.
     """
-    model, split, tokens = found.model, found.split, found.plan.tokens
+    model, split, tokens = conversion.model, conversion.split, conversion.plan.tokens
     assert tokens is not None, "the plan sets where the stream is split"
     first, last, width = tokens.first, tokens.last, tokens.width
     # Hooks run in the order in which they are registered: the first block has to split the stream before it, or a module in it,
     # puts whole sequences together again.
     _at(model, first, split, entering=_slice)
-    found.sites.append(Site(first, "scatter", width))
+    conversion.sites.append(Site(first, "scatter", width))
     for name in tokens.regions:
         _at(model, name, split, entering=_gather_shares, leaving=_in_order)
-        found.sites.append(Site(name, "enter", width))
+        conversion.sites.append(Site(name, "enter", width))
     for name in tokens.whole:
         _at(model, name, split, entering=_gather, leaving=_slice)
-        found.sites += [Site(name, "gather", width), Site(name, "scatter", width)]
+        conversion.sites += [Site(name, "gather", width), Site(name, "scatter", width)]
     _at(model, last, split, leaving=_gather)
-    found.sites.append(Site(last, "gather", width))
-    _mark_shares(found, tokens)
+    conversion.sites.append(Site(last, "gather", width))
+    _mark_shares(conversion, tokens)
 
 
-def _mark_shares(found: Conversion, tokens: Tokens) -> None:
+def _mark_shares(conversion: Conversion, tokens: Tokens) -> None:
     """Mark the weights that process only this rank's tokens, because each rank then has only a
     share of their gradients. Weights of modules that get whole sequences are not marked.
     """
-    blocks = found.model.get_submodule(tokens.first.rpartition(".")[0])
+    blocks = conversion.model.get_submodule(tokens.first.rpartition(".")[0])
     whole = {
-        id(part) for name in tokens.whole for part in found.model.get_submodule(name).modules()
+        id(part) for name in tokens.whole for part in conversion.model.get_submodule(name).modules()
     }
     for module in blocks.modules():
         for weight in module.parameters(recurse=False) if id(module) not in whole else ():
-            found.marks.setdefault(id(weight), Mark(partial=True))
+            conversion.marks.setdefault(id(weight), Mark(partial=True))
 
 
-def stream_at(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any, int]:
+def stream_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, int]:
     """Return a list of a module's arguments, with nested ones taken apart, then their nesting, and
     then the position of the stream in the list. The stream is the first argument of shape (batch,
     tokens, features).
     """
-    leaves, form = tree_flatten((given, named))
+    leaves, form = tree_flatten((args, kwargs))
     places = (place for place, leaf in enumerate(leaves) if is_stream(leaf))
     return leaves, form, next(places, -1)
 
@@ -94,15 +94,15 @@ def _at(
     module = model.get_submodule(name)
     if entering is not None:
 
-        def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            leaves, form, place = stream_at(given, named)
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            leaves, form, place = stream_at(args, kwargs)
             leaves[place] = entering(leaves[place], split)
             return tree_unflatten(leaves, form)
 
         module.register_forward_pre_hook(enter, with_kwargs=True)
     if leaving is not None:
 
-        def leave(module: nn.Module, given: Any, output: Any) -> Any:
+        def leave(module: nn.Module, args: Any, output: Any) -> Any:
             # A module may give more than the stream, all of it for the same tokens: router logits by token, hidden states.
             return tree_map_only(
                 Tensor, lambda value: leaving(value, split) if is_stream(value) else value, output
@@ -121,10 +121,10 @@ def _in_order(value: Tensor, split: Split) -> Tensor:
 
 
 def _gather(value: Tensor, split: Split) -> Tensor:
-    found: Tensor = _Gather.apply(value, split, False)  # type: ignore[no-untyped-call]
-    return found
+    whole: Tensor = _Gather.apply(value, split, False)  # type: ignore[no-untyped-call]
+    return whole
 
 
 def _gather_shares(value: Tensor, split: Split) -> Tensor:
-    found: Tensor = _Gather.apply(value, split, True)  # type: ignore[no-untyped-call]
-    return found
+    whole: Tensor = _Gather.apply(value, split, True)  # type: ignore[no-untyped-call]
+    return whole

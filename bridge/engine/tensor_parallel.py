@@ -55,9 +55,9 @@ class Split:
         """
         # The collective puts parts of ranks one behind the other along the first dimension, so
         # tokens go there for a while.
-        moved = tensor.transpose(0, TOKENS).contiguous()
-        whole = moved.new_empty(len(moved) * self.group.size, *moved.shape[1:])
-        self.comm.all_gather(GATHER_TOKENS, whole, moved, self.group)()
+        by_token = tensor.transpose(0, TOKENS).contiguous()
+        whole = by_token.new_empty(len(by_token) * self.group.size, *by_token.shape[1:])
+        self.comm.all_gather(GATHER_TOKENS, whole, by_token, self.group)()
         return whole.transpose(0, TOKENS)
 
     def scatter_sum(self, tensor: Tensor) -> Tensor:
@@ -72,11 +72,11 @@ class Split:
         """
         size, longest = self.group.size, -(-whole // self.group.size)
         # Parts may differ by one feature, but a gather wants them alike.
-        padded = F.pad(local, (0, longest - local.shape[-1])).contiguous()
-        parts = padded.new_empty(size * len(padded), *padded.shape[1:])
-        self.comm.all_gather(GATHER_FEATURES, parts, padded, self.group)()
+        block = F.pad(local, (0, longest - local.shape[-1])).contiguous()
+        parts = block.new_empty(size * len(block), *block.shape[1:])
+        self.comm.all_gather(GATHER_FEATURES, parts, block, self.group)()
         lengths = (len(cut_range(whole, size, rank)) for rank in range(size))
-        pieces = parts.view(size, *padded.shape).unbind()
+        pieces = parts.view(size, *block.shape).unbind()
         return torch.cat(
             [part[..., :length] for part, length in zip(pieces, lengths, strict=True)], -1
         )
@@ -96,10 +96,10 @@ class Split:
         return total, self.comm.all_reduce(name, total, self.group)
 
     def _start_scatter(self, tensor: Tensor) -> tuple[Tensor, Wait]:
-        moved = tensor.transpose(0, TOKENS).contiguous()
-        part = moved.new_empty(len(moved) // self.group.size, *moved.shape[1:])
+        by_token = tensor.transpose(0, TOKENS).contiguous()
+        part = by_token.new_empty(len(by_token) // self.group.size, *by_token.shape[1:])
         return part.transpose(0, TOKENS), self.comm.reduce_scatter(
-            SCATTER_TOKENS, part, moved, self.group
+            SCATTER_TOKENS, part, by_token, self.group
         )
 
     def slice(self, tensor: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ class _Wait(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, inputs: Tensor, started: list[Wait]) -> Tensor:
-        context.started = started
+    def forward(context: Any, inputs: Tensor, waits: list[Wait]) -> Tensor:
+        context.started = waits
         return inputs.view_as(inputs)  # autograd wants another tensor than the input
 
     @staticmethod
@@ -140,9 +140,9 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, inputs: Tensor, whole: Tensor, split: Split, started: list[Wait]
+        context: Any, inputs: Tensor, whole: Tensor, split: Split, waits: list[Wait]
     ) -> Tensor:
-        context.split, context.started = split, started
+        context.split, context.started = split, waits
         return whole.view_as(whole)
 
     @staticmethod
@@ -241,8 +241,8 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        found: Tensor = context.split.gather(gradient)
-        return found, None
+        whole: Tensor = context.split.gather(gradient)
+        return whole, None
 
 
 class _GatherFeatures(torch.autograd.Function):
@@ -270,8 +270,8 @@ class _DivideFeatures(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        found: Tensor = context.split.gather_features(gradient, context.whole)
-        return found, None, None
+        whole: Tensor = context.split.gather_features(gradient, context.whole)
+        return whole, None, None
 
 
 def _features(tensor: Tensor, part: range) -> Tensor:
@@ -290,14 +290,14 @@ class _CrossEntropy(torch.autograd.Function):
         # vocabulary, so that ranks add up theirs in one collective.
         largest = logits.amax(-1)
         split.comm.all_reduce(LARGEST, largest, split.group, "max")()
-        shifted = logits - largest[:, None]
+        offsets = logits - largest[:, None]
         local = targets - start
         here = (local >= 0) & (local < logits.shape[-1])
         # A target of another rank is looked up at place 0 and multiplied with 0: the rank that has
         # it adds it to the sum.
         places = local.where(here, 0)
-        chosen = shifted.gather(-1, places[:, None])[:, 0] * here
-        exponentials = shifted.exp_()  # in the memory of `shifted`, which is as large as the logits
+        chosen = offsets.gather(-1, places[:, None])[:, 0] * here
+        exponentials = offsets.exp_()  # in the memory of `offsets`, which is as large as the logits
         sums = torch.stack([exponentials.sum(-1), chosen])
         split.comm.all_reduce(LOGITS, sums, split.group)()
         context.save_for_backward(exponentials.div_(sums[0][:, None]), places, here)
@@ -307,9 +307,9 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         # The derivative by a logit is its softmax, less one at the target.
         shares, places, here = context.saved_tensors
-        found = shares * gradient[:, None]
-        found.scatter_add_(-1, places[:, None], -(gradient * here)[:, None])
-        return found, None, None, None
+        result = shares * gradient[:, None]
+        result.scatter_add_(-1, places[:, None], -(gradient * here)[:, None])
+        return result, None, None, None
 
 
 class Entrance:
@@ -337,22 +337,22 @@ class Entrance:
         # not kept until the next pass.
         if self._last is None or self._last[0] is not inputs:
             self._last, self._left = (inputs, *self._enter(inputs)), len(self._users)
-        _, entered, places = self._last
+        _, activations, places = self._last
         self._left -= 1
         if self._left == 0:
             self._last = None
         place = places[self._users.index(user)]
-        fixed = None if user.bias is None else user.bias.detach()
-        found: Tensor = _Product.apply(entered, place, user.weight.detach(), fixed)  # type: ignore[no-untyped-call]
-        return found
+        bias = None if user.bias is None else user.bias.detach()
+        result: Tensor = _Product.apply(activations, place, user.weight.detach(), bias)  # type: ignore[no-untyped-call]
+        return result
 
     def _enter(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        started: list[Wait] = []
-        waited: Tensor = _Wait.apply(inputs, started)  # type: ignore[no-untyped-call]
+        waits: list[Wait] = []
+        tensor: Tensor = _Wait.apply(inputs, waits)  # type: ignore[no-untyped-call]
         whole = self.split.gather(inputs.detach()) if self.split.sequence else inputs.detach()
         places = [_Weight.apply(user.weight, user.bias, whole, self.split) for user in self._users]  # type: ignore[no-untyped-call]
-        entered: Tensor = _Enter.apply(waited, whole, self.split, started)  # type: ignore[no-untyped-call]
-        return entered, places
+        activations: Tensor = _Enter.apply(tensor, whole, self.split, waits)  # type: ignore[no-untyped-call]
+        return activations, places
 
 
 class Inside(Entrance):
@@ -420,8 +420,8 @@ class GatheredLinear(ColumnLinear):
     def forward(self, inputs: Tensor) -> Tensor:
         """From shape (..., in) to shape (..., out)."""
         local, split = self._entrance(inputs, self), self._entrance.split
-        found: Tensor = _GatherFeatures.apply(local, split, self._part, self.out_features)  # type: ignore[no-untyped-call]
-        return found
+        outputs: Tensor = _GatherFeatures.apply(local, split, self._part, self.out_features)  # type: ignore[no-untyped-call]
+        return outputs
 
 
 class DividedLinear(RowLinear):
@@ -463,16 +463,16 @@ class SplitLogits:
         mark = Mark(self.local.dim() - 1, self.start, int(sizes.sum()))
         return join_split(self.split.comm, "logits", self.local, mark)
 
-    def losses(self, targets: Tensor, ignored: int) -> Tensor:
+    def losses(self, targets: Tensor, ignore: int) -> Tensor:
         """Return the cross entropy of each token, shape (tokens,), in fp32 or a wider format. It is
-        0 for tokens whose target is `ignored`.
+        0 for tokens whose target is `ignore`.
         """
-        flat, kept = targets.flatten(), targets.flatten() != ignored
+        flat, mask = targets.flatten(), targets.flatten() != ignore
         logits = self.local.flatten(0, -2)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        of_kept = flat.where(kept, 0)
-        found: Tensor = _CrossEntropy.apply(exact, of_kept, self.split, self.start)  # type: ignore[no-untyped-call]
-        return found * kept
+        of_kept = flat.where(mask, 0)
+        losses: Tensor = _CrossEntropy.apply(exact, of_kept, self.split, self.start)  # type: ignore[no-untyped-call]
+        return losses * mask
 
 
 register_pytree_node(
@@ -521,8 +521,8 @@ class VocabularyEmbedding(nn.Module):
         """
         local = tokens - self._start
         here = (local >= 0) & (local < len(self.weight))
-        found = F.embedding(local.where(here, 0), self.weight) * here[..., None]
-        return _leave(found, self._split)
+        vectors = F.embedding(local.where(here, 0), self.weight) * here[..., None]
+        return _leave(vectors, self._split)
 
 
 class TokenDropout(nn.Module):
@@ -602,7 +602,7 @@ class Conversion:
             if not any(part in name for name, _ in self.model.named_parameters()):
                 yield f"tensor plan: no parameter of the model has {part!r} in its name; correct or remove this entry"
         for attribute in plan.attributes:
-            if not any(attribute == found for _, _, found in self._layers_to_split()):
+            if not any(attribute == kind for _, _, kind in self._layers_to_split()):
                 yield f"tensor plan: no module of the model has an integer {attribute!r}; correct or remove this entry"
         if self.split.sequence and not plan.scattered and plan.tokens is None:
             yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
@@ -630,10 +630,10 @@ class Conversion:
 
     def _replace_modules(self) -> None:
         for name, module in list(self.model.named_modules()):
-            found = self._convert_layer(name, module)
-            if found is not None:
-                found.train(module.training)
-                self.model.set_submodule(name, found)
+            layer = self._convert_layer(name, module)
+            if layer is not None:
+                layer.train(module.training)
+                self.model.set_submodule(name, layer)
             divide = getattr(module, "split_over", None)
             if divide is not None:
                 divide(self.split.group.index, self.split.group.size)
@@ -733,9 +733,9 @@ class Conversion:
             whole = weight.shape[dim]
             part = cut_range(whole, self.split.group.size, self.split.group.index)
             local = weight.detach().narrow(dim, part.start, len(part)).clone()
-            found = nn.Parameter(local, requires_grad=weight.requires_grad)
-            self._cuts[key] = found
-            self.marks[id(found)] = Mark(dim, part.start, whole)
+            parameter = nn.Parameter(local, requires_grad=weight.requires_grad)
+            self._cuts[key] = parameter
+            self.marks[id(parameter)] = Mark(dim, part.start, whole)
         return self._cuts[key]
 
     def _cut_weights(self) -> None:
@@ -780,11 +780,11 @@ def join_split(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
     # Parts may differ in length, but a gather wants them alike: each is padded to the longest, and
     # cut to its own length after.
     length = -(-mark.whole // group.size)
-    moved = local.transpose(0, dim)
-    padded = moved.new_zeros(length, *moved.shape[1:])
-    padded[: len(moved)] = moved
-    parts = padded.new_empty(length * group.size, *moved.shape[1:])
-    comm.all_gather(name, parts, padded, group)()
+    by_slice = local.transpose(0, dim)
+    block = by_slice.new_zeros(length, *by_slice.shape[1:])
+    block[: len(by_slice)] = by_slice
+    parts = block.new_empty(length * group.size, *by_slice.shape[1:])
+    comm.all_gather(name, parts, block, group)()
     pieces = [
         parts[rank * length :][: len(cut_range(mark.whole, group.size, rank))]
         for rank in range(group.size)
@@ -803,13 +803,13 @@ _MAKE: dict[str, Callable[[Conversion, str, nn.Linear], nn.Module]] = {
 
 
 def _leave(outputs: Tensor, split: Split) -> Tensor:
-    found: Tensor = _Leave.apply(outputs, split)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Leave.apply(outputs, split)  # type: ignore[no-untyped-call]
+    return result
 
 
 def scatter_tokens(inputs: Tensor, split: Split) -> Tensor:
     """Return this rank's token slice of a tensor that is equal on all ranks. Backward gathers the
     slices of the gradient.
     """
-    found: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
+    return result

@@ -80,9 +80,9 @@ class Timers:
         means = {name: 1000 * seconds / self._steps for name, seconds in self._sums.items()}
         whole = means.pop("whole")
         means[REST] = whole - sum(means.values())
-        told = ", ".join(f"{name} {mean:.1f}" for name, mean in means.items())
+        text = ", ".join(f"{name} {mean:.1f}" for name, mean in means.items())
         count = f" (mean of {self._steps} steps)" if self._steps > 1 else ""
-        return f"{whole:.1f} ms{count}: {told}"
+        return f"{whole:.1f} ms{count}: {text}"
 
     def _now(self) -> float:
         if self._device.type == "cuda":

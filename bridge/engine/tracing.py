@@ -129,10 +129,10 @@ class EngineSource:
         """
         if not self.engine.chain.called:
             return []
-        found = naming.layers_by_name(self.engine.model)
+        layers = naming.layers_by_name(self.engine.model)
         return [
             name
-            for name, module in found.items()
+            for name, module in layers.items()
             if name not in self.layers and not any(True for _ in module.parameters())
         ]
 
@@ -340,12 +340,12 @@ class EngineSource:
         heads = (
             (layer, part) for layer, module in self.layers.items() for part in module.modules()
         )
-        found = {
+        outputs = {
             layer: names[id(part.weight)]
             for layer, part in heads
             if isinstance(part, VocabularyLinear)
         }
-        return {layer: slots[name] for layer, name in found.items() if name in slots}
+        return {layer: slots[name] for layer, name in outputs.items() if name in slots}
 
 
 def _in(layer: str, names: Iterable[str]) -> bool:

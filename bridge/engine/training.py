@@ -96,14 +96,14 @@ class Training:
         if groups:
             check_groups(rows, trainable_names(model), str(groups))
         watch: dict[str, Any] = {"trace": trace, "full": full, "policy": policy}
-        told = {"length of the text": len(text.content), "deterministic": deterministic, **alike}
+        facts = {"length of the text": len(text.content), "deterministic": deterministic, **alike}
         engine = initialize(
             model,
             plan,
             lambda output, targets: loss(logits_in(output), targets),
             seed=seed,
             deterministic=deterministic,
-            alike=told,
+            alike=facts,
             groups=groups_of_file(rows, plan.optimizer),
             **watch,
         )

@@ -59,8 +59,8 @@ class Weights:
 
     def shard_of(self, flat: Flat) -> Tensor:
         """Return this rank's slice of the buffer of `flat`."""
-        owned = flat.elements_of(self.group.index)
-        return self.whole(flat)[owned.start : owned.stop]
+        elements = flat.elements_of(self.group.index)
+        return self.whole(flat)[elements.start : elements.stop]
 
     def require(self, stage: int, following: Sequence[int] = ()) -> None:
         """Wait until the weights of `stage` are whole. Start gathers for the stages `following` as
@@ -69,10 +69,10 @@ class Weights:
         if not self.residency.full:
             for index in self.residency.due((stage, *following)):
                 self._gather(index)
-        needed = self.residency.flats_for_stage(stage)
-        for index in needed:
+        flats = self.residency.flats_for_stage(stage)
+        for index in flats:
             self._settle(index)
-        self.show(needed)
+        self.show(flats)
 
     @property
     def in_turns(self) -> bool:
@@ -87,20 +87,20 @@ class Weights:
         """Let the parameters of these flats be read, and those of all other flats that share a buffer
         with another stage not.
         """
-        wanted = set(indices) & self._turns.keys()
-        for index in self._shown ^ wanted:
+        visible = set(indices) & self._turns.keys()
+        for index in self._shown ^ visible:
             for parameter in self._turns[index]:
                 if state_of(parameter) != "linked":
-                    change(parameter, None if index in wanted else "absent")
-        self._shown = wanted
+                    change(parameter, None if index in visible else "absent")
+        self._shown = visible
 
     def refresh(self) -> None:
         """After an update, mark all trained weights as out of date. Flats with a buffer of their
         own are gathered at once, all others when a stage needs them.
         """
-        trained = self.trainable_flats()
-        self.residency.drop(trained)
-        self._renew(trained)
+        flats = self.trainable_flats()
+        self.residency.drop(flats)
+        self._renew(flats)
 
     def _renew(self, indices: Iterable[int]) -> None:
         for index in indices:

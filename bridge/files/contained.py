@@ -70,11 +70,11 @@ _READ: ContextVar[ReadFiles | None] = ContextVar("_READ", default=None)
 
 
 @contextmanager
-def note_files(found: ReadFiles) -> Iterator[ReadFiles]:
+def note_files(files: ReadFiles) -> Iterator[ReadFiles]:
     """Note every file of a folder that is opened within a `with` statement."""
-    token = _READ.set(found)
+    token = _READ.set(files)
     try:
-        yield found
+        yield files
     finally:
         _READ.reset(token)
 
@@ -88,24 +88,24 @@ def stamps_of(paths: Iterable[Path]) -> dict[Path, Stamp]:
     """Return the stamp of each of these files and of every file that was noted, from before it was
     first read.
     """
-    noted = _READ.get()
-    known = noted.stamps if noted else {}
-    return {**{path: known.get(path) or stamp_of(path.stat()) for path in paths}, **known}
+    notes = _READ.get()
+    early = notes.stamps if notes else {}
+    return {**{path: early.get(path) or stamp_of(path.stat()) for path in paths}, **early}
 
 
 def refuse_changes(stamps: Mapping[Path, Stamp]) -> None:
     """Raise a `SourceError` that names each file that was changed or replaced since it has its stamp."""
-    changed = []
+    changes = []
     for path, stamp in stamps.items():
         try:
             same = stamp_of(path.stat()) == stamp
         except OSError:
             same = False
         if not same:
-            changed.append(
+            changes.append(
                 f"{path}: this file changed while it was read; repeat the command once nothing writes it"
             )
-    SourceError.raise_if(changed)
+    SourceError.raise_if(changes)
 
 
 def inside(path: Path, root: Path) -> Path:
@@ -149,8 +149,8 @@ def regular(path: Path, root: Path) -> Path:
         about = inside(path, root).stat()
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file") from None
-    if noted := _READ.get():
-        noted.add(path, about)
+    if record := _READ.get():
+        record.add(path, about)
     if not stat.S_ISREG(about.st_mode):
         raise SourceError(f"{path}: found no regular file; put a regular file there")
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -86,20 +87,20 @@ def _shift(count: int) -> int:
 
 
 BINARY: Mapping[str, Callable[[int, int], int]] = {
-    "|": lambda left, right: left | right,
-    "^": lambda left, right: left ^ right,
-    "&": lambda left, right: left & right,
-    "==": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
+    "|": operator.or_,
+    "^": operator.xor,
+    "&": operator.and_,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
     "<<": lambda left, right: left << _shift(right),
     ">>": lambda left, right: left >> _shift(right),
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
     "/": _quotient,
     "%": lambda left, right: left - right * _quotient(left, right),
 }

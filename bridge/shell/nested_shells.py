@@ -183,7 +183,7 @@ def _scope(
             if name in outer.functions
         }
     )
-    shared = {name: sure for name, sure in exports.items() if SHARED.format(name) not in removals}
+    inherits = {name: sure for name, sure in exports.items() if SHARED.format(name) not in removals}
     own_name = text_if_known(arguments[0]) if arguments else None
     outside = {name: text for name, text in outer.outside.items() if not name.isdigit()}
     return Scope(
@@ -191,10 +191,10 @@ def _scope(
         {**({} if apart else outside_values), **hidden, **values},
         functions={
             name: outer.functions[name] if sure else (*outer.functions[name], None)
-            for name, sure in shared.items()
+            for name, sure in inherits.items()
         },
         exported=set(values),
-        shared=shared,
+        shared=inherits,
         files=outer.files.copy(),
         folder=outer.folder,
         here="",

@@ -249,9 +249,9 @@ def _split_parts(
     for index, part in enumerate(parts):
         place = text.find("/", max(part.start, start + 1), part.end) if part.kind == "text" else -1
         if place >= 0:
-            left = (replace(part, end=place),) if place > part.start else ()
+            before = (replace(part, end=place),) if place > part.start else ()
             right = (replace(part, start=place + 1),) if place + 1 < part.end else ()
-            return (*parts[:index], *left), (*right, *parts[index + 1 :])
+            return (*parts[:index], *before), (*right, *parts[index + 1 :])
     return tuple(parts), ()
 
 

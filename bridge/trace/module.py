@@ -141,15 +141,15 @@ class ModuleSource:
         """Have `begin` called with the arguments of each forward pass."""
         # `Module.compile` compiles `_call_impl`, which runs the hooks: one that is put in here
         # would become part of the graph.
-        compiled = getattr(self.module, "_compiled_call_impl", None)
-        if compiled is None:
+        compiled_call = getattr(self.module, "_compiled_call_impl", None)
+        if compiled_call is None:
             hook: Any = lambda _, arguments, keywords: self.begin(arguments, keywords)  # noqa: E731
             self.module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
             return
 
         def enter_compiled(*arguments: Any, **keywords: Any) -> Any:
             self.begin(arguments, keywords)
-            return compiled(*arguments, **keywords)
+            return compiled_call(*arguments, **keywords)
 
         self.module._compiled_call_impl = enter_compiled
 
@@ -294,9 +294,14 @@ class ModuleSource:
         """
         if _is_compiled(self.module):
             return frozenset(self.layers)
-        compiled = [module for module in self.model.modules() if _is_compiled(module)]
+        compiled_modules = [module for module in self.model.modules() if _is_compiled(module)]
         # Hooks on what torch.compile returned run outside of the graph, those on its parts do not.
-        inner = {id(part) for module in compiled for part in module.modules() if part is not module}
+        inner = {
+            id(part)
+            for module in compiled_modules
+            for part in module.modules()
+            if part is not module
+        }
         in_place = {
             id(module)
             for module in self.model.modules()

@@ -266,9 +266,11 @@ class TracedRun:
         if not (path / RUN).exists():
             raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
         about = read_head(path)
-        sealed, ranks = about["format"] != UNSEALED, range(about["ranks"])
+        has_digests, ranks = about["format"] != UNSEALED, range(about["ranks"])
         lines = {
-            rank_folder(path, rank): {line.step: line for line in read_lines(path, rank, sealed)}
+            rank_folder(path, rank): {
+                line.step: line for line in read_lines(path, rank, has_digests)
+            }
             for rank in ranks
         }
         return cls(path, about, lines)

@@ -119,8 +119,8 @@ def read_head(run: Path) -> dict[str, Any]:
     text = read_text(path, run, MOST_HEAD)
     fields = parse_object(text, path)
     # A digest that is there has to hold, whatever format the file says it has.
-    sealed = fields.get("format") != UNSEALED or "digest" in fields
-    fields = unseal(text, path) if sealed else fields
+    has_digest = fields.get("format") != UNSEALED or "digest" in fields
+    fields = unseal(text, path) if has_digest else fields
     try:
         Head.model_validate(fields)
     except ValidationError as error:
@@ -185,13 +185,13 @@ SEAL = len(', "digest": ""}') + 64
 """Number of bytes at the end of a line that its digest takes, with the text around it."""
 
 
-def _read_step_and_rank(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
+def _read_step_and_rank(raw: bytes, where: str, has_digests: bool) -> tuple[int, Any]:
     """Return the step and the rank that wrote a line. Raises `SourceError` if the line is damaged."""
     match = BEGINNING.match(raw)
     # A line whose digest holds was written by a log: nothing else of it is needed now.
-    if match and sealed and _has_digest(raw):
+    if match and has_digests and _has_digest(raw):
         return int(match[1]), int(match[2])
-    fields = _parse_line(raw, where, sealed)
+    fields = _parse_line(raw, where, has_digests)
     if type(fields.get("step")) is not int:
         raise SourceError(f"{where}: {NO_LINE}")
     _line_content(fields, fields["step"], where)
@@ -207,11 +207,11 @@ def _has_digest(raw: bytes) -> bool:
     )
 
 
-def _parse_line(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
+def _parse_line(raw: bytes, where: str, has_digests: bool) -> dict[str, Any]:
     """Return the content of a line. Raises `SourceError` if the line is damaged; `where` is the
     place in the message.
     """
-    if not sealed or _has_digest(raw):
+    if not has_digests or _has_digest(raw):
         try:
             fields = from_json(raw)
         except ValueError:
@@ -224,7 +224,7 @@ def _parse_line(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
         raise SourceError(
             f"{where}: expected UTF-8, found another byte at position {error.start} of the line; the file is damaged"
         ) from None
-    return unseal(text, where) if sealed else parse_object(text, where)
+    return unseal(text, where) if has_digests else parse_object(text, where)
 
 
 NO_LINE = "expected a line of a log, with `step` and `records`; the file is damaged"

@@ -340,11 +340,11 @@ class Pairing:
     def __init__(self, first: TracedRun, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
         self.patterns, self._partial = patterns, partial
         # Memory and shards belong to one layout: the other run has nothing to hold against them.
-        shared = (
+        comparable = (
             [entry for entry in pattern.entries if entry.name.kind not in (MEMORY, SHARD)]
             for pattern in patterns
         )
-        self.ours, self.theirs = _match_entries(*shared)
+        self.ours, self.theirs = _match_entries(*comparable)
         self.gatherings = Gathering(self.ours, patterns[0]), Gathering(self.theirs, patterns[1])
         self.sections = tuple(
             {phase_and_kind(entry.name) for entry in entries}

@@ -160,13 +160,13 @@ def unheld(config: Config, blurred: bool = False) -> Iterator[Finding]:
         rule, value = table.get(path), values.get(path)
         if rule is None or value == usual.get(path):
             continue
-        seen = rule.values_in_view(rule.theirs, values) if rule.blurs else {}
-        lost = blurred and rule.blurs is not None and rule.blurs(seen)
-        if lost or not rule.ours:
-            told = rule.tells(seen) if lost and rule.tells else ""
+        view = rule.values_in_view(rule.theirs, values) if rule.blurs else {}
+        loses = blurred and rule.blurs is not None and rule.blurs(view)
+        if loses or not rule.ours:
+            reason = rule.tells(view) if loses and rule.tells else ""
             yield Finding(
                 path,
-                told or (rule.lossy if lost else "") or rule.note,
+                reason or (rule.lossy if loses else "") or rule.note,
                 Effect.NONE if _is_ignored(config, path) else rule.effect_of(values),
                 True,
                 How.DROPPED,

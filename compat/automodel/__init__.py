@@ -152,14 +152,14 @@ class AutoModelDialect(PackagedDialect):
         """
         return Saves("dcp")
 
-    def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
+    def resuming(self, output: Written, folder: str, groups: str = "") -> Written:
         """Return code with which a script loads a torch checkpoint. The recipe's own training loop
         cannot read these checkpoints.
         """
-        grouped = GROUPED.format(file=groups) if groups else ""
+        group_lines = GROUPED.format(file=groups) if groups else ""
         imports = "import json\nfrom pathlib import Path\n\nimport torch\n" if groups else ""
         return replace(
-            written, snippet=LOADING.format(folder=folder, grouped=grouped, imports=imports)
+            output, snippet=LOADING.format(folder=folder, grouped=group_lines, imports=imports)
         )
 
     def recognises(self, data: Any) -> int:
@@ -186,11 +186,11 @@ class AutoModelDialect(PackagedDialect):
 
         at = release(version)
         parts = [at.defaults(part) for part in ("", "pipeline", *at.strategies)]
-        taken = {path: value for part in parts for path, value in part.items()}
+        defaults = {path: value for part in parts for path, value in part.items()}
         # An empty recipe last: several strategies have some options,
         # and its strategy decides between their defaults.
-        taken |= self.config({}, version).effective.flat()
-        return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
+        defaults |= self.config({}, version).effective.flat()
+        return {path: defaults.get(path) for path in fields(self.schema) if at.reads(path)}
 
     def nullable(self, path: str, version: str) -> bool:
         """Return False: null in a recipe means that the setting is not set."""

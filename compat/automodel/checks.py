@@ -26,7 +26,7 @@ SINCE = {"": "", STRICT: "0.6.0", EVEN: "0.7.0"}
 TRAPS = Checks(
     RELEASES,
     *(
-        replace(row.check(lambda seen: family(seen.given).name, C), since=SINCE[row.since])
+        replace(row.check(lambda view: family(view.given).name, C), since=SINCE[row.since])
         for row in REFUSALS
     ),
 )
@@ -34,59 +34,62 @@ TRAPS = Checks(
 
 def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings about `config`, in the order of the recipe's sections."""
-    seen = Seen(config.effective, config.given, config.context)
+    view = Seen(config.effective, config.given, config.context)
     if CLASS in config.given or TYPE in config.given:
-        yield from TRAPS.remarks(seen, config.origins)
+        yield from TRAPS.remarks(view, config.origins)
         if RELEASES.since(config.version, SINCE[STRICT]):
-            refused = find_refused_values(family(config.given).name, config.given, C)
-            yield from report_remarks(refused, seen, config.origins)
+            refusals = find_refused_values(family(config.given).name, config.given, C)
+            yield from report_remarks(refusals, view, config.origins)
     yield from report_remarks(
         _find_remarks(config.given, config.effective, release(config.version), config.entry),
-        seen,
+        view,
         config.origins,
     )
 
 
 def _find_remarks(
-    given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str
+    settings: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str
 ) -> Iterator[Remark]:
-    yield from _scaling(given)
+    yield from _scaling(settings)
     if entry == OBJECT:
         return
-    yield from _layout(given, at)
-    if has_pipeline(given):
-        yield from _overwritten(given, effective)
-        yield from _schedule(given)
+    yield from _layout(settings, at)
+    if has_pipeline(settings):
+        yield from _overwritten(settings, effective)
+        yield from _schedule(settings)
     else:
-        yield from _inert(given, effective)
-    yield from _steps(given)
-    yield from _seed(given)
+        yield from _inert(settings, effective)
+    yield from _steps(settings)
+    yield from _seed(settings)
     # from_config and from_pretrained take keys of the config beside their own arguments,
     # and hand them to _consume_config_overrides (_transformers/auto_model.py).
-    for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
+    for key in sorted((settings.get("model.*") or {}).keys() & set(CONFIG.values())):
         message = (
             f"{key} overrides the model's config, but stagebridge does not translate this key;"
             f" write model.config.{key} instead"
         )
         yield "model.*", message, Effect.NUMBERS
-    yield from _own_code(given)
+    yield from _own_code(settings)
 
 
-def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
+def _own_code(settings: Mapping[str, Any]) -> Iterator[Remark]:
     """Yield a remark if AutoModel does not find its own code for a model.
 
     AutoModel chooses its own code by `architectures`, which transformers' config classes leave
     empty (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
     """
-    named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
+    model_family, from_config = (
+        family(settings),
+        str(settings.get(BUILT, "")).endswith(".from_config"),
+    )
     if (
-        made
-        and named.name in OWN
-        and CLASS in given
-        and given.get(SHARE) != 0
-        and not is_given(given, f"{C}architectures")
+        from_config
+        and model_family.name in OWN
+        and CLASS in settings
+        and settings.get(SHARE) != 0
+        and not is_given(settings, f"{C}architectures")
     ):
-        own = f"{named.config.removesuffix('Config')}ForCausalLM"
+        own = f"{model_family.config.removesuffix('Config')}ForCausalLM"
         message = (
             "AutoModel builds transformers' model, which trains without the load-balancing loss;"
             f" add {C}architectures: [{own}]"
@@ -94,20 +97,20 @@ def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
         yield CLASS, message, Effect.NUMBERS
 
 
-def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
+def _seed(settings: Mapping[str, Any]) -> Iterator[Remark]:
     """Yield a remark about a seed in the section rng, which no release reads.
 
     Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup:
     StatefulRNG(seed=cfg.get("seed", 42)).
     """
-    seed, other = given.get("seed", SEED), given.get("rng.seed")
+    seed, other = settings.get("seed", SEED), settings.get("rng.seed")
     if other is not None and other != seed:
         message = (
             f"the training recipes do not read this seed; they use the top-level seed, here {seed};"
             " set the top-level seed"
         )
         yield "rng.seed", message, Effect.NONE
-    elif other is None and "seed" in given and any(path.startswith("rng.") for path in given):
+    elif other is None and "seed" in settings and any(path.startswith("rng.") for path in settings):
         yield (
             "seed",
             "the training recipes use this value; they do not read the rng section",
@@ -115,14 +118,14 @@ def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
         )
 
 
-def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
-    target = str(given.get(D + "_target_") or "").rpartition(".")[2]
+def _layout(settings: Mapping[str, Any], at: Release) -> Iterator[Remark]:
+    target = str(settings.get(D + "_target_") or "").rpartition(".")[2]
     if target and at.nests_pipeline:
         message = (
-            f"the manager class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
+            f"the manager class has no effect since 0.3.0; the strategy is {strategy(settings, at)}"
         )
         yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
-    if "clip_grad_norm.max_norm" in given and not at.nests_pipeline:
+    if "clip_grad_norm.max_norm" in settings and not at.nests_pipeline:
         yield (
             "clip_grad_norm.max_norm",
             f"AutoModel reads this bound only since 0.3.0; {at.version} always clips at 1.0",
@@ -130,17 +133,17 @@ def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
         )
 
 
-def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
-    path = next((path for path in given if path.startswith((PP, OLD))), None)
+def _inert(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
+    path = next((path for path in settings if path.startswith((PP, OLD))), None)
     if path is not None:
         yield (
             path.rpartition(".")[0],
             "AutoModel ignores this section, because pp_size is 1; set pp_size above 1 to use the section",
             Effect.NONE,
         )
-    if (given.get(D + "tp_size") or 1) == 1 and given.get(D + "sequence_parallel"):
+    if (settings.get(D + "tp_size") or 1) == 1 and settings.get(D + "sequence_parallel"):
         yield D + "sequence_parallel", "the switch has no effect, because tp_size is 1", Effect.NONE
-    elif effective.get(D + "strategy") == "megatron_fsdp" and given.get(D + "sequence_parallel"):
+    elif effective.get(D + "strategy") == "megatron_fsdp" and settings.get(D + "sequence_parallel"):
         yield (
             D + "sequence_parallel",
             "the switch has no effect, because megatron_fsdp has no sequence parallelism; use fsdp2",
@@ -148,7 +151,7 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[R
         )
 
 
-def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
+def _overwritten(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
     """Yield a remark for each pipeline setting that recipes overwrite with the value of another
     section (recipes/llm/train_ft.py).
     """
@@ -158,13 +161,15 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
         "loss_fn": "the loss_fn section",
     }
     for name, source in sources.items():
-        if PP + name in given and given[PP + name] != effective.get(PP + name, given[PP + name]):
+        if PP + name in settings and settings[PP + name] != effective.get(
+            PP + name, settings[PP + name]
+        ):
             yield (
                 PP + name,
                 f"recipes overwrite this setting with {source}: {effective[PP + name]!r}",
                 Effect.COST,
             )
-    if PP + "loss_fn" in given:
+    if PP + "loss_fn" in settings:
         yield (
             PP + "loss_fn",
             ("recipes overwrite this setting with the section loss_fn"),
@@ -174,7 +179,7 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
     output = effective.get(D + "mp_policy.output_dtype") or effective.get(
         D + "mp_policy.param_dtype"
     )
-    if output is not None and given.get(PP + "dtype", output) != output:
+    if output is not None and settings.get(PP + "dtype", output) != output:
         yield (
             PP + "dtype",
             f"stages send activations in {output}; a stage that receives them in another format may get wrong values",
@@ -182,8 +187,8 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
         )
 
 
-def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
-    if given.get(PP + "scale_grads_in_schedule"):
+def _scaling(settings: Mapping[str, Any]) -> Iterator[Remark]:
+    if settings.get(PP + "scale_grads_in_schedule"):
         message = (
             "recipes already divide gradients by the tokens of the step; this switch"
             " divides them by the number of micro batches too"
@@ -191,11 +196,11 @@ def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
         yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
 
 
-def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
-    kind, resharded = chosen(given), given.get(D + "reshard_after_forward")
+def _schedule(settings: Mapping[str, Any]) -> Iterator[Remark]:
+    kind, reshards = chosen(settings), settings.get(D + "reshard_after_forward")
     # Seen in runs of torch 2.13: no layer of the last stage has a
     # gradient then, and no message tells so.
-    if kind.split and resharded:
+    if kind.split and reshards:
         message = (
             f"{kind.name} splits the backward pass; with this switch stages then silently lose"
             " gradients; set it to false"
@@ -209,19 +214,19 @@ def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
         )
 
 
-def _steps(given: Mapping[str, Any]) -> Iterator[Remark]:
+def _steps(settings: Mapping[str, Any]) -> Iterator[Remark]:
     for name in ("global_batch_size", "local_batch_size"):
         if (
-            any(path.startswith("step_scheduler.") for path in given)
-            and f"step_scheduler.{name}" not in given
+            any(path.startswith("step_scheduler.") for path in settings)
+            and f"step_scheduler.{name}" not in settings
         ):
             yield (
                 f"step_scheduler.{name}",
                 "not given in the recipe; AutoModel uses its own default",
                 Effect.NUMBERS,
             )
-    scheduled = any(path.startswith("lr_scheduler.") for path in given)
-    if scheduled and "lr_scheduler.lr_decay_steps" not in given:
+    has_scheduler = any(path.startswith("lr_scheduler.") for path in settings)
+    if has_scheduler and "lr_scheduler.lr_decay_steps" not in settings:
         yield (
             "lr_scheduler.lr_decay_steps",
             "not given; the decay then ends with the run, and the data may end the run earlier",

@@ -42,24 +42,24 @@ SEQUENCE = ("packed_sequence.packed_sequence_size", "dataset.seq_len")
 Given = Mapping[str, Any]
 
 
-def strategy(given: Given, release: Release) -> str:
+def strategy(settings: Given, release: Release) -> str:
     """Return the canonical name of the sharding strategy. Before 0.3.0 the manager class determines
     it.
     """
     if not release.nests_pipeline:
-        target = str(given.get(D + TARGET) or "").rpartition(".")[2]
+        target = str(settings.get(D + TARGET) or "").rpartition(".")[2]
         return "ddp" if target.startswith("DDP") else MANAGERS.get(target, "fsdp2")
-    name = given.get(D + "strategy") or "fsdp2"
+    name = settings.get(D + "strategy") or "fsdp2"
     return SAME.get(name, name)
 
 
-def size(given: Given, name: str) -> int:
+def size(settings: Given, name: str) -> int:
     """Return the number of ranks along an axis; 1 if the axis is not set."""
-    return int(given.get(D + name) or 1)
+    return int(settings.get(D + name) or 1)
 
 
 def effective(
-    given: Given, release: Release, world_size: int | None = None, entry: str = "recipe"
+    settings: Given, release: Release, world_size: int | None = None, entry: str = "recipe"
 ) -> dict[str, Any]:
     """Return every value, by path, with which a run starts: the recipe's settings and AutoModel's
     defaults.
@@ -68,55 +68,55 @@ def effective(
     """
     # A live PipelineConfig alone is a plain dataclass: AutoModel checks its schedule and its batch.
     if entry == OBJECT:
-        ConfigError.raise_if((*_schedule_name(given), *_passes(given)))
-        return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **given}
+        ConfigError.raise_if((*_schedule_name(settings), *_passes(settings)))
+        return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **settings}
     # Sizes of the model from its class, where the recipe does not
     # override them, must fit the ranks too.
-    kind, whole = strategy(given, release), {**sizes(given), **given}
+    kind, whole = strategy(settings, release), {**sizes(settings), **settings}
     problems = [
         f"{path}: {history(path, release)}"
-        for path in given
+        for path in settings
         if not release.reads(path) and path not in IGNORED
     ]
-    if given.get("clip_grad_norm.max_norm") == 0:
+    if settings.get("clip_grad_norm.max_norm") == 0:
         problems.append(
             "clip_grad_norm.max_norm: found 0, which scales every gradient to 0; leave it out to"
             " clip at 1.0, or set a high bound to switch clipping off"
         )
     problems += [
-        *_strategy(given, release, kind),
+        *_strategy(settings, release, kind),
         *_mesh(whole, release, world_size, kind),
         *_pipeline(whole, release),
-        *model_problems(given),
+        *model_problems(settings),
     ]
-    problems += [*_steps(given, world_size), *_learning_rate(given)]
+    problems += [*_steps(settings, world_size), *_learning_rate(settings)]
     ConfigError.raise_if(problems)
-    return _fill_defaults(given, release, world_size, kind)
+    return _fill_defaults(settings, release, world_size, kind)
 
 
 # Reasons to refuse
 
 
-def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
+def _strategy(settings: Given, release: Release, kind: str) -> Iterator[str]:
     """Yield an error for each option that the chosen strategy does not have (distributed/config.py,
     _resolve_strategy_config).
     """
-    taken = COMMON | release.strategies[kind]
-    for name in {path.split(".")[1]: None for path in given if path.startswith(D)}:
-        if name not in taken:
+    readable = COMMON | release.strategies[kind]
+    for name in {path.split(".")[1]: None for path in settings if path.startswith(D)}:
+        if name not in readable:
             owners = [other for other, options in release.strategies.items() if name in options]
             advice = (
                 f"; {name} belongs to strategy {' or '.join(owners)}" if owners else "; drop it"
             )
             yield f"{D}{name}: strategy {kind} does not have this option{advice}"
-    selective = given.get(D + "activation_checkpointing") == "selective"
+    selective = settings.get(D + "activation_checkpointing") == "selective"
     if selective and not release.since("0.5.0"):
         yield f"{D}activation_checkpointing: found selective, which {release.version} does not know; use true or false"
     elif selective and not selects(kind, release):
         yield f"{D}activation_checkpointing: selective works with fsdp2, and with ddp since {DDP_SELECTS}, not with {kind}"
 
 
-def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
+def _mesh(settings: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
     """Yield an error for each mesh axis that the strategy does not have, and for each axis whose
     size does not fit (distributed/mesh_utils.py).
     """
@@ -125,67 +125,67 @@ def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> 
         "megatron_fsdp": ("pp_size", "ep_size"),
     }.get(kind, ())
     for name in alone:
-        if size(given, name) > 1:
-            yield f"{D}{name}: found {size(given, name)}; strategy {kind} has no such axis, use fsdp2"
-    if kind != "fsdp2" and size(given, "dp_replicate_size") > 1:
+        if size(settings, name) > 1:
+            yield f"{D}{name}: found {size(settings, name)}; strategy {kind} has no such axis, use fsdp2"
+    if kind != "fsdp2" and size(settings, "dp_replicate_size") > 1:
         yield (
-            f"{D}dp_replicate_size: found {size(given, 'dp_replicate_size')}; only strategy fsdp2"
+            f"{D}dp_replicate_size: found {size(settings, 'dp_replicate_size')}; only strategy fsdp2"
             " has groups of replicas"
         )
-    yield from _shared(given)
-    yield from _divides(given, world_size)
-    yield from _data(given, release, world_size)
+    yield from _shared(settings)
+    yield from _divides(settings, world_size)
+    yield from _data(settings, release, world_size)
 
 
-def _equation(given: Given) -> str:
-    return " x ".join(f"{name} ({size(given, name)})" for name in AXES)
+def _equation(settings: Given) -> str:
+    return " x ".join(f"{name} ({size(settings, name)})" for name in AXES)
 
 
-def _shared(given: Given) -> Iterator[str]:
+def _shared(settings: Given) -> Iterator[str]:
     """Yield an error for each size of the model that is not divisible by the number of ranks that
     share it.
 
     Source: distributed/parallelizer.py, validate_tp_mesh; for experts components/moe.
     """
-    shared = {
+    axes = {
         "num_attention_heads": "tp_size",
         "num_key_value_heads": "tp_size",
         **dict.fromkeys(EXPERTS, "ep_size"),
     }
-    for name, axis in shared.items():
-        count, ranks = given.get(f"model.config.{name}"), size(given, axis)
+    for name, axis in axes.items():
+        count, ranks = settings.get(f"model.config.{name}"), size(settings, axis)
         if count and count % ranks:
             yield f"model.config.{name}: found {count}, expected a multiple of {axis} ({ranks})"
 
 
-def _divides(given: Given, world_size: int | None) -> Iterator[str]:
-    others, data = prod(size(given, name) for name in AXES), given.get(D + "dp_size")
+def _divides(settings: Given, world_size: int | None) -> Iterator[str]:
+    others, data = prod(size(settings, name) for name in AXES), settings.get(D + "dp_size")
     if world_size is None:
         return
     if world_size % others:
-        yield f"distributed: {_equation(given)} does not divide world size ({world_size}); use a multiple of {others} ranks"
+        yield f"distributed: {_equation(settings)} does not divide world size ({world_size}); use a multiple of {others} ranks"
     elif data is not None and data * others != world_size:
         yield (
-            f"distributed: dp_size ({data}) x {_equation(given)} is not the world size ({world_size}); "
+            f"distributed: dp_size ({data}) x {_equation(settings)} is not the world size ({world_size}); "
             f"leave dp_size out, or use {data * others} ranks"
         )
 
 
-def data_ranks(given: Given, world_size: int | None) -> int | None:
+def data_ranks(settings: Given, world_size: int | None) -> int | None:
     """Return the number of data-parallel ranks: `dp_size`, or the world size divided by all other
     axes. None if neither `dp_size` nor the world size is known.
     """
-    data: int | None = given.get(D + "dp_size")
+    data: int | None = settings.get(D + "dp_size")
     if data is None and world_size is not None:
-        return world_size // prod(size(given, name) for name in AXES) or None
+        return world_size // prod(size(settings, name) for name in AXES) or None
     return data
 
 
-def _data(given: Given, release: Release, world_size: int | None) -> Iterator[str]:
+def _data(settings: Given, release: Release, world_size: int | None) -> Iterator[str]:
     data, replicas, experts = (
-        data_ranks(given, world_size),
-        size(given, "dp_replicate_size"),
-        size(given, "ep_size"),
+        data_ranks(settings, world_size),
+        size(settings, "dp_replicate_size"),
+        size(settings, "ep_size"),
     )
     if data is None:
         return
@@ -198,88 +198,88 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
     # context ranks, and since 0.5.0 also of tensor ranks.
     factors = {"dp_size": data}
     if release.since("0.2.0"):
-        factors["cp_size"] = size(given, "cp_size")
+        factors["cp_size"] = size(settings, "cp_size")
     if release.since("0.5.0"):
-        factors["tp_size"] = size(given, "tp_size")
+        factors["tp_size"] = size(settings, "tp_size")
     if prod(factors.values()) % experts:
         ranks = " x ".join(f"{name} ({value})" for name, value in factors.items())
         yield f"{D}ep_size: found {experts}, expected a divisor of {ranks}"
 
 
-def has_pipeline(given: Given) -> bool:
+def has_pipeline(settings: Given) -> bool:
     """Whether the recipe has a pipeline."""
-    return size(given, "pp_size") > 1
+    return size(settings, "pp_size") > 1
 
 
-def _pipeline(given: Given, release: Release) -> Iterator[str]:
+def _pipeline(settings: Given, release: Release) -> Iterator[str]:
     """Yield every error in the pipeline's settings. AutoModel does not check these settings if
     `pp_size` is 1.
     """
-    if not has_pipeline(given):
+    if not has_pipeline(settings):
         return
-    if not any(path.startswith((PP, OLD)) for path in given):
-        found = f"{D}pp_size: found {size(given, 'pp_size')} without a pipeline section"
-        yield f"{found}; add {PIPELINE} with pp_schedule and pp_microbatch_size, or drop pp_size"
+    if not any(path.startswith((PP, OLD)) for path in settings):
+        problem = f"{D}pp_size: found {size(settings, 'pp_size')} without a pipeline section"
+        yield f"{problem}; add {PIPELINE} with pp_schedule and pp_microbatch_size, or drop pp_size"
         return
-    names = [*_schedule_name(given)]
+    names = [*_schedule_name(settings)]
     yield from names
-    yield from _passes(given)
+    yield from _passes(settings)
     if not names:
-        yield from _split(given, chosen(given))
-        yield from _microbatches(given, release, chosen(given))
+        yield from _split(settings, chosen(settings))
+        yield from _microbatches(settings, release, chosen(settings))
 
 
-def _schedule_name(given: Given) -> Iterator[str]:
-    name = given.get(PP + "pp_schedule", "1f1b")
+def _schedule_name(settings: Given) -> Iterator[str]:
+    name = settings.get(PP + "pp_schedule", "1f1b")
     try:
-        found = schedule(name, PP + "pp_schedule")
+        kind = schedule(name, PP + "pp_schedule")
     except BridgeError as error:
         yield from error.problems
         return
-    if found.abstract and PP + "pp_schedule_csv" not in given:
-        yield f"{PP}pp_schedule: {found.name} only runs a CSV file; give pp_schedule_csv, or name another schedule"
+    if kind.abstract and PP + "pp_schedule_csv" not in settings:
+        yield f"{PP}pp_schedule: {kind.name} only runs a CSV file; give pp_schedule_csv, or name another schedule"
 
 
-def chosen(given: Given) -> Schedule:
+def chosen(settings: Given) -> Schedule:
     """Return the schedule that `pp_schedule` names. It determines which rank has which stages, even
     if a CSV file replaces the order of computations.
     """
-    return SCHEDULES[given.get(PP + "pp_schedule", "1f1b").lower()]
+    return SCHEDULES[settings.get(PP + "pp_schedule", "1f1b").lower()]
 
 
-def samples_per_pass(given: Given) -> tuple[int | None, int]:
+def samples_per_pass(settings: Given) -> tuple[int | None, int]:
     """Return the number of samples in one pass through the pipeline, and the number of samples in
     one micro batch. Recipes set the samples of a pass to `step_scheduler.local_batch_size`.
     """
-    batch = given.get("step_scheduler.local_batch_size") or given.get(PP + "pp_batch_size")
-    return batch, given.get(PP + "pp_microbatch_size") or 1
+    batch = settings.get("step_scheduler.local_batch_size") or settings.get(PP + "pp_batch_size")
+    return batch, settings.get(PP + "pp_microbatch_size") or 1
 
 
-def _passes(given: Given) -> Iterator[str]:
+def _passes(settings: Given) -> Iterator[str]:
     """Yield an error if the samples of a pass are not divisible by the size of a micro batch.
 
     Source: pipelining/autopipeline.py: AutoPipeline.__init__; functional.py:
     build_pipeline_schedule.
     """
-    batch, micro = samples_per_pass(given)
+    batch, micro = samples_per_pass(settings)
     if batch is not None and batch % micro:
         where = (
             "step_scheduler.local_batch_size"
-            if "step_scheduler.local_batch_size" in given
+            if "step_scheduler.local_batch_size" in settings
             else PP + "pp_batch_size"
         )
         yield f"{where}: found {batch}, expected a multiple of pp_microbatch_size ({micro})"
 
 
-def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[str]:
+def _microbatches(settings: Given, release: Release, kind: Schedule) -> Iterator[str]:
     """Yield an error if the number of micro batches in a pass does not fit the schedule.
 
     recipes/llm/train_ft.py needs one micro batch for each rank. Some of torch's schedules need
     rounds with equal numbers of micro batches, and DualPipeV needs two micro batches for each rank.
     """
-    batch, micro = samples_per_pass(given)
-    count, ranks = (batch // micro if batch else None), size(given, "pp_size")
-    if count is None or "step_scheduler.local_batch_size" not in given:
+    batch, micro = samples_per_pass(settings)
+    count, ranks = (batch // micro if batch else None), size(settings, "pp_size")
+    if count is None or "step_scheduler.local_batch_size" not in settings:
         return
     if count < ranks and (release.since("0.2.0") or kind.ours == "1f1b"):
         need = f"expected at least pp_size ({ranks}); raise local_batch_size to {ranks * micro} or more"
@@ -288,7 +288,7 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
             f" {micro}, {need}"
         )
     # torch's schedule makes count // ranks rounds and needs equal ones; a CSV file replaces it.
-    elif kind.rounds and count % max(1, count // ranks) and PP + "pp_schedule_csv" not in given:
+    elif kind.rounds and count % max(1, count // ranks) and PP + "pp_schedule_csv" not in settings:
         yield (
             f"step_scheduler.local_batch_size: {count} micro batches do not fill the {count // ranks} rounds that "
             f"{kind.name} makes for {ranks} ranks; use a multiple of {ranks} micro batches"
@@ -297,40 +297,40 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
         yield f"step_scheduler.local_batch_size: {count} micro batches, expected at least 2 x pp_size ({2 * ranks}) for DualPipeV"
 
 
-def _split(given: Given, kind: Schedule) -> Iterator[str]:
+def _split(settings: Given, kind: Schedule) -> Iterator[str]:
     """Yield every error in the split of the model into stages. Some errors are only found if the
     recipe has the number of layers.
 
     Source: functional.py: split_model_into_stages.
     """
     ranks, parts, layers = (
-        size(given, "pp_size"),
-        given.get(PP + "module_fqns_per_model_part"),
-        given.get(LAYERS),
+        size(settings, "pp_size"),
+        settings.get(PP + "module_fqns_per_model_part"),
+        settings.get(LAYERS),
     )
     if parts is not None:
         yield from (
             f"{PP}module_fqns_per_model_part: {problem}"
             for problem in _parts(parts, ranks, layers, kind)
         )
-    if given.get("model.config.tie_word_embeddings"):
+    if settings.get("model.config.tie_word_embeddings"):
         yield (
             "model.config.tie_word_embeddings: found true, but a pipeline cannot tie embeddings;"
             " set it to false"
         )
     if layers is None:
         return
-    wanted, rounding = (
-        given.get(PP + "layers_per_stage"),
-        given.get(PP + "round_virtual_stages_to_pp_multiple"),
+    per_stage, rounding = (
+        settings.get(PP + "layers_per_stage"),
+        settings.get(PP + "round_virtual_stages_to_pp_multiple"),
     )
     try:
         # AutoModel counts the stages even if the recipe names the
         # parts, and stops if the numbers do not fit.
         if parts is not None:
-            number(layers, wanted, ranks, kind, rounding)
+            number(layers, per_stage, ranks, kind, rounding)
         else:
-            count_stages(layers, wanted, ranks, kind, rounding)
+            count_stages(layers, per_stage, ranks, kind, rounding)
     except BridgeError as error:
         yield from (PP + problem for problem in error.problems)
 
@@ -362,12 +362,14 @@ def _parts(
         yield f"found {ends[-1]} layers, expected {layers} as in {LAYERS}"
 
 
-def _steps(given: Given, world_size: int | None) -> Iterator[str]:
+def _steps(settings: Given, world_size: int | None) -> Iterator[str]:
     """Yield an error if the global batch is not a whole number of passes on every data rank
     (training/step_scheduler.py: StepScheduler.__init__).
     """
-    total, local = (given.get(f"step_scheduler.{name}_batch_size") for name in ("global", "local"))
-    data = data_ranks(given, world_size)
+    total, local = (
+        settings.get(f"step_scheduler.{name}_batch_size") for name in ("global", "local")
+    )
+    data = data_ranks(settings, world_size)
     if total and local and data and total % (local * data):
         yield (
             f"step_scheduler.global_batch_size: found {total}, expected a multiple of local_batch_size ({local}) "
@@ -375,18 +377,18 @@ def _steps(given: Given, world_size: int | None) -> Iterator[str]:
         )
 
 
-def _learning_rate(given: Given) -> Iterator[str]:
+def _learning_rate(settings: Given) -> Iterator[str]:
     """Yield every error in the learning-rate schedule (optim/scheduler.py:
     OptimizerParamScheduler.__init__).
     """
     section = {
         path.partition(".")[2]: value
-        for path, value in given.items()
+        for path, value in settings.items()
         if path.startswith("lr_scheduler.")
     }
     if not section:
         return
-    values = learning_rate(given)
+    values = learning_rate(settings)
     peak, warmup, decay = (values[name] for name in ("max_lr", "lr_warmup_steps", "lr_decay_steps"))
     for name in ("init_lr", "min_lr"):
         if peak is not None and values[name] is not None and values[name] > peak:
@@ -396,8 +398,8 @@ def _learning_rate(given: Given) -> Iterator[str]:
     first, last = values["start_wd"], values["end_wd"]
     ramp = section.get("wd_incr_style", "constant") != "constant"
     if first is not None and last is not None and (first > last or (first < last and not ramp)):
-        expected = f"at most end_wd ({last:g})" if ramp else "the same without a wd_incr_style"
-        yield f"lr_scheduler.start_wd: found {first:g} with end_wd {last:g}, expected {expected}"
+        limit = f"at most end_wd ({last:g})" if ramp else "the same without a wd_incr_style"
+        yield f"lr_scheduler.start_wd: found {first:g} with end_wd {last:g}, expected {limit}"
     if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
         yield (
             "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its final decay; set it"
@@ -421,7 +423,7 @@ def _learning_rate(given: Given) -> Iterator[str]:
         )
 
 
-def learning_rate(given: Given) -> dict[str, Any]:
+def learning_rate(settings: Given) -> dict[str, Any]:
     """Return the settings of the learning-rate schedule, with values that AutoModel computes
     (optim/optimizer.py, LRSchedulerConfig.build).
 
@@ -429,12 +431,14 @@ def learning_rate(given: Given) -> dict[str, Any]:
     decay depends on the data, and the result has None for `lr_decay_steps`.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
-    defaults = argument_defaults(given.get("optimizer._target_"))
-    base = given.get("optimizer.lr", defaults.get("optimizer.lr", given.get("lr_scheduler.max_lr")))
-    decay = given.get("optimizer.weight_decay", defaults.get("optimizer.weight_decay"))
-    total = given.get("lr_scheduler.lr_decay_steps") or given.get("step_scheduler.max_steps")
-    run = given.get("step_scheduler.max_steps")
-    filled = {
+    defaults = argument_defaults(settings.get("optimizer._target_"))
+    base = settings.get(
+        "optimizer.lr", defaults.get("optimizer.lr", settings.get("lr_scheduler.max_lr"))
+    )
+    decay = settings.get("optimizer.weight_decay", defaults.get("optimizer.weight_decay"))
+    total = settings.get("lr_scheduler.lr_decay_steps") or settings.get("step_scheduler.max_steps")
+    run = settings.get("step_scheduler.max_steps")
+    usual = {
         "lr_decay_style": "cosine",
         "lr_decay_steps": total,
         "lr_warmup_steps": min(1000, run // 10) if run else None,
@@ -445,7 +449,7 @@ def learning_rate(given: Given) -> dict[str, Any]:
         "end_wd": decay,
         "wd_incr_steps": run,
     }
-    return {name: given.get(f"lr_scheduler.{name}", value) for name, value in filled.items()}
+    return {name: settings.get(f"lr_scheduler.{name}", value) for name, value in usual.items()}
 
 
 # Values that AutoModel fills in
@@ -455,89 +459,95 @@ RAMP = ("start_wd", "end_wd", "wd_incr_")
 
 
 def _fill_defaults(
-    given: Given, release: Release, world_size: int | None, kind: str
+    settings: Given, release: Release, world_size: int | None, kind: str
 ) -> dict[str, Any]:
     values = {
         **release.defaults(""),
         **release.defaults(kind),
-        **argument_defaults(given.get("optimizer._target_")),
+        **argument_defaults(settings.get("optimizer._target_")),
     }
-    values |= given
+    values |= settings
     if release.nests_pipeline:
         values[D + "strategy"] = kind
     # A model with random weights has no stored format to follow; it
     # starts in bf16 (_transformers/auto_model.py). Only from_config
     # takes a config that is made from a class or a model type.
-    builder = given.get(BUILT)
+    builder = settings.get(BUILT)
     anew = (
         str(builder).endswith(".from_config")
         if builder
-        else any(given.get(path) is not None for path in NAMED)
+        else any(settings.get(path) is not None for path in NAMED)
     )
-    if given.get("model.torch_dtype", "auto") == "auto" and anew:
+    if settings.get("model.torch_dtype", "auto") == "auto" and anew:
         values["model.torch_dtype"] = "bf16"
     # Before 0.3.0 recipes clip at a constant and do not read the key.
     if not release.since("0.3.0"):
         values["clip_grad_norm.max_norm"] = 1.0
-    data = data_ranks(given, world_size)
+    data = data_ranks(settings, world_size)
     values |= {D + "dp_size": data} if data is not None else {}
-    ramp = given.get("lr_scheduler.wd_incr_style", "constant") != "constant"
-    if any(path.startswith("lr_scheduler.") for path in given):
+    ramp = settings.get("lr_scheduler.wd_incr_style", "constant") != "constant"
+    if any(path.startswith("lr_scheduler.") for path in settings):
         values |= {
             f"lr_scheduler.{name}": value
-            for name, value in learning_rate(given).items()
+            for name, value in learning_rate(settings).items()
             if value is not None and (ramp or not name.startswith(RAMP))
         }
     if kind == "fsdp2":
-        values |= _formats(given, release)
+        values |= _formats(settings, release)
         # In a pipeline each micro batch would gather the weights
         # again (distributed/config.py: FSDP2Config).
-        values[D + "reshard_after_forward"] = given.get(
-            D + "reshard_after_forward", not has_pipeline(given)
+        values[D + "reshard_after_forward"] = settings.get(
+            D + "reshard_after_forward", not has_pipeline(settings)
         )
     return (
-        {**values, **_pipeline_settings(given, release, values)} if has_pipeline(given) else values
+        {**values, **_pipeline_settings(settings, release, values)}
+        if has_pipeline(settings)
+        else values
     )
 
 
-def _formats(given: Given, release: Release) -> dict[str, Any]:
+def _formats(settings: Given, release: Release) -> dict[str, Any]:
     """Return the number formats of FSDP2: the given mixed-precision policy, or bf16 for all formats
     if there is no policy (distributed/config.py).
     """
     policy = D + "mp_policy."
-    if not any(path.startswith(policy) for path in given):
+    if not any(path.startswith(policy) for path in settings):
         return {path: value for path, value in release.policy.items() if value is not None}
     name = policy + "cast_forward_inputs"
-    return {name: given.get(name, release.policy[name])}
+    return {name: settings.get(name, release.policy[name])}
 
 
-def _pipeline_settings(given: Given, release: Release, values: Given) -> dict[str, Any]:
+def _pipeline_settings(settings: Given, release: Release, values: Given) -> dict[str, Any]:
     """Return the pipeline settings with which a recipe starts. The batch size, the sequence length
     and the patch of the backward pass come from other sections of the recipe (llm/train_ft.py).
     """
     pipeline = {
         **release.defaults("pipeline"),
-        **{path: value for path, value in given.items() if path.startswith(PP)},
+        **{path: value for path, value in settings.items() if path.startswith(PP)},
     }
-    pipeline[PP + "pp_schedule"] = given.get(PP + "pp_schedule", "1f1b")
-    batch, micro = samples_per_pass(given)
-    packing = (given.get("packed_sequence.*") or {}).get("packing_strategy")
+    pipeline[PP + "pp_schedule"] = settings.get(PP + "pp_schedule", "1f1b")
+    batch, micro = samples_per_pass(settings)
+    packing = (settings.get("packed_sequence.*") or {}).get("packing_strategy")
     # Packed tokens without padding (thd) are split over context
     # ranks, which needs Transformer Engine.
-    if size(given, "cp_size") > 1 and given.get("model.backend.attn") == "te" and packing == "thd":
+    if (
+        size(settings, "cp_size") > 1
+        and settings.get("model.backend.attn") == "te"
+        and packing == "thd"
+    ):
         # Each micro batch becomes one packed row, so a pass has as many rows as micro batches.
         batch, micro = (batch // micro if batch else None), 1
     pipeline[PP + "pp_microbatch_size"] = micro
     if batch is not None:
         pipeline[PP + "pp_batch_size"] = batch
     if release.reads(PP + "patch_stage_backward_maybe_with_nosync"):
-        patch = given.get("model.backend.enable_fsdp_optimizations", False)
+        patch = settings.get("model.backend.enable_fsdp_optimizations", False)
         pipeline[PP + "patch_stage_backward_maybe_with_nosync"] = patch
     # Stages send what a sharded module returns (recipes/_dist_utils.py, parse_distributed_section).
     output = values.get(D + "mp_policy.output_dtype") or values.get(D + "mp_policy.param_dtype")
     if PP + "dtype" not in pipeline and output is not None:
         pipeline[PP + "dtype"] = output
-    length = next((given[path] for path in SEQUENCE if given.get(path)), None)
+    length = next((settings[path] for path in SEQUENCE if settings.get(path)), None)
     if PP + "pp_seq_len" not in pipeline and length and release.reads(PP + "pp_seq_len"):
         pipeline[PP + "pp_seq_len"] = length
     return pipeline

@@ -117,10 +117,10 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     reader.findings += twice(document)
     reader.recipe(data)
     reader.schedule_file(folder_of(document or source))
-    found = Reading(
+    reading = Reading(
         Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque
     )
-    return found.unless(reader.problems)
+    return reading.unless(reader.problems)
 
 
 def _load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
@@ -190,9 +190,9 @@ class _RecipeReader(Reader):
     def recipe(self, data: Mapping[str, Any]) -> None:
         """Read all sections. Settings of the older layout are kept under their newer paths."""
         sections = dict(data)
-        old, distributed = sections.get(OLD), sections.get("distributed")
-        nested = distributed.get("pipeline") if isinstance(distributed, Mapping) else None
-        if isinstance(old, Mapping) and old and nested is not None:
+        old, mesh = sections.get(OLD), sections.get("distributed")
+        pipeline = mesh.get("pipeline") if isinstance(mesh, Mapping) else None
+        if isinstance(old, Mapping) and old and pipeline is not None:
             self.problem(
                 OLD,
                 f"the recipe also has {PIPELINE}, which replaces this section since {NEW_LAYOUT};"
@@ -232,148 +232,146 @@ class _RecipeReader(Reader):
         """
         others: dict[str, Any] = {}
         # Arguments that the class named in the section does not take: AutoModel stops at them.
-        refused = dict(signatures.find_wrong_keys(path, data)) if REST in level else {}
+        wrong = dict(signatures.find_wrong_keys(path, data)) if REST in level else {}
         for name, value in data.items():
-            written = f"{path}.{name}" if path else str(name)
+            where = f"{path}.{name}" if path else str(name)
             # "*" is our name for the rest of a section; a recipe
             # that has such a key means another thing.
             entry = None if name == REST else level.get(name)
-            if name in refused:
-                self.unread(written, refused[name])
+            if name in wrong:
+                self.unread(where, wrong[name])
             elif entry is None and REST in level:
-                self.free(written, path, str(name), data, level)
-                self.inside(written, value)
+                self.free(where, path, str(name), data, level)
+                self.inside(where, value)
                 others[str(name)] = _plain(value)
             elif entry is None:
-                self.unknown(written, level)
-                self.suppose(written, value, data, level)
+                self.unknown(where, level)
+                self.suppose(where, value, data, level)
             elif isinstance(entry, str):
-                self.leaf(written, entry, value, others)
+                self.leaf(where, entry, value, others)
             elif isinstance(value, Mapping):
-                self.section(value, written, entry)
+                self.section(value, where, entry)
             elif value not in (None, "none", "None"):
-                self.no_mapping(written, str(name), value, level, others)
+                self.no_mapping(where, str(name), value, level, others)
         if others:
             self.set(level.get(REST) or f"{path}.{REST}", others, path)
 
-    def free(
-        self, written: str, path: str, name: str, data: Mapping[str, Any], level: Tree
-    ) -> None:
+    def free(self, where: str, path: str, name: str, data: Mapping[str, Any], level: Tree) -> None:
         """Add a finding about a free-form setting if AutoModel's own recipes do not have such a
         setting.
         """
         if remark := signatures.strange(path, name, data, level, len(self.findings)):
-            self.finding(written, remark, Effect.NUMBERS)
+            self.finding(where, remark, Effect.NUMBERS)
 
-    def inside(self, written: str, value: Any) -> None:
+    def inside(self, key: str, value: Any) -> None:
         """Add findings about the keys inside a free-form section. The section itself is stored
         unchanged.
         """
-        apart = written.partition(".")[0] in signatures.APART
-        for place, message, stops in signatures.inside(written, value):
+        apart = key.partition(".")[0] in signatures.APART
+        for place, message, stops in signatures.inside(key, value):
             if stops:
                 self.unread(place, message)
             else:
                 self.finding(place, message, Effect.NONE if apart else Effect.NUMBERS)
 
     def no_mapping(
-        self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]
+        self, where: str, name: str, value: Any, level: Tree, others: dict[str, Any]
     ) -> None:
         """Handle a section that has a text or a list as value. Free-form sections accept both; for
         all others an error is added.
         """
-        if REST in level and written not in STRICT:
+        if REST in level and where not in STRICT:
             others[name] = _plain(value)
         else:
-            self.problem(written, f"found {show_value(value)}, expected a mapping")
+            self.problem(where, f"found {show_value(value)}, expected a mapping")
 
     # Leaves
 
-    def leaf(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
+    def leaf(self, where: str, path: str, value: Any, others: dict[str, Any]) -> None:
         """Read one value."""
         if callable(value) and path.endswith(".loss_fn"):
             self.opaque[path] = value
-        elif not self.knows_setting(written, path):
+        elif not self.knows_setting(where, path):
             return
-        elif (meant := _value_of_text(path, value)) is not None:
-            self.value(written, path, meant, others)
+        elif (meaning := _value_of_text(path, value)) is not None:
+            self.value(where, path, meaning, others)
         elif path == f"{PIPELINE}.pp_schedule":
             self.problem(
-                written,
+                where,
                 "found null; AutoModel's splitter needs the name of a schedule, even with a CSV"
                 " file; name a schedule",
             )
 
-    def value(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
+    def value(self, where: str, path: str, value: Any, others: dict[str, Any]) -> None:
         try:
-            known = typed(path, value)
+            result = typed(path, value)
         except ValueError as error:
             # A section of one's own may have a name that AutoModel uses for something else.
             if "." not in path and path != "seed":
                 others[path] = _plain(value)
             else:
-                self.problem(written, str(error))
+                self.problem(where, str(error))
             return
-        wrong = flaw(known)
+        wrong = flaw(result)
         if isinstance(value, str) and path in formats() and value.lower() not in TAKEN:
             self.finding(
-                written,
-                f"AutoModel refuses the spelling {show_value(value)}; write {SPELLED.get(known, known)}",
+                where,
+                f"AutoModel refuses the spelling {show_value(value)}; write {SPELLED.get(result, result)}",
                 Effect.STOPS,
             )
         if wrong:
-            self.problem(written, wrong)
+            self.problem(where, wrong)
         else:
-            self.inside(written, known)
-            self.set(path, _plain(known), written)
+            self.inside(where, result)
+            self.set(path, _plain(result), where)
 
-    def knows_setting(self, written: str, path: str) -> bool:
+    def knows_setting(self, where: str, path: str) -> bool:
         """Return whether the release has the setting. If not, add an error, or a finding if reading
         is lenient.
         """
         if self.release.reads(path) or path in IGNORED:
             return True
-        self.unread(written, history(path, self.release))
+        self.unread(where, history(path, self.release))
         return False
 
-    def unknown(self, written: str, level: Tree) -> None:
+    def unknown(self, where: str, level: Tree) -> None:
         """Add an error for a key that is a setting in no release, or a finding if reading is
         lenient.
         """
         self.unread(
-            written,
-            f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}",
+            where,
+            f"unknown key{nearest(where.rpartition('.')[2], level, len(self.problems) + len(self.findings))}",
         )
 
-    def suppose(self, written: str, value: Any, data: Mapping[str, Any], level: Tree) -> None:
+    def suppose(self, where: str, value: Any, data: Mapping[str, Any], level: Tree) -> None:
         """Read a misspelled key that selects a class or a strategy as if it were spelled correctly.
 
         The recipe is refused in any case. If the value were dropped, the section would be checked
         as another class, and its other errors would appear only after the spelling is mended.
         """
-        meant = MEANT.search(nearest(written.rpartition(".")[2], level))
-        entry = level.get(meant[1]) if meant and meant[1] in SELECTORS else None
-        if isinstance(entry, str) and meant and meant[1] not in data and not self.lenient:
-            self.leaf(written, entry, value, {})
+        match = MEANT.search(nearest(where.rpartition(".")[2], level))
+        entry = level.get(match[1]) if match and match[1] in SELECTORS else None
+        if isinstance(entry, str) and match and match[1] not in data and not self.lenient:
+            self.leaf(where, entry, value, {})
 
-    def unread(self, written: str, message: str) -> None:
+    def unread(self, where: str, message: str) -> None:
         """Add an error about a setting that AutoModel does not read, or a finding if reading is
         lenient.
         """
         if self.lenient:
-            self.record_omission(written, message)
+            self.record_omission(where, message)
         else:
-            self.problem(written, message)
+            self.problem(where, message)
 
-    def set(self, path: str, value: Any, written: str) -> None:
+    def set(self, path: str, value: Any, where: str) -> None:
         """Store a value, with its line in the source."""
         self.given[path] = value
-        line = self.line(written)
-        spelling = written if written != path and not path.endswith(REST) else ""
+        line = self.line(where)
+        spelling = where if where != path and not path.endswith(REST) else ""
         if line or spelling:
             self.origins[path] = Origin(line, spelling)
         for keys, _ in leaves(value) if path.endswith(REST) else ():
-            if line := self.line(".".join((written, *keys)).lstrip(".")):
+            if line := self.line(".".join((where, *keys)).lstrip(".")):
                 self.origins[path_at(path, keys)] = Origin(line)
 
     # A schedule in a file of its own
@@ -401,7 +399,7 @@ class _RecipeReader(Reader):
         except (ConfigError, SourceError) as error:
             self.problems.extend(error.problems)
 
-    def fits(self, found: Table, name: str) -> None:
+    def fits(self, schedule: Table, name: str) -> None:
         """Add an error if the CSV schedule has another number of ranks or micro batches than the
         recipe.
         """
@@ -409,17 +407,17 @@ class _RecipeReader(Reader):
             self.given.get("distributed.pp_size"),
             self.given.get("step_scheduler.local_batch_size"),
         )
-        if ranks and len(found.ranks) != ranks:
+        if ranks and len(schedule.ranks) != ranks:
             self.problem(
                 f"{PIPELINE}.pp_schedule_csv",
-                f"{name} has {len(found.ranks)} rows, expected one for each of {ranks} pipeline ranks",
+                f"{name} has {len(schedule.ranks)} rows, expected one for each of {ranks} pipeline ranks",
             )
         # Micro batches of one pass: the local batch passes the pipeline at once.
         count = batch // (self.given.get(f"{PIPELINE}.pp_microbatch_size") or 1) if batch else None
-        if count and found.microbatches != count:
+        if count and schedule.microbatches != count:
             self.problem(
                 f"{PIPELINE}.pp_schedule_csv",
-                f"{name} has {found.microbatches} micro batches, expected {count} by the batch"
+                f"{name} has {schedule.microbatches} micro batches, expected {count} by the batch"
                 " sizes",
             )
 
@@ -463,27 +461,27 @@ def history(path: str, release: Release) -> str:
 # Writing
 
 
-def nest_recipe(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def nest_recipe(settings: Mapping[str, Any], release: Release) -> dict[str, Any]:
     """Return the recipe as nested mappings in the layout of the release. A recipe that was read in
     the older layout keeps the older layout.
     """
     root: dict[str, Any] = {}
     order = {path: place for place, path in enumerate(fields(AutoModel))}
-    for path in sorted(given, key=lambda path: order[path]):
-        *parents, leaf = place_of(path, given, release)
+    for path in sorted(settings, key=lambda path: order[path]):
+        *parents, leaf = place_of(path, settings, release)
         place = root
         for parent in parents:
             place = place.setdefault(parent, {})
         # The rest of a section stands beside its typed settings.
-        place.update(given[path] if leaf == REST else {leaf: _spell_value(path, given[path])})
+        place.update(settings[path] if leaf == REST else {leaf: _spell_value(path, settings[path])})
     return root
 
 
-def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str, ...]:
+def place_of(path: str, settings: Mapping[str, Any], release: Release) -> tuple[str, ...]:
     """Return the keys that lead to the setting `path`, in the layout of the release or of the
     recipe.
     """
-    old = f"{OLD}.{TARGET}" in given or not release.nests_pipeline
+    old = f"{OLD}.{TARGET}" in settings or not release.nests_pipeline
     return tuple(
         (path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split(
             "."
@@ -522,9 +520,9 @@ def program(release: Release) -> tuple[str, ...]:
     return ("nemo_automodel.recipes.llm.train_ft", "--config")
 
 
-def text(given: Mapping[str, Any], release: Release) -> str:
+def text(settings: Mapping[str, Any], release: Release) -> str:
     """Return a recipe as YAML that sets every value explicitly."""
-    data = nest_recipe(given, release)
+    data = nest_recipe(settings, release)
     return "\n".join(_block(data, "")) + "\n" if data else "{}\n"
 
 
@@ -576,10 +574,10 @@ def _word(text: str) -> str:
     ):
         return text
     # YAML refuses characters that do not print, except as escapes.
-    found = ""
+    word = ""
     for char in json.dumps(text, ensure_ascii=False):
         if char.isprintable():
-            found += char
+            word += char
         else:
-            found += f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
-    return found
+            word += f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+    return word

@@ -82,22 +82,22 @@ def facts(tree: Tree) -> Facts:
     """Return the rows of facts about the release, and the names that are collected over all
     releases. The release's code must be importable.
     """
-    found: list[Row] = []
+    rows: list[Row] = []
     for section, places in SECTIONS.items():
-        found += _rows_of_class(places, {"section": section})
+        rows += _rows_of_class(places, {"section": section})
     for name, places in STRATEGIES.items():
-        found += _rows_of_class(places, {"section": "distributed", "strategy": name})
+        rows += _rows_of_class(places, {"section": "distributed", "strategy": name})
     # Before 0.3.0 the managers take the sizes as arguments, so they are among the rows above.
     for name, value in (first([f"{place}:_PARALLELISM_DEFAULTS" for place in SIZES]) or {}).items():
-        found.append(
+        rows.append(
             {"section": "distributed", "name": name, "type": "int | None", "default": value}
         )
     unread: list[str] = []
-    known: dict[str, list[str]] = {}
+    arguments: dict[str, list[str]] = {}
     for section, places in FREE.items():
-        known |= _arguments_by_class(section, [PARTS + place for place in places], unread)
-    gathered = {"takes": dict(_takes(unread)), "known": known, "reads": dict(_reads(tree))}
-    return Facts({"classes.json": found}, {"signatures.json": gathered}, unread)
+        arguments |= _arguments_by_class(section, [PARTS + place for place in places], unread)
+    signatures = {"takes": dict(_takes(unread)), "known": arguments, "reads": dict(_reads(tree))}
+    return Facts({"classes.json": rows}, {"signatures.json": signatures}, unread)
 
 
 def _rows_of_class(places: Sequence[str], of: Row) -> Iterator[Row]:

@@ -58,17 +58,17 @@ aux_loss_coeff). Other models never have the loss, because they get no labels
 """
 
 
-def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
-    """Return the plan values `said`, with the load-balancing loss as AutoModel's own models compute
+def _each_block(fields: dict[str, Any], kind: Family) -> dict[str, Any]:
+    """Return the plan values `fields`, with the load-balancing loss as AutoModel's own models compute
     it.
 
     AutoModel computes the loss in every block and divides it by top_k (components/moe/layers.py:
     Gate). Transformers computes one loss for the routing of all blocks.
     """
-    if named.name not in OWN or said.get(BALANCE) != "pooled":
-        return said
-    loss = {LOSS: said[LOSS] / said[CHOSEN]} if said.get(CHOSEN) else {}
-    return {**said, BALANCE: "batch", **loss}
+    if kind.name not in OWN or fields.get(BALANCE) != "pooled":
+        return fields
+    loss = {LOSS: fields[LOSS] / fields[CHOSEN]} if fields.get(CHOSEN) else {}
+    return {**fields, BALANCE: "batch", **loss}
 
 
 def _of_each_block(plan: Group, chosen: Family) -> Group:
@@ -88,35 +88,35 @@ def family(values: Group) -> Family:
     family.
     """
     target = values.get(CLASS)
-    named = of_class(target) if isinstance(target, str) else None
-    return family_of(named or values.get(TYPE)) or GENERIC
+    name = of_class(target) if isinstance(target, str) else None
+    return family_of(name or values.get(TYPE)) or GENERIC
 
 
 def model_fields(values: Group) -> Mapping[str, Any]:
     """Return the plan's model fields for a recipe. A key that the recipe's model family does not
     have is read as in families that have it.
     """
-    named = family(values)
-    given = {key: values[path] for path, key in KEYS.items() if path in values}
+    kind = family(values)
+    config = {key: values[path] for path, key in KEYS.items() if path in values}
     # The switch with the value that takes effect: on in AutoModel's own code, off elsewhere.
-    if named.name in OWN:
-        given[SWITCH] = True
-    elif named.name and given.get(SWITCH):
-        given[SWITCH] = None
-    said = _each_block(dict(meaning(given, named, beyond=True)), named)
-    if BASE in said:
+    if kind.name in OWN:
+        config[SWITCH] = True
+    elif kind.name and config.get(SWITCH):
+        config[SWITCH] = None
+    fields = _each_block(dict(meaning(config, kind, beyond=True)), kind)
+    if BASE in fields:
         # A base means rotary positions, even if the class of the config is not known.
-        said.setdefault(POSITIONS, "rotary")
-    if said.get(POSITIONS) != "rotary" or REACH in given:
-        return said
+        fields.setdefault(POSITIONS, "rotary")
+    if fields.get(POSITIONS) != "rotary" or REACH in config:
+        return fields
     # Rotary positions have no table of positions, so a class's default of its rows limits no recipe.
-    return {path: value for path, value in said.items() if path != MOST}
+    return {path: value for path, value in fields.items() if path != MOST}
 
 
-def problems(given: Group) -> tuple[str, ...]:
+def problems(settings: Group) -> tuple[str, ...]:
     """Return an error for each value in the model's config that a plan refuses."""
     try:
-        Plan.of(model_fields(given))
+        Plan.of(model_fields(settings))
     except ConfigError as error:
         return tuple(f"{C}{problem.removeprefix('model.')}" for problem in error.problems)
     return ()
@@ -139,30 +139,30 @@ model's config.
 """
 
 
-def sizes(given: Group) -> Mapping[str, Any]:
+def sizes(settings: Group) -> Mapping[str, Any]:
     """Return the sizes of the model by their usual keys. Sizes that the recipe does not set have
     the defaults of the model's class, if the class is known.
     """
-    if not family(given).name or problems(given):
+    if not family(settings).name or problems(settings):
         return {}
-    said = model_fields(given)
+    fields = model_fields(settings)
     return {
-        C + key: said[f"model.{name}"] for name, key in SIZES.items() if f"model.{name}" in said
+        C + key: fields[f"model.{name}"] for name, key in SIZES.items() if f"model.{name}" in fields
     }
 
 
 def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
-        said = model_fields(values)
-        return {path: said[path] for path in ours if path in said}
+        fields = model_fields(values)
+        return {path: fields[path] for path in ours if path in fields}
 
     return read
 
 
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
-        _, written = _spell_model(values, context)
-        return {path: written[KEYS[path]] for path in theirs if KEYS[path] in written}
+        _, config = _spell_model(values, context)
+        return {path: config[KEYS[path]] for path in theirs if KEYS[path] in config}
 
     return write
 
@@ -173,39 +173,39 @@ def _spell_model(values: Group, context: Context) -> tuple[Family, Mapping[str, 
     """
     # Rotary settings in one group, rope_parameters, unless the
     # file that is written anew has them apart.
-    grouped = context.since(GROUPED) and not apart(
+    one_group = context.since(GROUPED) and not apart(
         [KEYS[path] for path in context.had if path in KEYS]
     )
     return _keys_of_family(
-        tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped
+        tuple(sorted((path, values[path]) for path in MODEL if path in values)), one_group
     )
 
 
 # Every group of keys is written by a rule of its own, and all of them need the whole model.
 @lru_cache(32)
 def _keys_of_family(
-    model: tuple[tuple[str, Any], ...], grouped: bool
+    model: tuple[tuple[str, Any], ...], one_group: bool
 ) -> tuple[Family, Mapping[str, Any]]:
     plan = dict(model)
-    chosen = FAMILIES.get(plan.get("model.family") or "") or _infer_family(plan, grouped)
-    written = spelling(_of_each_block(plan, chosen), chosen, grouped, beyond=True)
+    chosen = FAMILIES.get(plan.get("model.family") or "") or _infer_family(plan, one_group)
+    spellings = spelling(_of_each_block(plan, chosen), chosen, one_group, beyond=True)
     return chosen, {
-        key: tuple(value) if isinstance(value, list) else value for key, value in written.items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in spellings.items()
     }
 
 
-def _infer_family(plan: Group, grouped: bool) -> Family:
+def _infer_family(plan: Group, one_group: bool) -> Family:
     """Return a family with common names that can express the model fields of a plan, or the generic
     family if there is none.
 
     The fields that are compared with a family do not include weight initialisation and the scope of
     the load-balancing loss, because the forward pass does not depend on them.
     """
-    told = {path: value for path, value in plan.items() if not path.startswith("model.init.")}
-    if told.get(BALANCE) == "batch":
-        told[BALANCE] = "pooled"
-    found, exact = choose(told, grouped)
-    return found if exact and found in alike() and found.config else GENERIC
+    fields = {path: value for path, value in plan.items() if not path.startswith("model.init.")}
+    if fields.get(BALANCE) == "batch":
+        fields[BALANCE] = "pooled"
+    kind, exact = choose(fields, one_group)
+    return kind if exact and kind in alike() and kind.config else GENERIC
 
 
 def _write_family(values: Group, context: Context) -> Group:
@@ -247,9 +247,9 @@ def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context
     """
 
     def write(values: Group, context: Context) -> Group:
-        written = theirs(values, context)
+        keys = theirs(values, context)
         cannot = values.get("model.tied") and (values.get(PIPELINE) or 1) > 1
-        return {path: value for path, value in written.items() if not (cannot and path == TIE)}
+        return {path: value for path, value in keys.items() if not (cannot and path == TIE)}
 
     return write
 
@@ -260,17 +260,17 @@ def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
     """
 
     def unread(values: Group) -> bool:
-        known = family(values).keys_it_reads
-        return any(values.get(C + key) is not None and key not in known for key in keys)
+        reads = family(values).keys_it_reads
+        return any(values.get(C + key) is not None and key not in reads for key in keys)
 
     return unread
 
 
-def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
+def _group(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
     """Return the rule between keys of the model's config and fields of the plan's model. Keys and
     fields are given without the prefixes `model.config.` and `model.`.
     """
-    theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in said)
+    theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in paths)
     carries = (
         {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys}
         if keys
@@ -298,4 +298,4 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
     )
 
 
-RULES: tuple[Rule, ...] = (FAMILY, *(_group(keys, said) for keys, said in groups()))
+RULES: tuple[Rule, ...] = (FAMILY, *(_group(keys, paths) for keys, paths in groups()))

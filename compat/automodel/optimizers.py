@@ -26,8 +26,8 @@ def _adam(decay: float) -> dict[str, Any]:
 
 
 CLASSES: Mapping[str, Class_] = {
-    known.target: known
-    for known in (
+    row.target: row
+    for row in (
         Class_("torch.optim.Adam", "adam", _adam(0.0)),
         Class_("torch.optim.AdamW", "adamw", _adam(0.01)),
         Class_("torch.optim.SGD", "sgd", {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}),
@@ -42,27 +42,25 @@ CLASSES: Mapping[str, Class_] = {
 Engine).
 """
 
-TORCH = {
-    known.ours: target for target, known in CLASSES.items() if target.startswith("torch.optim.")
-}
+TORCH = {row.ours: target for target, row in CLASSES.items() if target.startswith("torch.optim.")}
 NAMES = ("lr", "betas", "eps", "momentum", "weight_decay")
 MODE, PEAK = "optimizer.adam_w_mode", "lr_scheduler.max_lr"
 
 
 def argument_defaults(target: str | None) -> Mapping[str, Any]:
     """Return the defaults of the arguments of an optimizer class, by path."""
-    known = CLASSES.get(target or "")
-    if known is None:
+    entry = CLASSES.get(target or "")
+    if entry is None:
         return {}
-    mode = {MODE: True} if "FusedAdam" in known.target else {}
-    return {**{f"optimizer.{name}": value for name, value in known.defaults.items()}, **mode}
+    mode = {MODE: True} if "FusedAdam" in entry.target else {}
+    return {**{f"optimizer.{name}": value for name, value in entry.defaults.items()}, **mode}
 
 
 def _name(values: Group) -> str | None:
-    known = CLASSES.get(values.get("optimizer._target_") or "")
-    if known is None:
+    entry = CLASSES.get(values.get("optimizer._target_") or "")
+    if entry is None:
         return None
-    return "adamw" if "FusedAdam" in known.target and values.get(MODE) else known.ours
+    return "adamw" if "FusedAdam" in entry.target and values.get(MODE) else entry.ours
 
 
 def _arguments_of_class(name: str | None) -> tuple[str, ...]:
@@ -86,12 +84,12 @@ def _read(values: Group, context: Context) -> Group:
 
 def _write(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
-    kept = {
+    settings = {
         f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)
     }
     if needs_fused(values):
-        return {"optimizer._target_": FUSED, MODE: name == "adamw", **kept}
-    return {"optimizer._target_": TORCH.get(name or ""), **kept}
+        return {"optimizer._target_": FUSED, MODE: name == "adamw", **settings}
+    return {"optimizer._target_": TORCH.get(name or ""), **settings}
 
 
 MOMENTS = "precision.moments"
@@ -121,17 +119,19 @@ def is_fused(target: str | None) -> bool:
 
 
 def _read_switches(values: Group, context: Context) -> Group:
-    found = {}
+    switches = {}
     for switch in SWITCHES:
         if _name(values) in TAKING[switch]:
             value = values.get(f"optimizer.{switch}")
             # By default bias correction is on, and the others are off.
-            found[f"optimizer.{switch}"] = switch == "bias_correction" if value is None else value
-    return found
+            switches[f"optimizer.{switch}"] = (
+                switch == "bias_correction" if value is None else value
+            )
+    return switches
 
 
 def _write_switches(values: Group, context: Context) -> Group:
-    found = {}
+    switches = {}
     for switch in SWITCHES:
         value = values.get(f"optimizer.{switch}")
         # A usual value is left out: torch's Adam takes no bias_correction at all.
@@ -139,8 +139,8 @@ def _write_switches(values: Group, context: Context) -> Group:
             None,
             ADAM[f"optimizer.{switch}"],
         ):
-            found[f"optimizer.{switch}"] = value
-    return found
+            switches[f"optimizer.{switch}"] = value
+    return switches
 
 
 SWITCHED: Rule = convert(
@@ -164,11 +164,11 @@ def _is_blurred(target: str | None) -> bool:
 
 
 def _tell_class(target: str | None) -> str:
-    known = ", ".join(sorted(name.rpartition(".")[2] for name in TORCH.values()))
+    names = ", ".join(sorted(name.rpartition(".")[2] for name in TORCH.values()))
     if target in CLASSES:
         return f"{target} keeps weights and moments in formats of its own; torch's class of the same name does not"
     return (
-        f"{target} updates weights by a rule that no plan has; a plan has those of torch's {known}"
+        f"{target} updates weights by a rule that no plan has; a plan has those of torch's {names}"
     )
 
 

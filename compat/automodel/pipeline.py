@@ -51,15 +51,15 @@ def pipeline(config: Config) -> PipelineConfig:
     """Return the pipeline settings with which a recipe starts. If the source is only a pipeline
     config, its settings are returned unchanged.
     """
-    found = {name: config.effective.get(PP + name) for name in pipeline_fields()}
-    found = {name: value for name, value in found.items() if value is not None}
-    parts = found.get("module_fqns_per_model_part")
+    options = {name: config.effective.get(PP + name) for name in pipeline_fields()}
+    options = {name: value for name, value in options.items() if value is not None}
+    parts = options.get("module_fqns_per_model_part")
     if parts is not None:
-        found["module_fqns_per_model_part"] = [list(part) for part in parts]
+        options["module_fqns_per_model_part"] = [list(part) for part in parts]
     # A function from the user's code, which no file can hold.
     if config.opaque.get(PP + "loss_fn") is not None:
-        found["loss_fn"] = config.opaque[PP + "loss_fn"]
-    return PipelineConfig(version=config.version, **found)
+        options["loss_fn"] = config.opaque[PP + "loss_fn"]
+    return PipelineConfig(version=config.version, **options)
 
 
 def live(config: Config) -> Any:

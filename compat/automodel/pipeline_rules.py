@@ -74,7 +74,7 @@ def _virtual(values: Group, ranks: int) -> int | None:
     """Return the number of virtual stages on each rank; None if it depends on a number of layers
     that the recipe does not have.
     """
-    kind, layers, wanted = (
+    kind, layers, per_stage = (
         SCHEDULES[values[PP + "pp_schedule"].lower()],
         values.get(LAYERS),
         values.get(SPLIT[0]),
@@ -83,11 +83,11 @@ def _virtual(values: Group, ranks: int) -> int | None:
         return 1
     # AutoModel's default for schedules with several stages
     # (functional.py, calculate_virtual_stages).
-    if wanted is None:
+    if per_stage is None:
         return 2
     if layers is None:
         return 2 if kind.pair else None
-    return number(layers, wanted, ranks, kind, values.get(SPLIT[1])) // ranks
+    return number(layers, per_stage, ranks, kind, values.get(SPLIT[1])) // ranks
 
 
 def _write_stages(values: Group) -> Group:
@@ -98,17 +98,22 @@ def _write_stages(values: Group) -> Group:
     # stage can only ask for even stages.
     if cuts and _nameable(cuts, ranks):
         return {SPLIT[2]: stage_modules(cuts)}
-    layers, virtual, wanted = (
+    layers, virtual, per_stage = (
         values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage")
     )
     kind = SCHEDULES[schedule_name(values)]
-    if virtual is None and wanted and values.get("stages.rule") == "even" and wanted == int(wanted):
-        return {SPLIT[0]: int(wanted)}
+    if (
+        virtual is None
+        and per_stage
+        and values.get("stages.rule") == "even"
+        and per_stage == int(per_stage)
+    ):
+        return {SPLIT[0]: int(per_stage)}
     # A pair schedule has two stages on each rank, which is the default.
     if layers is None or virtual is None or kind.pair:
         return {}
-    asked = request(layers, ranks, ranks * virtual, kind)
-    return {SPLIT[0]: asked[0], SPLIT[1]: asked[1]} if asked else {}
+    settings = request(layers, ranks, ranks * virtual, kind)
+    return {SPLIT[0]: settings[0], SPLIT[1]: settings[1]} if settings else {}
 
 
 NAMEABLE = 10_000
@@ -136,7 +141,7 @@ LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
 """A table from each schedule with one stage on each rank to its variant with several stages on each
 rank.
 """
-PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {
+PLAIN = {loop: plain for plain, loop in LOOPED.items()} | {
     "zero_bubble": "1f1b",
     "zero_bubble_v": "1f1b",
 }

@@ -20,16 +20,16 @@ NEEDS = (
         ("model.pretrained_model_name_or_path", "model.config"),
         "the model's class needs one of these settings",
         "_transformers/auto_model.py: from_pretrained, from_config",
-        unless=lambda given: (
-            not str(given.get("model._target_", "NeMoAuto")).rpartition(".")[0].endswith("LM")
+        unless=lambda settings: (
+            not str(settings.get("model._target_", "NeMoAuto")).rpartition(".")[0].endswith("LM")
         ),
     ),
     Need(
         ("model.config.pretrained_model_name_or_path",),
         "model.config names the function from_pretrained, which stops without this setting",
         "transformers: models/auto/configuration_auto.py: AutoConfig.from_pretrained",
-        unless=lambda given: (
-            not str(given.get("model.config._target_", "")).endswith(".from_pretrained")
+        unless=lambda settings: (
+            not str(settings.get("model.config._target_", "")).endswith(".from_pretrained")
         ),
     ),
     Need(("optimizer._target_", "optimizer"), STOPS, f"{TRAIN}, optimizer.build"),
@@ -42,6 +42,6 @@ weights. A recipe with only sections about the mesh and the model may be an exce
 """
 
 
-def whole(given: Mapping[str, Any]) -> bool:
+def whole(settings: Mapping[str, Any]) -> bool:
     """Whether the source is a whole recipe, and not only some of its sections."""
-    return any(is_given(given, path) for path in RUN)
+    return any(is_given(settings, path) for path in RUN)

@@ -146,14 +146,14 @@ BATCH = convert(
 
 def _read_batch(values: Group) -> Group:
     total, data = values.get(STEP), values.get(D + "dp_size")
-    local, passed = values.get(PASS), values.get(PP + "pp_batch_size")
+    local, size = values.get(PASS), values.get(PP + "pp_batch_size")
     # Without a pipeline the local batch is one micro batch; with
     # one it is all that pass the pipeline together.
     micro = values.get(MICRO) if pipeline_ranks(values) > 1 else local
-    if pipeline_ranks(values) > 1 and local and passed:
+    if pipeline_ranks(values) > 1 and local and size:
         # Packed tokens make a pass of rows, one for each micro
         # batch, and the samples are those of the local batch.
-        micro = local * micro // passed
+        micro = local * micro // size
     steps = total // (micro * data) if total and micro and data else None
     return {
         "batch.micro": micro,
@@ -241,9 +241,9 @@ def _read_zero(values: Group) -> Group:
     # FSDP2 shards gradients in any case. Weights that stay
     # gathered after forward are those of ZeRO stage 2.
     breaks = pipeline_ranks(values) > 1 and _split(values.get(PP + "pp_schedule"))
-    resharded = values.get(D + "reshard_after_forward") and not breaks
+    reshards = values.get(D + "reshard_after_forward") and not breaks
     return {
-        "zero.stage": 3 if resharded else 2,
+        "zero.stage": 3 if reshards else 2,
         "zero.replicas": values.get(D + "dp_replicate_size"),
     }
 
@@ -257,21 +257,21 @@ MANAGERS = {
 
 def _write_zero(values: Group, context: Context) -> Group:
     kind = strategy(values, context)
-    named = {D + "strategy": kind} if context.since("0.3.0") else {D + "_target_": MANAGERS[kind]}
+    choice = {D + "strategy": kind} if context.since("0.3.0") else {D + "_target_": MANAGERS[kind]}
     if kind == "megatron_fsdp":
-        return {**named, D + "zero_dp_strategy": values.get("zero.stage")}
+        return {**choice, D + "zero_dp_strategy": values.get("zero.stage")}
     if kind == "ddp":
-        return named
-    stage, piped = values.get("zero.stage"), (values.get("parallel.pipeline") or 1) > 1
+        return choice
+    stage, has_pipeline = values.get("zero.stage"), (values.get("parallel.pipeline") or 1) > 1
     # Schedules with a split backward lose gradients if weights are resharded after forward (see `checks`).
-    breaks = piped and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
-    resharded = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
+    breaks = has_pipeline and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
+    resharding = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
     replicas, data = values.get("zero.replicas"), values.get("parallel.data")
     # AutoModel refuses groups that do not divide the data ranks,
     # and groups of one rank, which would shard nothing.
     if replicas and data and replicas > 1 and (data % replicas or replicas >= data):
         replicas = None
-    return {**named, **resharded, D + "dp_replicate_size": replicas}
+    return {**choice, **resharding, D + "dp_replicate_size": replicas}
 
 
 # Precision
@@ -313,21 +313,21 @@ PRECISION = convert(
 
 def _read_precision(values: Group) -> Group:
     kind = running(values)
-    stored = values.get(MODEL_DTYPE)
-    stored = None if stored == "auto" else stored
+    storage = values.get(MODEL_DTYPE)
+    storage = None if storage == "auto" else storage
     if kind == "fsdp2":
         # Weights are gathered in one format, and stored and updated in another.
-        compute = values.get(POLICY + "param_dtype") or stored
+        compute = values.get(POLICY + "param_dtype") or storage
         return {
-            **_formats(compute, stored, values.get(POLICY + "reduce_dtype") or compute),
+            **_formats(compute, storage, values.get(POLICY + "reduce_dtype") or compute),
             **_autocast(values),
         }
     if kind == "ddp":
-        return {**_formats(stored, stored, stored), **_autocast(values)}
+        return {**_formats(storage, storage, storage), **_autocast(values)}
     # Megatron-FSDP computes in the stored format, and has a switch for each of the other two.
-    reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else stored
+    reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else storage
     return _formats(
-        stored, "fp32" if stored and values.get(D + "preserve_fp32_weights") else stored, reduce
+        storage, "fp32" if storage and values.get(D + "preserve_fp32_weights") else storage, reduce
     )
 
 
@@ -522,11 +522,11 @@ def _read_overlap(values: Group, context: Context) -> Group:
         return {"zero.overlap": True}
     if kind == "fsdp2":
         return {"zero.overlap": True, "zero.overlap_gather": True}
-    found = {
+    settings = {
         "zero.overlap": values.get(SWITCHES[0]),
         "zero.overlap_gather": values.get(SWITCHES[1]),
     }
-    return {path: value for path, value in found.items() if value is not None}
+    return {path: value for path, value in settings.items() if value is not None}
 
 
 def missing_rules() -> tuple[Rule, ...]:
@@ -704,8 +704,8 @@ def _loss(values: Group) -> Effect:
     """Return the effect of losing the section `loss_fn`. Cross entropy is the default of every
     stack, so nothing is lost. Any other loss changes the numbers.
     """
-    said = values.get("loss_fn")
-    name = str(said.get("_target_")).rpartition(".")[2] if isinstance(said, Mapping) else ""
+    section = values.get("loss_fn")
+    name = str(section.get("_target_")).rpartition(".")[2] if isinstance(section, Mapping) else ""
     return Effect.ROUNDING if name in ENTROPIES else Effect.NUMBERS
 
 
@@ -790,7 +790,7 @@ UNDER = {"fp8": Switch("fp8.enabled")}
 
 
 def _why(path: str) -> Why:
-    found = (
+    row = (
         SETTINGS[path]
         if path in SETTINGS
         else PIPELINE
@@ -798,7 +798,7 @@ def _why(path: str) -> Why:
         else longest(path, SECTIONS, OTHER)
     )
     switch = longest(path, UNDER, None)
-    return Why(*found, under=None if switch is None or path in switch.paths.split() else switch)
+    return Why(*row, under=None if switch is None or path in switch.paths.split() else switch)
 
 
 LACKS = {
@@ -844,7 +844,7 @@ ENTROPY = convert(
 @cache
 def table() -> tuple[Rule, ...]:
     """Return every rule. Each setting and each plan field belongs to exactly one rule."""
-    mapped = (
+    rules = (
         BATCH,
         OPTIMIZER,
         SWITCHED,
@@ -869,4 +869,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
         *habits.RULES,
     )
-    return complete_rules(mapped, LACKS, fields(AutoModel), _why)
+    return complete_rules(rules, LACKS, fields(AutoModel), _why)

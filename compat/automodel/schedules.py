@@ -69,17 +69,17 @@ def schedule(name: str, where: str = "pp_schedule") -> Schedule:
     """Return the schedule `name`, in upper or lower case. Raises `ConfigError` if torch refuses the
     name.
     """
-    found = SCHEDULES.get(name.lower())
-    if found is None:
+    kind = SCHEDULES.get(name.lower())
+    if kind is None:
         raise ConfigError(f"{where}: found {name!r}, which torch refuses; {_advice(name.lower())}")
-    return found
+    return kind
 
 
 def _advice(name: str) -> str:
     if name in MISNAMED:
         return f"AutoModel's documentation lists this name, but torch's name is {MISNAMED[name]}"
-    known = [found.name for found in SCHEDULES.values() if not found.abstract]
-    return f"use one of {', '.join(known)}{nearest(name, SCHEDULES)}"
+    names = [kind.name for kind in SCHEDULES.values() if not kind.abstract]
+    return f"use one of {', '.join(names)}{nearest(name, SCHEDULES)}"
 
 
 CELL = re.compile(r"([0-9]{1,9})([FIWB])([0-9]{1,9})")
@@ -132,10 +132,10 @@ def table(text: str, name: str = "schedule") -> Table:
         for rank, row in enumerate(rows)
     )
     ConfigError.raise_if(few(problems, "cells that are not actions"))
-    found = Table(ranks)
-    check_size(found.stages, found.microbatches)
-    ConfigError.raise_if(f"{name}: {problem}" for problem in _flaws(found))
-    return found
+    result = Table(ranks)
+    check_size(result.stages, result.microbatches)
+    ConfigError.raise_if(f"{name}: {problem}" for problem in _flaws(result))
+    return result
 
 
 def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | None:
@@ -149,40 +149,44 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
     return None
 
 
-def _flaws(found: Table) -> Iterator[str]:
+def _flaws(schedule_table: Table) -> Iterator[str]:
     """Yield an error for each reason why torch cannot run a table: a stage on several ranks, a gap
     in the numbers of stages, or an action whose input does not exist yet.
     """
     homes: dict[int, int] = {}
-    for rank, row in enumerate(found.ranks):
+    for rank, row in enumerate(schedule_table.ranks):
         for stage in sorted({cell[0] for cell in row if cell}):
             if homes.setdefault(stage, rank) != rank:
                 yield f"stage {stage} is on ranks {homes[stage]} and {rank}; keep each stage on one rank"
-    missing = [str(stage) for stage in range(found.stages) if stage not in homes]
+    missing = [str(stage) for stage in range(schedule_table.stages) if stage not in homes]
     if missing:
         yield f"no rank runs stage {', '.join(missing)}; number stages from 0 without gaps"
-    microbatches = found.microbatches
-    for row in found.ranks:
+    microbatches = schedule_table.microbatches
+    for row in schedule_table.ranks:
         yield from _row_flaws(row, microbatches)
 
 
 def _row_flaws(row: Sequence[tuple[int, str, int] | None], microbatches: int) -> Iterator[str]:
-    done = Counter(cell for cell in row if cell)
+    cells = Counter(cell for cell in row if cell)
     for stage in sorted({cell[0] for cell in row if cell}):
         for microbatch in range(microbatches):
-            forward, *backward = (done[stage, action, microbatch] for action in "FBIW")
+            forward, *backward = (cells[stage, action, microbatch] for action in "FBIW")
             # Counts of B, I and W: one whole backward pass, or both of its parts.
             if forward != 1 or backward not in ([1, 0, 0], [0, 1, 1]):
                 yield (
                     f"stage {stage}: microbatch {microbatch} needs one F, and either one B or one I"
                     " and one W"
                 )
-    seen: set[tuple[int, str, int]] = set()
+    earlier: set[tuple[int, str, int]] = set()
     for cell in row:
         if cell:
             stage, action, microbatch = cell
             need = BEFORE.get(action)
             # An action that is missing altogether was told above.
-            if need and (stage, need, microbatch) in done and (stage, need, microbatch) not in seen:
+            if (
+                need
+                and (stage, need, microbatch) in cells
+                and (stage, need, microbatch) not in earlier
+            ):
                 yield f"stage {stage}: {action} of microbatch {microbatch} comes before its {need}"
-            seen.add(cell)
+            earlier.add(cell)

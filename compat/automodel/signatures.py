@@ -59,22 +59,22 @@ def read_in(path: str, section: Mapping[str, Any]) -> Collection[str]:
     if last in (SCALING, GROUPED):
         return ROTARY
     if last == "config" and above.endswith("model"):
-        named = of_class(target) if isinstance(target, str) else section.get("model_type")
-        return read_by(named) if named in FAMILIES else ()
+        kind = of_class(target) if isinstance(target, str) else section.get("model_type")
+        return read_by(kind) if kind in FAMILIES else ()
     reads: Collection[str] = _facts()["reads"].get(target, ()) if isinstance(target, str) else ()
     return reads
 
 
 def strange(
-    path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int
+    path: str, name: str, section: Mapping[str, Any], schema_keys: Collection[str], before: int
 ) -> str:
     """Return a message about a key in a free-form section if none of AutoModel's own recipes has
     the key there. Return "" otherwise.
 
     `before` is the number of messages about earlier keys.
     """
-    known, target = _facts()["known"].get(path), section.get(TARGET)
-    if known is None or name in known or name in typed or name in read_in(path, section):
+    keys, target = _facts()["known"].get(path), section.get(TARGET)
+    if keys is None or name in keys or name in schema_keys or name in read_in(path, section):
         return ""
     # At the top level a name such as _shared is the author's own, unlike _target_.
     if not path and name.startswith("_") and not name.endswith("_"):
@@ -86,7 +86,7 @@ def strange(
         and target not in _facts()["named"]
     ):
         return ""
-    similar = nearest(name, {*known, *typed}, before)
+    similar = nearest(name, {*keys, *schema_keys}, before)
     return f"no recipe of AutoModel has this key here, and no known code reads it{similar}"
 
 
@@ -98,8 +98,8 @@ def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
         return
     wrong = dict(find_wrong_keys(path, value))
     for before, (name, inner) in enumerate(value.items()):
-        written = f"{path}.{name}"
+        place = f"{path}.{name}"
         if message := wrong.get(name) or strange(path, str(name), value, (), before):
-            yield written, message, name in wrong
+            yield place, message, name in wrong
         else:
-            yield from inside(written, inner)
+            yield from inside(place, inner)

@@ -73,12 +73,12 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     ranks = sizes["pp_size"]
     pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
     # Before 0.3.0 the manager class told the strategy.
-    named = (
+    strategy = (
         {D + "strategy": kind}
         if release(case.version).nests_pipeline
         else {D + "_target_": MANAGERS[kind]}
     )
-    first = {**named, **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
+    first = {**strategy, **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
     split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
     return [
         {**first, **_batch(draw, case, sizes, first)},
@@ -97,18 +97,18 @@ AXES: Mapping[str, tuple[str, ...]] = {
 
 
 def _sizes(draw: DrawFn, case: StrategyCase, kind: str) -> dict[str, int]:
-    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {"pp_size": 1}
+    ranks, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {"pp_size": 1}
     for axis in draw(st.permutations(AXES[kind])):
-        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
-        left //= sizes[axis]
+        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if ranks % size == 0]))
+        ranks //= sizes[axis]
     explicit = case.world_size is None or draw(st.booleans())
     if kind == "fsdp2":
-        sizes["ep_size"] = draw(st.sampled_from([size for size in (1, 2, 4) if left % size == 0]))
+        sizes["ep_size"] = draw(st.sampled_from([size for size in (1, 2, 4) if ranks % size == 0]))
         sizes["dp_replicate_size"] = draw(
-            st.sampled_from([size for size in (1, 2) if left % size == 0 and size < left] or [1])
+            st.sampled_from([size for size in (1, 2) if ranks % size == 0 and size < ranks] or [1])
         )
-    told = {"world_size": case.world_size} if case.world_size and draw(st.booleans()) else {}
-    return {**sizes, **({"dp_size": left} if explicit else {}), **told}
+    world = {"world_size": case.world_size} if case.world_size and draw(st.booleans()) else {}
+    return {**sizes, **({"dp_size": ranks} if explicit else {}), **world}
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
@@ -124,10 +124,10 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     experts = {
         draw(st.sampled_from(EXPERTS)): sizes.get("ep_size", 1) * draw(st.sampled_from((2, 4)))
     }
-    kept = draw(
+    widths = draw(
         st.sampled_from(({}, {}, config, {**config, **experts, "intermediate_size": 512 * heads}))
     )
-    return {f"model.config.{name}": size for name, size in kept.items()}
+    return {f"model.config.{name}": size for name, size in widths.items()}
 
 
 @st.composite
@@ -139,9 +139,9 @@ def _model(draw: DrawFn, layers: bool) -> Sequence[Group]:
     if not name:
         return ()
     first, *more = draw(of_family(name, without=(*SIZED, "tie_word_embeddings")))
-    named = {CLASS: MODULE + FAMILIES[name].config} if FAMILIES[name].config else {TYPE: name}
+    kind = {CLASS: MODULE + FAMILIES[name].config} if FAMILIES[name].config else {TYPE: name}
     groups = ({} if layers else first, *more)
-    return [named, *({C + key: value for key, value in group.items()} for group in groups)]
+    return [kind, *({C + key: value for key, value in group.items()} for group in groups)]
 
 
 def _pipeline(draw: DrawFn, case: StrategyCase, ranks: int) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
     size = draw(SMALL)
     # The last stage may have fewer layers, but it has at least one.
     layers = ranks * virtual * size - draw(st.integers(0, size - 1))
-    known = draw(st.sampled_from(({LAYERS: layers}, {LAYERS: layers}, {})))
+    depth = draw(st.sampled_from(({LAYERS: layers}, {LAYERS: layers}, {})))
     rounding = draw(
         st.sampled_from(
             (
@@ -191,8 +191,8 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
     return draw(
         st.sampled_from(
             (
-                known,
-                {**known, PP + "layers_per_stage": size, **rounding},
+                depth,
+                {**depth, PP + "layers_per_stage": size, **rounding},
                 {PP + "layers_per_stage": size, **rounding},
                 {PP + "module_fqns_per_model_part": stage_modules(cuts)},
             )
@@ -223,13 +223,13 @@ def _arguments(target: str) -> tuple[str, ...]:
 
 @cache
 def _optimizer(version: str) -> Groups:
-    known = [
+    rows = [
         _group({"optimizer._target_": st.just(target)}, *_arguments(target)) for target in CLASSES
     ]
     return st.one_of(
         st.just({}),
         _group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"),
-        *known,
+        *rows,
     )
 
 
@@ -375,7 +375,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "fp8.recipe_name": st.sampled_from(("tensorwise", "rowwise", "rowwise_with_gw_hp")),
     D + "activation_checkpointing_scope": SCOPES,
     PP + "pp_schedule_csv": words().map(lambda name: f"no such/{name.strip()}.csv"),
-    **{C + name: drawn for name, drawn in KEYS.items()},
+    **{C + name: strategy for name, strategy in KEYS.items()},
     "step_scheduler.preemption_signal": st.sampled_from(
         (15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())
     ),

@@ -159,17 +159,17 @@ def _adapts(values: Group) -> bool:
 def _write_adapters(values: Group, context: Context) -> Group:
     if values.get("adapters.rank") is None:
         return {}
-    found = {
+    settings = {
         PEFT + theirs: values.get(f"adapters.{ours}", USUAL[theirs])
         for theirs, ours in ADAPTERS.items()
     }
     # AutoModel declares alpha as a whole number.
-    if found[PEFT + "alpha"] == int(found[PEFT + "alpha"]):
-        found[PEFT + "alpha"] = int(found[PEFT + "alpha"])
+    if settings[PEFT + "alpha"] == int(settings[PEFT + "alpha"]):
+        settings[PEFT + "alpha"] = int(settings[PEFT + "alpha"])
     rest = _write_targets(values.get("adapters.targets"))
-    if found[PEFT + "dropout"] and values.get(SIDE) != "output":
+    if settings[PEFT + "dropout"] and values.get(SIDE) != "output":
         rest |= BEFORE
-    return {PEFT + "_target_": CLASS, **found, REST: rest}
+    return {PEFT + "_target_": CLASS, **settings, REST: rest}
 
 
 def _write_targets(targets: Collection[str] | None) -> dict[str, Any]:
@@ -177,15 +177,15 @@ def _write_targets(targets: Collection[str] | None) -> dict[str, Any]:
         return dict(ALL)
     if set(targets) == set(TARGETS) - {"output"}:
         return {"target_modules": [USUALLY]}
-    named = [f"*.{module.split('.')[1]}" for name in targets for module in TARGETS[name]]
-    return {"target_modules": named + ["lm_head"] * ("output" in targets)}
+    patterns = [f"*.{module.split('.')[1]}" for name in targets for module in TARGETS[name]]
+    return {"target_modules": patterns + ["lm_head"] * ("output" in targets)}
 
 
 def _adapted(rest: Mapping[str, Any], block: int) -> tuple[set[str], set[str]]:
     """Return the plan's names for the layers with an adapter, and for those of which some modules have
     one and others do not, in one block.
     """
-    wanted, excluded = (
+    targets, exclusions = (
         [names] if isinstance(names, str) else list(names or ())
         for names in (rest.get("target_modules"), rest.get("exclude_modules"))
     )
@@ -197,9 +197,9 @@ def _adapted(rest: Mapping[str, Any], block: int) -> tuple[set[str], set[str]]:
     def adapts(module: str) -> bool:
         if rest.get("match_all_linear"):
             return True
-        if excluded and not wanted:
-            return not fits(excluded, module)
-        return fits(wanted or (USUALLY,), module)
+        if exclusions and not targets:
+            return not fits(exclusions, module)
+        return fits(targets or (USUALLY,), module)
 
     whole, parts = set[str](), set[str]()
     for name, modules in TARGETS.items():
@@ -273,15 +273,15 @@ def _read_moments(values: Group, context: Context) -> Group:
     if is_fused(values.get("optimizer._target_")):
         moments = tuple(values.get(path) or WIDE for path in FORMATS)
         return {MOMENTS: moments} if moments != (WIDE, WIDE) or weights in HALVES else {}
-    known = CLASSES.get(values.get("optimizer._target_") or "")
-    adam = known is not None and known.ours in TAKING["bias_correction"]
+    entry = CLASSES.get(values.get("optimizer._target_") or "")
+    adam = entry is not None and entry.ours in TAKING["bias_correction"]
     return {MOMENTS: (weights, weights)} if adam and weights in HALVES else {}
 
 
 def _write_moments(values: Group, context: Context) -> Group:
-    wanted = values.get(MOMENTS) or (WIDE, WIDE)
-    takes = needs_fused(values) and wanted != (WIDE, WIDE)
-    return dict(zip(FORMATS, wanted, strict=True)) if takes else {}
+    formats = values.get(MOMENTS) or (WIDE, WIDE)
+    takes = needs_fused(values) and formats != (WIDE, WIDE)
+    return dict(zip(FORMATS, formats, strict=True)) if takes else {}
 
 
 MOMENT_FORMATS = convert(
@@ -323,10 +323,10 @@ def _read_resumed(values: Group, context: Context) -> Group:
 
 
 def _write_resumed(values: Group, context: Context) -> Group:
-    wanted = values.get(RESUMED)
-    if wanted is None or not writes_section(values):
+    resumption = values.get(RESUMED)
+    if resumption is None or not writes_section(values):
         return {}
-    return {GIVEN: True if wanted == "given" else None, STORED: wanted == "checkpoint"}
+    return {GIVEN: True if resumption == "given" else None, STORED: resumption == "checkpoint"}
 
 
 RESUMING = convert(

@@ -108,15 +108,15 @@ def number(
     if layers_per_stage is None:
         return pp_size if kind.single else 2 * pp_size
     # Rounded up: a last stage with fewer layers is a stage too.
-    wanted = -(-num_layers // layers_per_stage)
-    count = _round_count(wanted, pp_size, rounding)
+    total = -(-num_layers // layers_per_stage)
+    count = _round_count(total, pp_size, rounding)
     per_rank, where = (
         count // pp_size,
         f"layers_per_stage: {num_layers} layers in stages of {layers_per_stage} give",
     )
     if count % pp_size:
         raise ConfigError(
-            f"{where} {wanted} virtual stages, no multiple of pp_size ({pp_size}); "
+            f"{where} {total} virtual stages, no multiple of pp_size ({pp_size}); "
             "set round_virtual_stages_to_pp_multiple, or another number of layers"
         )
     if kind.single and per_rank != 1:
@@ -165,11 +165,11 @@ def request(
         (range(count - 1, max(0, count - pp_size), -1), "up"),
     )
     for candidates, rounding in roundings:
-        for wanted in candidates:
+        for target in candidates:
             # The smallest size whose stages are few enough. They may
             # be fewer still: ten layers never make six stages.
-            size = -(-num_layers // wanted)
-            if -(-num_layers // size) == wanted:
+            size = -(-num_layers // target)
+            if -(-num_layers // size) == target:
                 return size, rounding
     return None
 

@@ -46,7 +46,7 @@ def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
     """
     groups = values.get(GROUPS) or ()
     try:
-        found = [
+        rules = [
             (
                 re.compile(str(group["pattern"])),
                 float(group.get("lr_mult", 1.0)),
@@ -58,7 +58,7 @@ def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
         return None
     factors = {}
     for name in (*SPARED_NAMES, WEIGHT, EMBEDDING, OUTPUT):
-        matches = ((rate, decay) for pattern, rate, decay in found if pattern.search(name))
+        matches = ((rate, decay) for pattern, rate, decay in rules if pattern.search(name))
         factors[name] = next(matches, (1.0, 1.0))
     return factors
 
@@ -69,9 +69,9 @@ def _read_groups(values: Group, context: Context) -> Group:
     factors = _factors(values) if context.since(SINCE) else None
     if factors is None:
         return {SCOPE: "all"}
-    spared = all(factors[name][1] == 0 for name in SPARED_NAMES) and factors[WEIGHT][1] != 0
+    spares = all(factors[name][1] == 0 for name in SPARED_NAMES) and factors[WEIGHT][1] != 0
     rates = {ours: factors[name][0] for ours, name in RATES.items() if factors[name][0] != 1}
-    return {SCOPE: "matrices" if spared else "all", **rates}
+    return {SCOPE: "matrices" if spares else "all", **rates}
 
 
 def _write_groups(values: Group, context: Context) -> Group:
@@ -101,13 +101,13 @@ def _odd(values: Group) -> bool:
         and decays <= {0.0, 1.0}
         and all(factors[name][1] == 1 for name in (WEIGHT, EMBEDDING, OUTPUT))
     )
-    rated = all(factors[name][0] == 1 for name in (*SPARED_NAMES, WEIGHT))
+    full_rates = all(factors[name][0] == 1 for name in (*SPARED_NAMES, WEIGHT))
     # A pattern that matches no example is for parameters that no plan tells apart.
     unseen = any(
         not any(re.search(str(group["pattern"]), name) for name in factors)
         for group in values[GROUPS]
     )
-    return unseen or not (usual and rated)
+    return unseen or not (usual and full_rates)
 
 
 RULES = (

@@ -444,9 +444,10 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
         argument = DEFAULTS.get(name_argument(word.partition("=")[0]) or "")
         if isinstance(argument, bool) and index + 1 in launch.loose:
             after = "--"
-        if tied or after is not None:
-            value = attached if tied else "true" if after.startswith("--") else after
-            yield name, value, launch.lines[index]
+        if tied:
+            yield name, attached, launch.lines[index]
+        elif after is not None:
+            yield name, "true" if after.startswith("--") else after, launch.lines[index]
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:

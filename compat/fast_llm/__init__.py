@@ -110,8 +110,8 @@ class FastLLMDialect(PackagedDialect):
         from compat.fast_llm.model import facts
         from compat.fast_llm.requirements import LEARNED, NEEDS
 
-        learned = facts(config.effective).get("model.embedding.positions") == "learned"
-        needs = (*NEEDS, LEARNED) if learned and config.context.since("0.4.0") else NEEDS
+        has_table = facts(config.effective).get("model.embedding.positions") == "learned"
+        needs = (*NEEDS, LEARNED) if has_table and config.context.since("0.4.0") else NEEDS
         yield from missing(config.given, needs, self.whole(config))
 
     def render(self, config: Config, format: str | None = None) -> Written:

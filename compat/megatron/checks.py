@@ -147,12 +147,12 @@ def _has_uneven_stages(args: Seen) -> bool:
     if ranks == 1 or args["pipeline_model_parallel_layout"] or args["hybrid_layer_pattern"]:
         return False
     ends = [args[f"decoder_{end}_pipeline_num_layers"] for end in ("first", "last")]
-    named = [layers for layers in ends if layers is not None]
+    sizes = [layers for layers in ends if layers is not None]
     kinds = ("embedding", "loss")
     extra = sum(bool(args[f"account_for_{kind}_in_pipeline_split"]) for kind in kinds)
-    layers = args["num_layers"] - sum(named) + (0 if named else extra)
-    share, rest = divmod(layers, ranks - len(named)) if ranks > len(named) else (0, 0)
-    return bool(rest or any(size % chunks for size in (share, *named)))
+    layers = args["num_layers"] - sum(sizes) + (0 if sizes else extra)
+    share, rest = divmod(layers, ranks - len(sizes)) if ranks > len(sizes) else (0, 0)
+    return bool(rest or any(size % chunks for size in (share, *sizes)))
 
 
 VIRTUAL = "virtual_pipeline_model_parallel_size"

@@ -132,7 +132,7 @@ def parse(
     lenient: bool = False,
     lines: Sequence[int | None] = (),
     opaque: Mapping[int, str] = MappingProxyType({}),
-    needed: Container[str] = (),
+    relevant: Container[str] = (),
     loose: Container[int] = (),
     fixed: Container[str] | None = None,
 ) -> Parsed:
@@ -140,7 +140,7 @@ def parse(
 
     `lines` has the line number of each word. `opaque` has, by index, the reason why a word is not
     known before the run. Such a word stays as it is spelled if the flag accepts free text. It is a
-    problem if the flag's argument is in `needed`. Otherwise the word is left out, and the result lists
+    problem if the flag's argument is in `relevant`. Otherwise the word is left out, and the result lists
     it in `opaque`. A word whose index is in `loose` may contain flags; it is a value only if the flag
     before it has none yet.
 
@@ -149,7 +149,7 @@ def parse(
     values and unknown flags are in `unknown` instead. If `fixed` is given, a value that is not
     among the choices is in `foreign` instead, unless its argument is in `fixed`.
     """
-    reader = _FlagReader(list(flags), version, list(lines), opaque, needed, loose, fixed)
+    reader = _FlagReader(list(flags), version, list(lines), opaque, relevant, loose, fixed)
     reader.read()
     if not lenient:
         reader.problems += islice(_leftovers(reader), limits.PROBLEMS + 1)

@@ -111,12 +111,12 @@ def unwrap_lists(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spoken(words: Words, version: str, lenient: bool) -> Read:
     """Read words with the parser of release `version`."""
-    needed, fixed = (
+    relevant, fixed = (
         _arguments_that_matter() if words.opaque else (),
         _arguments_to_fix() if lenient else None,
     )
     result = flags.parse(
-        words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed
+        words.words, version, lenient, words.lines, words.opaque, relevant, words.loose, fixed
     )
     older = _older(result, words) if lenient else Older()
     # Flags that the parser takes and Megatron then refuses are given only if they were not read as

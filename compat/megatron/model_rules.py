@@ -365,11 +365,11 @@ NORM = convert(
 
 
 def _read_tied(values: Group, context: Context) -> Group:
-    untied = values.get("untie_embeddings_and_output_weights")
-    if untied is None:
+    unties = values.get("untie_embeddings_and_output_weights")
+    if unties is None:
         return {}
     return {
-        "model.tied": not untied,
+        "model.tied": not unties,
         "model.embedding.norm": False,
         "model.embedding.output_bias": False,
     }

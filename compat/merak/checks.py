@@ -48,7 +48,7 @@ def _ignore_unless(
     path = argument if "." in argument else f"args.{argument}"
     return Check(
         path,
-        lambda seen: seen.wrote(path) and not used(seen),
+        lambda view: view.wrote(path) and not used(view),
         f"no effect: {message}",
         Effect.NONE,
         place,
@@ -61,36 +61,36 @@ def _ignore_unless(
 def _dead(
     argument: str, message: str, place: str, since: str = "", until: str = "", name: str = ""
 ) -> Check:
-    return _ignore_unless(argument, lambda seen: False, message, place, since, until, name)
+    return _ignore_unless(argument, lambda view: False, message, place, since, until, name)
 
 
-def _on(seen: Seen) -> bool:
-    return sharded(seen.values, seen.context)
+def _on(view: Seen) -> bool:
+    return sharded(view.values, view.context)
 
 
-def _wrong_norm(seen: Seen) -> bool:
+def _wrong_norm(view: Seen) -> bool:
     """Return whether gradients are clipped by the norm of the rank's own parameters only
     (`torch.nn.utils.clip_grad_norm_`).
     """
     own = (
-        not seen["fp16"]
-        and not switches_clipping_off(seen.values)
-        and seen["half_precision_backend"] != "apex"
+        not view["fp16"]
+        and not switches_clipping_off(view.values)
+        and view["half_precision_backend"] != "apex"
     )
     # With one pipeline and one tensor rank, the rank's own parameters are all of them.
-    return (seen["max_grad_norm"] or 0) > 0 and own and seen.size("pp") * seen.size("tp") > 1
+    return (view["max_grad_norm"] or 0) > 0 and own and view.size("pp") * view.size("tp") > 1
 
 
-def _odd_cuts(seen: Seen) -> bool:
-    words = seen["custom_partition"]
-    if seen["partition_method"] != "custom" or not words:
+def _odd_cuts(view: Seen) -> bool:
+    words = view["custom_partition"]
+    if view["partition_method"] != "custom" or not words:
         return False
     cuts = [int(part) for part in words[0].split(",")]
     return cuts[0] != 0 or any(second < first for first, second in pairwise(cuts))
 
 
-def _checkpoints(seen: Seen) -> bool:
-    return bool(seen["activation_checkpointing"])
+def _checkpoints(view: Seen) -> bool:
+    return bool(view["activation_checkpointing"])
 
 
 TRAPS = Checks(
@@ -124,7 +124,7 @@ TRAPS = Checks(
     _dead("fp16_opt_level", "only Apex mixed precision uses this level", "core/amp/amp_engine.py"),
     _ignore_unless(
         "shard_count",
-        lambda seen: seen["split_method"] in (None, "farthest_min_deps"),
+        lambda view: view["split_method"] in (None, "farthest_min_deps"),
         "only split_method farthest_min_deps uses this number",
         "core/fx/graph_shard/split_graph.py",
         REWRITTEN,
@@ -136,32 +136,32 @@ TRAPS = Checks(
     _ignore_unless("zero_allow_untested_optimizer", _on, ZERO_OFF, "core/zero/stage1.py"),
     _ignore_unless(
         "custom_partition",
-        lambda seen: seen["partition_method"] == "custom",
+        lambda view: view["partition_method"] == "custom",
         "only partition_method custom uses this argument",
         "core/pipeline/layers_partition.py",
     ),
     _ignore_unless(
         "custom_split_points",
-        lambda seen: seen["split_method"] == "layer_split",
+        lambda view: view["split_method"] == "layer_split",
         "only split_method layer_split uses this argument",
         "core/fx/graph_shard/layer_config.py",
     ),
     _ignore_unless(
         "parallel_vocab",
-        lambda seen: seen.size("tp") > 1,
+        lambda view: view.size("tp") > 1,
         "Merak splits the vocabulary only with tp > 1",
         "core/tensor_parallel/model_parallel.py",
         name="no-effect-it-needs-tp",
     ),
     _ignore_unless(
         "cache_name",
-        lambda seen: bool(seen["cache_sharding"]),
+        lambda view: bool(view["cache_sharding"]),
         "cache_sharding is off",
         "core/pipeline/module.py",
     ),
     _ignore_unless(
         "checkpoint_num_layers",
-        lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
+        lambda view: _checkpoints(view) and view["split_method"] != "nearest_min_deps",
         "split_method nearest_min_deps makes Merak recompute chunks of similar size instead;"
         " activation_checkpointing false switches recomputation off",
         "core/pipeline/module.py: act_ckpt_interval",
@@ -170,23 +170,23 @@ TRAPS = Checks(
     ),
     _ignore_unless(
         "warmup_ratio",
-        lambda seen: not seen["warmup_steps"],
+        lambda view: not view["warmup_steps"],
         "warmup_steps wins",
         "transformers: get_warmup_steps",
     ),
     _ignore_unless(
         "num_train_epochs",
-        lambda seen: seen["max_steps"] <= 0,
+        lambda view: view["max_steps"] <= 0,
         "max_steps decides",
         "utils/parameters.py",
     ),
     _ignore_unless(
-        "save_steps", lambda seen: bool(seen["save"]), "save is off", "merak_trainer.py: train"
+        "save_steps", lambda view: bool(view["save"]), "save is off", "merak_trainer.py: train"
     ),
     # Names with another meaning than in other stacks or releases
     Check(
         "args.sequence_parallel",
-        lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
+        lambda view: bool(view["sequence_parallel"]) and view.size("sp") == 1,
         "no effect with sp = 1: on main this switch is Ulysses attention over the ranks of init(sp=),"
         " not Megatron's sequence parallelism",
         Effect.NONE,
@@ -195,7 +195,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.sequence_parallel",
-        lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
+        lambda view: bool(view["sequence_parallel"]) and view.size("sp") > 1,
         "this switch is Ulysses attention over the ranks of init(sp=), for Llama models only; the words"
         " 'when TMP > 1' in Merak's documentation are about older releases",
         Effect.NONE,
@@ -205,7 +205,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.sequence_parallel",
-        lambda seen: bool(seen["sequence_parallel"]) and seen.size("tp") == 1,
+        lambda view: bool(view["sequence_parallel"]) and view.size("tp") == 1,
         "no effect: sequence parallelism needs tp > 1",
         Effect.NONE,
         "core/tensor_parallel/mp_layers.py",
@@ -214,7 +214,7 @@ TRAPS = Checks(
     ),
     Check(
         "init.sp",
-        lambda seen: seen.size("sp") > 1 and not seen["sequence_parallel"],
+        lambda view: view.size("sp") > 1 and not view["sequence_parallel"],
         "sequence_parallel is off, so these ranks repeat each other's work; set sequence_parallel",
         Effect.COST,
         "core/pipeline/module.py: sequence_parallel",
@@ -222,7 +222,7 @@ TRAPS = Checks(
     ),
     Check(
         "trainer.loss_fn",
-        lambda seen: seen.wrote("trainer.loss_fn"),
+        lambda view: view.wrote("trainer.loss_fn"),
         "MerakTrainer has no parameter loss_fn, although Merak's documentation names one; override"
         " get_loss_fn",
         Effect.NUMBERS,
@@ -233,7 +233,7 @@ TRAPS = Checks(
     # Broken
     Check(
         "args.split_method",
-        lambda seen: seen["split_method"] == "farthest_min_deps",
+        lambda view: view["split_method"] == "farthest_min_deps",
         "broken: training ends with 'too many values to unpack'; use nearest_min_deps",
         Effect.STOPS,
         "core/fx/graph_shard/farthest_deps.py, as run at the newest commit",
@@ -241,7 +241,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.split_method",
-        lambda seen: seen["split_method"] == "min_deps",
+        lambda view: view["split_method"] == "min_deps",
         "broken: the default of this release is min_deps, which the splitter of this release does"
         " not know; give nearest_min_deps",
         Effect.STOPS,
@@ -251,7 +251,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.tp_overlapping_level",
-        lambda seen: (seen["tp_overlapping_level"] or 0) > 1 and seen.size("tp") > 1,
+        lambda view: (view["tp_overlapping_level"] or 0) > 1 and view.size("tp") > 1,
         "broken: tp_overlapping_level 2 and 3 exist only for GPT-2, and fail with an AttributeError; for other"
         " models Merak uses 1; use 0 or 1",
         Effect.STOPS,
@@ -261,7 +261,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.trace_method",
-        lambda seen: seen["trace_method"] == "dynamo",
+        lambda view: view["trace_method"] == "dynamo",
         "broken with torch 2.13, which no longer has torch.export.export_for_training; use fx",
         Effect.STOPS,
         "core/fx/tracer/_dynamo_trace.py; seen in a run of the newest commit",
@@ -269,9 +269,9 @@ TRAPS = Checks(
     ),
     Check(
         "args.half_precision_backend",
-        lambda seen: (
-            seen["half_precision_backend"] in ("cuda_amp", "amp")
-            and not (seen["max_grad_norm"] or 0) > 0
+        lambda view: (
+            view["half_precision_backend"] in ("cuda_amp", "amp")
+            and not (view["max_grad_norm"] or 0) > 0
         ),
         "broken with max_grad_norm 0: the optimizer steps only if it clips gradients, so nothing is trained; set max_grad_norm",
         Effect.NUMBERS,
@@ -279,7 +279,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.lr_scheduler_type",
-        lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
+        lambda view: view["lr_scheduler_type"] == "reduce_lr_on_plateau",
         "broken: this scheduler needs a metric, and the engine passes none; use another"
         " lr_scheduler_type",
         Effect.STOPS,
@@ -288,7 +288,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.loss_scale",
-        lambda seen: bool(seen["fp16"]) and (seen["loss_scale"] or 0) > 0,
+        lambda view: bool(view["fp16"]) and (view["loss_scale"] or 0) > 0,
         "broken: with a constant scale no fp16 optimizer is built, and gradients are not unscaled; leave loss_scale out",
         Effect.NUMBERS,
         "runtime/engine.py: _configure_fp16_optimizer",
@@ -305,7 +305,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.half_precision_backend",
-        lambda seen: switches_clipping_off(seen.values) and (seen["max_grad_norm"] or 0) > 0,
+        lambda view: switches_clipping_off(view.values) and (view["max_grad_norm"] or 0) > 0,
         "Merak has no mixed precision for cpu_amp; this value only switches gradient clipping off;"
         " drop the argument",
         Effect.NUMBERS,
@@ -315,8 +315,8 @@ TRAPS = Checks(
     ),
     Check(
         "args.zero_stage",
-        lambda seen: (
-            _on(seen) and compute(seen.values, seen.context) != "fp16" and seen.size("dp") > 1
+        lambda view: (
+            _on(view) and compute(view.values, view.context) != "fp16" and view.size("dp") > 1
         ),
         "ZeRO reduces gradients in fp16 in every training format, so the numbers differ from those without ZeRO",
         Effect.NUMBERS,
@@ -325,7 +325,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.bf16",
-        lambda seen: bool(seen["bf16"]) and not automatic(seen.values),
+        lambda view: bool(view["bf16"]) and not automatic(view.values),
         "weights, optimizer state and sums are all in bf16: there are no fp32 master weights",
         Effect.NUMBERS,
         "core/amp/amp_engine.py: _configure_bf16_model",
@@ -333,7 +333,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.initial_scale_power",
-        lambda seen: bool(seen["fp16"]) and (seen["initial_scale_power"] or 0) > 24,
+        lambda view: bool(view["fp16"]) and (view["initial_scale_power"] or 0) > 24,
         "the loss scale starts so high that the first steps overflow and are skipped; 16 is common",
         Effect.NUMBERS,
         "core/amp/amp_engine.py: dynamic_loss_args",
@@ -347,8 +347,8 @@ TRAPS = Checks(
     ),
     Check(
         "args.custom_partition",
-        lambda seen: (
-            seen["partition_method"] == "custom" and len(seen["custom_partition"] or ()) > 1
+        lambda view: (
+            view["partition_method"] == "custom" and len(view["custom_partition"] or ()) > 1
         ),
         "only the first word is read; write the boundaries in one word, with commas",
         Effect.NUMBERS,
@@ -356,14 +356,14 @@ TRAPS = Checks(
     ),
     Check(
         "args.partition_method",
-        lambda seen: seen["partition_method"] == "uniform" and seen.size("pp") > 1,
+        lambda view: view["partition_method"] == "uniform" and view.size("pp") > 1,
         "wrong unless pp divides the number of shards: the boundaries exceed the last shard; use uniform_floor",
         Effect.NUMBERS,
         "core/pipeline/module_utils.py: partition_uniform",
     ),
     Check(
         "args.activation_checkpoint_ratio",
-        lambda seen: seen["activation_checkpoint_ratio"] is not None and _checkpoints(seen),
+        lambda view: view["activation_checkpoint_ratio"] is not None and _checkpoints(view),
         "with a ratio Merak computes the forward pass twice and discards the first result",
         Effect.COST,
         "core/pipeline/module.py: forward",
@@ -371,10 +371,10 @@ TRAPS = Checks(
     ),
     Check(
         "args.tp_overlapping_level",
-        lambda seen: (
-            seen["tp_overlapping_level"] == 1
-            and seen.size("tp") > 1
-            and (seen["per_device_train_batch_size"] or 0) % 2 == 1
+        lambda view: (
+            view["tp_overlapping_level"] == 1
+            and view.size("tp") > 1
+            and (view["per_device_train_batch_size"] or 0) % 2 == 1
         ),
         "tp_overlapping_level 1 cuts each microbatch in two, and per_device_train_batch_size is odd; use an even size",
         Effect.NUMBERS,
@@ -383,7 +383,7 @@ TRAPS = Checks(
     ),
     Check(
         "tp_lists.weight_change_list",
-        lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
+        lambda view: bool(view["tp_lists.weight_change_list"]) and view.size("tp") > 1,
         "every tensor rank takes the first part of each weight in this list; load or initialise"
         " the right part afterwards",
         Effect.NUMBERS,
@@ -396,11 +396,11 @@ def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings for a config: checks that hold, unused settings, wrongly documented defaults,
     and missing settings.
     """
-    values, given, at = config.effective, config.given, release(config.version)
-    seen = Seen(values, given, config.context)
-    yield from TRAPS.remarks(seen, config.origins)
-    yield from _find_inherited(given, at, config.origins)
-    yield from _find_other_defaults(values, given, at)
+    values, settings, at = config.effective, config.given, release(config.version)
+    view = Seen(values, settings, config.context)
+    yield from TRAPS.remarks(view, config.origins)
+    yield from _find_inherited(settings, at, config.origins)
+    yield from _find_other_defaults(values, settings, at)
     yield from _open(values)
 
 
@@ -413,14 +413,14 @@ def _unread() -> frozenset[str]:
 
 
 def _find_inherited(
-    given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]
+    settings: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]
 ) -> Iterator[Finding]:
     """Yield findings for arguments of the Hugging Face trainer, from which Merak's trainer does not
     inherit since 2.0.0.
     """
     if not at.since(REWRITTEN):
         return
-    for path in given:
+    for path in settings:
         if path in _unread():
             message = (
                 "no effect: only the Hugging Face trainer reads this argument, and Merak does not"
@@ -439,24 +439,24 @@ NEEDED = (
 
 
 def _find_other_defaults(
-    values: Mapping[str, Any], given: Mapping[str, Any], at: Release
+    values: Mapping[str, Any], settings: Mapping[str, Any], at: Release
 ) -> Iterator[Finding]:
     """Yield findings for defaults that differ from the documentation. The effective value is the
     default in the release's source.
     """
-    for path, said in at.documented.items():
+    for path, default in at.documented.items():
         if path not in at.defaults:
             continue
-        if path == "args.shard_count" and path not in given and path in values:
+        if path == "args.shard_count" and path not in settings and path in values:
             message = (
                 f"not given: the default of Merak {at.version} is num_layers * 2 + 4;"
-                f" Merak's documentation says {said}"
+                f" Merak's documentation says {default}"
             )
             yield Finding(path, message, Effect.NONE, after=values[path])
-        elif path != "args.shard_count" and path not in given and at.defaults[path] != said:
+        elif path != "args.shard_count" and path not in settings and at.defaults[path] != default:
             message = (
                 f"not given: the default of Merak {at.version} is {show_value(at.defaults[path])};"
-                f" Merak's documentation says {show_value(said)}"
+                f" Merak's documentation says {show_value(default)}"
             )
             yield Finding(path, message, Effect.COST, after=values.get(path))
 

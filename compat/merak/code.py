@@ -18,38 +18,38 @@ AXES = ("pp", "tp", "dp", "sp")
 Flat = Mapping[str, Any]
 
 
-def script(given: Flat, values: Flat, version: str) -> str:
+def script(settings: Flat, values: Flat, version: str) -> str:
     """Return a short training script for the command line. The script calls functions that the user
     has to write.
     """
     sizes = {axis: values.get(f"init.{axis}") for axis in AXES}
     # An open size stands in the script as a name in capitals, for the user to fill in; `sp` is
     # optional.
-    named = ", ".join(
+    degrees = ", ".join(
         f"{axis}={size or axis.upper()}" for axis, size in sizes.items() if size or axis != "sp"
     )
     parts = (
-        _imports(given, version),
-        (f"Merak.init({named})  # by name: its documentation and its source give another order",),
-        _lists(given),
-        _loss(given, version),
+        _imports(settings, version),
+        (f"Merak.init({degrees})  # by name: its documentation and its source give another order",),
+        _lists(settings),
+        _loss(settings, version),
         ("(args,) = HfArgumentParser(MerakArguments).parse_args_into_dataclasses()",),
-        _trainer(given, version),
+        _trainer(settings, version),
     )
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
 
 
-def _imports(given: Flat, version: str) -> Iterator[str]:
+def _imports(settings: Flat, version: str) -> Iterator[str]:
     yield "import Merak"
     yield "from Merak import MerakArguments, MerakTrainer"
-    if below("tp_lists.", given):
+    if below("tp_lists.", settings):
         package = "core.tensor_parallel" if release(version).since(REWRITTEN) else "modules"
         yield f"from Merak.{package}.mp_attrs import set_tp_layer_lists"
     yield "from transformers import HfArgumentParser"
 
 
-def _lists(given: Flat) -> Iterator[str]:
-    lists = below("tp_lists.", given)
+def _lists(settings: Flat) -> Iterator[str]:
+    lists = below("tp_lists.", settings)
     if lists:
         yield "set_tp_layer_lists("
         for name, value in lists.items():
@@ -57,9 +57,9 @@ def _lists(given: Flat) -> Iterator[str]:
         yield ")"
 
 
-def _loss(given: Flat, version: str) -> Iterator[str]:
+def _loss(settings: Flat, version: str) -> Iterator[str]:
     # Since 2.0.0 a loss is a method to override; before, it was an argument of the trainer.
-    loss = given.get("trainer.loss_fn")
+    loss = settings.get("trainer.loss_fn")
     if loss and release(version).since(REWRITTEN):
         yield ""
         yield "class Trainer(MerakTrainer):"
@@ -68,28 +68,28 @@ def _loss(given: Flat, version: str) -> Iterator[str]:
         yield ""
 
 
-def _trainer(given: Flat, version: str) -> Iterator[str]:
-    said, own = below("trainer.", given), release(version).since(REWRITTEN)
-    loss = said.pop("loss_fn", None)
-    said = {"model": "model", "args": "args", "train_dataset": "train_dataset", **said}
+def _trainer(settings: Flat, version: str) -> Iterator[str]:
+    arguments, own = below("trainer.", settings), release(version).since(REWRITTEN)
+    loss = arguments.pop("loss_fn", None)
+    arguments = {"model": "model", "args": "args", "train_dataset": "train_dataset", **arguments}
     yield f"trainer = {'Trainer' if loss and own else 'MerakTrainer'}("
-    for name, value in said.items():
+    for name, value in arguments.items():
         # Names of objects in the script, written without quotes; several of them as a tuple.
-        written = (
+        expression = (
             value
             if isinstance(value, str)
             else "(" + "".join(f"{one}, " for one in value).rstrip(" ") + ")"
         )
-        yield f"    {name}={written},"
+        yield f"    {name}={expression},"
     if loss and not own:
         yield f"    loss_fn={loss},"
     yield ")"
     yield "trainer.train()"
 
 
-def launch(given: Flat, world_size: int | None) -> tuple[str, ...]:
+def launch(settings: Flat, world_size: int | None) -> tuple[str, ...]:
     """Return the command that starts the script. It contains --output_dir, which Merak's parser
     requires.
     """
-    output = () if "args.output_dir" in given else ("--output_dir", "output")
+    output = () if "args.output_dir" in settings else ("--output_dir", "output")
     return torchrun(world_size, SCRIPT, *output)

@@ -97,22 +97,22 @@ def _defaults() -> Iterator[Disagreement]:
     source.
     """
     at = release(KNOWN[-1])
-    for path, said in at.documented.items():
-        found = (
+    for path, value in at.documented.items():
+        default = (
             show_value(at.defaults[path])
             if path in at.defaults
             else "the newest release does not have this argument"
         )
-        done = "num_layers * 2 + 4" if path == "args.shard_count" else found
-        if path not in at.defaults or at.defaults[path] != said:
+        code = "num_layers * 2 + 4" if path == "args.shard_count" else default
+        if path not in at.defaults or at.defaults[path] != value:
             first = next(
-                version for version, row in DOCUMENTED.items() if path in row and row[path] == said
+                version for version, row in DOCUMENTED.items() if path in row and row[path] == value
             )
-            taken = done if path not in at.defaults else f"the default is {done}"
+            fact = code if path not in at.defaults else f"the default is {code}"
             yield Disagreement(
                 path,
-                f"the default is {show_value(said)}",
-                taken,
+                f"the default is {show_value(value)}",
+                fact,
                 PAGE,
                 "Merak/merak_args/args.py",
                 since=first,

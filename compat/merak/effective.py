@@ -29,7 +29,7 @@ TESTED = "Adam, AdamW, SGD, ASGD, Adadelta or Adamax"
 Flat = Mapping[str, Any]
 
 
-def effective(given: Flat, version: str, world_size: int | None) -> dict[str, Any]:
+def effective(settings: Flat, version: str, world_size: int | None) -> dict[str, Any]:
     """Return every value that the release uses, by schema path. Values of None are left out.
 
     Raises one `ConfigError` with everything that Merak refuses. This includes refusals of
@@ -37,17 +37,19 @@ def effective(given: Flat, version: str, world_size: int | None) -> dict[str, An
     """
     at = release(version)
     unknown = []
-    for path in given:
+    for path in settings:
         if path not in at.defaults:
-            found = lifetime(path)
+            releases = lifetime(path)
             hint = (
-                (f"; Merak {found} has this setting")
-                if found != "none"
+                (f"; Merak {releases} has this setting")
+                if releases != "none"
                 else nearest(path, at.defaults)
             )
             unknown.append(f"{path}: not in Merak {version}{hint}")
     ConfigError.raise_if(unknown)
-    values = {path: value for path, value in {**at.defaults, **given}.items() if value is not None}
+    values = {
+        path: value for path, value in {**at.defaults, **settings}.items() if value is not None
+    }
     _merge(values, at)
     # Without a value in `init`, data-parallel replicas are the ranks that the other axes leave.
     others = prod(values.get(axis) or 1 for axis in AXES if axis != "init.dp")
@@ -103,11 +105,11 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     core/pipeline/module.py: configure_distributed_model).
     """
     backend = values.get("args.half_precision_backend")
-    known = ("cuda_amp", "apex", "cpu_amp") if at.since(REWRITTEN) else ("auto", "amp", "apex")
-    if backend is not None and backend not in known:
+    backends = ("cuda_amp", "apex", "cpu_amp") if at.since(REWRITTEN) else ("auto", "amp", "apex")
+    if backend is not None and backend not in backends:
         yield (
             f"args.half_precision_backend: found {show_value(backend)}, expected one of"
-            f" {', '.join(known)} in Merak {at.version}"
+            f" {', '.join(backends)} in Merak {at.version}"
         )
     if values.get("args.fp16") and values.get("args.bf16"):
         yield "args.bf16: fp16 and bf16 are both set; keep one of the two"
@@ -218,8 +220,8 @@ def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
             f"args.zero_stage: found {show_value(stage)}; only stage 1 exists, other stages fail in the"
             " first step; use 1, or drop it"
         )
-    allowed = values.get("args.zero_allow_untested_optimizer")
-    if on and stage == 1 and values.get("args.adafactor") and not allowed:
+    allows = values.get("args.zero_allow_untested_optimizer")
+    if on and stage == 1 and values.get("args.adafactor") and not allows:
         yield (
             f"args.zero_allow_untested_optimizer: without this switch ZeRO accepts only {TESTED};"
             " set it, or drop adafactor"
@@ -305,10 +307,10 @@ def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of the tensor-parallel lists (core/tensor_parallel/mp_attrs.py:
     set_tp_layer_lists).
     """
-    said = {
+    lists = {
         path.partition(".")[2] for path in values if path.startswith("tp_lists.") and values[path]
     }
-    enough = {"col_para_list", "row_para_list"} <= said or said & {
+    enough = {"col_para_list", "row_para_list"} <= lists or lists & {
         "conv_para_list",
         "weight_change_list",
         "input_output_mapping",
@@ -316,7 +318,7 @@ def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     if any(path.startswith("tp_lists.") for path in values) and not enough:
         yield (
             "tp_lists: set_tp_layer_lists needs col_para_list and row_para_list together, or input_output_mapping, "
-            f"weight_change_list or conv_para_list; found {', '.join(sorted(said)) or 'empty lists'}"
+            f"weight_change_list or conv_para_list; found {', '.join(sorted(lists)) or 'empty lists'}"
         )
 
 

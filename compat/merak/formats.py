@@ -80,11 +80,13 @@ def read(
         content = Document(launch.texts, lines, "flags", name=content.name)
     reader.take(content)
     reader.script(code or {})
-    typed, wrong = _type_values(reader.raw)
-    given = {path: typed[path] for path in reader.raw if path in typed}
+    values, wrong = _type_values(reader.raw)
+    settings = {path: values[path] for path in reader.raw if path in values}
     ranks = launch.ranks if launch else None
-    found = Reading(Values(given), ENTRY, reader.origins, tuple(reader.findings), world_size=ranks)
-    return found.unless((*reader.problems, *wrong))
+    reading = Reading(
+        Values(settings), ENTRY, reader.origins, tuple(reader.findings), world_size=ranks
+    )
+    return reading.unless((*reader.problems, *wrong))
 
 
 def _type_values(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
@@ -94,12 +96,12 @@ def _type_values(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[st
     except ConfigError as error:
         # Once more without the values that are wrong, so that checks of the others can go on.
         names = {problem.partition(":")[0] for problem in error.problems}
-        left = {
+        rest = {
             path: value
             for path, value in raw.items()
             if not any(f"{name}.".startswith(f"{path}.") for name in names)
         }
-        return (_type_values(left)[0] if len(left) < len(raw) else {}), error.problems
+        return (_type_values(rest)[0] if len(rest) < len(raw) else {}), error.problems
 
 
 def _content(source: Any) -> Document:
@@ -208,9 +210,9 @@ class _ArgumentReader:
             if name in SCRIPT_SECTIONS:
                 self.section(name, value)
             elif path is None or path.startswith("args."):
-                known = ", ".join(SCRIPT_SECTIONS)
+                names = ", ".join(SCRIPT_SECTIONS)
                 hint = nearest(name, SCRIPT_SECTIONS, len(self.problems))
-                self.problems.append(f"code.{name}: unknown; known are {known}{hint}")
+                self.problems.append(f"code.{name}: unknown; known are {names}{hint}")
             else:
                 self.put(path, value, f"code.{name}")
 
@@ -228,12 +230,12 @@ class _ArgumentReader:
         2)`. They are in the order of Merak's source, because the order in its documentation is
         wrong.
         """
-        named = dict(zip(POSITIONS, sizes, strict=False))
+        degrees = dict(zip(POSITIONS, sizes, strict=False))
         if not 3 <= len(sizes) <= len(POSITIONS):
             self.problems.append(
                 f"init: found {len(sizes)} values by position, expected pp, tp, dp; give them by name"
             )
-        same = named.get("pp") == named.get("dp")
+        same = degrees.get("pp") == degrees.get("dp")
         message = (
             "given by position and read as pp, tp, dp, which is the order in Merak's source; its"
             " documentation and README say dp, tp, pp; give the values by name"
@@ -241,7 +243,7 @@ class _ArgumentReader:
         self.findings.append(
             Finding("init", message, Effect.NONE if same else Effect.NUMBERS, True)
         )
-        return named
+        return degrees
 
     def entry(self, key: str, value: Any, origin: Origin | None) -> None:
         """Read one key of a flat mapping: an argument, or a parameter of the script, by name or by
@@ -255,47 +257,47 @@ class _ArgumentReader:
             if origin and path in self.raw:
                 self.origins[path] = origin
 
-    def put(self, path: str, value: Any, written: str) -> None:
+    def put(self, path: str, value: Any, argument: str) -> None:
         """Store one value. Add a problem if the release does not have its path."""
         if path not in fields(Merak):
             section = path.partition(".")[0]
-            known = [
+            names = [
                 other.partition(".")[2]
                 for other in fields(Merak)
                 if other.startswith(section + ".")
             ]
-            self.unknown(written, path.partition(".")[2], known, (str(value),))
+            self.unknown(argument, path.partition(".")[2], names, (str(value),))
         elif path not in release(self.version).defaults:
-            self.absent(written, path)
+            self.absent(argument, path)
         elif value is not None:
             self.raw[path] = value
         elif release(self.version).defaults[path] is not None:
             self.problems.append(
-                f"{written}: found no value; give a value, or leave the argument out"
+                f"{argument}: found no value; give a value, or leave the argument out"
             )
 
     def unknown(
         self,
-        written: str,
+        argument: str,
         name: str,
-        known: Sequence[str],
+        names: Sequence[str],
         values: Sequence[str],
         origin: Origin | None = None,
     ) -> None:
         if self.lenient:
             message = f"Merak {self.version} does not have this argument"
-            self.findings.append(unknown(written, message, " ".join(values) or None, origin))
+            self.findings.append(unknown(argument, message, " ".join(values) or None, origin))
         else:
             self.problems.append(
-                f"{brief(written)}: unknown argument of Merak{nearest(name, known, len(self.problems))}"
+                f"{brief(argument)}: unknown argument of Merak{nearest(name, names, len(self.problems))}"
             )
 
-    def absent(self, written: str, path: str) -> None:
+    def absent(self, argument: str, path: str) -> None:
         message = f"not in Merak {self.version}; Merak {lifetime(path)} has it"
         if self.lenient:
-            self.findings.append(unknown(written, message))
+            self.findings.append(unknown(argument, message))
         else:
-            self.problems.append(f"{written}: {message}")
+            self.problems.append(f"{argument}: {message}")
 
     # Command lines
 
@@ -318,23 +320,23 @@ class _ArgumentReader:
         if _is_value(word):
             self.problems.append(f"{brief(word)} (word {index + 1}): belongs to no option; drop it")
             return index + 1
-        name, tied, attached = word.partition("=")
-        path, negated = self.find(name)
+        name, tied, inline = word.partition("=")
+        path, negative = self.find(name)
         if path is None:
             self.unknown(
                 name,
                 name.lstrip("-"),
                 _names(),
-                (*([attached] if tied else ()), *words[index + 1 : end]),
+                (*([inline] if tied else ()), *words[index + 1 : end]),
                 Origin(line) if line else None,
             )
             return end
-        texts = [attached] if tied else list(words[index + 1 : end])
+        texts = [inline] if tied else list(words[index + 1 : end])
         reason = next((self.opaque[at] for at in range(index, end) if at in self.opaque), None)
         if reason and kind(path) is not str:
             self.leave_out(path, name, reason, line)
             return index + 1 if tied else end
-        self.store(path, name, texts, negated, line)
+        self.store(path, name, texts, negative, line)
         return index + 1 if tied else end
 
     def leave_out(self, path: str, name: str, reason: str, line: int | None) -> None:
@@ -349,21 +351,21 @@ class _ArgumentReader:
 
     def find(self, name: str) -> tuple[str | None, bool]:
         """Return the path of an option, and whether the option is the `--no_` form of a switch."""
-        known = _options(self.version)
-        spelled = (
+        options = _options(self.version)
+        option_name = (
             name.replace("-", "_")
             if name.startswith("--") and "_" not in name
             else name.removeprefix("--")
         )
-        spelled = spelled.lstrip("_")
+        option_name = option_name.lstrip("_")
         if not name.startswith("--"):
             return None, False
-        if spelled in known:
-            return known[spelled]
+        if option_name in options:
+            return options[option_name]
         # argparse accepts the beginning of an option if it fits only one.
-        longer = {known[option] for option in known if option.startswith(spelled)}
+        longer = {options[option] for option in options if option.startswith(option_name)}
         if len(longer) == 1:
-            path, negated = longer.pop()
+            path, negative = longer.pop()
             self.findings.append(
                 Finding(
                     path,
@@ -372,15 +374,15 @@ class _ArgumentReader:
                     True,
                 )
             )
-            return path, negated
-        elsewhere = f"args.{spelled}"
+            return path, negative
+        elsewhere = f"args.{option_name}"
         return (elsewhere, False) if elsewhere in fields(Merak) else (None, False)
 
     def store(
-        self, path: str, name: str, texts: list[str], negated: bool, line: int | None
+        self, path: str, name: str, texts: list[str], negative: bool, line: int | None
     ) -> None:
         try:
-            value = False if negated and not texts else _parse_option(path, texts)
+            value = False if negative and not texts else _parse_option(path, texts)
         except ValueError as error:
             self.problems.append(f"{name}{f' (line {line})' if line else ''}: {error}")
             return
@@ -408,8 +410,8 @@ def _start(words: Sequence[str]) -> int:
     if first is None:
         return 0
     # Behind an option, `x.py` is its value and not the script.
-    launched = first == 0 or LAUNCHER.match(" ".join(words[: first + 1]))
-    return first + 1 if launched else 0
+    by_launcher = first == 0 or LAUNCHER.match(" ".join(words[: first + 1]))
+    return first + 1 if by_launcher else 0
 
 
 def _is_value(word: str) -> bool:
@@ -481,34 +483,34 @@ def _kind(annotation: Any) -> type:
         return _kind(next(part for part in inside if part is not NoneType))
     if origin is Literal:
         return type(inside[0])
-    found: type = origin or annotation
-    return found
+    kind: type = origin or annotation
+    return kind
 
 
 def _parse_option(path: str, texts: list[str]) -> Any:
     """Return the value of an option, as Hugging Face's argument parser reads it."""
-    made = kind(path)
-    if made is bool and not texts:
+    value_type = kind(path)
+    if value_type is bool and not texts:
         return True
-    if made is bool and len(texts) == 1:
+    if value_type is bool and len(texts) == 1:
         if texts[0].lower() not in (*YES, *NO):
             raise ValueError(f"found {texts[0]!r}, expected true or false")
         return texts[0].lower() in YES
-    if made is tuple and texts:
+    if value_type is tuple and texts:
         return tuple(texts)
     if len(texts) != 1:
         raise ValueError(
-            f"found {len(texts) or 'no'} values, expected {'one or more' if made is tuple else 'one'}"
+            f"found {len(texts) or 'no'} values, expected {'one or more' if value_type is tuple else 'one'}"
         )
-    return _mapping(texts[0]) if made is dict else _single(path, made, texts[0])
+    return _mapping(texts[0]) if value_type is dict else _single(path, value_type, texts[0])
 
 
-def _single(path: str, made: type, text: str) -> Any:
+def _single(path: str, value_type: type, text: str) -> Any:
     try:
-        return (float if path in FLOATS else made)(text)
+        return (float if path in FLOATS else value_type)(text)
     except ValueError:
         raise ValueError(
-            f"found {text!r}, expected a {'number' if made is float else 'whole number'}"
+            f"found {text!r}, expected a {'number' if value_type is float else 'whole number'}"
         ) from None
 
 
@@ -522,18 +524,18 @@ def _mapping(text: str) -> Any:
 # Writing
 
 
-def flags(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def flags(settings: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a tuple of words for each argument: the option, and its values if it has any."""
-    found: list[tuple[str, ...]] = []
-    for path, value in given.items():
+    lines: list[tuple[str, ...]] = []
+    for path, value in settings.items():
         if not path.startswith("args."):
             continue
         name, texts = path.partition(".")[2], list(_texts(value))
         # argparse reads a word with a dash as an option, unless it is tied to its own or is a
         # number.
         tied = len(texts) == 1 and texts[0].startswith("-") and not NEGATIVE.match(texts[0])
-        found.append((f"--{name}={texts[0]}",) if tied else (f"--{name}", *texts))
-    return found
+        lines.append((f"--{name}={texts[0]}",) if tied else (f"--{name}", *texts))
+    return lines
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -547,21 +549,21 @@ def _texts(value: Any) -> Iterator[str]:
         yield value if isinstance(value, str) else repr(value)
 
 
-def flags_text(given: Mapping[str, Any]) -> str:
+def flags_text(settings: Mapping[str, Any]) -> str:
     """Return the arguments of the command line, one on each line, quoted for a shell."""
-    text = "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flags(given))
+    text = "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flags(settings))
     return text or "# no arguments\n"
 
 
-def json_text(given: Mapping[str, Any]) -> str:
+def json_text(settings: Mapping[str, Any]) -> str:
     """Return all settings as one keyword mapping."""
-    return json.dumps(nest(given), indent=2) + "\n"
+    return json.dumps(nest(settings), indent=2) + "\n"
 
 
-def script_part(given: Mapping[str, Any]) -> dict[str, Any]:
+def script_part(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that belong in the training script, as nested mappings."""
-    found: dict[str, Any] = nest(
-        {path: value for path, value in given.items() if not path.startswith("args.")}
+    sections: dict[str, Any] = nest(
+        {path: value for path, value in settings.items() if not path.startswith("args.")}
     )
-    listed: dict[str, Any] = json.loads(json.dumps(found))
-    return listed
+    plain: dict[str, Any] = json.loads(json.dumps(sections))
+    return plain

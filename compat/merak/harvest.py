@@ -25,13 +25,13 @@ DECLARED: Mapping[str, str] = {
 def facts(tree: Tree) -> Facts:
     """Return the rows of facts about the release. Nothing of it is imported."""
     files = sorted(tree.folder.rglob("*.py"))
-    found = [
+    rows = [
         {**row, "name": f"{section}.{row['name']}"}
         for section, name in DECLARED.items()
         for file in files
         for row in fields_of_class(file, name)
     ]
-    return Facts({"arguments.json": found})
+    return Facts({"arguments.json": rows})
 
 
 def path_of(file: str, row: Row) -> str:

@@ -55,17 +55,17 @@ def _is_approximate(values: Group) -> bool:
     """Return whether the plan cannot hold the schedule exactly: the plan's schedule is only
     similar, or the warmup depends on the size of the data.
     """
-    name, said = values[TYPE], _scheduler_arguments(values)
-    unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
+    name, arguments = values[TYPE], _scheduler_arguments(values)
+    unusual = any(arguments.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
     # Without a warmup, their inverse root has a scale of its own, which the plan's habits say.
-    slow = name == "inverse_sqrt" and said.get("timescale", _scale(values)) != _scale(values)
+    slow = name == "inverse_sqrt" and arguments.get("timescale", _scale(values)) != _scale(values)
     # A share of a run whose number of steps is not known.
     open_ = values[RATIO] > 0 and values[WARMUP] == 0 and values[TOTAL] <= 0
     # No plateau and no decay: the schedule ends with the warmup, which a plan's WSD cannot.
     sudden = (
         name == "warmup_stable_decay"
-        and not said["num_stable_steps"]
-        and not said["num_decay_steps"]
+        and not arguments["num_stable_steps"]
+        and not arguments["num_decay_steps"]
     )
     return unusual or slow or open_ or sudden or name == "reduce_lr_on_plateau"
 
@@ -88,33 +88,35 @@ def _warmup(values: Group) -> int:
 
 
 def _minimum(values: Group) -> float | None:
-    said = _scheduler_arguments(values)
+    arguments = _scheduler_arguments(values)
     match values[TYPE]:
         case "linear" | "cosine" | "cosine_with_restarts":
             return 0.0
         case "polynomial":
-            return float(said.get("lr_end", POLYNOMIAL_END))
+            return float(arguments.get("lr_end", POLYNOMIAL_END))
         case "cosine_with_min_lr":
             return (
-                float(said["min_lr"])
-                if "min_lr" in said
-                else float(said["min_lr_rate"] * values[PEAK])
+                float(arguments["min_lr"])
+                if "min_lr" in arguments
+                else float(arguments["min_lr_rate"] * values[PEAK])
             )
         case "warmup_stable_decay":
-            return float(said.get("min_lr_ratio", 0) * values[PEAK])
+            return float(arguments.get("min_lr_ratio", 0) * values[PEAK])
     return None
 
 
 def _total(values: Group) -> int | None:
     if values[TYPE] == "warmup_stable_decay":
-        said = _scheduler_arguments(values)
-        return max(1, int(_warmup(values) + said["num_stable_steps"] + said["num_decay_steps"]))
+        arguments = _scheduler_arguments(values)
+        return max(
+            1, int(_warmup(values) + arguments["num_stable_steps"] + arguments["num_decay_steps"])
+        )
     return values[TOTAL] if values[TOTAL] > 0 else None
 
 
 def _read(values: Group, context: Context) -> Group:
     warmup = _warmup(values)
-    found = {
+    fields = {
         SCHEDULE + "name": SHAPES[values[TYPE]],
         SCHEDULE + "warmup_steps": warmup,
         SCHEDULE + "warmup_from": 0.0,
@@ -124,17 +126,17 @@ def _read(values: Group, context: Context) -> Group:
     if values[TYPE] == "warmup_stable_decay":
         # A half cosine. A decay of 0 steps becomes 1 step, since its first step is still at the
         # peak.
-        found[SCHEDULE + "decay_steps"] = max(
+        fields[SCHEDULE + "decay_steps"] = max(
             1, int(_scheduler_arguments(values)["num_decay_steps"])
         )
-        found[SCHEDULE + "decay_shape"] = "cosine"
-    return found
+        fields[SCHEDULE + "decay_shape"] = "cosine"
+    return fields
 
 
 def _write(values: Group, context: Context) -> Group:
     name, warmup = values.get(SCHEDULE + "name"), values.get(SCHEDULE + "warmup_steps")
-    shape, said = _shape(values, context) if name else (None, {})
-    return {TYPE: shape, KWARGS: said or None, WARMUP: warmup}
+    shape, arguments = _shape(values, context) if name else (None, {})
+    return {TYPE: shape, KWARGS: arguments or None, WARMUP: warmup}
 
 
 def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
@@ -167,8 +169,8 @@ def _stable(values: Group, total: int, warmup: int, minimum: float) -> Mapping[s
     """Return the arguments of Hugging Face's WSD schedule: the lengths of plateau and decay, and
     the last learning rate as a share of the peak.
     """
-    told = values.get(SCHEDULE + "decay_steps")
-    decay = min(max(1, total // TENTH) if told is None else told, total - warmup)
+    steps = values.get(SCHEDULE + "decay_steps")
+    decay = min(max(1, total // TENTH) if steps is None else steps, total - warmup)
     lengths = {"num_stable_steps": total - warmup - decay, "num_decay_steps": decay}
     if not minimum:
         return lengths

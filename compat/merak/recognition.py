@@ -81,17 +81,17 @@ def is_launch(launch: Launch) -> bool:
 
 def _sections(data: Mapping[Any, Any]) -> int:
     sections = [name for name in ("init", "args", "trainer", "tp_lists") if name in data]
-    nested = data.get("args") if "args" in data else data.get("init")
+    inner = data.get("args") if "args" in data else data.get("init")
     if not set(data) <= {"init", "args", "trainer", "tp_lists"} or not isinstance(
-        nested, Mapping | list | tuple
+        inner, Mapping | list | tuple
     ):
         return 0
-    return len(sections) + sum(str(key) in _names() for key in nested)
+    return len(sections) + sum(str(key) in _names() for key in inner)
 
 
 def _count(names: Sequence[str]) -> int:
     # Names that other stacks have too are counted only beside one that is Merak's alone.
     own = any(name in ALONE and name not in TRAINER for name in names)
-    known = sum(name in _names() for name in names)
+    count = sum(name in _names() for name in names)
     # Names that Merak does not have speak against it: it has one of a few shared names by chance.
-    return 1 + known if own and 2 * known >= len(names) else 0
+    return 1 + count if own and 2 * count >= len(names) else 0

@@ -253,8 +253,8 @@ def _write_order(values: Group) -> Group:
     again = (
         values.get("recompute.granularity") == "full" and values.get("recompute.ratio") is not None
     )
-    taken = name in ORDERS and steps >= ranks and (name != CRITICAL or (steps >= 4 and again))
-    return {"args.train_schedule": name if taken else "1f1b"}
+    fits = name in ORDERS and steps >= ranks and (name != CRITICAL or (steps >= 4 and again))
+    return {"args.train_schedule": name if fits else "1f1b"}
 
 
 def stage_rules() -> tuple[Rule, ...]:
@@ -425,9 +425,9 @@ def _write_bucket(values: Group, context: Context) -> Group:
     if not values.get("zero.stage"):
         return {}
     # An open gather bucket means the same size as the other one.
-    reduced = values.get("zero.bucket")
-    gathered = values.get("zero.gather_bucket") or reduced
-    return {REDUCE_BUCKET: reduced or None, GATHER_BUCKET: gathered or None}
+    bucket = values.get("zero.bucket")
+    gather = values.get("zero.gather_bucket") or bucket
+    return {REDUCE_BUCKET: bucket or None, GATHER_BUCKET: gather or None}
 
 
 PRESCALED = ("args.prescale_gradients", "args.gradient_predivide_factor")
@@ -637,16 +637,16 @@ OPTIMIZER = convert(
 
 
 def _read_optimizer(values: Group) -> Group:
-    factored = bool(values.get("args.adafactor"))
+    adafactor = bool(values.get("args.adafactor"))
     moments = {
         "optimizer.betas": (values["args.adam_beta1"], values["args.adam_beta2"]),
         "optimizer.eps": values["args.adam_epsilon"],
     }
     return {
-        "optimizer.name": "adafactor" if factored else "adamw",
+        "optimizer.name": "adafactor" if adafactor else "adamw",
         "optimizer.lr": values["args.learning_rate"],
         "optimizer.weight_decay": values["args.weight_decay"],
-        **({} if factored else moments),
+        **({} if adafactor else moments),
     }
 
 
@@ -882,7 +882,7 @@ LACKS = {
 @cache
 def table() -> tuple[Rule, ...]:
     """Return all rules. Each path of Merak and each plan path is in exactly one rule."""
-    mapped = (
+    rules = (
         *model_rules(),
         *parallel_rules(),
         BATCH,
@@ -901,5 +901,5 @@ def table() -> tuple[Rule, ...]:
         *habits.RULES,
     )
     return complete_rules(
-        mapped, LACKS, fields(Merak), lambda path: longest(path, REASONS, INHERITED)
+        rules, LACKS, fields(Merak), lambda path: longest(path, REASONS, INHERITED)
     )

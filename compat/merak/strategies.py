@@ -50,7 +50,7 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     # A custom partition: one cut between two stages, with 0 before and the number of shards behind.
     cuts = (degrees.get("init.pp") or 2) - 1
     inner = st.lists(st.integers(0, 40), min_size=cuts, max_size=cuts)
-    whole = inner.map(lambda found: ",".join(map(str, (0, *sorted(found), 48))))
+    whole = inner.map(lambda cuts: ",".join(map(str, (0, *sorted(cuts), 48))))
     custom = st.fixed_dictionaries(
         {PARTITION[0]: st.just("custom"), PARTITION[1]: st.tuples(whole)}
     )
@@ -63,14 +63,14 @@ def _degrees(draw: DrawFn, case: StrategyCase) -> Group:
     """Draw the arguments of `init`; empty for a command line without a script."""
     if draw(st.sampled_from((True, False, False))):
         return {}
-    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
+    rest, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
         if f"init.{axis}" in release(case.version).defaults:
             sizes[f"init.{axis}"] = draw(
-                st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0])
+                st.sampled_from([size for size in (1, 2, 3, 4, 8) if rest % size == 0])
             )
-            left //= sizes[f"init.{axis}"]
-    return {**sizes, "init.dp": left}
+            rest //= sizes[f"init.{axis}"]
+    return {**sizes, "init.dp": rest}
 
 
 @st.composite
@@ -165,8 +165,8 @@ def _learning_rate(draw: DrawFn, case: StrategyCase) -> Group:
     name = draw(_field(TYPE))
     # These arguments have to stay below the peak, so they are drawn as shares of it.
     peak = steps.get("args.learning_rate", 5e-5)
-    said = draw(SHAPES[name]) if name in SHAPES else {}
-    kwargs = {key: value * peak if key in RATES else value for key, value in said.items()}
+    arguments = draw(SHAPES[name]) if name in SHAPES else {}
+    kwargs = {key: value * peak if key in RATES else value for key, value in arguments.items()}
     plateau = {"args.eval_strategy": "steps"} if name == "reduce_lr_on_plateau" else {}
     return {**steps, **plateau, TYPE: name, **({KWARGS: kwargs} if kwargs else {})}
 
@@ -174,15 +174,15 @@ def _learning_rate(draw: DrawFn, case: StrategyCase) -> Group:
 @st.composite
 def _script(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw settings of the script other than the mesh sizes."""
-    known = [
+    paths = [
         path
         for path in release(case.version).defaults
         if not path.startswith("args.") and path not in DEGREES
     ]
-    lists = [path for path in known if path.startswith("tp_lists.")]
+    lists = [path for path in paths if path.startswith("tp_lists.")]
     # Objects of the script are drawn as names; their type alone would allow any text.
     objects = {}
-    for path in known:
+    for path in paths:
         if path not in lists:
             own = values(case, path)
             objects[path] = _field(path) if own is None else own

@@ -87,13 +87,13 @@ def train_demo(
 
 def _shrink_plan(plan: Plan) -> tuple[Plan, list[str]]:
     """Return the plan for two ranks and a small model, and a line for each changed value."""
-    fitted, findings = fit(plan, RANKS, PRESETS["tiny"])
+    small, findings = fit(plan, RANKS, PRESETS["tiny"])
     values = {
         path: value
-        for path, value in fitted.values().items()
+        for path, value in small.values().items()
         if not path.startswith("optimizer.schedule.")
     }
-    batch = (fitted.batch.micro or 1) * MICROBATCHES * (fitted.parallel.data or 1)
+    batch = (small.batch.micro or 1) * MICROBATCHES * (small.parallel.data or 1)
     values |= {"optimizer.lr": LR, "batch.accumulation": MICROBATCHES, "batch.global_": batch}
     shrunk = [
         f"{it.path}: {it.before} -> {it.after}" for it in findings if it.path != "batch.global_"
@@ -114,14 +114,14 @@ def _run_ranks(
         RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE), limits
     )
     rows = (json.loads(line) for line in lines if line.startswith("{"))
-    shown = list(
+    step_rows = list(
         _show_bar(what, rows, steps, out) if sys.stdout.isatty() else _print_rows(rows, out)
     )
-    if len(shown) != steps:
+    if len(step_rows) != steps:
         raise BridgeError(
-            f"demo: {what} made {len(shown)} steps, expected {steps}; this is a defect, please report it"
+            f"demo: {what} made {len(step_rows)} steps, expected {steps}; this is a defect, please report it"
         )
-    return shown
+    return step_rows
 
 
 def _print_rows(rows: Iterable[Row], out: Console) -> Iterator[Row]:

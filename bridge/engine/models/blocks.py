@@ -56,13 +56,15 @@ class Output:
         leaves = [tensors.get(place, leaf) for place, leaf in enumerate(self.leaves)]
         return tree_unflatten(leaves, self.form)
 
-    def imitate_output(self, block: Block, given: Sequence[Any], tensors: Mapping[int, Any]) -> Any:
+    def imitate_output(
+        self, block: Block, arguments: Sequence[Any], tensors: Mapping[int, Any]
+    ) -> Any:
         """Return a substitute for the output of a block, with `tensors` at their positions. Every
         other tensor is replaced by an argument of the call with the same shape. The stream leaves
         the block as it came in.
         """
-        alike = {place: given[at] for place, at in self.alike.items()}
-        return self.fill_tensors({**alike, block.leaves_at: given[block.place], **tensors})
+        alike = {place: arguments[at] for place, at in self.alike.items()}
+        return self.fill_tensors({**alike, block.leaves_at: arguments[block.place], **tensors})
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,11 @@ class Cut:
     @cached_property
     def places(self) -> Mapping[Step, int]:
         """For each call, the index of the layer that makes it."""
-        found: dict[Step, int] = {}
+        places: dict[Step, int] = {}
         for place, layer in enumerate(self.layers):
             steps = layer.steps if isinstance(layer, Segment) else (layer.step,)
-            found.update(dict.fromkeys(steps, place))
-        return found
+            places.update(dict.fromkeys(steps, place))
+        return places
 
     @cached_property
     def calls(self) -> Sequence[int]:
@@ -183,10 +185,10 @@ class BlockCall:
         leaves, form = list(self.leaves), self._flat[1]
         for place, value in values.items():
             leaves[place] = value
-        found = BlockCall(*tree_unflatten(leaves, form))
+        call = BlockCall(*tree_unflatten(leaves, form))
         # Taking arguments apart costs as much time as a small layer.
-        found.__dict__["_flat"] = leaves, form
-        return found
+        call.__dict__["_flat"] = leaves, form
+        return call
 
 
 @dataclass(eq=False)
@@ -285,7 +287,7 @@ class Blocks:
     def chain(self) -> Chain:
         """The layers, in order."""
         cut, layers = self.cut, list[Layer]()
-        seen: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         names = {id(module): name for name, module in self.model.named_modules()}
         for place, layer in enumerate(cut.layers):
             parts: tuple[str, ...] = ()
@@ -299,18 +301,18 @@ class Blocks:
                 run = module = OuterLayer(
                     self.model, parts, cut.beside, partial(self._segment, place)
                 )
-            seen[name] += 1
-            if seen[name] > 1:
+            counts[name] += 1
+            if counts[name] > 1:
                 # Names tell layers apart, also for their random numbers.
-                name, parts = f"{name}#{seen[name]}", parts or (name,)
+                name, parts = f"{name}#{counts[name]}", parts or (name,)
             layers.append(Layer(name, module, run, parts, keys))
         around = {name for step in cut.places for name in ancestors(step.name)}
-        changed = watched({name: self.model.get_submodule(name) for name in sorted(around)})
-        return Chain(tuple(layers), 1, 1, True, self.receive_stream, changed)
+        watcher = watched({name: self.model.get_submodule(name) for name in sorted(around)})
+        return Chain(tuple(layers), 1, 1, True, self.receive_stream, watcher)
 
-    def receive_stream(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
+    def receive_stream(self, tensors: Sequence[Tensor], arguments: Arguments) -> Stream:
         """Return the stream made of `tensors` from another rank and of this rank's own batch."""
-        return Stream(tuple(tensors), Batch(given))
+        return Stream(tuple(tensors), Batch(arguments))
 
     def _segment(self, place: int, inputs: Any) -> Any:
         """Run the segment at `place`. Return the input of the blocks behind the segment, or the
@@ -344,8 +346,8 @@ class Blocks:
                 self._note(batch, _Pass(segment, dict(values), False))
         call = batch.calls[segment][place - segment - 1]
         call = call.fill_arguments({at: values[number] for at, number in layer.taken.items()})
-        found = self._modules[layer.step.name](*call.given, **call.named)
-        self._keep(layer.step, found, values)
+        output = self._modules[layer.step.name](*call.given, **call.named)
+        self._keep(layer.step, output, values)
         return self._hand_on(place, values, batch)
 
     def _tensors_by_number(self, place: int, tensors: Sequence[Tensor]) -> dict[int, Any]:
@@ -358,9 +360,9 @@ class Blocks:
 
     def _keep(self, step: Step, output: Any, values: dict[int, Any]) -> None:
         """Add to `values` those tensors of an output that later layers use."""
-        wanted = self.cut.outputs[step].values
-        leaves = tree_leaves(output) if wanted else []
-        values.update({number: leaves[at] for at, number in wanted.items()})
+        numbers = self.cut.outputs[step].values
+        leaves = tree_leaves(output) if numbers else []
+        values.update({number: leaves[at] for at, number in numbers.items()})
 
     def _note(self, batch: Batch, now: _Pass) -> None:
         """Run the model as far as `now` says, and record the arguments of the blocks in `batch`.
@@ -372,8 +374,8 @@ class Blocks:
             self._check(now)
             batch.calls[now.place] = now.calls
             return
-        missed = self.cut.blocks_of(now.place)[len(now.calls)]
-        raise BridgeError(f"{missed.step.name}: {_OUT_OF_TURN}")
+        block = self.cut.blocks_of(now.place)[len(now.calls)]
+        raise BridgeError(f"{block.step.name}: {_OUT_OF_TURN}")
 
     def _check(self, now: _Pass) -> None:
         """Raise an error unless the pass called all blocks that come before its end, and all modules
@@ -384,8 +386,8 @@ class Blocks:
             return
         for step, place in self.cut.places.items():
             left_out = place <= now.place + len(now.calls) and now.turns[step.name] <= step.turn
-            needed = not now.values.keys() >= set(self.cut.outputs[step].values.values())
-            if left_out and (needed or isinstance(self.cut.layers[place], Block)):
+            incomplete = not now.values.keys() >= set(self.cut.outputs[step].values.values())
+            if left_out and (incomplete or isinstance(self.cut.layers[place], Block)):
                 raise BridgeError(f"{step.name}: {_OUT_OF_TURN}")
 
     def _run(self, batch: Batch, now: _Pass) -> Any:
@@ -397,7 +399,7 @@ class Blocks:
         finally:
             self._now = before
 
-    def _visit_module(self, name: str, /, *given: Any, **named: Any) -> Any:
+    def _visit_module(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the forward pass of module `name`. Either records the arguments, or calls
         the module, or returns a substitute for the output, depending on the layer of the module.
         """
@@ -407,12 +409,12 @@ class Blocks:
         now.turns[name] += 1
         at = self.cut.places.get(step)
         if at is None or at > now.place:
-            return self._note_block(name, at, BlockCall(list(given), dict(named)), now)
+            return self._note_block(name, at, BlockCall(list(args), dict(kwargs)), now)
         if at == now.place and now.real:
-            output = self._modules[name](*given, **named)
+            output = self._modules[name](*args, **kwargs)
             self._keep(step, output, now.values)
             return output
-        return self._again(step, at, BlockCall(list(given), dict(named)), now)
+        return self._again(step, at, BlockCall(list(args), dict(kwargs)), now)
 
     def _note_block(self, name: str, at: int | None, call: BlockCall, now: _Pass) -> Any:
         """Record the arguments of the block at `at`, and return a substitute for its output. Ends
@@ -436,15 +438,15 @@ class Blocks:
         there.
         """
         output, block = self.cut.outputs[step], self.cut.layers[at]
-        found = {at: now.values[each] for at, each in output.values.items() if each in now.values}
+        tensors = {at: now.values[each] for at, each in output.values.items() if each in now.values}
         if isinstance(block, Block):
-            return output.imitate_output(block, call.leaves, found)
-        if all(leaf is not None or place in found for place, leaf in enumerate(output.leaves)):
-            return output.fill_tensors(found)
+            return output.imitate_output(block, call.leaves, tensors)
+        if all(leaf is not None or place in tensors for place, leaf in enumerate(output.leaves)):
+            return output.fill_tensors(tensors)
         weight = next(self._modules[step.name].parameters())
         blank = self.cut.blanks[step.name](weight, call)
         leaves, form = tree_flatten(blank)
-        return tree_unflatten([found.get(place, leaf) for place, leaf in enumerate(leaves)], form)
+        return tree_unflatten([tensors.get(place, leaf) for place, leaf in enumerate(leaves)], form)
 
 
 def _title(cut: Cut, place: int) -> str:
@@ -468,10 +470,10 @@ def ancestors(name: str) -> list[str]:
     return [".".join(words[:number]) for number in range(len(words))]
 
 
-def restarting(named: Mapping[str, Any]) -> bool:
+def restarting(kwargs: Mapping[str, Any]) -> bool:
     """Return whether positions without a mask restart within a row."""
-    positions = named.get("position_ids")
-    if not isinstance(positions, Tensor) or named.get("attention_mask") is not None:
+    positions = kwargs.get("position_ids")
+    if not isinstance(positions, Tensor) or kwargs.get("attention_mask") is not None:
         return False
     return bool((positions.diff(dim=-1) != 1).any())
 
@@ -493,15 +495,15 @@ FLAGS = ("output_hidden_states", "output_attentions", "output_router_logits")
 CACHES = ("use_cache", "past_key_values")
 
 
-def find_requests(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
+def find_requests(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem for each setting or argument that asks for an output or a cache that a model
     in layers does not return.
     """
     for flag in FLAGS:
-        if named.get(flag, getattr(getattr(model, "config", None), flag, False)):
+        if kwargs.get(flag, getattr(getattr(model, "config", None), flag, False)):
             yield f"{flag}: {_NOT_KEPT}"
     for name in CACHES:
-        if named.get(name):
+        if kwargs.get(name):
             yield f"{name}: {_NO_CACHE}"
 
 
@@ -531,13 +533,13 @@ def replace_modules(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterat
         (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other)
         for name, other in others.items()
     ]
-    held = [owner._modules[leaf] for owner, leaf, _ in places]
+    originals = [owner._modules[leaf] for owner, leaf, _ in places]
     try:
         for owner, leaf, other in places:
             owner._modules[leaf] = other
         yield
     finally:
-        for (owner, leaf, _), module in zip(places, held, strict=True):
+        for (owner, leaf, _), module in zip(places, originals, strict=True):
             owner._modules[leaf] = module
 
 
@@ -545,9 +547,9 @@ def _standin(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """Return a module that runs `forward`. It has all attributes of `module`, but none of its
     hooks.
     """
-    found = copy(module)
+    standin = copy(module)
     # With gradient checkpointing on, transformers' layers would run `forward` within a checkpoint,
     # and once more in backward.
     hooks = {name: OrderedDict[int, Any]() for name in vars(module) if name.endswith("_hooks")}
-    found.__dict__.update(hooks, forward=forward, gradient_checkpointing=False)
-    return found
+    standin.__dict__.update(hooks, forward=forward, gradient_checkpointing=False)
+    return standin

@@ -55,19 +55,21 @@ def plan_cut(
     single layer is never sharded.
     """
     reason: str | None = UNKNOWN
-    shared = ranks_of(plan) > 1 or bool(parts)
+    across_ranks = ranks_of(plan) > 1 or bool(parts)
     if isinstance(model, nn.Sequential):
         reason = more_than_children(model)
         if reason is None:
             return None, ()
-        ConfigError.raise_if([f"model: {reason}, so that pipeline ranks cannot share it"] * shared)
-    elif is_hugging_face(model) and not shared and (setting := find_layer_drop(model)):
+        ConfigError.raise_if(
+            [f"model: {reason}, so that pipeline ranks cannot share it"] * across_ranks
+        )
+    elif is_hugging_face(model) and not across_ranks and (setting := find_layer_drop(model)):
         reason = f"the setting {setting} leaves out blocks at random; set it to 0"
-    elif is_hugging_face(model) or (sample and (shared or plan.zero.effective_stage == 3)):
+    elif is_hugging_face(model) or (sample and (across_ranks or plan.zero.effective_stage == 3)):
         try:
             return cut_of(model, sample, blocks), ()
         except Uncut as error:
-            if shared:
+            if across_ranks:
                 raise
             reason = str(error)
     if plan.zero.effective_stage != 3:
@@ -103,30 +105,30 @@ def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[s
     # Weights take part in backward, so that arguments of blocks which are computed from weights
     # show.
     with still(model), _train_all_weights(model):
-        fixed = without_cache(model)
-        given, expected = ran(model, trials(model, sample, *_trial_arguments(model)), fixed)
-        found = cut(model, given, fixed, blocks)
-        around = _around(model, found)
+        constants = without_cache(model)
+        arguments, output = ran(model, trials(model, sample, *_trial_arguments(model)), constants)
+        model_cut = cut(model, arguments, constants, blocks)
+        around = _around(model, model_cut)
         Uncut.raise_if(
             f"{name or type(model).__name__}: the module has hooks, which would run once for each layer; {WHOLE}"
             for name, module in around.items()
             if hooks_of(module)
         )
         with torch.no_grad():
-            evaluated = _in_layers(model, found, given)
-        if not _same(evaluated, expected):
-            raise Uncut(f"{found.blocks[0]}: {_OTHER}; {WHOLE}")
-        packs = _packs(model, given, fixed)
+            layer_output = _in_layers(model, model_cut, arguments)
+        if not _same(layer_output, output):
+            raise Uncut(f"{model_cut.blocks[0]}: {_OTHER}; {WHOLE}")
+        packs = _packs(model, arguments, constants)
         model.train()
-        _prove_training(model, found, given, around)
-    return replace(found, packs=packs)
+        _prove_training(model, model_cut, arguments, around)
+    return replace(model_cut, packs=packs)
 
 
-def _packs(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> bool:
-    """Return whether positions that restart within a row mean something else with `fixed` arguments."""
-    ids = given.named.get("input_ids")
+def _packs(model: nn.Module, arguments: Arguments, constants: Mapping[str, Any]) -> bool:
+    """Return whether positions that restart within a row mean something else with the arguments in `constants`."""
+    ids = arguments.named.get("input_ids")
     if (
-        not fixed
+        not constants
         or not isinstance(ids, Tensor)
         or "position_ids" not in signature(model.forward).parameters
     ):
@@ -135,21 +137,21 @@ def _packs(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> bool
     positions = (torch.arange(ids.shape[-1], device=ids.device) % half).expand(ids.shape)
     with torch.no_grad():
         try:
-            written = model(input_ids=ids, position_ids=positions)
+            plain = model(input_ids=ids, position_ids=positions)
         except Exception:  # whatever the model's own code raises: nobody can call it in this way
             return False
-        changed = model(input_ids=ids, position_ids=positions, **fixed)
-    return not _same(logits_in(written), logits_in(changed))
+        other = model(input_ids=ids, position_ids=positions, **constants)
+    return not _same(logits_in(plain), logits_in(other))
 
 
 _OTHER = "the layers, run one by one, give another output than the model"
 
 
-def _around(model: nn.Module, found: Cut) -> dict[str, nn.Module]:
+def _around(model: nn.Module, model_cut: Cut) -> dict[str, nn.Module]:
     """Return the modules outside of all layers, which run with the forward pass of the model, once for
     each segment.
     """
-    layers = {step.name for step in found.places}
+    layers = {step.name for step in model_cut.places}
     return {
         name: module
         for name, module in model.named_modules()
@@ -158,7 +160,7 @@ def _around(model: nn.Module, found: Cut) -> dict[str, nn.Module]:
 
 
 def _prove_training(
-    model: nn.Module, found: Cut, given: Arguments, around: Mapping[str, nn.Module]
+    model: nn.Module, model_cut: Cut, arguments: Arguments, around: Mapping[str, nn.Module]
 ) -> None:
     """Run model and layers forward and backward in training mode. Raises `Uncut` unless outputs are
     equal bit by bit, and gradients but for the order of sums. The forward pass of the model runs once
@@ -168,22 +170,25 @@ def _prove_training(
     start, before = other_states(), _attributes(around)
     names = {id(module): name for name, module in model.named_modules()}
     with Keyed(device, 0, names):
-        expected = model(*given.given, **{**found.fixed, **given.named})
-    moved = next(
+        reference = model(*arguments.given, **{**model_cut.fixed, **arguments.named})
+    attribute = next(
         (name for name, value in _attributes(around).items() if before.get(name) != value), None
     )
-    if moved is not None:
+    if attribute is not None:
         raise Uncut(
-            f"{moved}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}"
+            f"{attribute}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}"
         )
-    gradients, end = _gradients(model, expected), other_states()
+    gradients, end = _gradients(model, reference), other_states()
     restore_others(start)
     drawing = Keyed(device, 0, names)
     output = _in_layers(
-        model, found, given, lambda layer: Keyed(device, 0, names) if layer.keys else drawing
+        model,
+        model_cut,
+        arguments,
+        lambda layer: Keyed(device, 0, names) if layer.keys else drawing,
     )
-    if not _same(output, expected) or other_states() != end:
-        raise Uncut(f"{found.blocks[0]}: in training mode, {_OTHER}; {WHOLE}")
+    if not _same(output, reference) or other_states() != end:
+        raise Uncut(f"{model_cut.blocks[0]}: in training mode, {_OTHER}; {WHOLE}")
     others = _gradients(model, output)
     largest = max((float(one.norm()) for one in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
@@ -206,8 +211,10 @@ def _gradients(model: nn.Module, output: Any) -> dict[str, Tensor]:
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not roots:
         return {}
-    found = torch.autograd.grad(sum(roots[1:], roots[0]), list(weights.values()), allow_unused=True)
-    return {name: one for name, one in zip(weights, found, strict=True) if one is not None}
+    gradients = torch.autograd.grad(
+        sum(roots[1:], roots[0]), list(weights.values()), allow_unused=True
+    )
+    return {name: one for name, one in zip(weights, gradients, strict=True) if one is not None}
 
 
 def _attributes(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
@@ -241,15 +248,15 @@ MANY = 1000
 
 def _in_layers(
     model: nn.Module,
-    found: Cut,
-    given: Arguments,
+    model_cut: Cut,
+    arguments: Arguments,
     context: Callable[[Layer], AbstractContextManager[object]] = lambda layer: nullcontext(),
 ) -> Any:
     """Run the layers one by one, each in its `context` and as if it were alone on a rank. Return the
     output of the last one.
     """
-    blocks = Blocks(model, found)
-    value: Any = given
+    blocks = Blocks(model, model_cut)
+    value: Any = arguments
     for layer in blocks.chain().layers:
         with _alone(model, layer.module), context(layer):
             try:
@@ -261,7 +268,9 @@ def _in_layers(
                     f"{layer.name}: does not run without the rest of the model ({type(error).__name__}: {error})"
                 ) from error
         # As from another rank: without the calls that an earlier layer noted.
-        value = blocks.receive_stream(value.tensors, given) if isinstance(value, Stream) else value
+        value = (
+            blocks.receive_stream(value.tensors, arguments) if isinstance(value, Stream) else value
+        )
     return value
 
 
@@ -283,32 +292,32 @@ def _trial_arguments(model: nn.Module) -> list[dict[str, Tensor]]:
 
 
 def ran(
-    model: nn.Module, tries: Sequence[Arguments], fixed: Mapping[str, Any]
+    model: nn.Module, tries: Sequence[Arguments], constants: Mapping[str, Any]
 ) -> tuple[Arguments, Any]:
     """Return the first arguments of `tries` on which the model runs, and the model's output. Raises
     `Uncut` if the model runs on none of them.
     """
     why = []
-    for given in tries:
+    for arguments in tries:
         try:
             # With gradients torch has other kernels, which round otherwise than in the proof.
             with torch.no_grad():
-                return given, model(*given.given, **{**fixed, **given.named})
+                return arguments, model(*arguments.given, **{**constants, **arguments.named})
         except Exception as error:
-            names = " and ".join(given.named) or "the sample"
+            names = " and ".join(arguments.named) or "the sample"
             why += [f"the model does not run on {names} alone ({type(error).__name__}: {error})"]
-    found = "; ".join(why or ["the model has no input embedding for tokens"])
-    raise Uncut(f"{type(model).__name__}: {found}; {WHOLE}")
+    reasons = "; ".join(why or ["the model has no input embedding for tokens"])
+    raise Uncut(f"{type(model).__name__}: {reasons}; {WHOLE}")
 
 
 def trials(
-    model: nn.Module, sample: Arguments | None, *named: Mapping[str, Tensor]
+    model: nn.Module, sample: Arguments | None, *samples: Mapping[str, Tensor]
 ) -> list[Arguments]:
-    """Return the arguments on which to try the model, in order: the `named` arguments, then the
+    """Return the arguments on which to try the model, in order: those in `samples`, then the
     sample. If the sample has inputs other than tokens, such as images, it comes first instead.
     """
     if sample is None:
-        return [Arguments((), dict(each)) for each in named]
+        return [Arguments((), dict(each)) for each in samples]
     weight = next(weight for weight in model.parameters() if weight.is_floating_point())
 
     def like(tensor: Tensor) -> Tensor:
@@ -317,15 +326,15 @@ def trials(
     alike = Arguments(*tree_map_only(Tensor, like, tuple(sample)))
     leaves = tree_leaves(tuple(alike))
     first = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves)
-    words = [Arguments((), dict(each)) for each in named]
+    words = [Arguments((), dict(each)) for each in samples]
     return [alike, *words] if first else [*words, alike]
 
 
 def without_cache(model: nn.Module) -> Mapping[str, Any]:
     """Return arguments for the model that turn its cache off."""
-    taken = signature(model.forward).parameters
-    takes = "use_cache" in taken or any(
-        each.kind is Parameter.VAR_KEYWORD for each in taken.values()
+    parameters = signature(model.forward).parameters
+    takes = "use_cache" in parameters or any(
+        each.kind is Parameter.VAR_KEYWORD for each in parameters.values()
     )
     has = hasattr(getattr(model, "config", None), "use_cache")
     return {"use_cache": False} if takes and has else {}
@@ -359,7 +368,7 @@ def still(model: nn.Module) -> Iterator[None]:
     random generators are as before.
     """
     modes = [(module, module.training) for module in model.modules()]
-    held = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    copies = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         model.eval()
         # Wherever the weights are: on a device, its own generator draws.
@@ -368,11 +377,11 @@ def still(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-        for buffer, value in held:
+        for buffer, value in copies:
             buffer.copy_(value)
 
 
-def draws_numbers(model: nn.Module, given: Arguments) -> bool:
+def draws_numbers(model: nn.Module, arguments: Arguments) -> bool:
     """Return whether a forward pass in training mode draws from torch's generator, as dropout does.
     Layers draw numbers of their own, so that such a model gives other numbers in layers. True, too, where
     that is not known, as the pass ends with an error: a batch for evaluation need not fit training.
@@ -384,7 +393,7 @@ def draws_numbers(model: nn.Module, given: Arguments) -> bool:
         model.train()
         before = states()
         try:
-            model(*given.given, **given.named)
+            model(*arguments.given, **arguments.named)
             draws = not torch.equal(before, states())
         except Exception:
             draws = True
@@ -395,18 +404,18 @@ def draws_numbers(model: nn.Module, given: Arguments) -> bool:
 @contextmanager
 def _train_all_weights(model: nn.Module) -> Iterator[None]:
     """Context in which every weight takes part in backward, even a frozen one."""
-    held = [
+    flags = [
         (weight, weight.requires_grad)
         for weight in model.parameters()
         if weight.is_floating_point()
     ]
     try:
-        for weight, _ in held:
+        for weight, _ in flags:
             weight.requires_grad_(True)
         yield
     finally:
-        for weight, trained in held:
-            weight.requires_grad_(trained)
+        for weight, trains in flags:
+            weight.requires_grad_(trains)
 
 
 @contextmanager

@@ -58,12 +58,12 @@ class Dense(nn.Sequential):
         layers.append(("head", Head(model, shape, embedding)))
         super().__init__(OrderedDict(layers))
         self.architecture = shape
-        found = {
+        presence = {
             "model.attention.norm": shape.head_norm != "none",
             "model.embedding.softcap": model.embedding.softcap is not None,
         }
         self.model = model
-        self.whole = frozenset(path for path, there in found.items() if there)
+        self.whole = frozenset(path for path, there in presence.items() if there)
         for name, weight in self.named_parameters():
             _initialize(name, weight, model, seed)
 
@@ -110,7 +110,7 @@ WHOLE = {
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
     """Yield a problem for each field of the plan that this model does not support."""
     scaling = model.rotary.scaling.kind
-    found = {
+    options = {
         "model.moe.score": model.moe.score not in (None, *SCORES),
         "model.moe.groups": (model.moe.groups or 1) > 1,
         "model.moe.balance_bias": model.moe.balance_bias,
@@ -130,16 +130,16 @@ def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
     }
     yield from (
         f"{path}: the engine's dense model does not support this setting; pass a model that does"
-        for path in found
-        if found[path]
+        for path in options
+        if options[path]
     )
 
 
 @torch.no_grad()
 def _initialize(name: str, weight: Tensor, model: Model, seed: int) -> None:
     if weight.dim() < 2:
-        centred = model.norm.zero_centred or name.endswith("bias")
-        weight.fill_(0.0 if centred else 1.0)
+        offset = model.norm.zero_centred or name.endswith("bias")
+        weight.fill_(0.0 if offset else 1.0)
         return
     spread = SPREAD if model.init.std is None else model.init.std
     # Two layers of each block add to the residual stream. Their variances sum up over the depth, so
@@ -164,8 +164,8 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight + self.centre if self.centre else self.weight
         if self.rms:
-            normed = F.rms_norm(x, weight.shape, weight, self.eps)
-            return normed if self.bias is None else normed + self.bias
+            result = F.rms_norm(x, weight.shape, weight, self.eps)
+            return result if self.bias is None else result + self.bias
         return F.layer_norm(x, weight.shape, weight, self.bias, self.eps)
 
 
@@ -184,8 +184,8 @@ class Embedding(nn.Module):
         if self.positions is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device)
             vectors = vectors + self.positions(places + self.first)
-        dropped: Tensor = self.dropout(vectors)
-        return dropped
+        result: Tensor = self.dropout(vectors)
+        return result
 
 
 class Block(nn.Module):
@@ -229,8 +229,8 @@ class Block(nn.Module):
         return self._scale_residual(out if after is None else after(out))
 
     def _scale_residual(self, out: Tensor) -> Tensor:
-        dropped: Tensor = self.dropout(out)
-        return dropped * self.scale
+        result: Tensor = self.dropout(out)
+        return result * self.scale
 
 
 class Attention(gpt.Attention):
@@ -240,14 +240,17 @@ class Attention(gpt.Attention):
 
     def __init__(self, model: Model, shape: Architecture, index: int) -> None:
         super().__init__(shape)
-        told = model.attention
-        windowed = told.windowed is None or told.windowed[index]
+        attention = model.attention
+        has_window = attention.windowed is None or attention.windowed[index]
         turns = model.rotary.layers is None or model.rotary.layers[index]
         self.core = Core(
-            told.window if windowed else None, told.softcap, told.scale, told.dropout or 0.0
+            attention.window if has_window else None,
+            attention.softcap,
+            attention.scale,
+            attention.dropout or 0.0,
         )
         self.turn = (
-            Turn(model.rotary, self.width, bool(told.window and windowed))
+            Turn(model.rotary, self.width, bool(attention.window and has_window))
             if self.rotary and turns
             else None
         )
@@ -275,8 +278,8 @@ class Attention(gpt.Attention):
         if self.kind == "width":
             return self._split(norm(vectors), heads)
         if self.kind == "head":
-            normed: Tensor = norm(self._split(vectors, heads))
-            return normed
+            result: Tensor = norm(self._split(vectors, heads))
+            return result
         # A norm of each head's vectors, with weights of their own for each head.
         each = norm.weight.view(heads, 1, self.width)
         split = self._split(vectors, heads)
@@ -297,17 +300,17 @@ class Core(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         dropout, sequence = self.dropout if self.training else 0.0, query.shape[-2]
         # Row: the token that looks; column: the one that it sees.
-        seen = torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).tril()
+        mask = torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).tril()
         if self.window is not None:
-            seen = seen.triu(1 - self.window)
+            mask = mask.triu(1 - self.window)
         # Torch's kernel cannot cap scores, so that this case is spelled out.
         if self.softcap is None:
             return F.scaled_dot_product_attention(
-                query, key, value, seen, dropout, scale=self.scale
+                query, key, value, mask, dropout, scale=self.scale
             )
         scores = query @ key.transpose(-1, -2) * (self.scale or query.shape[-1] ** -0.5)
-        capped = self.softcap * torch.tanh(scores / self.softcap)
-        weights = capped.masked_fill(~seen, -torch.inf).softmax(-1)
+        logits = self.softcap * torch.tanh(scores / self.softcap)
+        weights = logits.masked_fill(~mask, -torch.inf).softmax(-1)
         return F.dropout(weights, dropout) @ value
 
 
@@ -339,7 +342,7 @@ class Turn(nn.Module):
         places = torch.arange(heads.shape[-2], device=heads.device, dtype=exact)
         angles = torch.outer(places, self._on(heads.device, exact))
         cos, sin = (
-            (turned * self.factor).to(heads.dtype) for turned in (angles.cos(), angles.sin())
+            (result * self.factor).to(heads.dtype) for result in (angles.cos(), angles.sin())
         )
         turning, still = heads[..., : self.part], heads[..., self.part :]
         # The elements of a pair are neighbours if interleaved, else half a width apart.
@@ -347,10 +350,10 @@ class Turn(nn.Module):
             (turning[..., 0::2], turning[..., 1::2]) if self.pairs else turning.chunk(2, -1)
         )
         one, two = first * cos - second * sin, second * cos + first * sin
-        turned = (
+        result = (
             torch.stack((one, two), -1).flatten(-2) if self.pairs else torch.cat((one, two), -1)
         )
-        return torch.cat((turned, still), -1)
+        return torch.cat((result, still), -1)
 
 
 def scale_rates(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, float]:
@@ -372,11 +375,11 @@ def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
     and those between are interpolated (_compute_llama3_parameters of transformers).
     """
     low, high, original = scaling.low or 1.0, scaling.high or 4.0, scaling.original or 8192
-    # Turns of a pair over the length that the model was trained on. 1 of `kept`: as it is; 0:
+    # Turns of a pair over the length that the model was trained on. A `share` of 1: as it is; 0:
     # divided by the factor.
     turns = original * rates / (2 * pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return rates * (kept + (1 - kept) / factor)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return rates * (share + (1 - share) / factor)
 
 
 def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> Tensor:

@@ -56,7 +56,7 @@ class GPT(nn.Sequential):
 
 def _beyond(architecture: Architecture) -> Iterator[str]:
     """Yield a problem for each part of the architecture that this model does not support."""
-    found = {
+    options = {
         "model.experts": architecture.experts,
         "model.attention.latent": architecture.latent,
         "model.attention.norm": architecture.head_norm != "none",
@@ -69,8 +69,8 @@ def _beyond(architecture: Architecture) -> Iterator[str]:
     }
     yield from (
         f"{path}: the engine's own model does not support this setting; pass a model that does, or leave the setting out"
-        for path in found
-        if found[path]
+        for path in options
+        if options[path]
     )
 
 
@@ -97,8 +97,8 @@ class Embedding(nn.Module):
         vectors: Tensor = self.tokens(tokens)
         if self.positions is not None:
             vectors = vectors + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        dropped: Tensor = self.dropout(vectors)
-        return dropped
+        result: Tensor = self.dropout(vectors)
+        return result
 
 
 class Block(nn.Module):
@@ -113,8 +113,8 @@ class Block(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self.dropout(self.attention(self.norm1(stream)))
-        joined: Tensor = stream + self.dropout(self.mlp(self.norm2(stream)))
-        return joined
+        result: Tensor = stream + self.dropout(self.mlp(self.norm2(stream)))
+        return result
 
 
 class Core(nn.Module):
@@ -169,13 +169,13 @@ class Attention(nn.Module):
         if self.group > 1:
             key, value = self._spread(key), self._spread(value)
         again = self.again and torch.is_grad_enabled()
-        mixed = (
+        values = (
             checkpoint(self.core, query, key, value, use_reentrant=False)
             if again
             else self.core(query, key, value)
         )
-        joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return joined
+        result: Tensor = self.out(values.transpose(1, 2).flatten(2))
+        return result
 
     def split_over(self, rank: int, ranks: int) -> None:
         """Keep only the heads of this rank. Key and value heads that cannot be divided stay on

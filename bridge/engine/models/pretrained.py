@@ -34,8 +34,8 @@ def settings(folder: Path) -> dict[str, Any]:
     """
     from transformers import AutoConfig
 
-    found: dict[str, Any] = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
-    return found
+    config: dict[str, Any] = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
+    return config
 
 
 def open_model(folder: Path, seed: int, drops: bool = True) -> nn.Module:
@@ -56,14 +56,14 @@ def open_model(folder: Path, seed: int, drops: bool = True) -> nn.Module:
         for name in () if drops else dropping(config.to_dict()):
             setattr(config, name, 0.0)
         if any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-            found: nn.Module = auto.from_pretrained(
+            model: nn.Module = auto.from_pretrained(
                 folder, config=config, local_files_only=True, dtype=torch.float32
             )
-            return found
+            return model
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(seed)
-            made: nn.Module = auto.from_config(config, dtype=torch.float32)
-            return made
+            network: nn.Module = auto.from_config(config, dtype=torch.float32)
+            return network
     except (OSError, ValueError) as error:
         raise SourceError(
             f"{folder}: transformers cannot build a model from this folder ({str(error).splitlines()[0]})"

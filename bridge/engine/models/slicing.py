@@ -52,8 +52,8 @@ def slice_model(model: nn.Module, rows: Sequence[str]) -> Tokens:
         whole: list[str] = []
         for name, run in runs.items():
             if _by_token(model, name, run):
-                for unit, seen in run.units.items():
-                    (regions if seen.closed else whole).append(unit)
+                for unit, record in run.units.items():
+                    (regions if record.closed else whole).append(unit)
             else:
                 whole.append(name)
     width = runs[cut.blocks[0]].stream.shape[-1]
@@ -90,7 +90,7 @@ call.
 
 def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
     """Run the model on a few tokens, and return the call of each block, by name."""
-    found: dict[str, _Run] = {}
+    runs: dict[str, _Run] = {}
     ends: dict[str, Any] = {}
     places = {layer.step.name: layer.place for layer in cut.layers if isinstance(layer, Block)}
     with ExitStack() as stack:
@@ -100,50 +100,50 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
             )
         for name in cut.blocks:
             units = {unit: _Unit() for unit in _units(model, name)}
-            for unit, seen in units.items():
+            for unit, record in units.items():
                 stack.callback(
-                    _watch(model.get_submodule(unit), partial(_record_call, ends, unit, seen))
+                    _watch(model.get_submodule(unit), partial(_record_call, ends, unit, record))
                 )
             stack.callback(
-                _watch(model.get_submodule(name), partial(_ran, found, places[name], name, units))
+                _watch(model.get_submodule(name), partial(_ran, runs, places[name], name, units))
             )
         model(input_ids=tokens(model), **without_cache(model))
-    return found
+    return runs
 
 
 def _watch(module: nn.Module, note: Note) -> Callable[[], None]:
     """Call `note` after every call of `module`. Return a function that stops this."""
 
-    def hook(module: nn.Module, given: Any, named: Any, output: Any) -> None:
-        note(given, named, output)
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        note(args, kwargs, output)
 
     return module.register_forward_hook(hook, with_kwargs=True).remove
 
 
-def _end(ends: dict[str, Any], parent: str, given: Any, named: Any, output: Any) -> None:
+def _end(ends: dict[str, Any], parent: str, args: Any, kwargs: Any, output: Any) -> None:
     ends[parent] = output
 
 
 def _record_call(
-    ends: dict[str, Any], name: str, seen: _Unit, given: Any, named: Any, output: Any
+    ends: dict[str, Any], name: str, record: _Unit, args: Any, kwargs: Any, output: Any
 ) -> None:
     first = output[0] if isinstance(output, tuple) else output
     # A module that goes on with what its last layer gave (dropout, a gate) has to get all of it.
-    seen.closed = ends.get(name) is first and not seen.calls
-    seen.calls.append(((given, named), output))
+    record.closed = ends.get(name) is first and not record.calls
+    record.calls.append(((args, kwargs), output))
 
 
 def _ran(
-    found: dict[str, _Run],
+    runs: dict[str, _Run],
     place: int,
     name: str,
     units: Mapping[str, _Unit],
-    given: Any,
-    named: Any,
+    args: Any,
+    kwargs: Any,
     output: Any,
 ) -> None:
-    call = BlockCall(list(given), dict(named))
-    found[name] = _Run(call, call.leaves[place], output, units)
+    call = BlockCall(list(args), dict(kwargs))
+    runs[name] = _Run(call, call.leaves[place], output, units)
 
 
 def _units(model: nn.Module, block: str) -> Iterator[str]:
@@ -162,21 +162,21 @@ def _by_token(model: nn.Module, name: str, run: _Run) -> bool:
     """
     half = run.stream.shape[TOKENS] // 2
     block = model.get_submodule(name)
-    given, named = ([_first(value, run.stream, half) for value in run.call.given], run.call.named)
-    named = {key: _first(value, run.stream, half) for key, value in named.items()}
+    args, kwargs = ([_first(value, run.stream, half) for value in run.call.given], run.call.named)
+    kwargs = {key: _first(value, run.stream, half) for key, value in kwargs.items()}
     with _replay_modules(model, run, half) as good:
         block.train()
         before = _random(run.stream)
         try:
-            output = block(*given, **named)
+            output = block(*args, **kwargs)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
             return False  # what it does does not fit half of the tokens
         finally:
             block.eval()
-        drawn = not torch.equal(before, _random(run.stream))
-    wanted = _half(run.output, run.stream, half)
-    called = len(good) == sum(len(seen.calls) for seen in run.units.values())
-    return not drawn and called and all(good) and _same(output, wanted)
+        draws = not torch.equal(before, _random(run.stream))
+    expected_half = _half(run.output, run.stream, half)
+    complete = len(good) == sum(len(record.calls) for record in run.units.values())
+    return not draws and complete and all(good) and _same(output, expected_half)
 
 
 def _first(value: Any, stream: Tensor, half: int) -> Any:
@@ -205,12 +205,12 @@ def _replay_modules(model: nn.Module, run: _Run, half: int) -> Iterator[list[boo
     good: list[bool] = []
     modules = {unit: model.get_submodule(unit) for unit in run.units}
 
-    def play(seen: _Unit) -> Callable[..., Any]:
-        left = iter(seen.calls)
+    def play(record: _Unit) -> Callable[..., Any]:
+        calls = iter(record.calls)
 
-        def forward(*given: Any, **named: Any) -> Any:
-            (once, formerly), output = next(left, (((), {}), None))
-            leaves, _, place = stream_at(given, named)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            (once, formerly), output = next(calls, (((), {}), None))
+            leaves, _, place = stream_at(args, kwargs)
             others, _, _ = stream_at(once, formerly)
             if len(leaves) != len(others) or place < 0:
                 raise ValueError(
@@ -223,8 +223,8 @@ def _replay_modules(model: nn.Module, run: _Run, half: int) -> Iterator[list[boo
         return forward
 
     try:
-        for unit, seen in run.units.items():
-            modules[unit].forward = play(seen)
+        for unit, record in run.units.items():
+            modules[unit].forward = play(record)
         yield good
     finally:
         for module in modules.values():

@@ -70,18 +70,18 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
             f"parallel.tensor: {type(model).__name__} has no tensor plan that the engine can "
             "follow; set parallel.tensor to 1"
         )
-    named = {
+    layers = {
         kind: tuple(name for name, style in split.items() if style == kind)
         for kind in (COLUMN, ROW, SHARE, GATHERED, DIVIDED)
     }
     return TensorPlan(
-        columns=named[COLUMN],
-        rows=named[ROW],
-        partial=named[SHARE],
-        gathered=named[GATHERED],
-        divided=named[DIVIDED],
+        columns=layers[COLUMN],
+        rows=layers[ROW],
+        partial=layers[SHARE],
+        gathered=layers[GATHERED],
+        divided=layers[DIVIDED],
         experts=stacks,
-        tokens=slice_model(model, named[ROW]) if plan.parallel.sequence else None,
+        tokens=slice_model(model, layers[ROW]) if plan.parallel.sequence else None,
     )
 
 
@@ -93,8 +93,8 @@ def _alone(model: nn.Module, name: str) -> bool:
     # A class derived from Linear may compute something else.
     if type(layer) is not nn.Linear:
         return False
-    named = model.named_parameters(remove_duplicate=False)
-    return sum(weight is layer.weight for _, weight in named) == 1
+    parameters = model.named_parameters(remove_duplicate=False)
+    return sum(weight is layer.weight for _, weight in parameters) == 1
 
 
 def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
@@ -192,11 +192,11 @@ def prove_split(model: nn.Module, ranks: int, sample: Arguments | None = None) -
 def _logits(model: nn.Module, ranks: int, sample: Arguments | None) -> Tensor:
     # Under sequence parallelism the tokens have to divide into the ranks.
     trial = words(model, (SHAPE[0], SHAPE[1] * ranks))
-    named: list[dict[str, Tensor]] = []
+    samples: list[dict[str, Tensor]] = []
     if trial is not None:
         beside = getattr(model.config, "is_encoder_decoder", False)
-        named = [{"input_ids": trial, **({"decoder_input_ids": trial} if beside else {})}]
+        samples = [{"input_ids": trial, **({"decoder_input_ids": trial} if beside else {})}]
     with still(model):
-        _, output = ran(model, trials(model, sample, *named), without_cache(model))
-    found: Tensor = output[0]
-    return found.float()
+        _, output = ran(model, trials(model, sample, *samples), without_cache(model))
+    logits: Tensor = output[0]
+    return logits.float()

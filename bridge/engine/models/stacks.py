@@ -43,9 +43,9 @@ def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[St
         ids = tokens(model)
         model(input_ids=ids, **without_cache(model))
     with still(model), torch.no_grad():
-        for name, (given, named, output) in calls.items():
+        for name, (args, kwargs, output) in calls.items():
             module = model.get_submodule(name)
-            leaves, form = tree_flatten((given, named))
+            leaves, form = tree_flatten((args, kwargs))
             if _shared(module, leaves, form, output, ranks):
                 features, weights = (leaves[place] for place in by_kind(leaves)[1])
                 widths = (each.numel() // ids.numel() for each in (features, weights))
@@ -53,9 +53,9 @@ def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[St
 
 
 def _note_call(
-    calls: dict[str, Call], name: str, module: nn.Module, given: Any, named: Any, output: Any
+    calls: dict[str, Call], name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
-    calls[name] = given, named, output
+    calls[name] = args, kwargs, output
 
 
 def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks: int) -> bool:
@@ -73,9 +73,9 @@ def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks:
         part = cut_range(number, ranks, rank)
         own = list(leaves)
         own[indices[0]] = chosen(leaves[indices[0]], part)
-        given, named = tree_unflatten(own, form)
+        args, kwargs = tree_unflatten(own, form)
         try:
-            total += _part(module, part)(*given, **named)
+            total += _part(module, part)(*args, **kwargs)
         except TRIES:
             return False
     scale = float(output.abs().max().clamp(min=1e-30))
@@ -86,11 +86,11 @@ def _part(module: nn.Module, part: range) -> nn.Module:
     """Return a copy of a stack that has only the experts with the indices `part`. The weights of
     the copy are views of the stack's weights.
     """
-    found = copy.copy(module)
-    found.__dict__["_parameters"] = dict(module._parameters)  # the copy shares it with the stack
+    stack = copy.copy(module)
+    stack.__dict__["_parameters"] = dict(module._parameters)  # the copy shares it with the stack
     weights = {
         name: nn.Parameter(weight.detach()[part.start : part.stop], requires_grad=False)
         for name, weight in module.named_parameters()
     }
-    keep(found, weights, part)
-    return found
+    keep(stack, weights, part)
+    return stack

@@ -63,17 +63,17 @@ class Trial:
         self._starts: list[Tensor] = []
         self._turns: Counter[str] = Counter()
 
-    def run(self, given: Arguments, fixed: Mapping[str, Any]) -> Trial:
+    def run(self, arguments: Arguments, constants: Mapping[str, Any]) -> Trial:
         """Run the model."""
         with ExitStack() as stack:
             for name in self.names:
                 hook = self.model.get_submodule(name).register_forward_hook
                 stack.callback(hook(partial(self._record_call, name), with_kwargs=True).remove)
-            self.output = self.model(*given.given, **{**fixed, **given.named})
+            self.output = self.model(*arguments.given, **{**constants, **arguments.named})
         return self
 
     def _record_call(
-        self, name: str, module: nn.Module, given: Any, named: Any, output: Any
+        self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
     ) -> Any:
         leaves, form = tree_flatten(output)
         for place, leaf in enumerate(leaves):
@@ -88,7 +88,7 @@ class Trial:
             elif self.apart and id(leaf) in self._origins:
                 continue  # indices that a later module hands on come from the one that chose them
             self._origins[id(leaf)] = len(self.calls), place
-        arguments = BlockCall(list(given), dict(named)).leaves
+        arguments = BlockCall(list(args), dict(kwargs)).leaves
         self.calls.append(Called(Step(name, self._turns[name]), arguments, leaves, form))
         self._turns[name] += 1
         return tree_unflatten(leaves, form)
@@ -104,18 +104,18 @@ class Trial:
         own = self.origin(value)
         if own is not None or not isinstance(value, Tensor):
             return set() if own is None else {own}
-        found, open_, seen = set[Source](), [value.grad_fn], set[Any]()
+        sources, open_, visits = set[Source](), [value.grad_fn], set[Any]()
         while open_:
             node = open_.pop()
-            if node is None or node in seen:
+            if node is None or node in visits:
                 continue
-            seen.add(node)
-            found.update(filter(None, [self.origin(getattr(node, "variable", None))]))
+            visits.add(node)
+            sources.update(filter(None, [self.origin(getattr(node, "variable", None))]))
             open_ += [after for after, _ in node.next_functions]
-        return found
+        return sources
 
 
-def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
+def lists(model: nn.Module, arguments: Arguments, constants: Mapping[str, Any]) -> list[str]:
     """Return the names of the module lists that contain the blocks. In such a list, a module takes
     the output of the module before it.
 
@@ -128,7 +128,7 @@ def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[
         for name, module in outer.items()
         for child, _ in module.named_children()
     }
-    trial = Trial(model, tuple(children), False).run(given, fixed)
+    trial = Trial(model, tuple(children), False).run(arguments, constants)
     last: dict[str, int] = {}
     rows = set[str]()
     for number, call in enumerate(trial.calls):
@@ -138,10 +138,10 @@ def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[
             rows.add(name)
         last[name] = number
     plans = (getattr(module, "_pp_plan", None) or {} for module in model.modules())
-    named = {name.rpartition(".")[2] for plan in plans for name in plan}
-    planned = {name for name in rows or last if name.rpartition(".")[2] in named}
-    if planned or rows:
-        return sorted(planned or rows)
+    leaves = {name.rpartition(".")[2] for plan in plans for name in plan}
+    plan_rows = {name for name in rows or last if name.rpartition(".")[2] in leaves}
+    if plan_rows or rows:
+        return sorted(plan_rows or rows)
     sizes = {name: sum(map(Tensor.numel, outer[name].parameters())) for name in last or outer}
     return [max(sizes, key=lambda name: sizes[name])]
 
@@ -150,19 +150,19 @@ def _outer(model: nn.Module) -> dict[str, nn.Module]:
     """Return the module lists of the model that have weights, by name. Lists inside another list,
     such as the experts of a block, are left out.
     """
-    found = {
+    modules = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
     }
     return {
         name: module
-        for name, module in found.items()
-        if not any(parent in found for parent in ancestors(name))
+        for name, module in modules.items()
+        if not any(parent in modules for parent in ancestors(name))
     }
 
 
-def find_blocks(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
+def find_blocks(model: nn.Module, arguments: Arguments, constants: Mapping[str, Any]) -> list[str]:
     """Return the names of the blocks: the modules of the lists that contain them, or else of all
     children of one module that are alike in class and size those that are largest together. Raises
     `Uncut` if no module has such children.
@@ -170,7 +170,7 @@ def find_blocks(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) ->
     if _outer(model):
         return [
             f"{name}.{child}"
-            for name in lists(model, given, fixed)
+            for name in lists(model, arguments, constants)
             for child, _ in model.get_submodule(name).named_children()
         ]
     alike: dict[Any, list[str]] = {}
@@ -189,40 +189,40 @@ def units(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
     none of them. A module within another such module is left out.
     """
     around = dict.fromkeys(name for each in blocks for name in ancestors(each))
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for parent in around:
         for child, module in model.get_submodule(parent).named_children():
             name = f"{parent}.{child}" if parent else child
             if name not in (*around, *blocks) and any(True for _ in module.parameters()):
-                found.setdefault(id(module), name)
-    return tuple(found.values())
+                names.setdefault(id(module), name)
+    return tuple(names.values())
 
 
 def cut(
-    model: nn.Module, given: Arguments, fixed: Mapping[str, Any], named: Sequence[str] = ()
+    model: nn.Module, arguments: Arguments, constants: Mapping[str, Any], names: Sequence[str] = ()
 ) -> Cut:
-    """Run a model once, and return how to divide it into layers, of which the blocks may be `named`.
+    """Run a model once, and return how to divide it into layers, of which `names` may be the blocks.
     Raises `Uncut` if this is not possible.
     """
     modules = dict(model.named_modules())
     Uncut.raise_if(
         f"layers: the model has no module {name!r}; {WHOLE}"
-        for name in named
+        for name in names
         if name not in modules
     )
-    blocks = [*named] or find_blocks(model, given, fixed)
-    trial = Trial(model, (*units(model, blocks), *blocks), True).run(given, fixed)
-    called = {call.name for call in trial.calls}
+    blocks = [*names] or find_blocks(model, arguments, constants)
+    trial = Trial(model, (*units(model, blocks), *blocks), True).run(arguments, constants)
+    calls = {call.name for call in trial.calls}
     Uncut.raise_if(
         f"{name}: is never called, expected at least one call; {WHOLE}"
         for name in blocks
-        if name not in called
+        if name not in calls
     )
     around = {name for each in blocks for name in ancestors(each)}
     beside = tuple(
         name for name, _ in model.named_parameters() if name.rpartition(".")[0] in around
     )
-    return _Cutting(trial, set(blocks)).cut(beside, fixed)
+    return _Cutting(trial, set(blocks)).cut(beside, constants)
 
 
 @dataclass
@@ -253,7 +253,7 @@ class _Cutting:
     needed: dict[int, set[int]] = field(default_factory=dict)
     taken: dict[int, dict[int, int]] = field(default_factory=dict)
 
-    def cut(self, beside: tuple[str, ...], fixed: Mapping[str, Any]) -> Cut:
+    def cut(self, beside: tuple[str, ...], constants: Mapping[str, Any]) -> Cut:
         """Return the division of the model into layers."""
         self._in_layers()
         for at, place in enumerate(self.places):
@@ -278,7 +278,9 @@ class _Cutting:
             )
             for number, call in enumerate(self.trial.calls)
         }
-        return Cut(tuple(layers), self._entering(layers), outputs, self._blanks(), beside, fixed)
+        return Cut(
+            tuple(layers), self._entering(layers), outputs, self._blanks(), beside, constants
+        )
 
     def _in_layers(self) -> None:
         """Divide the calls into layers: segments, and rows of blocks between them."""
@@ -355,20 +357,20 @@ class _Cutting:
 
     def _segment(self, at: int) -> Segment:
         steps = tuple(self.trial.calls[number].step for number in self.places[at].calls)
-        called = {call.name for call in self.trial.calls}
+        names = {call.name for call in self.trial.calls}
         last = at == len(self.places) - 1
         # Modules that this pass did not call go to the end, so that their weights belong to a
         # layer.
-        return Segment(steps, tuple(n for n in self.trial.names if n not in called) if last else ())
+        return Segment(steps, tuple(n for n in self.trial.names if n not in names) if last else ())
 
     def _block(self, at: int, place: _Place) -> Block:
         number = place.calls[0]
-        call, taken = self.trial.calls[number], self.taken.get(at, {})
+        call, numbers = self.trial.calls[number], self.taken.get(at, {})
         tensors = [n for n, leaf in enumerate(call.output) if isinstance(leaf, Tensor)]
-        if not tensors or not taken:
+        if not tensors or not numbers:
             what = (
                 "the block returns no tensor"
-                if taken
+                if numbers
                 else "the block gets no input that is computed from weights"
             )
             raise Uncut(f"{call.name}: {what}; {WHOLE}")
@@ -378,8 +380,8 @@ class _Cutting:
         before = self._stream_of(at)
         # The first of a row takes its stream where the second does.
         likely = before or following
-        stream = likely[0] if likely and likely[0] in taken else min(taken)
-        return Block(call.step, stream, leaves_at, taken)
+        stream = likely[0] if likely and likely[0] in numbers else min(numbers)
+        return Block(call.step, stream, leaves_at, numbers)
 
     def _in_row(self, at: int, row: int | None) -> bool:
         return at < len(self.places) and self.places[at].row == row
@@ -413,7 +415,7 @@ class _Cutting:
 
     def _entering(self, layers: Sequence[Segment | Block]) -> tuple[tuple[int, ...], ...]:
         """Return, for each layer, the numbers of the tensors that enter it, with the stream first."""
-        found: list[tuple[int, ...]] = []
+        rows: list[tuple[int, ...]] = []
         live = set[int]()
         for at in reversed(range(len(layers))):
             layer, before = layers[at], layers[at - 1]
@@ -421,23 +423,23 @@ class _Cutting:
             lead = layer.taken[layer.place] if isinstance(layer, Block) else None
             if isinstance(layer, Segment) and at and isinstance(before, Block):
                 lead = self.outputs.get((self.places[at - 1].calls[0], before.leaves_at))
-            found.append(tuple(sorted(live, key=lambda number: (number != lead, number))))
-        return tuple(reversed(found))
+            rows.append(tuple(sorted(live, key=lambda number: (number != lead, number))))
+        return tuple(reversed(rows))
 
     def _blanks(self) -> dict[str, Zeros | Shapes]:
         """Return, for each module outside the blocks, a function that makes a substitute for the
         module's output. Ranks without the module call this function.
         """
-        found: dict[str, Zeros | Shapes] = {}
+        blanks: dict[str, Zeros | Shapes] = {}
         for number, call in enumerate(self.trial.calls):
             # A module that once needs shapes of its own always gets them.
-            if self.places[self.home[number]].row is None and call.name not in found:
+            if self.places[self.home[number]].row is None and call.name not in blanks:
                 calls = [each for each in self.trial.calls if each.name == call.name]
                 zeros = {Zeros.of(each) for each in calls}
                 alike = zeros.pop() if len(zeros) == 1 else None
                 module = self.trial.model.get_submodule(call.name)
-                found[call.name] = alike or Shapes(_without_memory(module))
-        return found
+                blanks[call.name] = alike or Shapes(_without_memory(module))
+        return blanks
 
 
 def _alike(call: Called) -> dict[int, int]:
@@ -449,8 +451,8 @@ def _alike(call: Called) -> dict[int, int]:
         if isinstance(leaf, Tensor):
             shapes.setdefault(tuple(leaf.shape), at)
     leaves = enumerate(call.output)
-    found = {at: tuple(leaf.shape) for at, leaf in leaves if isinstance(leaf, Tensor)}
-    return {at: shapes[shape] for at, shape in found.items() if shape in shapes}
+    output_shapes = {at: tuple(leaf.shape) for at, leaf in leaves if isinstance(leaf, Tensor)}
+    return {at: shapes[shape] for at, shape in output_shapes.items() if shape in shapes}
 
 
 def _depends_on_weights(value: Any) -> bool:
@@ -472,17 +474,17 @@ class Zeros:
         """Return a `Zeros` for the output of `call`. Return None if the output is not a single
         tensor, or if its sizes before the last differ from those of the first tensor argument.
         """
-        taken = next((leaf for leaf in call.given if isinstance(leaf, Tensor)), None)
+        tensor = next((leaf for leaf in call.given if isinstance(leaf, Tensor)), None)
         (first, *more) = call.output
-        if more or taken is None or not isinstance(first, Tensor) or not first.dim():
+        if more or tensor is None or not isinstance(first, Tensor) or not first.dim():
             return None
-        alike = first.shape[:-1] == taken.shape[: first.dim() - 1]
+        alike = first.shape[:-1] == tensor.shape[: first.dim() - 1]
         return cls(first.dim(), first.shape[-1]) if alike else None
 
     def __call__(self, weight: Tensor, call: BlockCall) -> Tensor:
         """Return zeros for this call, with the format and on the device of `weight`."""
-        taken = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
-        return weight.new_zeros(*taken.shape[: self.dims - 1], self.width)
+        tensor = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
+        return weight.new_zeros(*tensor.shape[: self.dims - 1], self.width)
 
 
 @dataclass(frozen=True)
@@ -495,9 +497,9 @@ class Shapes:
 
     def __call__(self, weight: Tensor, call: BlockCall) -> Any:
         """Return zeros for this call, with the format and on the device of `weight`."""
-        given, named = tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (call.given, call.named))
+        args, kwargs = tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (call.given, call.named))
         with torch.no_grad():
-            output = self.module(*given, **named)
+            output = self.module(*args, **kwargs)
         return tree_map_only(Tensor, partial(_fill_shape, weight), output)
 
 

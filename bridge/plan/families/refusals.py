@@ -112,50 +112,50 @@ def _uneven(values: Keys, keys: Keys) -> bool:
     return bool(hidden and heads and hidden % heads)
 
 
-def _rotated_head(values: Keys, given: Keys) -> tuple[int | None, float | None]:
+def _rotated_head(values: Keys, keys: Keys) -> tuple[int | None, float | None]:
     """Return the size of a head of which a share is rotated, and the share, where they are known."""
     size = None if values.get("head_dim") == NULL else values.get("head_dim")
-    if values["model_type"] in LATENT and "qk_rope_head_dim" in given:
-        size = given["qk_rope_head_dim"]
-    if size is None and values["model_type"] in DIVIDED and not _uneven(values, given):
+    if values["model_type"] in LATENT and "qk_rope_head_dim" in keys:
+        size = keys["qk_rope_head_dim"]
+    if size is None and values["model_type"] in DIVIDED and not _uneven(values, keys):
         size = (values.get("hidden_size") or 0) // (values.get("num_attention_heads") or 1)
-    scalings = (given[key] for key in ROPE if isinstance(given.get(key), Mapping))
+    scalings = (keys[key] for key in ROPE if isinstance(keys.get(key), Mapping))
     scaling: Keys = next(scalings, {})
     share = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor"))
-    if values["model_type"] == "minimax_m2" and size and "rotary_dim" in given:
-        share = given["rotary_dim"] / size
+    if values["model_type"] == "minimax_m2" and size and "rotary_dim" in keys:
+        share = keys["rotary_dim"] / size
     return size, share
 
 
-def _has_odd_head(values: Keys, given: Keys) -> bool:
-    size, share = _rotated_head(values, given)
+def _has_odd_head(values: Keys, keys: Keys) -> bool:
+    size, share = _rotated_head(values, keys)
     # Smaller heads are let through, and a part of a head is rounded.
     return bool(size and size > 4 and size % 2 and (share is None or int(size * share) == size))
 
 
-def _divides_by_zero(values: Keys, given: Keys) -> bool:
-    size, share = _rotated_head(values, given)
+def _divides_by_zero(values: Keys, keys: Keys) -> bool:
+    size, share = _rotated_head(values, keys)
     return bool(
-        rope(given) == "dynamic" and size and int(size * (1.0 if share is None else share)) == 2
+        rope(keys) == "dynamic" and size and int(size * (1.0 if share is None else share)) == 2
     )
 
 
-def _is_no_token(values: Keys, given: Keys) -> bool:
+def _is_no_token(values: Keys, keys: Keys) -> bool:
     token = values.get("pad_token_id", PADDING.get(values["model_type"]))
     vocab = values.get("vocab_size") or 0
     return isinstance(token, int) and bool(vocab) and not -vocab <= token < vocab
 
 
-def find_refused_values(family: str, given: Keys, start: str = "") -> Iterator[Remark]:
+def find_refused_values(family: str, config: Keys, start: str = "") -> Iterator[Remark]:
     """Yield a remark for each value that the config class of a family refuses, since `STRICT`: one of another type or out of
-    bounds, and rotary scaling that lacks a key. The keys of `given` have `start` in front.
+    bounds, and rotary scaling that lacks a key. The keys of `config` have `start` in front.
     """
-    kinds, keys = accepted_kinds(family), keys_below(start, given)
+    kinds, keys = accepted_kinds(family), keys_below(start, config)
     for key, value in keys.items():
-        path, spelt = start + key, spell_value(key, value)
-        if key in kinds and not _is_accepted(spelt, kinds[key]):
+        path, spelling = start + key, spell_value(key, value)
+        if key in kinds and not _is_accepted(spelling, kinds[key]):
             message = (
-                f"found {spelt!r}, which the config class of {family} refuses when transformers builds it;"
+                f"found {spelling!r}, which the config class of {family} refuses when transformers builds it;"
                 f" expected {' or '.join(kinds[key].split('|'))}"
             )
             yield path, message, Effect.STOPS
@@ -173,8 +173,8 @@ def _scalings(value: Any) -> Iterator[tuple[str, Keys]]:
     """The rotary scalings of a config, each with the kind of layers that it is for."""
     if not isinstance(value, Mapping):
         return
-    nested = {name: part for name, part in value.items() if isinstance(part, Mapping)}
-    yield from (((f"{name}.", part) for name, part in nested.items()) if nested else [("", value)])
+    parts = {name: part for name, part in value.items() if isinstance(part, Mapping)}
+    yield from (((f"{name}.", part) for name, part in parts.items()) if parts else [("", value)])
 
 
 _TYPES: Mapping[str, Any] = {

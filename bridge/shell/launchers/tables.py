@@ -54,9 +54,9 @@ class Starter:
     @cached_property
     def spellings(self) -> Mapping[str, str]:
         """All spellings of the options, each with the option in `values`."""
-        dashed = {name.replace("_", "-"): name for name in self.values}
+        with_dashes = {name.replace("_", "-"): name for name in self.values}
         names = {name: name for name in self.values}
-        return {**dashed, **names} if self.dashes else names
+        return {**with_dashes, **names} if self.dashes else names
 
     def name_option(self, text: str) -> str | None:
         """Return the option of `values` that the program takes `text` (without a value) for; None for

@@ -58,13 +58,13 @@ class Folder(Format):
         scheduler state.
         """
         weights, files = _weights(place / MODEL)
-        found = dcp.read_entries(place / OPTIMIZER)
+        entries = dcp.read_entries(place / OPTIMIZER)
         schedule = {
             ".".join(map(str, entry.path[1:])): entry.value
-            for entry in found.values()
+            for entry in entries.values()
             if entry.path[0] == SCHEDULE
         }
-        rest = {key: entry for key, entry in found.items() if entry.path[0] != SCHEDULE}
+        rest = {key: entry for key, entry in entries.items() if entry.path[0] != SCHEDULE}
         parts = (place / OPTIMIZER / dcp.METADATA, *sorted((place / OPTIMIZER).glob("*.distcp")))
         hub = dcp.hub_of(self.name, place, {**weights, **rest}, (*files, *parts))
         unread = [
@@ -92,7 +92,7 @@ def _weights(place: Path) -> tuple[Mapping[str, StoredEntry], tuple[Path, ...]]:
         )
     hub = safetensors_format.Safe().read(whole)
     return {
-        name: StoredEntry((name,), held.weight) for name, held in hub.parameters.items()
+        name: StoredEntry((name,), parameter.weight) for name, parameter in hub.parameters.items()
     }, hub.origin.files
 
 

@@ -90,11 +90,11 @@ class Release(AnyRelease):
     @cached_property
     def strategies(self) -> Mapping[str, frozenset[str]]:
         """Options of each strategy."""
-        found = {row.strategy: set[str]() for row in self._rows if row.strategy}
+        options_by_strategy = {row.strategy: set[str]() for row in self._rows if row.strategy}
         for row in self._rows:
             if row.strategy and row.name not in _SIZES:
-                found[row.strategy].add(row.name.partition(".")[0])
-        return {name: frozenset(options) for name, options in found.items()}
+                options_by_strategy[row.strategy].add(row.name.partition(".")[0])
+        return {name: frozenset(options) for name, options in options_by_strategy.items()}
 
     @cached_property
     def policy(self) -> Mapping[str, Any]:

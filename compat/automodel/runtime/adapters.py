@@ -59,7 +59,7 @@ def add_adapters(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[F
         target_modules=list(_modules(model, section)),
         task_type="CAUSAL_LM",
     )
-    found: nn.Module = peft.get_peft_model(model, config)
+    wrapper: nn.Module = peft.get_peft_model(model, config)
     findings = []
     if section.get("use_triton"):
         findings.append(
@@ -71,29 +71,32 @@ def add_adapters(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[F
                 before=True,
             )
         )
-    return found, tuple(findings)
+    return wrapper, tuple(findings)
 
 
 def _modules(model: nn.Module, section: Section) -> Iterator[str]:
     """Yield the names of the linear layers that get an adapter. A pattern of the section matches
     the whole name of a layer or the last part of the name.
     """
-    wanted, spared = (
+    targets, exclusions = (
         _patterns(section.get(name)) for name in ("target_modules", "exclude_modules")
     )
     everything = bool(section.get("match_all_linear"))
-    if not (wanted or everything or spared):
+    if not (targets or everything or exclusions):
         raise ConfigError("peft.target_modules: missing; name modules, or set match_all_linear")
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     for name, module in model.named_modules():
-        linear = isinstance(module, nn.Linear) and module is not head and not _matches(name, spared)
-        if linear and (everything or not wanted or _matches(name, wanted)):
+        linear = (
+            isinstance(module, nn.Linear) and module is not head and not _matches(name, exclusions)
+        )
+        if linear and (everything or not targets or _matches(name, targets)):
             yield name
 
 
-def _patterns(said: Any) -> list[re.Pattern[str]]:
+def _patterns(patterns: Any) -> list[re.Pattern[str]]:
     return [
-        re.compile(translate(each)) for each in ([said] if isinstance(said, str) else said or [])
+        re.compile(translate(each))
+        for each in ([patterns] if isinstance(patterns, str) else patterns or [])
     ]
 
 

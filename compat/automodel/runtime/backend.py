@@ -81,9 +81,9 @@ def _undriven(config: Config | AutoModelConfig) -> Iterator[str]:
     strategy = values.get("distributed.strategy")
     if strategy not in (None, "fsdp2"):
         yield f"distributed.strategy: found {strategy}; this backend runs only fsdp2"
-    named = values.get("optimizer._target_")
-    if named not in OPTIMIZERS:
-        yield f"optimizer._target_: found {named}; this backend runs only {', '.join(OPTIMIZERS)}"
+    optimizer = values.get("optimizer._target_")
+    if optimizer not in OPTIMIZERS:
+        yield f"optimizer._target_: found {optimizer}; this backend runs only {', '.join(OPTIMIZERS)}"
 
 
 BACKEND = FullyShardedBackend()

@@ -53,15 +53,15 @@ def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
     from transformers.utils.hub import cached_file
 
     try:
-        cached = cached_file(name, CONFIG, local_files_only=True)
+        place = cached_file(name, CONFIG, local_files_only=True)
     except (OSError, ValueError):
-        cached = None
-    if cached is None:
+        place = None
+    if place is None:
         raise SourceError(
             f"{where}: {name} is not on this machine, and nothing is downloaded; give a folder with its {files[0]}, or train the"
             " file's plan on a small model with --model tiny"
         )
-    return Path(cached).parent
+    return Path(place).parent
 
 
 def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, ...]]:
@@ -71,9 +71,9 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
     """
     kind, _, way = str(section.get(TARGET)).rpartition(".")
     if kind.rpartition(".")[2] not in CLASSES or way not in (LOADED, MADE):
-        known = " or ".join(f"{name}.{each}" for name in CLASSES for each in (LOADED, MADE))
+        targets = " or ".join(f"{name}.{each}" for name in CLASSES for each in (LOADED, MADE))
         raise ConfigError(
-            f"model.{TARGET}: found {section.get(TARGET)}, expected {known}; or use --model tiny"
+            f"model.{TARGET}: found {section.get(TARGET)}, expected {targets}; or use --model tiny"
         )
     place = folder(str(section[NAME]), f"model.{NAME}") if section.get(NAME) else None
     config, dtype = (
@@ -81,8 +81,8 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
         section.get("torch_dtype") or (AUTO if way == LOADED else "bf16"),
     )
     formats: Mapping[str, torch.dtype] = TORCH  # type: ignore[assignment]
-    held = getattr(config, "dtype", None) or torch.float32
-    dtype = name_of(held, "model.torch_dtype") if dtype == AUTO else DTYPES.get(dtype, dtype)
+    storage = getattr(config, "dtype", None) or torch.float32
+    dtype = name_of(storage, "model.torch_dtype") if dtype == AUTO else DTYPES.get(dtype, dtype)
     return (
         _build_model(section, place if way == LOADED else None, config, formats[dtype], seed),
         dtype,
@@ -97,27 +97,27 @@ def _config(section: Section, place: Path | None) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    said = dict(section.get("config") or {})
+    settings = dict(section.get("config") or {})
     target, family, name = (
-        str(said.pop(TARGET, "")),
-        said.pop("model_type", None),
-        said.pop(NAME, None),
+        str(settings.pop(TARGET, "")),
+        settings.pop("model_type", None),
+        settings.pop(NAME, None),
     )
     if name is not None:
         place = folder(name, f"model.config.{NAME}")
     try:
         if place is not None:
-            found = AutoConfig.from_pretrained(place, local_files_only=True)
+            config = AutoConfig.from_pretrained(place, local_files_only=True)
         else:
-            found = AutoConfig.for_model(family or _family(target), **said)
+            config = AutoConfig.for_model(family or _family(target), **settings)
     except (OSError, ValueError, TypeError, StrictDataclassError) as error:
         why = " ".join(str(error).split())
         raise SourceError(
             f"model.config: transformers cannot make a config from this section ({why})"
         ) from error
-    for key, value in said.items():
-        setattr(found, key, value)
-    return found
+    for key, value in settings.items():
+        setattr(config, key, value)
+    return config
 
 
 def _family(target: str) -> str:
@@ -126,13 +126,13 @@ def _family(target: str) -> str:
 
     name = target.rpartition(".")[2]
     mapping: Mapping[str, str] = vars(configuration_auto)["CONFIG_MAPPING_NAMES"]
-    found = next((family for family, kind in mapping.items() if kind == name), None)
-    if found is None:
+    match = next((family for family, kind in mapping.items() if kind == name), None)
+    if match is None:
         raise ConfigError(
             f"model.config.{TARGET}: found {target or 'nothing'}, expected a config class of transformers, such as"
             f" transformers.LlamaConfig, or model.{NAME} with a folder; or use --model tiny"
         )
-    return found
+    return match
 
 
 def _build_model(
@@ -146,27 +146,29 @@ def _build_model(
         more["attn_implementation"] = section["attn_implementation"]
     try:
         if place is not None and any(path for pattern in WEIGHTS for path in place.glob(pattern)):
-            found: nn.Module = auto.from_pretrained(
+            model: nn.Module = auto.from_pretrained(
                 place, config=config, local_files_only=True, **more
             )
-            return found
+            return model
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(seed)
-            made: nn.Module = auto.from_config(config, **more)
-            return made
+            network: nn.Module = auto.from_config(config, **more)
+            return network
     except (OSError, ValueError, ImportError) as error:
         raise SourceError(
             f"model: transformers cannot build the model ({str(error).splitlines()[0]})"
         ) from error
 
 
-def _unread(said: Mapping[str, Any], config: Any) -> Iterator[str]:
+def _unread(settings: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Yield the keys of the section `model.config` that the config class does not have."""
     kind = type(config)
-    given = {key: value for key, value in said.items() if key not in (TARGET, "model_type", NAME)}
-    for key in (key for key in given if not hasattr(kind(), key)):
-        whole = kind(**given).to_dict()
-        rest = kind(**{name: value for name, value in given.items() if name != key}).to_dict()
+    values = {
+        key: value for key, value in settings.items() if key not in (TARGET, "model_type", NAME)
+    }
+    for key in (key for key in values if not hasattr(kind(), key)):
+        whole = kind(**values).to_dict()
+        rest = kind(**{name: value for name, value in values.items() if name != key}).to_dict()
         if rest == {name: value for name, value in whole.items() if name != key}:
             yield key
 
@@ -205,24 +207,26 @@ def tokenizer(section: Section, data: Section, path: str) -> Any:
     from transformers import AutoTokenizer
 
     own = data.get("tokenizer")
-    said = own if isinstance(own, Mapping) else {}
+    settings = own if isinstance(own, Mapping) else {}
     config: Mapping[str, Any] = section.get("config") or {}
-    name = said.get(NAME) or section.get(NAME) or config.get(NAME)
+    name = settings.get(NAME) or section.get(NAME) or config.get(NAME)
     if not name:
         raise ConfigError(
             f"{path}.tokenizer.{NAME}: missing, and the model has no folder; give the folder of a"
             " tokenizer"
         )
     more = {
-        key: value for key, value in said.items() if key not in (TARGET, NAME, "trust_remote_code")
+        key: value
+        for key, value in settings.items()
+        if key not in (TARGET, NAME, "trust_remote_code")
     }
     place = folder(str(name), f"{path}.tokenizer", WORDS)
     try:
-        found: Any = AutoTokenizer.from_pretrained(place, local_files_only=True, **more)
+        instance: Any = AutoTokenizer.from_pretrained(place, local_files_only=True, **more)
     except (OSError, ValueError, TypeError) as error:
         raise SourceError(
             f"{place}: transformers cannot load a tokenizer from this folder ({str(error).splitlines()[0]})"
         ) from error
-    if not callable(found) or not len(found):
+    if not callable(instance) or not len(instance):
         raise BridgeError(f"{place}: the tokenizer has no vocabulary; add a tokenizer.json")
-    return found
+    return instance

@@ -41,16 +41,16 @@ def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int
     name = target(section, path, tuple(KNOWN))
     settings, make = KNOWN[name]
     only(section, path, (*settings, "tokenizer"))
-    given = {key: section[key] for key in settings if section.get(key) is not None}
-    found = make(given, path, tokenizer, seed)
-    if not len(found):
+    values = {key: section[key] for key in settings if section.get(key) is not None}
+    samples = make(values, path, tokenizer, seed)
+    if not len(samples):
         raise SourceError(
             f"{path}: the data set has no samples; give data with at least one sample"
         )
-    return found
+    return samples
 
 
-def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _sentences(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples that are sentences of random words. Source:
     components/datasets/llm/mock.py.
     """
@@ -61,19 +61,17 @@ def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
         "vocab_size": 100,
         "max_sentence_len": 64,
         "seed": 0,
-        **given,
+        **settings,
     }
-    drawn, words, found = random.Random(values["seed"]), range(2, values["vocab_size"]), []
+    rng, words, samples = (random.Random(values["seed"]), range(2, values["vocab_size"]), [])
     for _ in range(values["num_sentences"]):
         length = max(
             1,
-            min(
-                values["max_sentence_len"], int(drawn.gauss(values["mean_len"], values["std_len"]))
-            ),
+            min(values["max_sentence_len"], int(rng.gauss(values["mean_len"], values["std_len"]))),
         )
-        tokens = [*drawn.choices(words, k=length), END]
+        tokens = [*rng.choices(words, k=length), END]
         places = list(range(len(tokens)))
-        found.append(
+        samples.append(
             {
                 "input_ids": tokens,
                 "attention_mask": [1] * len(tokens),
@@ -81,14 +79,14 @@ def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
                 "position_ids": places,
             }
         )
-    return Samples(len(found), lambda index: found[index])
+    return Samples(len(samples), lambda index: samples[index])
 
 
-def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _random(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples of random tokens. AutoModel's data set never ends; here the data set ends
     after `num_samples` batches. Source: components/datasets/llm/mock_iterable_dataset.py.
     """
-    words, length = given.get("vocab_size", 1024), given.get("seq_len", 1024)
+    words, length = settings.get("vocab_size", 1024), settings.get("seq_len", 1024)
 
     def sample(index: int) -> Sample:
         generator = torch.Generator().manual_seed(seed_of(seed, "mock", index))
@@ -99,15 +97,15 @@ def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) 
             "position_ids": list(range(length)),
         }
 
-    return Samples(given.get("num_samples", 1_000_000) * given.get("batch_size", 1), sample)
+    return Samples(settings.get("num_samples", 1_000_000) * settings.get("batch_size", 1), sample)
 
 
-def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _columns(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples whose prompt and answer are columns of a table.
 
     Source: components/datasets/llm/column_mapped_text_instruction_dataset.py.
     """
-    mapping = given.get("column_mapping") or {}
+    mapping = settings.get("column_mapping") or {}
     if (
         "answer" not in mapping
         or not {"context", "question"} & mapping.keys()
@@ -117,86 +115,90 @@ def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int)
             f"{path}.column_mapping: found {mapping}, expected the key answer, and the keys"
             " context or question or both"
         )
-    if given.get("use_hf_chat_template"):
+    if settings.get("use_hf_chat_template"):
         raise ConfigError(
             f"{path}.use_hf_chat_template: the native engine does not support chat templates;"
             " leave it out"
         )
     source = f"{path}.path_or_dataset_id"
-    found = rows(_required_value(given, path, "path_or_dataset_id"), given.get("split"), source)[
-        : given.get("limit_dataset_samples")
-    ]
+    table = rows(
+        _required_value(settings, path, "path_or_dataset_id"), settings.get("split"), source
+    )[: settings.get("limit_dataset_samples")]
     words = tokenizer()
     form: Callable[[str, str], Sample] = partial(
-        completion, words, **_lengths(given, ("answer_only_loss_mask",))
+        completion, words, **_lengths(settings, ("answer_only_loss_mask",))
     )
 
     def sample(index: int) -> Sample:
-        for place in range(index, index + len(found)):
-            row = found[place % len(found)]
+        for place in range(index, index + len(table)):
+            row = table[place % len(table)]
             texts = [
                 column(row, mapping[role], source)
                 for role in ("context", "question")
                 if role in mapping
             ]
-            made = form(" ".join([*texts, ""]), column(row, mapping["answer"], source))
-            if any(label != IGNORED for label in made["labels"]):
-                return made
+            sample = form(" ".join([*texts, ""]), column(row, mapping["answer"], source))
+            if any(label != IGNORED for label in sample["labels"]):
+                return sample
         raise SourceError(
             f"{source}: no row has a label that counts in the loss; check seq_length and the columns"
         )
 
-    return Samples(len(found), sample)
+    return Samples(len(table), sample)
 
 
-def _squad(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _squad(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples that ask a question about a text. Source: components/datasets/llm/squad.py."""
     source = f"{path}.dataset_name"
-    found = rows(given.get("dataset_name", "squad"), _part(given, "limit_dataset_samples"), source)
+    table = rows(
+        settings.get("dataset_name", "squad"), _part(settings, "limit_dataset_samples"), source
+    )
     form: Callable[[str, str], Sample] = partial(
-        completion, tokenizer(), **_lengths({"padding": False, "truncation": False, **given}, ())
+        completion, tokenizer(), **_lengths({"padding": False, "truncation": False, **settings}, ())
     )
 
     def sample(index: int) -> Sample:
-        row = found[index]
+        row = table[index]
         prompt = f"Context: {column(row, 'context', source)} Question: {column(row, 'question', source)} Answer: "
         texts = column(row, "answers", source)["text"]
         return form(prompt, texts[0].strip() if texts else "")
 
-    return Samples(len(found), sample)
+    return Samples(len(table), sample)
 
 
-def _hellaswag(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _hellaswag(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples that continue a story with its right ending. Source:
     components/datasets/llm/hellaswag.py.
     """
     source = f"{path}.path_or_dataset"
-    found = rows(
-        _required_value(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source
+    table = rows(
+        _required_value(settings, path, "path_or_dataset"),
+        _part(settings, "num_samples_limit"),
+        source,
     )
-    contexts = [column(row, "ctx", source) for row in found]
-    targets = [column(row, "endings", source)[int(column(row, "label", source))] for row in found]
-    samples = pairs(tokenizer(), contexts, targets, given.get("pad_to_max_length", True))
+    contexts = [column(row, "ctx", source) for row in table]
+    targets = [column(row, "endings", source)[int(column(row, "label", source))] for row in table]
+    samples = pairs(tokenizer(), contexts, targets, settings.get("pad_to_max_length", True))
     return Samples(len(samples), lambda index: samples[index])
 
 
-def _part(given: Section, limit: str) -> str:
-    split, most = given.get("split", "train"), given.get(limit)
+def _part(settings: Section, limit: str) -> str:
+    split, most = settings.get("split", "train"), settings.get(limit)
     return split if most is None or "[" in split else f"{split}[:{most}]"
 
 
-def _lengths(given: Section, more: tuple[str, ...]) -> dict[str, Any]:
+def _lengths(settings: Section, more: tuple[str, ...]) -> dict[str, Any]:
     return {
-        name: given[name]
+        name: settings[name]
         for name in ("seq_length", "padding", "truncation", *more)
-        if name in given
+        if name in settings
     }
 
 
-def _required_value(given: Section, path: str, name: str) -> Any:
-    if name not in given:
+def _required_value(settings: Section, path: str, name: str) -> Any:
+    if name not in settings:
         raise ConfigError(f"{path}.{name}: missing; give the file or folder of the data")
-    return given[name]
+    return settings[name]
 
 
 LENGTHS = ("seq_length", "padding", "truncation")

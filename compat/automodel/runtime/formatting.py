@@ -45,24 +45,22 @@ def completion(
             getattr(tokenizer, "add_bos_token", False)
         )
     tokenizer.padding_side = "right"
-    found = tokenizer(
+    encoding = tokenizer(
         prompt + answer, padding=padding, truncation=truncation, max_length=seq_length
     )
-    tokens, mask = list(found["input_ids"]), found.get("attention_mask")
-    counted = [
+    tokens, mask = list(encoding["input_ids"]), encoding.get("attention_mask")
+    counts = [
         place >= start and (mask is None or bool(mask[place])) for place in range(len(tokens))
     ]
-    return _shift_tokens(
-        tokenizer, tokens, counted, seq_length if padding == "max_length" else None
-    )
+    return _shift_tokens(tokenizer, tokens, counts, seq_length if padding == "max_length" else None)
 
 
 def _shift_tokens(
-    tokenizer: Any, tokens: list[int], counted: Sequence[bool], length: int | None
+    tokenizer: Any, tokens: list[int], counts: Sequence[bool], length: int | None
 ) -> Sample:
     pad = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
     real = max(0, min(_content(tokens, pad, tokenizer.eos_token_id) - 1, len(tokens) - 1))
-    labels = [token if count else IGNORED for token, count in zip(tokens, counted, strict=True)][1:]
+    labels = [token if count else IGNORED for token, count in zip(tokens, counts, strict=True)][1:]
     inputs = tokens[:-1]
     more = max(0, (length or 0) - len(inputs))
     return {
@@ -90,21 +88,21 @@ def pairs(
 
     With `pad_to_max_length` all samples are padded to the longest, rounded up to a multiple of 8.
     """
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for start in range(0, len(contexts), BATCH):
-        found += _tokenize_pairs(
+        samples += _tokenize_pairs(
             tokenizer, contexts[start : start + BATCH], targets[start : start + BATCH]
         )
     length = (
-        math.ceil(max(len(sample["input_ids"]) for sample in found) / 8) * 8
-        if pad_to_max_length and found
+        math.ceil(max(len(sample["input_ids"]) for sample in samples) / 8) * 8
+        if pad_to_max_length and samples
         else 0
     )
     usual = USUAL | {"input_ids": tokenizer.pad_token_id or 0}
-    for sample in found:
+    for sample in samples:
         for name, values in sample.items():
             values += [usual[name]] * max(0, length - len(values))
-    return found
+    return samples
 
 
 def _tokenize_pairs(
@@ -116,12 +114,12 @@ def _tokenize_pairs(
         first = [tokens[:-1] for tokens in first]
     if second[0] and second[0][0] in special:
         second = [tokens[1:] for tokens in second]
-    found = []
+    samples = []
     for context, target in zip(first, second, strict=True):
         labels = [IGNORED] * (len(context) - 1) + target + [IGNORED]
         mask = [int(label != IGNORED) for label in labels]
         tokens = context + target
-        found.append(
+        samples.append(
             {
                 "input_ids": tokens,
                 "attention_mask": [1] * len(tokens),
@@ -129,4 +127,4 @@ def _tokenize_pairs(
                 "loss_mask": mask,
             }
         )
-    return found
+    return samples

@@ -104,33 +104,33 @@ class FullyShardedTrainer:
     def _optimizer(self) -> torch.optim.Optimizer:
         """Return the optimizer that the recipe names, with the recipe's arguments."""
         make = getattr(torch.optim, str(self.values["optimizer._target_"]).rpartition(".")[2])
-        given = {
+        settings = {
             name: self.values[f"optimizer.{name}"]
             for name in HYPER
             if f"optimizer.{name}" in self.values
         }
-        named = dict(self.model.named_parameters())
-        grouped = (
-            build_groups(self.workload.groups, named, FILE)
+        parameters = dict(self.model.named_parameters())
+        groups = (
+            build_groups(self.workload.groups, parameters, FILE)
             if self.workload.groups
             else self.model.parameters()
         )
-        return make(grouped, **given)  # type: ignore[no-any-return]
+        return make(groups, **settings)  # type: ignore[no-any-return]
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """Run one step as AutoModel's loop does: losses are summed over tokens, and divided by the
         number of tokens on all ranks in all microbatches.
         """
-        taken = [
+        microbatches = [
             (tokens.to(self.device), targets.to(self.device))
             for tokens, targets in islice(batches, self.accumulation)
         ]
-        counts = everyones(sum(int((targets != IGNORED).sum()) for _, targets in taken))
+        counts = everyones(sum(int((targets != IGNORED).sum()) for _, targets in microbatches))
         lr = learning_rate(self.plan.optimizer.lr or 0.0, self.plan.optimizer.schedule, self.steps)
         total = 0.0
-        for number, (tokens, targets) in enumerate(taken):
+        for number, (tokens, targets) in enumerate(microbatches):
             # Gradients are reduced once a step, with its last microbatch.
-            self.model.set_requires_gradient_sync(number == len(taken) - 1)  # type: ignore[operator]
+            self.model.set_requires_gradient_sync(number == len(microbatches) - 1)  # type: ignore[operator]
             loss, _ = sum_cross_entropy(logits_in(self.model(tokens)), targets)
             # FSDP2 averages over data ranks: times their number it is a sum, which the tokens of
             # all ranks divide.

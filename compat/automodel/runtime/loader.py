@@ -61,7 +61,7 @@ class Loader:
         rows: int,
         place: tuple[int, int],
         seed: int,
-        piped: bool,
+        has_pipeline: bool,
     ) -> Loader:
         """Return a loader with the settings of a section. Raises `ConfigError` for settings that
         this loader does not have.
@@ -71,7 +71,7 @@ class Loader:
         only(section, path, SETTINGS)
         shuffle, workers = section.get("shuffle"), section.get("num_workers") or 0
         whole, multiple = (
-            piped or bool(section.get("drop_last")),
+            has_pipeline or bool(section.get("drop_last")),
             _collater(section.get("collate_fn"), f"{path}.collate_fn"),
         )
         return cls(
@@ -110,11 +110,11 @@ class Loader:
         )
 
 
-def _collater(said: Any, path: str) -> int | None:
+def _collater(value: Any, path: str) -> int | None:
     """Return the collater's setting `pad_seq_len_divisible`: sequences are padded to a multiple of
     this number. None if the setting is missing. Raises `ConfigError` for an unknown collater.
     """
-    settings = said if isinstance(said, dict) else {TARGET: said}
+    settings = value if isinstance(value, dict) else {TARGET: value}
     name = str(settings.get(TARGET) or COLLATERS[0]).rpartition(".")[2]
     if name not in COLLATERS:
         raise ConfigError(
@@ -129,7 +129,7 @@ def collate_samples(samples: Sequence[Sample], multiple: int | None = None) -> d
     whose length is rounded up to a multiple of `multiple`.
     """
     pads = USUAL | (samples[0].get(PADS) or {})
-    found = {}
+    tensors = {}
     for name in samples[0]:
         if name == PADS:
             continue
@@ -137,15 +137,17 @@ def collate_samples(samples: Sequence[Sample], multiple: int | None = None) -> d
         length = max(map(len, values))
         length = math.ceil(length / multiple) * multiple if multiple else length
         fill = pads.get(name, values[0][-1])
-        found[name] = torch.tensor([[*value, *[fill] * (length - len(value))] for value in values])
-    return found
+        tensors[name] = torch.tensor(
+            [[*value, *[fill] * (length - len(value))] for value in values]
+        )
+    return tensors
 
 
 def microbatches(batches: Sequence[dict[str, Tensor]], rows: int, number: int) -> list[Arguments]:
     """Split the batches of a step into microbatches of `rows` samples. If there are fewer than
     `number`, microbatches without labels are added.
     """
-    found = [
+    passes = [
         Arguments(
             (batch["labels"][start : start + rows],),
             {name: batch[name][start : start + rows] for name in INPUTS if name in batch},
@@ -153,9 +155,9 @@ def microbatches(batches: Sequence[dict[str, Tensor]], rows: int, number: int) -
         for batch in batches
         for start in range(0, len(batch["labels"]), rows)
     ]
-    last = found[-1]
+    last = passes[-1]
     silent = Arguments((torch.full_like(last.given[0], IGNORED),), last.named)
-    return found + [silent] * (number - len(found))
+    return passes + [silent] * (number - len(passes))
 
 
 def count_labels(labels: Tensor) -> int:

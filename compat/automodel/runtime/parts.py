@@ -28,7 +28,7 @@ class StageModules(nn.Module):
             for name in layer.parts or (layer.name,):
                 _graft(self, name.split("."), model.get_submodule(name))
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises `BridgeError`, because a stage runs only within its schedule."""
         raise BridgeError(
             "AutoPipeline: a part cannot run by itself; call info.schedule.step(...), or step(...)"
@@ -44,14 +44,14 @@ def _graft(owner: nn.Module, words: Sequence[str], module: nn.Module) -> None:
     owner.add_module(words[-1], module)
 
 
-def even(chain: Chain, **asked: Any) -> list[list[str]]:
-    """Return the names of the layers in each virtual stage, split as AutoModel does. `asked` has
+def even(chain: Chain, **options: Any) -> list[list[str]]:
+    """Return the names of the layers in each virtual stage, split as AutoModel does. `options` has
     the arguments of `virtual_stages.stages`.
     """
     names = [layer.name for layer in chain.layers]
     first, last = chain.leading, len(names) - chain.trailing
     ends = [first]
-    for count in stages(num_layers=last - first, **asked).layers:
+    for count in stages(num_layers=last - first, **options).layers:
         ends.append(ends[-1] + count)
     ends[0], ends[-1] = 0, len(names)
     return [names[start:stop] for start, stop in pairwise(ends)]
@@ -66,15 +66,15 @@ def layers_by_stage(
     Raises `ConfigError` for names that the model does not have, and for modules of one layer that
     are in several stages.
     """
-    known = dict(model.named_modules())
+    modules = dict(model.named_modules())
     ConfigError.raise_if(
         f"module_fqns_per_model_part: part {stage}: the model has no module {name!r}"
         for stage, names in enumerate(parts)
         for name in names
-        if name not in known
+        if name not in modules
     )
     ConfigError.raise_if(_apart(chain, parts))
-    found = [
+    stages = [
         [
             layer.name
             for layer in chain.layers
@@ -82,11 +82,11 @@ def layers_by_stage(
         ]
         for names in parts
     ]
-    empty = [str(stage) for stage, names in enumerate(found) if not names]
+    empty = [str(stage) for stage, names in enumerate(stages) if not names]
     ConfigError.raise_if(
         f"module_fqns_per_model_part: part {stage} names no layer; add one" for stage in empty
     )
-    return found
+    return stages
 
 
 def _apart(chain: Chain, parts: Sequence[Sequence[str]]) -> Iterator[str]:

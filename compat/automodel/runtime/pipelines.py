@@ -64,12 +64,12 @@ class PipelineConfig:
         """Make an AutoPipeline from these settings. `build` uses the `loss_fn` of these settings if
         it gets none.
         """
-        found = AutoPipeline(
+        pipeline = AutoPipeline(
             world_mesh,
             **{**{key: value for key, value in self.to_dict().items() if key != "loss_fn"}, **more},
         )
-        found.loss_fn = self.loss_fn
-        return found
+        pipeline.loss_fn = self.loss_fn
+        return pipeline
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class StageSchedule:
 
     def step(
         self,
-        *given: Any,
+        *args: Any,
         target: Any = None,
         losses: list[Tensor] | None = None,
         return_outputs: bool = True,
-        **named: Any,
+        **kwargs: Any,
     ) -> Any:
         """Run forward and backward over one batch, and add the gradients to `.grad` of the
         parameters. The rank with the last stage returns the logits of all rows.
@@ -138,7 +138,7 @@ class StageSchedule:
         with the last stage has to pass `target`. Named arguments are passed on all ranks.
         """
         self.outputs.clear()
-        passes = self.engine.gradients_of(self._batches(given, target, named))
+        passes = self.engine.gradients_of(self._batches(args, target, kwargs))
         factor = 1.0 if self.scale_grads else float(self.microbatches)
         parameters = dict(self.engine.model.named_parameters())
         for name, gradient in passes.gradients.items():
@@ -148,18 +148,18 @@ class StageSchedule:
         return self._merge_outputs() if return_outputs else None
 
     def eval(
-        self, *given: Any, target: Any = None, losses: list[Tensor] | None = None, **named: Any
+        self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any
     ) -> Any:
         """Run only the forward pass, in evaluation mode. Arguments and results are
         those of `step`.
         """
         self.outputs.clear()
-        found = []
-        for number, batch in enumerate(self._batches(given, target, named)):
+        results = []
+        for number, batch in enumerate(self._batches(args, target, kwargs)):
             self.engine.executor.microbatch = number
-            found.append(self.engine.eval_batch(batch))
+            results.append(self.engine.eval_batch(batch))
         if losses is not None and self.has_last:
-            losses[:] = found
+            losses[:] = results
         return self._merge_outputs()
 
     @property
@@ -174,32 +174,32 @@ class StageSchedule:
         """
         logits = logits_in(output)
         self.outputs[self.engine.executor.microbatch] = logits.detach()
-        found: Tensor = self._loss_fn(logits, target)
-        return found
+        value: Tensor = self._loss_fn(logits, target)
+        return value
 
     def _merge_outputs(self) -> Any:
-        found = [self.outputs[number] for number in sorted(self.outputs)]
+        outputs = [self.outputs[number] for number in sorted(self.outputs)]
         self.outputs.clear()
-        return torch.cat(found) if found else None
+        return torch.cat(outputs) if outputs else None
 
     def _batches(
-        self, given: tuple[Any, ...], target: Any, named: Mapping[str, Any]
+        self, args: tuple[Any, ...], target: Any, kwargs: Mapping[str, Any]
     ) -> list[Arguments]:
         """Split a batch into microbatches. They are all made before the first one runs, because
         ranks must not exchange anything else while the schedule runs.
         """
-        if len(given) > 1:
+        if len(args) > 1:
             raise BridgeError(
-                f"schedule.step: found {len(given)} unnamed arguments, expected only the tokens;"
+                f"schedule.step: found {len(args)} unnamed arguments, expected only the tokens;"
                 " pass the others by name"
             )
-        tokens = self._shared(given[0] if given else None)
+        tokens = self._shared(args[0] if args else None)
         if len(tokens) < self.microbatches:
             raise BridgeError(
                 f"schedule.step: found {len(tokens)} rows, expected at least one for each of {self.microbatches} microbatches;"
                 " change pp_batch_size or pp_microbatch_size"
             )
-        whole = Arguments((target,), {"input_ids": tokens, **_model_arguments(named)})
+        whole = Arguments((target,), {"input_ids": tokens, **_model_arguments(kwargs)})
         cuts = (
             partial(_cut, number=number, count=self.microbatches)
             for number in range(self.microbatches)
@@ -234,17 +234,17 @@ def _cut(tensor: Tensor, number: int, count: int) -> Tensor:
     return torch.tensor_split(tensor, count)[number] if tensor.dim() else tensor
 
 
-def _model_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
+def _model_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for a model of Hugging Face. AutoModel's precomputed causal masks become
     `attention_mask`, and arguments that are None are left out.
     """
-    found = {
-        key: value for key, value in named.items() if value is not None and key != "padding_mask"
+    arguments = {
+        key: value for key, value in kwargs.items() if value is not None and key != "padding_mask"
     }
-    masks = found.pop("causal_mask_mapping", None)
+    masks = arguments.pop("causal_mask_mapping", None)
     if masks:
-        found["attention_mask"] = next(iter(masks.values())) if len(masks) == 1 else masks
-    return found
+        arguments["attention_mask"] = next(iter(masks.values())) if len(masks) == 1 else masks
+    return arguments
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -358,14 +358,14 @@ class AutoPipeline:
         plan = self._plan(model, sizes, len(chain.layers) - chain.leading - chain.trailing)
         parts = self.module_fqns_per_model_part
         spread = {"pp_size": sizes["pp"], "schedule": self.pp_schedule, **self.split}
-        wanted = even(chain, **spread) if parts is None else layers_by_stage(model, chain, parts)
+        split = even(chain, **spread) if parts is None else layers_by_stage(model, chain, parts)
         holder: list[StageSchedule] = []
         engine = bridge.engine.initialize(
             model,
             plan,
             lambda output, target: holder[0].loss(output, target),
             device=self._device,
-            module_fqns_per_model_part=wanted,
+            module_fqns_per_model_part=split,
             variable_shapes=True,
         )
         microbatches = self.pp_batch_size // self.pp_microbatch_size
@@ -381,16 +381,19 @@ class AutoPipeline:
             engine,
             (*self._unheard(parallelize_fn, sizes), *engine.findings),
         )
-        local, count = engine.pipeline.local(engine.line.index), len(wanted)
+        local, count = engine.pipeline.local(engine.line.index), len(split)
         layers = {layer.name: layer for layer in engine.chain.layers}
-        found = [
-            Stage(
-                stage, count, StageModules(engine.model, (layers[name] for name in wanted[stage]))
-            )
+        modules = [
+            Stage(stage, count, StageModules(engine.model, (layers[name] for name in split[stage])))
             for stage in local
         ]
         self._info = PipelineInfo(
-            True, schedule, 0 in local, count - 1 in local, [each.submod for each in found], found
+            True,
+            schedule,
+            0 in local,
+            count - 1 in local,
+            [each.submod for each in modules],
+            modules,
         )
         return self
 
@@ -415,7 +418,7 @@ class AutoPipeline:
         """Return the plan for these settings, in the model's number format. The rules that
         translate recipes make the plan.
         """
-        asked = {
+        settings = {
             "pp_schedule": self.pp_schedule,
             "pp_schedule_csv": self.pp_schedule_csv,
             "pp_microbatch_size": self.pp_microbatch_size,
@@ -424,18 +427,20 @@ class AutoPipeline:
             **self.split,
         }
         mesh = {f"{axis}_size": size for axis, size in sizes.items()}
-        distributed = {
+        section = {
             **mesh,
-            "pipeline": {name: value for name, value in asked.items() if value is not None},
+            "pipeline": {name: value for name, value in settings.items() if value is not None},
         }
         config = DIALECT.read(
-            {"distributed": distributed, "model": {"config": {"num_hidden_layers": layers}}},
+            {"distributed": section, "model": {"config": {"num_hidden_layers": layers}}},
             None,
             (comm.rank_and_world() or (0, 1))[1],
         )
-        kept = ("parallel.", "schedule.", "stages.")
+        prefixes = ("parallel.", "schedule.", "stages.")
         plan = {
-            path: value for path, value in lift(config).values().items() if path.startswith(kept)
+            path: value
+            for path, value in lift(config).values().items()
+            if path.startswith(prefixes)
         }
         dtype = name_of(next(iter(model.parameters())).dtype, "model")
         formats = {f"precision.{name}": dtype for name in ("compute", "master", "reduce")}
@@ -452,10 +457,8 @@ class AutoPipeline:
         empty if the mesh has only one axis.
         """
         places = {name: axis for axis, members in self.axes.items() for name in members}
-        found = [
-            places[name] for name in reversed(self.world_mesh.mesh_dim_names) if name in places
-        ]
-        return {"parallel.order": "-".join(dict.fromkeys(found))} if len(set(found)) > 1 else {}
+        axes = [places[name] for name in reversed(self.world_mesh.mesh_dim_names) if name in places]
+        return {"parallel.order": "-".join(dict.fromkeys(axes))} if len(set(axes)) > 1 else {}
 
     def _unheard(self, parallelize_fn: object, sizes: Mapping[str, int]) -> Iterator[Finding]:
         if parallelize_fn is not None:
@@ -504,13 +507,13 @@ class AutoPipeline:
         *,
         target: Any = None,
         losses: list[Tensor] | None = None,
-        **named: Any,
+        **kwargs: Any,
     ) -> Any:
         """Run `info.schedule.step` with the same arguments. All ranks must call it."""
         _ = self.parts
         assert self._info.schedule is not None
-        given = (model_input,) if self._info.has_first_stage else ()
-        return self._info.schedule.step(*given, target=target, losses=losses, **named)
+        args = (model_input,) if self._info.has_first_stage else ()
+        return self._info.schedule.step(*args, target=target, losses=losses, **kwargs)
 
     def update_seq_len(self, seq_len: int) -> None:
         """Does nothing, because the length of sequences may vary from batch to batch."""

@@ -53,16 +53,16 @@ def pose_config(config: Config) -> tuple[Group, Group]:
     from it.
     """
     question = raw(nest_recipe(config.given, release(config.version)), config) or {}
-    given, sections = config.given, tuple(f"{name}." for name in question.get("recipe", ()))
-    later = OVERWRITTEN | {path for path in LATER if path not in given}
-    filled = {
+    settings, sections = config.given, tuple(f"{name}." for name in question.get("recipe", ()))
+    later = OVERWRITTEN | {path for path in LATER if path not in settings}
+    defaults = {
         path: value
         for path, value in config.effective.items()
         if path.startswith(D) and path not in later
     }
-    stepped = {path: value for path, value in given.items() if path.startswith(S)}
+    steps = {path: value for path, value in settings.items() if path.startswith(S)}
     return question, {
-        path: value for path, value in (filled | stepped).items() if path.startswith(sections)
+        path: value for path, value in (defaults | steps).items() if path.startswith(sections)
     } if sections else {}
 
 
@@ -72,13 +72,13 @@ def raw(source: Mapping[str, Any], config: Config) -> Group | None:
     """
     if not release(config.version).nests_pipeline:
         return None
-    asked = {
+    sections = {
         name: _without_targets(source[name])
         for name in ("distributed", "step_scheduler")
         if name in source
     }
     return {
-        "recipe": {"distributed": {}, **asked},
+        "recipe": {"distributed": {}, **sections},
         "ranks": data_ranks(config.given, config.world_size) or 1,
     }
 
@@ -98,8 +98,8 @@ def answer(question: Mapping[str, Any]) -> Group:
     """
     recipe = question.get("recipe", {})
     try:
-        held = dict(_mesh(dict(recipe["distributed"]))) if "distributed" in recipe else {}
-        return held | dict(_steps(recipe.get("step_scheduler", {}), question.get("ranks", 1)))
+        values = dict(_mesh(dict(recipe["distributed"]))) if "distributed" in recipe else {}
+        return values | dict(_steps(recipe.get("step_scheduler", {}), question.get("ranks", 1)))
     except Exception as error:
         raise ConfigError(
             f"refused by AutoModel itself: {type(error).__name__}: {error}"
@@ -107,13 +107,13 @@ def answer(question: Mapping[str, Any]) -> Group:
 
 
 def _mesh(section: Group) -> Iterator[tuple[str, Any]]:
-    parsed = first(PARSER)(section)
-    sizes = {name: value for name, value in parsed.items() if name.endswith("_size")}
-    yield from _flat(sizes | {"activation_checkpointing": parsed["activation_checkpointing"]}, D)
-    yield D + "strategy", STRATEGIES[type(parsed["strategy_config"]).__name__]
+    setup = first(PARSER)(section)
+    sizes = {name: value for name, value in setup.items() if name.endswith("_size")}
+    yield from _flat(sizes | {"activation_checkpointing": setup["activation_checkpointing"]}, D)
+    yield D + "strategy", STRATEGIES[type(setup["strategy_config"]).__name__]
     own = {
         name: value
-        for name, value in _fields(parsed["strategy_config"]).items()
+        for name, value in _fields(setup["strategy_config"]).items()
         if name != "activation_checkpointing"
     }
     yield from _flat(own, D)
@@ -122,7 +122,7 @@ def _mesh(section: Group) -> Iterator[tuple[str, Any]]:
         ("moe_parallel_config", f"{D}moe."),
         ("moe_config", f"{D}moe."),
     ):
-        yield from _flat(_fields(parsed.get(part)), path)
+        yield from _flat(_fields(setup.get(part)), path)
 
 
 STRATEGIES = {"FSDP2Config": "fsdp2", "MegatronFSDPConfig": "megatron_fsdp", "DDPConfig": "ddp"}
@@ -132,8 +132,8 @@ def _steps(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
     """Yield the values of AutoModel's step scheduler, by path, if the recipe sets both batch sizes."""
     if not section.keys() >= {"global_batch_size", "local_batch_size"}:
         return
-    built = first(STEPS)(**section, dp_size=ranks, dataloader=range(SAMPLES))
-    yield from _flat({name: value for name, value in vars(built).items() if name in section}, S)
+    scheduler = first(STEPS)(**section, dp_size=ranks, dataloader=range(SAMPLES))
+    yield from _flat({name: value for name, value in vars(scheduler).items() if name in section}, S)
 
 
 def _fields(value: Any) -> Group:

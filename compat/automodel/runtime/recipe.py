@@ -136,21 +136,27 @@ class Recipe:
         seed = plan.run.seed if plan.run.seed is not None else SEED
         model, dtype, remarks = built.model(section(settings, "model"), seed)
         rank = (comm.rank_and_world() or (detect().rank, 0))[0]
-        place, piped = (
+        place, has_pipeline = (
             (mesh.coordinate(rank, "data"), mesh.sizes["data"]),
             mesh.sizes["pipeline"] > 1,
         )
         words = _Words(section(settings, "model"))
-        loader = _loader(settings, "dataset", "dataloader", place, seed, piped, words)
+        loader = _loader(settings, "dataset", "dataloader", place, seed, has_pipeline, words)
         validation = _loader(
-            settings, "validation_dataset", "validation_dataloader", place, seed, piped, words
+            settings,
+            "validation_dataset",
+            "validation_dataloader",
+            place,
+            seed,
+            has_pipeline,
+            words,
         )
         assert loader is not None
         length = _length(settings, loader)
         make = _optimizer(settings)
         plan = planned(_whole(config, dtype, length, make))
         model, adapters = add_adapters(model, section(settings, "peft"))
-        compiled = section(settings, "compile")
+        compilation = section(settings, "compile")
         read = (*HEARD, *STEPS, *(("optimizer",) if make else ()))
         findings = (*_unheard(config, settings, read), *remarks, *adapters)
         ConfigError.raise_if(
@@ -160,7 +166,7 @@ class Recipe:
             if finding.effect is Effect.NUMBERS
         )
         check(plan, world)
-        if compiled.get("enabled"):
+        if compilation.get("enabled"):
             findings = (
                 *findings,
                 Finding("compile", "blocks run without compilation", Effect.COST, True),
@@ -213,8 +219,8 @@ class Recipe:
         first = self.steps_so_far % self.epoch_steps
         batches = self.loader.epoch(epoch, first * passes)
         for _ in range(first, self.epoch_steps):
-            found = list(islice(batches, passes))
-            yield self._step(found)
+            group = list(islice(batches, passes))
+            yield self._step(group)
             yield from self._after(epoch, number)
             if self.steps_so_far >= number:
                 return
@@ -323,9 +329,9 @@ class _Words:
         """Return the tokenizer of a data set. If the section of the data set names none, it is the
         model's tokenizer.
         """
-        found = built.tokenizer(self.model, data, path)
-        self.found = self.found or found
-        return found
+        tokenizer = built.tokenizer(self.model, data, path)
+        self.found = self.found or tokenizer
+        return tokenizer
 
 
 def _loader(
@@ -334,13 +340,13 @@ def _loader(
     loading: str,
     place: tuple[int, int],
     seed: int,
-    piped: bool,
+    has_pipeline: bool,
     words: _Words,
 ) -> Loader | None:
-    said = section(settings, data)
-    if not said:
+    options = section(settings, data)
+    if not options:
         return None
-    samples = dataset(said, data, lambda: words.of(said, data), seed)
+    samples = dataset(options, data, lambda: words.of(options, data), seed)
     how = section(settings, loading)
     rows = section(settings, "step_scheduler").get("local_batch_size") or 1
     if loading != "dataloader":
@@ -350,7 +356,7 @@ def _loader(
             f"dataloader.batch_size: found {how['batch_size']} with step_scheduler.local_batch_size"
             f" {rows}; a step is counted by the latter; leave batch_size out"
         )
-    return Loader.of(samples, how, loading, rows, place, seed, piped)
+    return Loader.of(samples, how, loading, rows, place, seed, has_pipeline)
 
 
 def _check_settings(settings: Section) -> None:
@@ -358,8 +364,8 @@ def _check_settings(settings: Section) -> None:
     engine cannot run.
     """
     if "recipe" in settings:
-        said = settings["recipe"]
-        target({TARGET: said if isinstance(said, str) else said.get(TARGET)}, "recipe", CLASSES)
+        kind = settings["recipe"]
+        target({TARGET: kind if isinstance(kind, str) else kind.get(TARGET)}, "recipe", CLASSES)
     entropy = section(settings, "loss_fn")
     target(entropy, "loss_fn", ENTROPIES)
     only(entropy, "loss_fn", ("fp32_upcast", "reduction"))
@@ -368,10 +374,10 @@ def _check_settings(settings: Section) -> None:
             f"loss_fn.reduction: found {entropy['reduction']!r}; recipes divide the sum of a step by"
             " its tokens, and AutoModel refuses another reduction; use sum"
         )
-    packed = section(settings, "packed_sequence").get("packed_sequence_size")
-    if packed:
+    size = section(settings, "packed_sequence").get("packed_sequence_size")
+    if size:
         raise ConfigError(
-            f"packed_sequence.packed_sequence_size: found {packed}, but samples cannot be packed"
+            f"packed_sequence.packed_sequence_size: found {size}, but samples cannot be packed"
             " here; set it to 0"
         )
 
@@ -401,26 +407,28 @@ def _length(settings: Section, loader: Loader) -> int:
             " use more data, or a smaller step_scheduler.local_batch_size"
         )
     epochs = epochs or (-(-most // epoch) if most else EPOCHS)
-    found = epochs * epoch
-    return int(min(found, most) if most else found)
+    steps = epochs * epoch
+    return int(min(steps, most) if most else steps)
 
 
 def _optimizer(settings: Section) -> Make | None:
     """Return a function that makes the recipe's optimizer if it is one of torch's, or has settings
     of torch's, that no plan holds. Otherwise the engine makes the optimizer of the plan.
     """
-    said = dict(section(settings, "optimizer"))
-    name = str(said.pop(TARGET, None))
+    options = dict(section(settings, "optimizer"))
+    name = str(options.pop(TARGET, None))
     module, _, short = name.rpartition(".")
-    more = any(value for key, value in said.items() if key not in (*NAMES, *KERNELS))
+    more = any(value for key, value in options.items() if key not in (*NAMES, *KERNELS))
     if module != "torch.optim" or (short in PLANNED and not more):
         return None
-    if "param_group_overrides" in said:
+    if "param_group_overrides" in options:
         raise ConfigError(
             f"optimizer.param_group_overrides: found with {name}; groups are run with"
             f" torch.optim.{', '.join(PLANNED)} alone; leave it out"
         )
-    return maker_of(getattr(torch.optim, short, type(short, (), {})), said, f"optimizer.{TARGET}")
+    return maker_of(
+        getattr(torch.optim, short, type(short, (), {})), options, f"optimizer.{TARGET}"
+    )
 
 
 def _whole(config: Config, dtype: str, length: int, make: Make | None) -> Plan:
@@ -430,23 +438,23 @@ def _whole(config: Config, dtype: str, length: int, make: Make | None) -> Plan:
     weight = nn.Parameter(torch.zeros(()))
     usual = make([{"params": [weight]}]).defaults if make else {}
     usual = {f"optimizer.{name}": usual[name] for name in ("lr", "weight_decay") if name in usual}
-    known = DIALECT.config(
+    whole = DIALECT.config(
         {**usual, **config.given, "step_scheduler.max_steps": length},
         config.version,
         config.world_size,
         config.entry,
     )
-    found = {
+    values = {
         path: value
-        for path, value in lift(known).values().items()
+        for path, value in lift(whole).values().items()
         if not path.startswith(("model.", "adapters."))
         and not (make and path.removeprefix("optimizer.") in MADE)
     }
     formats = {
         "precision.master": dtype,
-        "precision.compute": found.get("precision.compute") or dtype,
+        "precision.compute": values.get("precision.compute") or dtype,
     }
-    plan = Plan.of({**found, **{path: found.get(path, value) for path, value in formats.items()}})
+    plan = Plan.of({**values, **{path: values.get(path, value) for path, value in formats.items()}})
     local = config.given.get("step_scheduler.local_batch_size") or 1
     micro = plan.batch.micro or local
     data = plan.parallel.data or config.world_size or 1
@@ -527,8 +535,8 @@ _SCHEDULER = (
 
 
 def _find_unread(
-    settings: Section, name: str, known: Iterable[str], message: str
+    settings: Section, name: str, names: Iterable[str], message: str
 ) -> Iterator[Finding]:
     for key, value in section(settings, name).items():
-        if key not in known and key != TARGET:
+        if key not in names and key != TARGET:
             yield Finding(f"{name}.{key}", message, Effect.NONE, True, before=value)

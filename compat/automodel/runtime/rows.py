@@ -35,13 +35,13 @@ def rows(names: str | Sequence[str], split: str | None, where: str) -> Rows:
             " split such as train[:64]"
         )
     name, first, last = match.groups()
-    found: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     for each in [names] if isinstance(names, str) else names:
-        found += _read(each, name, where)
+        table += _read(each, name, where)
     return (
-        found[slice(int(first) if first else None, int(last) if last else None)]
+        table[slice(int(first) if first else None, int(last) if last else None)]
         if first is not None
-        else found
+        else table
     )
 
 
@@ -61,10 +61,10 @@ def _read(name: str, split: str, where: str) -> Rows:
         )
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
-    saved = place.name == SAVED
+    from_disk = place.name == SAVED
     table: Any = (
         datasets.load_from_disk(str(place.parent))
-        if saved
+        if from_disk
         else datasets.Dataset.from_parquet(str(place))
     )
     return list(table)
@@ -93,8 +93,8 @@ def _lines(path: Path) -> Rows:
     wrong = next((number for number, row in enumerate(data, 1) if not isinstance(row, dict)), None)
     if wrong is not None:
         raise SourceError(f"{path}: row {wrong} is not an object; write one object in each line")
-    found: Rows = data
-    return found
+    table: Rows = data
+    return table
 
 
 def column(row: dict[str, Any], name: str, where: str) -> Any:

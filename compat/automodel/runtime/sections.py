@@ -19,8 +19,8 @@ Section = Mapping[str, Any]
 
 def recipe(config: Config) -> dict[str, Any]:
     """Return a recipe as nested mappings of plain lists and dictionaries."""
-    found: dict[str, Any] = _plain(nest_recipe(config.given, release(config.version)))
-    return found
+    settings: dict[str, Any] = _plain(nest_recipe(config.given, release(config.version)))
+    return settings
 
 
 def _plain(value: Any) -> Any:
@@ -33,30 +33,30 @@ def section(whole: Section, name: str) -> dict[str, Any]:
     """Return the settings of a section as a mapping. A section that is only a text is the name of a
     class. The result is empty if the section is missing.
     """
-    found = whole.get(name)
-    return dict(found) if isinstance(found, Mapping) else {} if found is None else {TARGET: found}
+    value = whole.get(name)
+    return dict(value) if isinstance(value, Mapping) else {} if value is None else {TARGET: value}
 
 
-def target(section: Section, path: str, known: Collection[str]) -> str:
+def target(section: Section, path: str, names: Collection[str]) -> str:
     """Return the class name of a section without the package. Raises `ConfigError` if the name is
-    not in `known`.
+    not in `names`.
     """
-    said = section.get(TARGET)
-    name = str(said or "").rpartition(".")[2]
-    if name not in known:
+    value = section.get(TARGET)
+    name = str(value or "").rpartition(".")[2]
+    if name not in names:
         raise ConfigError(
-            f"{path}.{TARGET}: found {said!r}, which the native engine does not have; expected"
-            f" {' or '.join(known)}{nearest(name, known)}; or train the file's plan on a small"
+            f"{path}.{TARGET}: found {value!r}, which the native engine does not have; expected"
+            f" {' or '.join(names)}{nearest(name, names)}; or train the file's plan on a small"
             " model with --model tiny"
         )
     return name
 
 
-def only(section: Section, path: str, known: Collection[str]) -> None:
-    """Raise `ConfigError` if a section has a setting that is neither its class nor in `known`."""
+def only(section: Section, path: str, names: Collection[str]) -> None:
+    """Raise `ConfigError` if a section has a setting that is neither its class nor in `names`."""
     ConfigError.raise_if(
         f"{path}.{name}: found {value!r}; the native engine does not know this"
-        f" setting{nearest(name, known)}; leave it out"
+        f" setting{nearest(name, names)}; leave it out"
         for name, value in section.items()
-        if name not in known and name != TARGET and value not in (None, "none", "None")
+        if name not in names and name != TARGET and value not in (None, "none", "None")
     )

@@ -25,8 +25,8 @@ def start(config: Config) -> None:
     question, _ = real.pose_config(config)
     real.answer(question)
     model = nest_recipe(config.given, release(config.version)).get("model") or {}
-    described = dict(model.get("config") or {})
-    name = str(described.pop("_target_", ""))
+    settings = dict(model.get("config") or {})
+    name = str(settings.pop("_target_", ""))
     if not name.startswith("transformers."):
         return
     from torch import device
@@ -34,9 +34,9 @@ def start(config: Config) -> None:
 
     build: Any = AutoModelForCausalLM.from_config
     try:
-        made: Any = first([name.replace(".", ":", 1)])(**described)
+        instance: Any = first([name.replace(".", ":", 1)])(**settings)
         with device("meta"):
-            build(made)
+            build(instance)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error

@@ -110,16 +110,16 @@ def model_of(args: Mapping[str, Any]) -> Model | None:
         return None
     groups = args.get("num_query_groups") if args.get("group_query_attention") else None
     sizes: dict[str, Any] = {fact: args.get(name) for fact, name in SIZES.items()}
-    untied = args.get("untie_embeddings_and_output_weights")
+    unties = args.get("untie_embeddings_and_output_weights")
     if sizes["experts"] and not sizes["expert_ffn"]:
         sizes["expert_ffn"] = sizes["ffn"]
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         fact: size for fact, size in sizes.items() if isinstance(size, int) and size
     }
     return Model(
         groups or heads,
-        **known,
-        tied=None if untied is None else not untied,
+        **values,
+        tied=None if unties is None else not unties,
         refused=refusals(args),
     )
 

@@ -75,12 +75,12 @@ class Release(AnyRelease):
 def release(version: str) -> Release:
     """Return the facts of release `version`."""
     # A script states its parameters; their own defaults are no values of a config.
-    known: dict[str, Any] = dict.fromkeys(TRAINER)
+    defaults: dict[str, Any] = dict.fromkeys(TRAINER)
     for row in (row for file in FACTS for row in table(__name__, file)):
         if RELEASES.within(version, row.get("since", ""), row.get("until", "")):
-            known[row["name"]] = row["default"] if row["name"].startswith("args.") else None
+            defaults[row["name"]] = row["default"] if row["name"].startswith("args.") else None
     documented = [row for first, row in DOCUMENTED.items() if RELEASES.since(version, first)][-1]
-    return Release(version, MappingProxyType(known), documented)
+    return Release(version, MappingProxyType(defaults), documented)
 
 
 @cache

@@ -62,23 +62,23 @@ MerakArguments: Any = make_dataclass(
 
 def set_arguments(arguments: Any) -> dict[str, Any]:
     """Return the arguments that differ from Merak's defaults, in the form that the dialect reads."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     theirs = {each.name: each for each in fields(TrainingArguments)}
     for name, value in DEFAULTS.items():
-        given = getattr(arguments, name, value)
-        given = getattr(given, "value", given)
+        argument = getattr(arguments, name, value)
+        argument = getattr(argument, "value", argument)
         usual = (
             theirs[name].default
             if name in theirs and theirs[name].default is not MISSING
             else value
         )
         if (
-            given not in (value, getattr(usual, "value", usual))
+            argument not in (value, getattr(usual, "value", usual))
             and name not in LEFT
-            and (isinstance(given, str | int | float | bool | Mapping) or _words(given))
+            and (isinstance(argument, str | int | float | bool | Mapping) or _words(argument))
         ):
-            found[name] = given
-    return found
+            settings[name] = argument
+    return settings
 
 
 def unread_arguments(arguments: Any) -> Iterator[Finding]:
@@ -91,17 +91,17 @@ def unread_arguments(arguments: Any) -> Iterator[Finding]:
             yield Finding(PREFIX + name, UNREAD[name], effect, True)
     usual = type(arguments)(output_dir=arguments.output_dir, use_cpu=arguments.use_cpu)
     for each in fields(TrainingArguments):
-        given = getattr(arguments, each.name)
-        if (each.name not in DEFAULTS or each.name == "optim") and given != getattr(
+        argument = getattr(arguments, each.name)
+        if (each.name not in DEFAULTS or each.name == "optim") and argument != getattr(
             usual, each.name
         ):
             message = "no effect: Merak does not read this argument of transformers"
-            yield Finding(PREFIX + each.name, message, Effect.NONE, True, before=str(given))
+            yield Finding(PREFIX + each.name, message, Effect.NONE, True, before=str(argument))
 
 
-def _words(given: Any) -> bool:
+def _words(value: Any) -> bool:
     """Return whether an argument is a list of words."""
-    return isinstance(given, list | tuple) and all(isinstance(word, str) for word in given)
+    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
 
 
 SCALES = ("initial_scale_power", "loss_scale_window", "min_loss_scale", "loss_scale", "hysteresis")

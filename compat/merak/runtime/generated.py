@@ -49,8 +49,8 @@ class DynamicGenDataset(Dataset[Sample]):
                 f"DynamicGenDataset: found mode {mode!r}, expected one of {', '.join(KINDS)}"
             )
         inner = getattr(model_config, "text_config", model_config)
-        said = (getattr(inner, name) for name in LENGTHS if hasattr(inner, name))
-        self.seq_length = next(said, None) if seq_length is None else seq_length
+        lengths = (getattr(inner, name) for name in LENGTHS if hasattr(inner, name))
+        self.seq_length = next(lengths, None) if seq_length is None else seq_length
         if self.seq_length is None and mode != PIXELS:
             raise ConfigError(
                 f"DynamicGenDataset: the model's config has none of {', '.join(LENGTHS)}; pass seq_length"
@@ -129,11 +129,11 @@ def _heard(data: DynamicGenDataset, by: torch.Generator) -> Sample:
 
 def _draw_sample(data: DynamicGenDataset, by: torch.Generator) -> Sample:
     config = data.model_config
-    seen = {
+    sample = {
         "visual_feats": data.rows(by, config.visual_feat_dim),
         "visual_pos": data.rows(by, config.visual_pos_dim),
     }
-    return {"input_ids": data.words(by), **seen, "labels": torch.zeros(1, dtype=torch.int64)}
+    return {"input_ids": data.words(by), **sample, "labels": torch.zeros(1, dtype=torch.int64)}
 
 
 KINDS: Mapping[str, Callable[[DynamicGenDataset, torch.Generator], Sample]] = {

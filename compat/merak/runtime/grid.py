@@ -64,9 +64,9 @@ def _no_group(name: str) -> None:
 def __getattr__(name: str) -> Any:
     """Return a function such as `get_data_parallel_rank`."""
     kind, _, what = name.removeprefix("get_").partition("_parallel_")
-    known = {"rank": _rank, "world_size": _number}
+    readers = {"rank": _rank, "world_size": _number}
     if what == "group":
         return partial(_no_group, name)
-    if kind not in AXES or what not in known:
+    if kind not in AXES or what not in readers:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return partial(known[what], AXES[kind])
+    return partial(readers[what], AXES[kind])

@@ -38,8 +38,8 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
     As in Merak, the communication backend follows from the device. Raises `ConfigError` if the
     numbers do not fit the ranks.
     """
-    found = detect()
-    rank, world = comm.rank_and_world() or (found.rank, found.world)
+    environment = detect()
+    rank, world = comm.rank_and_world() or (environment.rank, environment.world)
     if pp * tp * dp * sp != world:
         raise ConfigError(
             f"init: pp x tp x dp x sp is {pp * tp * dp * sp}, and the launcher started {world} ranks; make both numbers equal"
@@ -49,7 +49,9 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
             f"init: found sp={sp}; the engine has no axis for parts of the sequence; use sp=1"
         )
     if comm.rank_and_world() is None:
-        comm.connect(rank, world, found.address, "nccl" if torch.cuda.is_available() else "gloo")
+        comm.connect(
+            rank, world, environment.address, "nccl" if torch.cuda.is_available() else "gloo"
+        )
     RUN.sizes, RUN.lists = {"pp": pp, "tp": tp, "dp": dp, "sp": sp}, None
 
 

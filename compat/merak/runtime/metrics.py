@@ -25,6 +25,6 @@ class AccMetric:
     @property
     def avg(self) -> dict[str, float]:
         """The mean of each value since `avg` was last read."""
-        found = {key: sum(values) / len(values) for key, values in self.metrics.items()}
+        averages = {key: sum(values) / len(values) for key, values in self.metrics.items()}
         self.reset()
-        return found
+        return averages

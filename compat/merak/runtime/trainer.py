@@ -87,13 +87,13 @@ def current_names(model: nn.Module, part: str) -> list[str]:
         return []  # what came with names of its own
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for row in get_model_conversion_mapping(model):  # type: ignore[arg-type]
         # Others make several weights of one.
         if len(row.source_patterns) == len(row.target_patterns):
             pairs = zip(row.source_patterns, row.target_patterns, strict=True)
-            found.update({new: None for old, new in pairs if part in old})
-    return list(found)
+            names.update({new: None for old, new in pairs if part in old})
+    return list(names)
 
 
 def _as_objects(model: nn.Module) -> bool:
@@ -102,10 +102,10 @@ def _as_objects(model: nn.Module) -> bool:
     """
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     parts = [config for config in configs if hasattr(config, "return_dict")]
-    asked = any(part.return_dict is False for part in parts)
+    tuples = any(part.return_dict is False for part in parts)
     for part in parts:
         part.return_dict = True
-    return asked
+    return tuples
 
 
 RULES: Mapping[type[torch.optim.Optimizer], str] = {
@@ -130,20 +130,20 @@ def _maker(optimizer: torch.optim.Optimizer) -> Make | None:
         if name not in KERNELS
     ):
         return None
-    taken = signature(kind).parameters
-    settings = {name: value for name, value in optimizer.defaults.items() if name in taken}
+    parameters = signature(kind).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in parameters}
     return maker_of(kind, settings, "create_optimizer")
 
 
 def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the plan values of a script's own optimizer of a class in `RULES`."""
-    name, given = RULES[type(optimizer)], optimizer.param_groups[0]
+    name, group = RULES[type(optimizer)], optimizer.param_groups[0]
     beside = (
-        {"optimizer.betas": tuple(given["betas"]), "optimizer.eps": given["eps"]}
-        if "betas" in given
+        {"optimizer.betas": tuple(group["betas"]), "optimizer.eps": group["eps"]}
+        if "betas" in group
         else {}
     )
-    momentum = {"optimizer.momentum": given["momentum"]} if "momentum" in given else {}
+    momentum = {"optimizer.momentum": group["momentum"]} if "momentum" in group else {}
     return {"optimizer.name": name, **beside, **momentum}
 
 
@@ -218,21 +218,21 @@ class MerakTrainer:
         self._told: list[Finding] = []
         if leaf_modules:
             names = ", ".join(getattr(each, "__name__", str(each)) for each in leaf_modules)
-            told = (
+            message = (
                 f"the engine does not trace the model, so the leaf modules {names} have no effect"
             )
-            self._told.append(Finding("leaf_modules", told, Effect.NONE, True))
+            self._told.append(Finding("leaf_modules", message, Effect.NONE, True))
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read(
             {"args": set_arguments(args), "init": sizes()},
             None,
             (comm.rank_and_world() or (0, 1))[1],
         )
-        lost = [one for one in unheld(config, blurred=True) if not one.path.startswith(MINE)]
+        omissions = [one for one in unheld(config, blurred=True) if not one.path.startswith(MINE)]
         ConfigError.raise_if(
             f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run"
             " this setting; leave the setting out"
-            for finding in lost
+            for finding in omissions
             if finding.effect is Effect.NUMBERS
         )
         plan = lift(config)
@@ -248,15 +248,15 @@ class MerakTrainer:
         self.optimizer = self.create_optimizer(model)
         self._make = _maker(self.optimizer)
         rule = {} if self._make else _rule(self.optimizer)
-        left = {path: value for path, value in self.plan.values().items() if path not in RULED}
-        self.plan = Plan.of({**left, **rule})
+        rest = {path: value for path, value in self.plan.values().items() if path not in RULED}
+        self.plan = Plan.of({**rest, **rule})
         self.lr_scheduler = self.create_lr_scheduler(self.optimizer)
         self.loss_fn = self.get_loss_fn()
         self.engine = self._engine()
-        lost_paths = {one.path for one in lost}
+        lost_paths = {one.path for one in omissions}
         self._told += unread_arguments(args)
         self._told += (one for one in config.findings if one.given and one.path not in lost_paths)
-        self.findings: tuple[Finding, ...] = (*lost, *self._told, *self.engine.findings)
+        self.findings: tuple[Finding, ...] = (*omissions, *self._told, *self.engine.findings)
 
     # What a script overrides
 
@@ -267,11 +267,11 @@ class MerakTrainer:
         criterion = nn.CrossEntropyLoss()
 
         def loss_fn(outputs: Any, labels: Any) -> Tensor:
-            logits, wanted = (
+            logits, targets = (
                 value[0] if isinstance(value, tuple) else value for value in (outputs, labels)
             )
-            found: Tensor = criterion(logits.reshape(-1, logits.size(-1)), wanted.reshape(-1))
-            return found
+            loss: Tensor = criterion(logits.reshape(-1, logits.size(-1)), targets.reshape(-1))
+            return loss
 
         return loss_fn
 
@@ -287,19 +287,21 @@ class MerakTrainer:
             if isinstance(part, nn.LayerNorm)
             for weight in part.parameters(recurse=False)
         }
-        spared = [
+        without_decay = [
             name
             for name, weight in model.named_parameters()
             if id(weight) in norms or "bias" in name
         ]
-        named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        weights = {
+            name: weight for name, weight in model.named_parameters() if weight.requires_grad
+        }
         kinds = (
-            [name for name in named if name not in spared],
-            [name for name in named if name in spared],
+            [name for name in weights if name not in without_decay],
+            [name for name in weights if name in without_decay],
         )
         decays = (self.args.weight_decay, 0.0)
         groups = [
-            {"params": [named[name] for name in names], "weight_decay": decay}
+            {"params": [weights[name] for name in names], "weight_decay": decay}
             for names, decay in zip(kinds, decays, strict=True)
             if names
         ]
@@ -316,7 +318,7 @@ class MerakTrainer:
         share = math.ceil(self.max_steps * (self.args.warmup_ratio or 0))
         kind, more = self.args.lr_scheduler_type, self.args.lr_scheduler_kwargs
         try:
-            found = get_scheduler(
+            scheduler = get_scheduler(
                 kind,
                 optimizer=optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(self.max_steps) or share,
@@ -328,14 +330,14 @@ class MerakTrainer:
                 f"args.lr_scheduler_kwargs: found {more}; transformers refuses it for {kind.value} ({error})"
             ) from error
         if (
-            not isinstance(found, torch.optim.lr_scheduler.LRScheduler)
-            or "metrics" in signature(found.step).parameters
+            not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+            or "metrics" in signature(scheduler.step).parameters
         ):
             raise ConfigError(
                 f"args.lr_scheduler_type: found {kind.value}, which needs a metric in each step, and"
                 " Merak's engine passes none; use another"
             )
-        return found
+        return scheduler
 
     def prepare_data(self, data: Any) -> Any:
         """Split a batch into the model's arguments and the labels for the loss. A batch without
@@ -349,8 +351,10 @@ class MerakTrainer:
                 f"batch: found {', '.join(data)}, expected the key {LABELS} too; add it in"
                 " the data collator"
             )
-        wanted = data.get(LABELS, torch.zeros(()))  # a loss of the script's own may need none
-        return Arguments((wanted,), {name: value for name, value in data.items() if name != LABELS})
+        targets = data.get(LABELS, torch.zeros(()))  # a loss of the script's own may need none
+        return Arguments(
+            (targets,), {name: value for name, value in data.items() if name != LABELS}
+        )
 
     def get_train_sampler(self) -> Sampler:
         """Return the indices of this data rank's samples, microbatch by microbatch."""
@@ -384,8 +388,8 @@ class MerakTrainer:
             )
         batches, interval = self._batches(), max(int(self.args.logging_steps), 1)
         # Passes over the data follow each other without regard to epochs or steps.
-        drawn, whole = self.steps * self.engine.accumulation, _number(self.train_dataloader)
-        for _ in range(drawn % whole if whole else drawn):
+        draws, whole = self.steps * self.engine.accumulation, _number(self.train_dataloader)
+        for _ in range(draws % whole if whole else draws):
             next(batches)
         while self.steps < self._last_step():
             rate = self.optimizer.param_groups[0]["lr"]
@@ -434,8 +438,8 @@ class MerakTrainer:
         training = self.engine.model.training
         self.engine.eval()
         try:
-            found: Tensor = self.engine(*batch.given, **batch.named)
-            return found
+            output: Tensor = self.engine(*batch.given, **batch.named)
+            return output
         finally:
             self.engine.train(training)
 
@@ -490,16 +494,16 @@ class MerakTrainer:
         """Return the plan's number formats if the arguments ask for none: Merak then trains the
         model in the format that it has.
         """
-        found = {weight.dtype for weight in self.model.parameters() if weight.is_floating_point()}
-        if self.plan.precision.compute != "fp32" or found <= {torch.float32}:
+        dtypes = {weight.dtype for weight in self.model.parameters() if weight.is_floating_point()}
+        if self.plan.precision.compute != "fp32" or dtypes <= {torch.float32}:
             return {}
-        if len(found) > 1 or torch.float16 in found:
-            names = ", ".join(sorted(str(each) for each in found))
+        if len(dtypes) > 1 or torch.float16 in dtypes:
+            names = ", ".join(sorted(str(each) for each in dtypes))
             raise ConfigError(
                 f"model: found weights in {names}; the engine trains one format, and fp16 with"
                 " args.fp16 alone; convert the model, such as by model.float()"
             )
-        name = name_of(found.pop(), "model")
+        name = name_of(dtypes.pop(), "model")
         paths = ("compute", "master", "reduce")
         formats = {f"precision.{path}": name for path in paths}
         return {**formats, "precision.moments": (name, name)}
@@ -539,10 +543,10 @@ class MerakTrainer:
         (core/fx/graph_shard/split_module.py).
         """
         if self._tuples and hasattr(output, "to_tuple"):
-            found = output.to_tuple()
-            return found[0] if len(found) == 1 else found
-        found = logits_in(output)
-        return found.to_tuple() if hasattr(found, "to_tuple") else found
+            value = output.to_tuple()
+            return value[0] if len(value) == 1 else value
+        value = logits_in(output)
+        return value.to_tuple() if hasattr(value, "to_tuple") else value
 
     def _lists(self) -> TensorPlan | None:
         """Return the script's lists for splitting the model over tensor ranks. If the script has
@@ -580,7 +584,7 @@ class MerakTrainer:
         occurs in no name, it is an old name of transformers, and the current names of the same
         modules replace it.
         """
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for part in parts:
             now = (
                 [part] if any(part in name for name in modules) else current_names(self.model, part)
@@ -588,8 +592,8 @@ class MerakTrainer:
             there = [each for each in now if any(each in name for name in modules)]
             if not there:
                 self._missing(option, [part])
-            found.update(dict.fromkeys(there))
-        return tuple(found)
+            names.update(dict.fromkeys(there))
+        return tuple(names)
 
     def _missing(self, option: str, parts: Sequence[str]) -> None:
         """Add a finding for names in a list that the model does not have. Merak ignores such names
@@ -606,9 +610,9 @@ class MerakTrainer:
         """Return the number of steps in the whole run, from the arguments or else from the size of
         the data.
         """
-        said = int(self.args.max_steps)
-        if said > 0 or self.train_dataset is None:
-            return max(said, 1)
+        steps = int(self.args.max_steps)
+        if steps > 0 or self.train_dataset is None:
+            return max(steps, 1)
         return self._epochs() * len(self.train_dataset) // self._samples()
 
     def _samples(self) -> int:
@@ -629,13 +633,13 @@ class MerakTrainer:
         total, epochs = len(self.train_dataset) * self._epochs() // self._samples(), self._epochs()
         if self.args.max_steps > total:
             epochs = max(self.args.max_steps * self._samples() // len(self.train_dataset), 1)
-        found = self.max_steps // epochs
-        if not found:
+        steps = self.max_steps // epochs
+        if not steps:
             raise ConfigError(
                 f"max_steps: found {self.max_steps} for {epochs} epochs, so that an epoch has"
                 " no steps; set num_train_epochs to 1"
             )
-        return int(found)
+        return int(steps)
 
     def _last_step(self) -> int:
         return self._epochs() * self._epoch_steps()
@@ -647,8 +651,8 @@ class MerakTrainer:
                 yield self._prepare_batch(batch)
 
     def _prepare_batch(self, batch: Any) -> Arguments:
-        found = self.prepare_data(batch)
-        return found if isinstance(found, Arguments) else Arguments(tuple(found), {})
+        arguments = self.prepare_data(batch)
+        return arguments if isinstance(arguments, Arguments) else Arguments(tuple(arguments), {})
 
     def _log(self, line: dict[str, float]) -> None:
         self.log_history.append(line)

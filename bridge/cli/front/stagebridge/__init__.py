@@ -25,8 +25,8 @@ def hiding_package() -> str:
             return f"stagebridge needs its own package {name}, but Python finds none; install stagebridge again"
         folders = list(spec.submodule_search_locations or ())
         if not folders or not exists(join(folders[0], part)):
-            found = f"{spec.origin or folders[0]} is another package named {name}"
-            return f"stagebridge needs its own package {name}, but {found}; {ADVICE}"
+            obstacle = f"{spec.origin or folders[0]} is another package named {name}"
+            return f"stagebridge needs its own package {name}, but {obstacle}; {ADVICE}"
     import bridge
 
     # Two distributions may install into one folder: then ours is found, with the other's `__init__`.

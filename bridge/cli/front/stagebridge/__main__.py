@@ -9,13 +9,15 @@ def clear_path() -> None:
 
     An entry of PYTHONPATH that names the directory in full stays.
     """
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    from_variable = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     try:
         here = os.getcwd()
     except FileNotFoundError:
         here = ""
     sys.path[:] = [
-        entry for entry in sys.path if os.path.isabs(entry) and (entry != here or entry in named)
+        entry
+        for entry in sys.path
+        if os.path.isabs(entry) and (entry != here or entry in from_variable)
     ]
 
 
