@@ -244,6 +244,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "optimizer.type: found Rprop, which the engine does not run",
     ),
     (
+        {"config": {"optimizer": {"type": "Lion", "params": {"lr": 0.02}}}},
+        "optimizer.type: found lion, which the engine does not run; use AdamW, Adam or SGD",
+    ),
+    (
         {"config": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}},
         "precision.autocast: found 'bf16'; the engine does not use torch.autocast",
     ),

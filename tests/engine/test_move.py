@@ -265,7 +265,8 @@ def test_the_page_of_moves_is_run_from_top_to_end(
     for name in ("run", "model", "ds_config.json"):
         (shutil.copytree if (begun / name).is_dir() else shutil.copy)(begun / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    assert ends_of("move.md") == [0, 0, 0, 0, 0, 2, 2, 2, 0, 2]
+    # Megatron decays no norms, so groups that come back from it do not either, and `diff` names them.
+    assert ends_of("move.md") == [0, 0, 0, 0, 0, 2, 2, 2, 2, 2]
     proof = json.loads((tmp_path / "native" / "proof.json").read_text())
     assert not problems("move", proof, "Proved")
     assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof[
