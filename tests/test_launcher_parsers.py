@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.files import Launch, Script
+from bridge.shell import Launch, Script
 from bridge.shell.launchers import STARTERS
 
 pytestmark = pytest.mark.once

@@ -169,3 +169,16 @@ def test_the_package_gives_the_public_names() -> None:
 def test_importing_the_package_imports_nothing() -> None:
     code = "import sys; before = set(sys.modules); import stagebridge; print(set(sys.modules) - before)"
     assert started(Path(), "-P", "-c", code).stdout == "{'stagebridge'}\n"
+
+
+@pytest.mark.parametrize("name", ["files", "shell", "stack", "translation", "report", "layout"])
+def test_each_package_can_be_imported_first(name: str) -> None:
+    command = [sys.executable, "-c", f"import bridge.{name}"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(bridge.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.words import load_words
 from bridge.files.write import as_private_as, obstacles, write_all, write_text
 from bridge.files.yaml import load_yaml, scalar
-from bridge.shell import Launch, Script, load_script
+from bridge.shell.script import Launch, Script, load_script
 
 __all__ = [
     "Document",

@@ -9,7 +9,7 @@ from functools import cached_property
 from bridge.files.document import Document
 from bridge.files.read import parse
 from bridge.files.secrets import Secrets
-from bridge.shell import Script
+from bridge.shell.script import Script
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from bridge.files.shown import show_value
 from bridge.files.toml import load_toml
 from bridge.files.words import BLANK, load_words
 from bridge.files.yaml import load_yaml
-from bridge.shell import Script, load_script
+from bridge.shell.script import Script, load_script
 
 TEMPLATE = re.compile(
     r"\{\{[^{}]*\}\}|\{%.*?%\}|\$\{[^{}]*\}|<[A-Za-z][\w .-]*>|@\w+@|(?<![\w./-])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w./-])"
