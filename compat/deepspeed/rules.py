@@ -13,7 +13,6 @@ from bridge.stack.rules import (
     Effect,
     Group,
     Rule,
-    always,
     complete_rules,
     convert,
     lacks,
