@@ -31,9 +31,9 @@ from bridge.stack.findings import Finding
 
 if TYPE_CHECKING:
     from bridge.checkpoint.formats import Format, PlannedFiles
-    from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.hub import Hub, Model
     from bridge.checkpoint.lazy import Lazy
-    from bridge.checkpoint.model_facts import Model
+
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")

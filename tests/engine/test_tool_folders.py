@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from tool_folders import (
     GPT2,
@@ -153,6 +154,23 @@ def test_torch_goes_on_from_the_checkpoint_of_every_tool(tmp_path: Path, tool: s
     out = converted(source, "dcp", tmp_path / "out", *root)
     loaded = Loaded(out, run_of(LLAMA, seed=5)).run
     assert [run.step(step) for step in (2, 3)] == [loaded.step(step) for step in (2, 3)]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("tool", ["file", "torchtitan", "accelerate", "accelerate FSDP in parts"])
+def test_accelerate_goes_on_from_the_checkpoint_of_every_tool(
+    tmp_path: Path, tool: str, config: str
+) -> None:
+    run = run_of(CONFIGS[config])
+    between = converted(MAKERS[tool](run, tmp_path), "native", tmp_path / "between")
+    out = converted(between, "accelerate", tmp_path / "out")
+    other = run_of(CONFIGS[config], seed=5)
+    accelerator = Accelerator(cpu=True)
+    parts = accelerator.prepare(other.model, other.optimizer, other.scheduler)
+    accelerator.load_state(str(out))
+    assert [run.step(step) for step in (2, 3)] == [other.step(step) for step in (2, 3)]
+    assert other.scheduler.state_dict() == run.scheduler.state_dict()
+    accelerator.free_memory(*parts)
 
 
 def test_one_of_several_models_is_chosen_by_its_keys(tmp_path: Path) -> None:
