@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from generated_scripts import OPTIMIZERS, Script, drawn, on_rank, outcome
@@ -120,6 +122,64 @@ def test_a_forward_that_draws_or_counts_is_that_of_one_call() -> None:
     torch.testing.assert_close(
         found, transformers.LlamaForCausalLM.forward(plain, input_ids=hidden, labels=labels).loss
     )
+
+
+def test_trials_of_a_model_leave_no_trace_in_what_its_code_reaches() -> None:
+    transformers = pytest.importorskip("transformers")
+    outputs: list[Any] = []
+    calls, generator, noise = 0, torch.Generator(), random.Random(1)
+    generator.manual_seed(1)
+    numbers = numpy.random.default_rng(1)
+    total = torch.zeros(1)
+
+    class Recorder:
+        def __init__(self) -> None:
+            self.by_name: dict[str, list[Any]] = {"one": []}
+            self.calls = 0
+
+        def record(self, module: nn.Module, given: Any, output: Any) -> None:
+            self.by_name["one"].append(output)
+            self.calls += 1
+
+    class Counting(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        seen = 0
+
+        def forward(self, **given: Any) -> Any:
+            nonlocal calls
+            self.seen, calls = self.seen + 1, calls + 1
+            total.add_(torch.rand(1, generator=generator) + noise.random() + numbers.random())
+            HISTORY.append(calls)
+            return super().forward(**given)
+
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    model, recorder = Counting(transformers.LlamaConfig(**sizes)), Recorder()
+    model.model.layers[0].register_forward_hook(
+        lambda module, given, output: outputs.append(output)
+    )
+    model.model.layers[1].register_forward_hook(recorder.record)
+    model.lm_head.weight.register_hook(outputs.append)
+    states = (generator.get_state(), noise.getstate(), numbers.bit_generator.state)
+    HISTORY.clear()
+    engine_of(model, 3)
+    assert (model.seen, calls, recorder.calls, HISTORY, outputs) == (0, 0, 0, [], [])
+    assert recorder.by_name == {"one": []} and total.item() == 0
+    assert torch.equal(generator.get_state(), states[0])
+    assert (noise.getstate(), numbers.bit_generator.state) == states[1:]
+
+
+HISTORY: list[int] = []
+
+
+@pytest.mark.parametrize("kind", ["branches", "module"])
+def test_a_model_that_its_first_call_divides_calls_hooks_as_often_as_plain_torch(kind: str) -> None:
+    script = Script(0, kind, ("hidden loss",), 1, "sgd")
+    assert outcome(script, [on_rank(0, 1, script, 3)]) == "equal"
 
 
 def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_differently() -> (

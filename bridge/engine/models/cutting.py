@@ -26,6 +26,7 @@ from bridge.engine.models.blocks import (
     find_layer_drop,
     find_requests,
 )
+from bridge.engine.models.reach import unchanged
 from bridge.engine.models.trial import WHOLE, Uncut, cut
 from bridge.engine.randomness import Keyed, other_states, restore_others, scope
 from bridge.engine.stage import differentiable
@@ -364,15 +365,16 @@ def words(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor | None:
 
 @contextmanager
 def still(model: nn.Module) -> Iterator[None]:
-    """Context in which the model is in evaluation mode. At the end, modes, buffers and torch's
-    random generators are as before.
+    """Context in which the model is in evaluation mode. At the end, modes, buffers, torch's random
+    generators and what the model's code can change (`unchanged`) are as before.
     """
     modes = [(module, module.training) for module in model.modules()]
     copies = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         model.eval()
         # Wherever the weights are: on a device, its own generator draws.
-        with scope(next((weight.device for weight in model.parameters()), torch.device("cpu"))):
+        device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+        with scope(device), unchanged(model):
             yield
     finally:
         for module, mode in modes:
