@@ -59,7 +59,7 @@ def initialize(
     rank. With `variable_shapes`, microbatches may differ in shape. Values
     in `alike` must be equal on all ranks. If the plan sets `debug`, tensors are logged to the folder
     `trace` (default: "trace"), and `full` logs whole tensors. `policy` is that of `bridge.trace.attach`.
-    `optimizer` makes the optimizer (`bridge.engine.optimizer.maker_of`) in place of the plan's.
+    `optimizer` makes the optimizer (`bridge.engine.own_rules.maker_of`) in place of the plan's.
     Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
     ranks if they were started with different settings.
     """

@@ -351,6 +351,7 @@ def _native(
     """
     groups = client.groups_of(face, model) if face else ()
     own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
+    make, level, costs = client.rule_of(face, plan) if face else (None, {}, [])
     frozen = list(client.freeze_others(model, groups)) if face else []
     formats = _formats(model, plan)
     if plan.precision.compute in ("bf16", "fp16"):
@@ -361,7 +362,9 @@ def _native(
                 else weight.data
             )
     given = {path: read.given[path] for path in sorted(read.given)}
-    whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
+    whole = Plan.of(
+        {**plan.values(), **own, **level, **(WIDE if formats == {torch.float64} else {})}
+    )
     engine = bridge.engine.initialize(
         model,
         whole,
@@ -371,8 +374,9 @@ def _native(
         groups=groups,
         alike=given,
         sample=sample,
+        optimizer=make,
     )
-    engine.findings += (*left, *frozen, *_narrow(formats))
+    engine.findings += (*left, *frozen, *costs, *_narrow(formats))
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
