@@ -39,7 +39,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for hook in (hook for kind in HOOKS for hook in vars(module)[kind].values()):
             reach.note(hook)
     for weight in model.parameters():
-        reach.note(list((weight._backward_hooks or {}).values()))  # type: ignore[attr-defined]
+        reach.note(list((weight._backward_hooks or {}).values()))
     try:
         yield
     finally:

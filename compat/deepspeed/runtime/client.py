@@ -74,7 +74,8 @@ def name_of(optimizer: Optimizer) -> str | None:
         return None
     if isinstance(optimizer, FusedAdam) or type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
         decoupled = {bool(group.get(DECOUPLED)) for group in groups}
-        return {(True,): "adamw", (False,): "adam"}.get((*decoupled,))
+        names = {True: "adamw", False: "adam"}
+        return names[decoupled.pop()] if len(decoupled) == 1 else None
     return next((name for name, known in CLASSES.items() if type(optimizer) is known), None)
 
 
@@ -87,7 +88,7 @@ def rule_of(optimizer: Optimizer, plan: Plan) -> tuple[Make | None, dict[str, An
     if name_of(optimizer) is not None:
         return None, {}, []
     make = rule_of_instance(optimizer)
-    stage, parallel = plan.zero.effective_stage, plan.parallel
+    stage, parallel = plan.zero.effective_stage or 0, plan.parallel
     if not isinstance(make, Whole):
         return make, {}, []
     group, name = optimizer.param_groups[0], type(optimizer).__name__
