@@ -122,10 +122,10 @@ def initialize(
                     " its first batch does not run in training mode",
                     stacklevel=2,
                 )
-                again = make()
+                again = make(seed=native.seed)
                 again.findings = native.findings
                 return again
-            found = make(given)
+            found = make(given, native.seed)
             _warn(found, read, told)
             return found
 
@@ -343,6 +343,7 @@ def _native(
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
     sample: Arguments | None = None,
+    seed: int | None = None,
 ) -> Engine:
     """Return the native engine, set up to round as DeepSpeed does. First, weights are rounded to
     the compute format, and then masters are copied from them. Buffers are not rounded, as in
@@ -362,14 +363,15 @@ def _native(
                 else weight.data
             )
     given = {path: read.given[path] for path in sorted(read.given)}
-    whole = Plan.of(
-        {**plan.values(), **own, **level, **(WIDE if formats == {torch.float64} else {})}
-    )
+    wide: dict[str, Any] = WIDE if formats == {torch.float64} else {}
+    if formats == {torch.float32, torch.float64}:
+        wide = dict.fromkeys(WIDE)
+    whole = Plan.of({**plan.values(), **own, **level, **wide})
     engine = bridge.engine.initialize(
         model,
         whole,
         loss_fn,
-        seed=None,
+        seed=seed,
         environment=here,
         groups=groups,
         alike=given,
@@ -385,7 +387,8 @@ def _native(
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
 """Plan fields of formats, each with the value that the field gets if the model's weights are in fp64
-and the config sets no format.
+and the config sets no format. If they are in fp32 and fp64, no format is set, and each weight keeps
+its own.
 """
 
 
