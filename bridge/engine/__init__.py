@@ -137,16 +137,12 @@ def _join_ranks(
 
 
 def _first_seed(ranks: Comm, place: torch.device, model: nn.Module) -> int:
-    """Return a seed that follows from the state of torch's generator on the first rank, and from the
-    shapes of the model: two models of a script draw different numbers.
-    """
+    """Return the seed of the first rank (`seed_of_script`)."""
     import torch
 
-    from bridge.engine.randomness import seed_of
+    from bridge.engine.randomness import seed_of_script
 
-    state = torch.get_rng_state().numpy().tobytes().hex()
-    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    seed = torch.tensor(seed_of(torch.initial_seed(), state, str(shapes)), device=place)
+    seed = torch.tensor(seed_of_script(model), device=place)
     ranks.broadcast("seed", seed, ranks.world)()
     return int(seed)
 
