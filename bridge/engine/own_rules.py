@@ -31,11 +31,10 @@ SLOWER = 3
 """The update of a trial from which on rates are lower."""
 SCALES = (1.0, 100.0, 0.01)
 """By what the gradients of a trial are multiplied, in turn, so that rules that clip do."""
-LIMITS = {1: 160, 2: 160}
-"""The largest size of a parameter's dimensions in a trial, by their number, and `LIMIT` for more of
-them. From 128 on, Adafactor factors matrices.
+LIMITS = (160, 160, 160, 24)
+"""The largest size of a dimension in a trial, by the number of dimensions; the last one for more, too.
+From 128 on, Adafactor factors matrices.
 """
-LIMIT = 24
 RATE = 1e-3
 CLOSE = 1e-3
 """How far a trial's results may be apart, as a share of the largest change of a parameter."""
@@ -133,14 +132,13 @@ class _Trial:
         self.make, self.groups, place = make, [], 0
         self.pieces: list[FlatPiece] = []
         for number, (settings, shapes) in enumerate(groups):
-            settings = dict(settings)
-            if not settings.get("lr", RATE):  # a warm-up begins with no rate
-                settings["lr"] = RATE
+            # A warm-up begins with no rate.
+            settings = settings | ({} if settings.get("lr", RATE) else {"lr": RATE})
             by_dims = {len(shape): shape for shape in sorted(shapes, key=prod) if prod(shape)}
             names = [f"{number}.{dims}" for dims in by_dims]
             self.groups.append(ParameterGroupSettings(frozenset(names), settings))
             for name, shape in zip(names, by_dims.values(), strict=True):
-                least = tuple(min(size, LIMITS.get(len(shape), LIMIT)) for size in shape)
+                least = tuple(min(size, LIMITS[min(len(shape), 3)]) for size in shape)
                 piece = FlatPiece(Parameter(name, least, "fp32", (0,)), 0, prod(least), place)
                 self.pieces.append(piece)
                 place += prod(least)
@@ -163,8 +161,9 @@ class _Trial:
         ranks = self._ranks(rule, flat)
         state = torch.get_rng_state()
         for step in range(STEPS):
-            if step == SLOWER:
-                self._slow_down(optimizer)
+            for row in (*optimizer.param_groups, *(group.settings for group in self.groups)):
+                if step == SLOWER and "lr" in row:
+                    row["lr"] = row["lr"] * 0.5  # type: ignore[index]
             gradient = torch.randn(len(flat), generator=self.random) * SCALES[step % len(SCALES)]
             skip = frozenset([self.pieces[0].parameter.name] if step == SKIPPED else [])
             for piece in self.pieces:
@@ -191,13 +190,6 @@ class _Trial:
             return "its state begins later than with the first update"
         return None
 
-    def _slow_down(self, optimizer: torch.optim.Optimizer) -> None:
-        """Halve rates, as a schedule does."""
-        rows: list[Any] = [*optimizer.param_groups, *(group.settings for group in self.groups)]
-        for row in rows:
-            if "lr" in row:
-                row["lr"] = row["lr"] * 0.5
-
     def _part(self, flat: Tensor, piece: FlatPiece) -> Tensor:
         return flat[piece.offset : piece.offset + piece.stop].view(piece.parameter.shape)
 
@@ -208,14 +200,15 @@ class _Trial:
         bounds = (0, len(flat)) if isinstance(rule, Whole) else (0, (len(flat) + 1) // 2, len(flat))
         ranks = []
         for start, stop in pairwise(bounds):
-            parts = []
-            for piece in self.pieces:
-                first, last = max(piece.offset, start), min(piece.offset + piece.stop, stop)
-                if first < last:
-                    begin, end = first - piece.offset, last - piece.offset
-                    parts.append(FlatPiece(piece.parameter, begin, end, first - start))
-            masters = [flat[start:stop]]
-            ranks.append(
-                (start, stop, ShardOptimizer(Settings(), masters, [parts], self.groups, rule))
+            ends = (
+                (piece, max(piece.offset, start), min(piece.offset + piece.stop, stop))
+                for piece in self.pieces
             )
+            parts = [
+                FlatPiece(piece.parameter, first - piece.offset, last - piece.offset, first - start)
+                for piece, first, last in ends
+                if first < last
+            ]
+            rank = ShardOptimizer(Settings(), [flat[start:stop]], [parts], self.groups, rule)
+            ranks.append((start, stop, rank))
         return ranks
