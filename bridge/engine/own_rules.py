@@ -85,17 +85,18 @@ def maker_of(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any], pat
     weights or does not take these settings.
     """
     make: Make = lambda groups: kind(groups, **settings)  # noqa: E731
+    why = "its rule needs whole ones"
     try:
         group = _settings(make([{"params": [nn.Parameter(torch.zeros(2, 2))]}]).param_groups[0])
-    except Exception as error:
-        raise ConfigError(f"{path}: {kind.__name__} cannot be made ({error})") from error
-    rule = _tried(kind.__name__, make, [(group, SHAPES)], path)
-    if isinstance(rule, Whole):
-        raise ConfigError(
-            f"{path}: found {kind.__name__}; the engine updates slices of weights, and this rule needs"
-            " whole ones; use one that updates each element by itself, such as torch.optim.AdamW"
-        )
-    return rule
+        rule = _tried(kind.__name__, make, [(group, SHAPES)], path)
+        if not isinstance(rule, Whole):
+            return rule
+    except Exception as error:  # whatever the optimizer's own code raises
+        why = str(error)
+    raise ConfigError(
+        f"{path}: found {kind.__name__}; the engine updates slices of weights, which this class does not"
+        f" ({why}); use one of torch.optim's that update each element by itself, such as AdamW"
+    )
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
