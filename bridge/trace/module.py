@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from bridge.engine.comm import Comm, Group, rank_and_world
 from bridge.errors import BridgeError
 from bridge.trace import naming
+from bridge.trace.hook import Hook
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.sharding import (
@@ -143,7 +144,7 @@ class ModuleSource:
         # would become part of the graph.
         compiled_call = getattr(self.module, "_compiled_call_impl", None)
         if compiled_call is None:
-            hook: Any = lambda _, arguments, keywords: self.begin(arguments, keywords)  # noqa: E731
+            hook = Hook(lambda _, arguments, keywords: self.begin(arguments, keywords))
             self.module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
             return
 
@@ -584,12 +585,16 @@ class ModuleSource:
         if self._stepped:
             self.after()
         self._passes += 1
-        if self.meeting is not None:
-            self.meeting.begin_forward()
+        self.begin_pass()
         leaves = tree_leaves(in_order(self.current_module, arguments, keywords))
         self._given = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         for call in self.passing:
             call(arguments, keywords)
+
+    def begin_pass(self) -> None:
+        """Tell the other ranks that a forward pass for training begins."""
+        if self.meeting is not None:
+            self.meeting.begin_forward()
 
 
 def in_order(

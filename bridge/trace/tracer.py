@@ -14,9 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import unserializable_hook
 
 from bridge.errors import BridgeError
 from bridge.trace.findings import Findings
+from bridge.trace.hook import Hook
 from bridge.trace.naming import freeze_names
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
@@ -90,13 +92,13 @@ class Tracer:
         layers = {name: module for name, module in self.source.layers.items() if name not in hidden}
         if layers and self._is_kind_observed(INPUT):
             self._handles.append(
-                layers[self.source.entrance].register_forward_pre_hook(self._batch_hook)
+                layers[self.source.entrance].register_forward_pre_hook(Hook(self._batch_hook))
             )
         for layer, module in layers.items():
             if self._is_kind_observed(OUTPUT):
-                self._handles.append(module.register_forward_hook(self._output_hook(layer)))
+                self._handles.append(module.register_forward_hook(Hook(self._output_hook(layer))))
             if self._is_kind_observed(GRADIENT):
-                self._handles.append(module.register_forward_pre_hook(self._input_hook(layer)))
+                self._handles.append(module.register_forward_pre_hook(Hook(self._input_hook(layer))))
         self._reach_moment_of_all(None)
         moments: tuple[Moment, ...] = ("reduced", "updated", "ended")
         for moment in moments if self.observers else ():
@@ -220,6 +222,7 @@ class Tracer:
             self._await_one(tensor, layer, (call + index).strip(), now)
 
     def _await_one(self, tensor: Tensor, layer: str, index: str, now: Now) -> None:
+        @unserializable_hook
         def hook(gradient: Tensor) -> None:
             handle.remove()
             placement = self.source.activation(layer, gradient, False)
