@@ -79,7 +79,9 @@ class PipelineSource(ModuleSource):
                 self._running = index
                 self.begin(arguments, keywords)
 
-            stage.submod.register_forward_pre_hook(Hook(enter_stage), prepend=True, with_kwargs=True)
+            stage.submod.register_forward_pre_hook(
+                Hook(enter_stage), prepend=True, with_kwargs=True
+            )
             self._ignore(stage)
         if hasattr(self.schedule, "step"):
             plain = self.schedule.step

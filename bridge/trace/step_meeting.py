@@ -37,8 +37,8 @@ class Meeting:
 
     If a rank waits while another rank has begun a further forward pass, that other rank skipped the
     step. If a rank has waited for `PATIENCE`, and for as long as its own step took, and does not
-    know why the others do not come, it gives up. In both cases `lost(id, ranks, why)` is called once on every rank, nothing is compared any
-    more, and the training continues.
+    know why the others do not come, it gives up. In both cases `lost(id, ranks, why)` is called
+    once on every rank, nothing is compared any more, and the training continues.
     """
 
     def __init__(self, comm: Comm, report: Callable[[str, tuple[int, ...], str], None]) -> None:

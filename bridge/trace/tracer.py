@@ -98,7 +98,9 @@ class Tracer:
             if self._is_kind_observed(OUTPUT):
                 self._handles.append(module.register_forward_hook(Hook(self._output_hook(layer))))
             if self._is_kind_observed(GRADIENT):
-                self._handles.append(module.register_forward_pre_hook(Hook(self._input_hook(layer))))
+                self._handles.append(
+                    module.register_forward_pre_hook(Hook(self._input_hook(layer)))
+                )
         self._reach_moment_of_all(None)
         moments: tuple[Moment, ...] = ("reduced", "updated", "ended")
         for moment in moments if self.observers else ():

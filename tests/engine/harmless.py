@@ -153,10 +153,7 @@ EXTRAS: Mapping[str, tuple[str, str]] = {
         "",
         "if rank == 0:\n        inner.eval()\n        with torch.no_grad(): shown(loss_of(inner, 41))\n        inner.train()",
     ),
-    "hooks": (
-        "inner.register_forward_hook(lambda *_: calls.append(1))",
-        "shown(len(calls))",
-    ),
+    "hooks": ("inner.register_forward_hook(lambda *_: calls.append(1))", "shown(len(calls))"),
     "draws": ("", "shown(random.random(), numpy.random.rand(), torch.rand(1))"),
     "frozen": ("", "if step == 2: next(iter(inner.parameters())).requires_grad_(False)"),
     "two more": (
@@ -221,7 +218,9 @@ def _run_rank(path: Path, lines: Path, rank: int, ranks: int, port: int, trace: 
         code = 0
         try:
             if trace is not None:
-                watch_script({"run": str(trace), "debug": {"layer_outputs": 2, "all_param_gradients": 2}})
+                watch_script(
+                    {"run": str(trace), "debug": {"layer_outputs": 2, "all_param_gradients": 2}}
+                )
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as error:
             code = int(error.code or 0)
@@ -253,11 +252,12 @@ def changed_scripts(
         kind = "fails" if any(code not in (0, 5) for code, _ in plain) else "runs"
         counts[kind] = counts.get(kind, 0) + 1
         counts["watched"] = counts.get("watched", 0) + attached
-        logs = [
-            path.with_suffix(f".True{rank}.log").read_text() for rank in range(ranks)
-        ]
+        logs = [path.with_suffix(f".True{rank}.log").read_text() for rank in range(ranks)]
         alarms = [
-            line for log in logs for line in log.splitlines() if re.search("observer|check-ended", line)
+            line
+            for log in logs
+            for line in log.splitlines()
+            if re.search("observer|check-ended", line)
         ]
         if plain != watched or not attached or alarms:
             yield seed, "\n".join([str(plain)[:400], str(watched)[:400], *alarms, logs[0][-800:]])

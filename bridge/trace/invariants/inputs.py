@@ -92,10 +92,7 @@ class Randomness(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.drops = any(
-            drops_elements(part)
-            for part in source.model.modules()
-        )
+        self.drops = any(drops_elements(part) for part in source.model.modules())
         self.states: deque[int] = deque(maxlen=KEPT)
         self.begun = self.first = 0
         self.used = False
