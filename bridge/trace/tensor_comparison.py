@@ -30,7 +30,7 @@ from bridge.trace.tensor_pairs import (
     phase_and_kind,
     torch_epsilon,
 )
-from bridge.trace.verdicts import FAULTS, TensorVerdict, Verdict
+from bridge.trace.verdicts import FAULTS, TensorVerdict
 
 SLACK = 8.0
 """Number of successive roundings that the bounds assume for one layer."""
@@ -206,6 +206,8 @@ class Comparer:
         """Whether both runs had equal weights and buffers before this step, as far as the logs
         show, and the number of steps since they had.
         """
+        self._early_equal = True
+        """Whether all tensors of this step before the update are equal, bit by bit."""
         self._first_differing = 0.0
         """The depth of the first layer in this step with a tensor that differs by a bit."""
         self._copied: set[Name] = set()
@@ -240,15 +242,16 @@ class Comparer:
         tables = Table.of(pairing.gatherings[0], both[0]), Table.of(pairing.gatherings[1], both[1])
         scales = pairing.scales(tables)
         equal = [half.pairs.equal(tables) for half in (early, late)]
+        self._early_equal = bool(equal[0].all())
         depths = [half.depths[~same] for half, same in zip((early, late), equal, strict=True)]
         self._first_differing = min(np.concatenate(depths), default=math.inf) if self._equal else 0
         results: list[TensorVerdict | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
+        losses = self._compare_losses(both, step)
         for half in (early, late):
             if half.names:
                 self._half(half, pairing, both, tables, scales, step, results)
         if self.updates is not None:
             self.updates.end()
-        losses = self._compare_losses(both, step)
         self._end_step(early, late, equal, losses)
         for at in pairing.alone[0]:
             results[at] = self._alone(pairing.ours[at], step, True)
@@ -282,11 +285,12 @@ class Comparer:
         """
         if not self._equal:
             return np.sqrt(half.depths * max(1, self._since + 1))
-        return np.sqrt(np.maximum(half.depths - self._first_differing + 1, 1))
+        depths: Floats = np.sqrt(np.maximum(half.depths - self._first_differing + 1, 1))
+        return depths
 
     def _compare_losses(self, both: tuple[Columns, Columns], step: int) -> list[TensorVerdict]:
         """Compare the losses from which backward started: rank by rank if the same ranks have one,
-        else their means. Equal losses give no result.
+        else their means. Losses that rounding explains give no result.
         """
         losses = [list(columns.losses) for columns in both]
         if [loss is None for loss in losses[0]] != [loss is None for loss in losses[1]]:
@@ -299,25 +303,26 @@ class Comparer:
         if self.updates is not None:
             drift = self.updates.drift
             bound = bound * UNKNOWN if drift is None else bound + GAIN * drift
-        worst, ranks = 0.0, []
+        worst, ranks, exact = 0.0, [], self._equal and self._first_differing == math.inf
         for rank, (one, other) in enumerate(zip(*losses, strict=True)):
             if one is None or other is None or one == other or (one != one and other != other):
                 continue
             size = min(abs(one), abs(other))
+            # What rounding leaves of terms that cancel out is measured by the terms, about 1.
+            size = size if exact else max(size, 1.0)
             distance = abs(one - other) / size if size else math.inf
             worst = max(worst, distance) if distance == distance else math.inf
             ranks += [rank] if not distance <= bound else []
-        if not worst:
+        if not worst > bound:
             return []
-        verdict: Verdict = "fault" if worst > bound else "rounding"
         means = [
             float(np.mean([loss for loss in own if loss is not None] or [math.nan]))
             for own in losses
         ]
-        cause = f"the loss is {means[0]:.6g} in A, {means[1]:.6g} in B" if worst > bound else ""
+        cause = f"the loss is {means[0]:.6g} in A, {means[1]:.6g} in B"
         some = tuple(ranks) if len(ranks) < len(losses[0]) else ()
         return [
-            TensorVerdict(Name(step, "forward", "", None, LOSS), verdict, worst, bound, cause, some)
+            TensorVerdict(Name(step, "forward", "", None, LOSS), "fault", worst, bound, cause, some)
         ]
 
     def _pair_columns(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
@@ -353,7 +358,9 @@ class Comparer:
         values = half.pairs.values(tables)
         if self.updates is not None and len(half.begins[0]):
             self.updates.begin(half.begins[1], half.select_rows(values, half.begins[0]))
-        rounding, bounds = self._bounds(half, values, scales, step)
+        rounding, bounds = self._bounds(half, values, scales)
+        if half.late and self._equal and self._early_equal:
+            scales = np.zeros(len(scales))  # an update from equal numbers rounds each by itself
         judgement = half.pairs.judge(tables, bounds, scales, self.ratios, rounding)
         ranks = {
             at: half.ranks(at, *both)
@@ -389,7 +396,7 @@ class Comparer:
             )
 
     def _bounds(
-        self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int
+        self, half: Half, values: tuple[Floats, Floats], scales: Floats
     ) -> tuple[Floats | None, Floats]:
         """Return two things: for each sample, the distance between the runs that rounding of
         gradients explains (None without an adaptive optimizer), and for each pair the bound of its
@@ -402,8 +409,10 @@ class Comparer:
         # Rounding adds up as a random walk does: with the root of the number of roundings.
         depths, updates = self._depths(half), self.updates
         plain = SLACK * half.units * depths
+        own = SLACK * half.own_units * depths
+        exact = half.late and self._equal and self._early_equal
         if updates is None:
-            return None, np.where(half.starts, 0.0, plain)
+            return None, np.where(half.starts, 0.0, own if exact else plain)
         drift = updates.drift
         if not half.late:
             wider = plain * UNKNOWN if drift is None else plain + GAIN * drift
@@ -420,7 +429,8 @@ class Comparer:
             updates.drift = None
         spread = np.zeros(half.pairs.segments.size)
         spread[half.pairs.segments.elements(rows)] = rounding
-        own = SLACK * half.own_units * depths
+        if exact:
+            return None, own
         return spread, np.where(
             half.pairs.sample_mask, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN
         )

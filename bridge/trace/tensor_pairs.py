@@ -231,9 +231,9 @@ class Pairs:
         which a log has no values count as equal.
         """
         values = self.values(tables)
-        differ = ~_are_equal(*values)
+        differ = (~_are_equal(*values)).astype(np.float64)
         figures = tables[0].figures[self.ours] == tables[1].figures[self.theirs]
-        result = (self.segments.sums(differ) == 0) & figures.all(axis=1)
+        result: NDArray[np.bool_] = (self.segments.sums(differ) == 0) & figures.all(axis=1)
         for at, (verdict, *_) in self.verdicts_without_values.items():
             result[at] = verdict in ("unseen", "too coarse")
         return result

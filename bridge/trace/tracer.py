@@ -224,7 +224,7 @@ class Tracer:
             self._await_one(tensor, layer, (call + index).strip(), now)
 
     def _await_one(self, tensor: Tensor, layer: str, index: str, now: Now) -> None:
-        @unserializable_hook
+        @unserializable_hook  # type: ignore[untyped-decorator]
         def hook(gradient: Tensor) -> None:
             handle.remove()
             placement = self.source.activation(layer, gradient, False)

@@ -83,6 +83,7 @@ MODELS: Mapping[str, tuple[str, str]] = {
     ),
 }
 TRACE = ("bridge.trace.invariants", "bridge.trace.layer_log", "bridge.trace.pipelining")
+LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
 LIMIT = 300
 """Seconds after which a script is killed."""
 RUNS = (
@@ -164,6 +165,13 @@ EXTRAS: Mapping[str, tuple[str, str]] = {
 }
 
 
+def prepare() -> None:
+    """Import what scripts and the trace need once, and not in every process, where it takes seconds."""
+    torch.set_num_threads(1)
+    for name in ("torch._dynamo", "torch.distributed.tensor", *TRACE):
+        import_module(name)
+
+
 def draw_script(seed: int) -> tuple[int, str]:
     """A number of ranks, and the text of a script."""
     draw = Random(seed)
@@ -189,7 +197,9 @@ def draw_script(seed: int) -> tuple[int, str]:
     return ranks, "\n".join(lines).replace("DROP", draw.choice(["0.0", "0.2"]))
 
 
-def run_script(path: Path, ranks: int, trace: Path | None) -> list[tuple[int, list[str]]]:
+def run_script(
+    path: Path, ranks: int, trace: Path | None, level: int = 2
+) -> list[tuple[int, list[str]]]:
     """The exit code and the lines of each rank of a script, which runs in processes forked from this one."""
     port, children = free_port(), list[tuple[int, Path]]()
     for rank in range(ranks):
@@ -197,7 +207,7 @@ def run_script(path: Path, ranks: int, trace: Path | None) -> list[tuple[int, li
         child = os.fork()
         if not child:
             signal.alarm(LIMIT)
-            os._exit(_run_rank(path, lines, rank, ranks, port, trace))
+            os._exit(_run_rank(path, lines, rank, ranks, port, trace, level))
         children.append((child, lines))
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child, _ in children]
     return [
@@ -206,7 +216,9 @@ def run_script(path: Path, ranks: int, trace: Path | None) -> list[tuple[int, li
     ]
 
 
-def _run_rank(path: Path, lines: Path, rank: int, ranks: int, port: int, trace: Path | None) -> int:
+def _run_rank(
+    path: Path, lines: Path, rank: int, ranks: int, port: int, trace: Path | None, level: int
+) -> int:
     with lines.open("w") as file:
         os.dup2(file.fileno(), 1)
         with lines.with_suffix(f"{lines.suffix}.log").open("w") as log:
@@ -218,9 +230,8 @@ def _run_rank(path: Path, lines: Path, rank: int, ranks: int, port: int, trace: 
         code = 0
         try:
             if trace is not None:
-                watch_script(
-                    {"run": str(trace), "debug": {"layer_outputs": 2, "all_param_gradients": 2}}
-                )
+                logs = dict.fromkeys(LEVELS, level)
+                watch_script({"run": str(trace), "debug": logs | {"tensor_parallel": True}})
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as error:
             code = int(error.code or 0)
@@ -238,10 +249,7 @@ def changed_scripts(
     """The seeds of those scripts that the trace changes, with how. Scripts that fail by themselves, and that nothing was
     attached to, are counted apart.
     """
-    torch.set_num_threads(1)
-    # Imported here once, and not in every process: it takes seconds.
-    for name in ("torch._dynamo", "torch.distributed.tensor", *TRACE):
-        import_module(name)
+    prepare()
     for seed in seeds:
         ranks, text = draw_script(seed)
         path = folder / f"{seed}.py"

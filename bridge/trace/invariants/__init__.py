@@ -136,7 +136,7 @@ class Invariants:
         self._point("end_forward")
         calls: list[bool] = []
 
-        @unserializable_hook
+        @unserializable_hook  # type: ignore[untyped-decorator]
         def begins(gradient: Tensor) -> None:
             # A forward pass may have several outputs; its backward begins once.
             if not calls:

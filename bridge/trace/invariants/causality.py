@@ -155,7 +155,7 @@ class Causal(Check):
                     del module.__dict__[name]
                 for container, content in containers:
                     container.clear()
-                    getattr(container, "update", getattr(container, "extend", None))(content)
+                    (container.extend if isinstance(container, list) else container.update)(content)
                 for name, (buffer, old) in buffers.items():
                     module._buffers[name] = buffer.copy_(old)
         return outputs

@@ -115,7 +115,7 @@ class Recomputed(Check):
 
     def end_step(self) -> None:
         for record in (self.seen, self.odd, self.states, self.redrawn):
-            record.clear()  # type: ignore[attr-defined]
+            record.clear()
         self.step += 1
         self.close()
         if self.step <= PROBED or (self.any and self.step % EVERY == 0):
