@@ -4,6 +4,7 @@ that differs, and what to log next.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod, sqrt
@@ -19,6 +20,8 @@ from bridge.trace.pages.series import read_findings
 from bridge.trace.patterns import CLOSE, TINY, fit_factor
 from bridge.trace.record import PHASES, Name
 from bridge.trace.settings import values_of
+from bridge.trace.tensor_comparison import LOSS
+from bridge.trace.tensor_pairs import keywords_of
 
 if TYPE_CHECKING:
     from bridge.trace.run import TracedRun
@@ -188,7 +191,27 @@ def _find_other_inputs(case: Case) -> Found | None:
     if not lines or case.first.name.kind != "input":
         return None
     evidence = [f"{line.name} differs: {line.cause or line.verdict}" for line in lines[:1]]
+    words = [line.name.tensor.partition(":")[2] for line in lines]
+    # What tells a model how to read its data, and is no data.
+    if all(re.search("mask|position|num_items|cache|lengths", word) for word in words):
+        return f"the runs get a different {' and '.join(dict.fromkeys(words))}", evidence
     return "the runs get different data", evidence
+
+
+def _find_other_arguments(case: Case) -> Found | None:
+    """Rule: the script of one run passes arguments that the other does not pass."""
+    words = [keywords_of(run.entries(case.first.name.step)) for run in _runs_in_order(case)]
+    alone = [[word for word in words[at] if word not in words[1 - at]] for at in (0, 1)]
+    # A block behind one that agrees got the same arguments as that one.
+    behind = re.search(r"\.[1-9]\d*$", case.first.name.layer)
+    if not all(words) or not any(alone) or case.first.name.kind == LOSS or behind:
+        return None
+    sentences = [
+        f"{label} alone passes {' and '.join(own)} to the model"
+        for label, own in zip("AB", alone, strict=True)
+        if own
+    ]
+    return ", and ".join(sentences), ["the inputs that both runs pass agree"]
 
 
 def _place_text(case: Case) -> str:
@@ -914,6 +937,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _find_other_numbers,
         _find_other_inputs,
         _find_layer_skip,
+        _find_other_arguments,
         _find_layer_fault,
     ),
     "backward": (_find_other_numbers, _find_loss_fault),

@@ -101,6 +101,8 @@ class ModuleSource:
         self.passing: list[Pass] = []
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
+        self._words: Mapping[int, str] = {}
+        """By the id of an input tensor: the keyword with which the script passes it."""
         self.meeting: Meeting | None = None
         """The meeting at which all ranks wait for each other before a step; None if they do not."""
         self.last_gradient = 0.0
@@ -482,12 +484,13 @@ class ModuleSource:
 
     def batch(self) -> Iterator[Held]:
         """Yield the input tensors of the current pass. Tensor ranks have the same inputs, and data
-        ranks have different ones.
+        ranks have different ones. Their names are numbers, with a keyword if there is one:
+        "1:attention_mask".
         """
         for index, tensor in enumerate(self._given):
-            yield Held(
-                "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
-            )
+            word = self._words.get(id(tensor))
+            name = f"{index}:{word}" if word else str(index)
+            yield Held("", "input", name, tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         self._calls[moment].append(call)
@@ -588,6 +591,8 @@ class ModuleSource:
         self.begin_pass()
         leaves = tree_leaves(in_order(self.current_module, arguments, keywords))
         self._given = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        mappings = [keywords, *(value for value in arguments if isinstance(value, Mapping))]
+        self._words = {id(value): str(key) for pairs in mappings for key, value in pairs.items()}
         for call in self.passing:
             call(arguments, keywords)
 

@@ -283,10 +283,11 @@ class Comparer:
         """Return for each pair the square root of the number of layers, over all steps, in which
         rounding may have moved the runs apart: it begins where the logs first differ.
         """
-        if not self._equal:
-            return np.sqrt(half.depths * max(1, self._since + 1))
-        depths: Floats = np.sqrt(np.maximum(half.depths - self._first_differing + 1, 1))
-        return depths
+        depths = half.depths * (self._since + 1)
+        if self._equal:
+            depths = np.maximum(half.depths - self._first_differing + 1, 1)
+        roots: Floats = np.sqrt(depths)
+        return roots
 
     def _compare_losses(self, both: tuple[Columns, Columns], step: int) -> list[TensorVerdict]:
         """Compare the losses from which backward started: rank by rank if the same ranks have one,
@@ -298,7 +299,7 @@ class Comparer:
             losses = [[sum(own) / len(own)] if own else [None] for own in known]
         formats = [torch_epsilon(name) for name in _formats_of(self.runs)]
         depths = 2.0 * len(self.runs[0].layers) + 1
-        grown = depths * max(1, self._since + 1) if not self._equal else depths
+        grown = depths * (self._since + 1)
         bound = SLACK * max(formats, default=torch_epsilon("float32")) * math.sqrt(grown)
         if self.updates is not None:
             drift = self.updates.drift

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,16 +33,24 @@ Section = tuple[str, str]
 """Phase and kind."""
 
 
-def matching_name(name: Name) -> Name:
+def matching_name(name: Name, words: bool = False) -> Name:
     """Return the name by which a tensor of one run is found in the other. For a parameter, the
     name of the layer is moved into the name of the tensor, because the runs may divide the full
-    name differently.
+    name differently. An input is found by its keyword if `words` is true, otherwise by its number.
     """
+    if name.kind == "input":
+        return name._replace(tensor=re.sub(r"^\d+:" if words else r":\S+", "", name.tensor))
     return (
         name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
         if name.kind in OWNED
         else name
     )
+
+
+def keywords_of(entries: Iterable[LoggedTensor]) -> dict[str, None]:
+    """Return the keywords with which a script passes the inputs among these tensors, in order."""
+    names = (entry.name.tensor for entry in entries if entry.name.kind == "input")
+    return {name.partition(":")[2].partition(" ")[0]: None for name in names if ":" in name}
 
 
 def phase_and_kind(name: Name) -> Section:
@@ -417,10 +426,12 @@ class Pairing:
             {phase_and_kind(entry.name) for entry in entries}
             for entries in (self.ours, self.theirs)
         )
-        places = {matching_name(entry.name): at for at, entry in enumerate(self.theirs)}
+        words = all(map(keywords_of, (self.ours, self.theirs)))
+        places = {matching_name(entry.name, words): at for at, entry in enumerate(self.theirs)}
         # What is left of `places` is in B alone.
         pairs = [
-            (at, places.pop(matching_name(entry.name), None)) for at, entry in enumerate(self.ours)
+            (at, places.pop(matching_name(entry.name, words), None))
+            for at, entry in enumerate(self.ours)
         ]
         self.alone = [at for at, other in pairs if other is None], list(places.values())
         both = [(at, other) for at, other in pairs if other is not None]

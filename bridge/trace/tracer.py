@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import unserializable_hook
 
 from bridge.errors import BridgeError
 from bridge.trace.findings import Findings
@@ -224,13 +223,12 @@ class Tracer:
             self._await_one(tensor, layer, (call + index).strip(), now)
 
     def _await_one(self, tensor: Tensor, layer: str, index: str, now: Now) -> None:
-        @unserializable_hook  # type: ignore[untyped-decorator]
         def hook(gradient: Tensor) -> None:
             handle.remove()
             placement = self.source.activation(layer, gradient, False)
             self._saw(now, "backward", layer, GRADIENT, index, _local_part(gradient), placement)
 
-        handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        handle = tensor.register_hook(Hook(hook))  # type: ignore[no-untyped-call]
 
     def _saw(
         self,

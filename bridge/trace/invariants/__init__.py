@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import unserializable_hook
 
 from bridge.trace import naming
 from bridge.trace.findings import Findings, TraceFinding
@@ -136,7 +135,6 @@ class Invariants:
         self._point("end_forward")
         calls: list[bool] = []
 
-        @unserializable_hook  # type: ignore[untyped-decorator]
         def begins(gradient: Tensor) -> None:
             # A forward pass may have several outputs; its backward begins once.
             if not calls:
@@ -145,7 +143,7 @@ class Invariants:
 
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(begins)  # type: ignore[no-untyped-call]
+                leaf.register_hook(Hook(begins))  # type: ignore[no-untyped-call]
 
     def reach_moment(self, moment: Moment | None) -> None:
         step = self.source.now().step
