@@ -528,6 +528,18 @@ class ModuleSource:
         kinds = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers)
         return {"optimizer": kinds, "accumulation": self.accumulation, **values}
 
+    def modes(self) -> Mapping[str, list[str]]:
+        """Return the names of the largest modules that are in evaluation mode though the model
+        trains, and of the parameters that require no gradient.
+        """
+        evaluating: list[str] = []
+        for name, module in naming.modules_by_path(self.module) if self.trains else ():
+            if not module.training and not name.startswith(tuple(f"{one}." for one in evaluating)):
+                evaluating.append(name)
+        weights = naming.parameters_by_name(self.module).items()
+        frozen = [name for name, weight in weights if not weight.requires_grad]
+        return {"evaluating": evaluating, "frozen": frozen}
+
     def about(self) -> Mapping[str, object]:
         formats = {
             str(parameter.dtype).removeprefix("torch.") for parameter in self.model.parameters()

@@ -180,3 +180,32 @@ def test_inputs_are_matched_by_their_keywords(tmp_path: Path) -> None:
         found = compared(tmp_path / first, tmp_path / second)
         assert found.diagnosis is not None and found.diagnosis.claim == claim
     assert "1:attention_mask" in str(compared(tmp_path / "other", tmp_path / "mask").divergence)
+
+
+def moded(folder: Path, change: Any) -> None:
+    """Two steps of blocks with dropout that starts in the second block, after a change of the model."""
+    torch.manual_seed(2)
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)]
+    model = nn.Sequential(nn.Linear(8, 8), nn.ModuleList(blocks), nn.Linear(8, 1))
+    model.forward = lambda x: model[2](blocks[2](blocks[1](blocks[0](model[0](x)))))  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tracer = attach(model, LOGS, folder, optimizer=optimizer)
+    for step in range(2):
+        if step:
+            change(model)
+        torch.manual_seed(step)
+        model(torch.ones(4, 8, requires_grad=True)).square().mean().backward()
+        optimizer.step()
+    tracer.remove()
+
+
+def test_parts_in_another_mode_are_named(tmp_path: Path) -> None:
+    moded(tmp_path / "good", lambda model: None)
+    moded(tmp_path / "part", lambda model: model[1][1][1].eval())
+    moded(tmp_path / "block", lambda model: model[1][1].eval())
+    for name, claim in (("part", "1.1.1"), ("block", "1.1")):
+        for first, second, label in ((name, "good", "A"), ("good", name, "B")):
+            found = compared(tmp_path / first, tmp_path / second)
+            assert found.divergence is not None and found.divergence.name.layer == "1.1"
+            assert found.diagnosis is not None
+            assert found.diagnosis.claim == f"{claim} is in evaluation mode in {label} alone"

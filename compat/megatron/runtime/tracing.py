@@ -449,4 +449,5 @@ def _shape(part: Any) -> Architecture:
         rotary=part.position_embedding_type == "rope",
         tied=part.share_embeddings_and_output_weights,
         bias=config.add_bias_linear,
+        qkv_bias=config.add_bias_linear or config.add_qkv_bias,
     )
