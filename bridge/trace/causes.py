@@ -355,8 +355,7 @@ def _find_other_modes(case: Case) -> Found | None:
     if (
         not all(modes)
         or not name.layer
-        or (case.first.verdict == "fault"
-        and name.phase != "forward")
+        or (case.first.verdict == "fault" and name.phase != "forward")
     ):
         return None
     for side, label in enumerate("AB"):
