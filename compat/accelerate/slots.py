@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,13 @@ OPTION = "an option of the launch wins over the config file and over variables o
 CONFIG = "the launcher writes this variable by its config file; drop one of the two"
 USUAL = "the launcher writes this variable also where nobody gives the option; give the option"
 OTHER = "{} is read instead; drop one of the two"
+QUIET = re.compile(r"(machine_rank|main_training_function|rdzv_backend|same_network|downcast_bf16|tpu_\w+|debug"
+                   r"|enable_cpu_affinity|compute_environment|deepspeed_config\.deepspeed_multinode_launcher"
+                   r"|--machine_rank|--deepspeed_multinode_launcher|ACCELERATE_DEBUG_MODE|ACCELERATE_USE_\w+)")  # fmt: skip
+"""Settings without an effect on a step, whatever they say."""
+CHEAP = re.compile(r"(?i).*(offload|prefetch|wrap|min_num_params|state_dict|checkpointing|ram_efficient|zero3|reshard"
+                   r"|sharding_strategy|zero_stage|dynamo|threads|cpu_affinity|use_orig_params|sync_module).*")  # fmt: skip
+"""Settings that change memory and speed alone."""
 
 
 @cache

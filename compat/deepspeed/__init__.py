@@ -16,7 +16,7 @@ from bridge.stack.dialect import Config, PackagedDialect, Program, Reading, Save
 from bridge.stack.findings import Finding
 from bridge.stack.launch_command import torchrun
 from bridge.stack.rules import Effect, How
-from bridge.stack.sources import Placed
+from bridge.stack.sources import NO_SOURCES, Placed
 from compat.deepspeed.names import install, listen, resolve_name
 
 if TYPE_CHECKING:
@@ -226,7 +226,8 @@ class DeepSpeedDialect(PackagedDialect):
         # So does what an argument of the Trainer asked for.
         told |= {one.path for one in config.sources.claims} & {"gradient_clipping"}
         found = tuple(one for one in inspect(config) if one.path not in told)
-        if config.entry == PARTIAL and config.effective.get(BATCH) is None:
+        alone = config.entry == PARTIAL and config.sources == NO_SOURCES
+        if alone and config.effective.get(BATCH) is None:
             message = (
                 "the source sets no batch size; DeepSpeed refuses the file until you add this key"
             )
