@@ -460,18 +460,18 @@ def read_job(job: Job) -> Config:
     source = document_of(job)
     document, told = _start_document(job, source)
     alone = document is not source
-    if alone and not job.auto:
-        job = replace(
-            job, open_auto=True
-        )  # a launch alone leaves the sizes of the batch to the program
+    # A launch leaves the sizes of the batch to its program.
+    job = replace(job, open_auto=True) if alone and not job.auto else job
     dialect = dialect_of(job, document)
     version, said = release_of(job, dialect, job.version)
     config = read_as(job, dialect, document, version)
-    # Nobody wrote the program of a launch that stands for a config.
-    rest = (
-        one for one in config.remarks if not (alone and one.unknown and one.effect is Effect.NONE)
-    )
+    # Nobody wrote the program of a launch that stands for a config, and no such config has a schedule.
+    rest = [one for one in config.remarks if not (alone and one.path in UNWRITTEN)]
     return replace(config, remarks=(*said, *told, *rest))
+
+
+UNWRITTEN = ("train.py", "scheduler.type")
+"""Paths of findings on what a launch has beside the config that it names."""
 
 
 def _start_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:

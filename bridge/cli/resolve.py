@@ -114,7 +114,8 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     script = host and isinstance(document.data, Script)
     if host and not (script and any(registry.recognising(document.data)[0].values())):
         facts = job.settings_of_options.get("auto", {})
-        found: ResolvedRun = host.resolve(document, host.Question(facts, job.outside, user_config))
+        question = host.Question(facts, job.outside, user_config, world=job.world_size)
+        found: ResolvedRun = host.resolve(document, question)
         return found
     config, stops = _read_config(job, document)
     title = as_text.name(config)

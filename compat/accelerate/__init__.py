@@ -43,7 +43,7 @@ class AccelerateDialect(PackagedDialect):
         from compat.accelerate import formats, host
 
         said = Placed({}, {}).overlay(trainer or {}).places
-        question = host.Question({}, {}, trainer=said)
+        question = host.Question({}, {}, trainer=said, world=world_size)
         release = self.release(version)
         return self.check_reading(lambda: formats.read(source, question), release, world_size)
 

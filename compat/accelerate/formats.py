@@ -69,7 +69,7 @@ def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
         prefix = PREFIXES.get(section, "")
         name = key if not dot or key.startswith(prefix) else f"{prefix.rstrip('_')}_{key}"
         yield from _type_setting(f"{section}.{name}" if dot else path, said)
-    modes = {option: kind for kind, option in reversed(TYPES.items())}
+    modes = {option: kind for kind, option in reversed([*TYPES.items()])}
     for name, said in given.options.items():
         if name in modes and said.value:
             yield KIND, Said(said.setting, modes[name], said.source, said.line)

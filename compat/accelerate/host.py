@@ -88,23 +88,25 @@ TEXT = "this option takes any text for true, also 'false'; leave it out"
 @dataclass(frozen=True)
 class Question:
     """What a run is asked: facts of the machine by name, variables, whether the user's own default config is read,
-    and arguments of the Trainer that are given beside it.
+    arguments of the Trainer that are given beside it, and the number of ranks of a run that torchrun starts.
     """
 
     facts: Mapping[str, Any]
     outside: Mapping[str, str]
     user_config: bool = False
     trainer: Mapping[str, Said] = field(default_factory=dict)
+    world: int | None = None
 
 
 def recognises(data: Any) -> bool:
-    """Return whether parsed `data` is a config of accelerate, or a script that starts a run by it alone."""
+    """Return whether parsed `data` is a config of accelerate, arguments of the Trainer with FSDP, or a script that
+    starts such a run.
+    """
     if isinstance(data, Script):
         return any(is_launch(launch) or trainer.starts(launch) for launch in data.launches)
-    return (
-        isinstance(data, Mapping)
-        and any(name in data for name in SIGNS)
-        and not {"_target_", "optimizer"} & data.keys()
+    return isinstance(data, Mapping) and (
+        (any(name in data for name in SIGNS) and not {"_target_", "optimizer"} & data.keys())
+        or trainer.has_fsdp(data)
     )
 
 
@@ -136,10 +138,10 @@ def start(document: Document) -> tuple[Document, tuple[Finding, ...]]:
     if not script and document.data.get("distributed_type") != "DEEPSPEED":
         return document, ()
     try:
-        given = read_sources(document, Question({}, {})).given
+        told = read_sources(document, Question({}, {}))
     except BridgeError:
         return document, ()  # the reader of the stack says it in its words
-    config = given.config or {}
+    config = told.given.config or {}
     options = {row["name"] for row in facts()["options"]} | {"deepspeed_moe_layer_cls_names"}
     found = []
     for path, said in config.items():
@@ -157,6 +159,9 @@ def start(document: Document) -> tuple[Document, tuple[Finding, ...]]:
                     path, f"accelerate does not read it{nearest(name, DEEPSPEED)}", origin=origin
                 )
             )
+    if not told.arguments.own:  # the Trainer fills in an "auto" by its own arguments
+        run = resolve_sources(told, Question({}, {}))
+        found += [one for one in run.findings if one.path == "deepspeed.gradient_clipping"]
     if script:
         return document, tuple(found)
     text = f"accelerate launch --config_file {quote(Path(document.name).name)} {PROGRAM}\n"
@@ -177,10 +182,27 @@ def read_sources(document: Document, question: Question) -> Told:
     )
     if isinstance(document.data, Script):
         return _read_script(document, question)
-    folder = folder_of(document.name)
-    given = Given(config=read_config(document), environment=_variables(question.outside))
-    arguments = trainer.sort_arguments(question.trainer, partial(_open_keys, folder))
-    return Told(given, arguments, folder)
+    folder, variables, trained = (
+        folder_of(document.name),
+        _variables(question.outside),
+        dict(question.trainer),
+    )
+    given = Given(environment=variables, starter="torchrun")
+    if trainer.has_fsdp(document.data):
+        own = {
+            str(name): Said(str(name), value, "", document.line(name))
+            for name, value in document.data.items()
+        }
+        trained = {**own, **trained}
+    else:
+        given = Given(config=read_config(document), environment=variables)
+    return Told(
+        given,
+        trainer.sort_arguments(trained, partial(_open_keys, folder)),
+        folder,
+        (),
+        question.world,
+    )
 
 
 def resolve_sources(told: Told, question: Question) -> ResolvedRun:
@@ -205,7 +227,13 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
     )
     resolution = Resolution(tuple(_weigh(settings)), tuple(unheard))
     findings = (
-        _find_stop(stop) if stop else [*_find_traps(run, given), *report_contradictions(resolution)]
+        _find_stop(stop)
+        if stop
+        else [
+            *_find_traps(run, given),
+            *trainer.find_releases(told.arguments),
+            *report_contradictions(resolution),
+        ]
     )
     world = next((one.value for one in settings if one.setting == "num_processes"), None)
     return ResolvedRun(

@@ -73,8 +73,12 @@ def _open(kind: Any) -> Any:
     return kind if kind is Any else kind | None
 
 
+create: Any = create_model
+"""pydantic's function; its types know no fields of a mapping."""
+
+
 def _section(name: str, keys: Mapping[str, Any], about: str) -> Any:
-    made: Any = create_model(
+    made = create(
         name,
         __base__=Section,
         **{key: (_open(kind), field(None, description=f"{about}: {key}.")) for key, kind in keys.items()},
@@ -103,7 +107,7 @@ def _build() -> type[Section]:
         for name in facts()["keys"]
         if name not in sections and name != "deepspeed_config"
     }
-    made: type[Section] = create_model("Accelerate", __base__=Section, **top, **sections)
+    made: type[Section] = create("Accelerate", __base__=Section, **top, **sections)
     return made
 
 

@@ -14,10 +14,11 @@ from typing import Any
 from bridge.errors import nearest
 from bridge.files import Launch, scalar
 from bridge.shell import text_if_known
+from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said, Unheard
 from compat.accelerate.schema import TRAINER
-from compat.accelerate.slots import CHEAP, Refusal, Slot, facts
+from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
 
 DEFAULT = "transformers 5.23.0, default"
 SWITCH, CONFIG, CPU = "fsdp", "fsdp_config", "use_cpu"
@@ -48,6 +49,9 @@ POLICIES = {
     "transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
 }
 KEEPS = "FSDP 1 takes its strategy from FSDP_SHARDING_STRATEGY, which is FULL_SHARD unless set; set it, or use version 2"
+OLDER = ("read as transformers 5.10 and newer do; 5.0 to 5.9 run FSDP 1 unless fsdp_config has a version, and before 5.0"
+         " neither version nor reshard_after_forward reaches accelerate")  # fmt: skip
+"""What releases made of fsdp_config (training_args.py: _process_fsdp_args; before 5.0 __post_init__)."""
 BARE = "it counts only with --fsdp"
 
 
@@ -61,6 +65,22 @@ class Arguments:
     def value(self, name: str, usual: Any = None) -> Any:
         """Return an argument's value; `usual` if nobody gives it."""
         return self.own[name].value if name in self.own else usual
+
+
+def has_fsdp(data: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is arguments of the Trainer with FSDP."""
+    return (
+        bool(data.get(SWITCH))
+        and bool({CONFIG, "output_dir"} & data.keys())
+        and not data.get("deepspeed")
+    )
+
+
+def find_releases(arguments: Arguments) -> Iterator[Finding]:
+    """Yield what older releases of transformers make of arguments for FSDP."""
+    if arguments.value(SWITCH):
+        said = arguments.fsdp.get("version") or arguments.own[SWITCH]
+        yield Finding(said.setting, OLDER, Effect.COST, origin=Origin(said.line, "", said.source))
 
 
 def starts(launch: Launch) -> bool:
@@ -139,6 +159,12 @@ def pass_on(
     version = str(keys["version"].value if "version" in keys else 2)
     if version not in ("1", "2"):
         raise Refusal(f"found {version}, expected 1 or 2", keys["version"])
+    strategy = keys.get("reshard_after_forward")
+    if version == "1" and strategy:
+        try:
+            one_of(facts()["strategies"], str(strategy.value))
+        except Refusal as error:
+            raise Refusal(error.message, strategy) from None
     policy = str(keys["auto_wrap_policy"].value) if "auto_wrap_policy" in keys else KEYS[2][2]
     if policy not in facts()["wraps"]:
         raise Refusal(

@@ -163,12 +163,12 @@ class DeepSpeedDialect(PackagedDialect):
     def _arguments(self, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         if said is None:
             return None
-        from compat.deepspeed.trainer import arguments
+        from compat.deepspeed.trainer import arguments, rename_recipe
 
-        # Every dump of TrainingArguments has its output_dir. A
+        placed = rename_recipe(Placed({}, {}).overlay(said))
+        # Every dump of TrainingArguments has its output_dir, and axolotl's recipes have further names. A
         # dump also holds names that no DeepSpeed key needs.
-        known = arguments(said, "output_dir" in said)
-        placed = Placed({}, {}).overlay(said)
+        known = arguments(placed, "output_dir" in said or placed.keys() != said.keys())
         return Placed(known, placed.places, placed.lost)
 
     def _parse_source(
