@@ -192,7 +192,7 @@ def _accelerate(args: Any, gpus: int, stack: ExitStack) -> dict[str, Any]:
         own_args = state.megatron_lm_plugin.megatron_lm_default_args
         found |= {f"megatron_lm.{name}": value for name, value in own_args.items()}
     if kind == "DEEPSPEED":
-        plugin = own.deepspeed_plugin
+        plugin = state.deepspeed_plugin
         names = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
                  "offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path",
                  "zero3_save_16bit_model", "zero3_init_flag")  # fmt: skip

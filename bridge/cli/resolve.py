@@ -114,7 +114,9 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     script = host and isinstance(document.data, Script)
     if host and not (script and any(registry.recognising(document.data)[0].values())):
         facts = job.settings_of_options.get("auto", {})
-        question = host.Question(facts, job.outside, user_config, world=job.world_size)
+        question = host.Question(
+            facts, job.outside, user_config, world=job.world_size, release=job.version
+        )
         found: ResolvedRun = host.resolve(document, question)
         return found
     config, stops = _read_config(job, document)

@@ -41,11 +41,13 @@ class AccelerateDialect(PackagedDialect):
         Raises `BridgeError` with every problem.
         """
         from compat.accelerate import formats, host
+        from compat.accelerate.slots import at_release
 
         said = Placed({}, {}).overlay(trainer or {}).places
         question = host.Question({}, {}, trainer=said, world=world_size)
         release = self.release(version)
-        return self.check_reading(lambda: formats.read(source, question), release, world_size)
+        with at_release(release):
+            return self.check_reading(lambda: formats.read(source, question), release, world_size)
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Return the typed values of a source, with their lines and what the launcher says of them."""
@@ -56,8 +58,10 @@ class AccelerateDialect(PackagedDialect):
     def effective(self, config: Config) -> Values:
         """Return the values of the run, with the defaults of its kind."""
         from compat.accelerate.formats import fill_in
+        from compat.accelerate.slots import at_release
 
-        return Values(fill_in(config.given, config.world_size, config.entry == "file"))
+        with at_release(config.version):
+            return Values(fill_in(config.given, config.world_size, config.entry == "file"))
 
     def renew(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings of FSDP 1 in the words of FSDP 2, as accelerate's own `to-fsdp2` does."""
@@ -73,8 +77,12 @@ class AccelerateDialect(PackagedDialect):
         return write(config.given)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Return whether there is such a setting."""
-        return path in fields(self.schema)
+        """Return whether the release has such a setting."""
+        from compat.accelerate.formats import has_setting
+        from compat.accelerate.slots import at_release
+
+        with at_release(version):
+            return path in fields(self.schema) and has_setting(path)
 
     def recognises(self, data: Any) -> int:
         """Return a positive score for a config of accelerate, or a script that starts a run by it."""

@@ -16,10 +16,10 @@ from bridge.stack.launch_command import HEAD, nodes
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said
 from compat.accelerate import host, trainer
-from compat.accelerate.launcher import PREFIXES, TYPES, Given, Machine, set_environment
+from compat.accelerate.launcher import TYPES, Given, Machine, name_option, set_environment
 from compat.accelerate.plugins import Plugins
 from compat.accelerate.schema import ARGUMENTS, FSDP, OPTIONS, SCHEMA, TRAINER, path_of
-from compat.accelerate.slots import Refusal, Run, is_true
+from compat.accelerate.slots import OVER_SECTIONS, Refusal, Run, facts, is_true, since
 
 FILE, KIND, RANKS = "accelerate.yaml", "distributed_type", "num_processes"
 OWN = {"MEGATRON_LM": "Megatron-LM", "XLA": "TPUs", "DEEPSPEED": "DeepSpeed"}
@@ -64,18 +64,21 @@ def read(source: Any, question: host.Question) -> Reading:
 def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
     """Yield the settings in force by path: of the config file, then of options, then what the Trainer says."""
     given, arguments = told.given, told.arguments
+    config = dict[str, Said]()
     for path, said in (given.config or {}).items():
         section, dot, key = path.partition(".")
-        prefix = PREFIXES.get(section, "")
-        name = key if not dot or key.startswith(prefix) else f"{prefix.rstrip('_')}_{key}"
-        yield from _type_setting(f"{section}.{name}" if dot else path, said)
+        config[f"{section}.{name_option(section, key)}" if dot else path] = said
+    for path, said in config.items():
+        yield from _type_setting(path, said)
     modes = {option: kind for kind, option in reversed([*TYPES.items()])}
     for name, said in given.options.items():
         if name in modes and said.value:
             yield KIND, Said(said.setting, modes[name], said.source, said.line)
         elif name == "cpu" and said.value:
             yield KIND, Said(said.setting, "NO", said.source, said.line)
-        yield from _type_setting(path_of(name), said)
+        path = path_of(name)
+        if since(OVER_SECTIONS) or "." not in path or path not in config:
+            yield from _type_setting(path, said)
     many = given.options.get(RANKS)
     if given.config is None and many is not None and not modes.keys() & given.options.keys():
         yield (
@@ -125,6 +128,15 @@ def _type_setting(path: str, said: Said) -> Iterator[tuple[str, Said]]:
     except (Refusal, TypeError, ValueError):
         return  # the launcher has refused it, or reads it as something else
     yield path, Said(said.setting, value, said.source, said.line)
+
+
+def has_setting(path: str) -> bool:
+    """Return whether the release of the run has a setting of our schema."""
+    top, _, name = path.partition(".")
+    known = {row["name"] for row in facts()["options"]}
+    return path.startswith(ARGUMENTS) or (
+        top in facts()["keys"] and (name in known or name not in OPTIONS)
+    )
 
 
 def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +17,7 @@ from bridge.files import Document, Launch, Script, find, folder_of, load, load_s
 from bridge.shell import line_of, spell_pieces, text_if_known
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
 from bridge.stack.sources import (
     Resolution,
@@ -35,7 +37,17 @@ from compat.accelerate.launcher import (
     set_environment,
 )
 from compat.accelerate.plugins import CLIPS, Plugins
-from compat.accelerate.slots import CHEAP, FALSE, QUIET, Refusal, Run, default, facts
+from compat.accelerate.slots import (
+    CHEAP,
+    FALSE,
+    QUIET,
+    Refusal,
+    Run,
+    at_release,
+    default,
+    facts,
+    releases,
+)
 
 NAME, PROGRAM = "accelerate", "train.py"
 """The host's name, and the program that stands for the one that a config does not name."""
@@ -54,6 +66,7 @@ VARIABLES = re.compile(
 )
 """Variables that accelerate reads."""
 FILE = "deepspeed_config.deepspeed_config_file"
+WITHOUT = ("compute_environment",)
 FACTS = {"gpus": "GPUs of the machine", "cores": "cores of the machine"}
 REASONS: tuple[tuple[str, str], ...] = (
     (r"(deepspeed_config\.|--)offload_\w+_nvme_path", "the launcher does not pass it on; name a DeepSpeed file with the path"),
@@ -96,6 +109,7 @@ class Question:
     user_config: bool = False
     trainer: Mapping[str, Said] = field(default_factory=dict)
     world: int | None = None
+    release: str | None = None
 
 
 def recognises(data: Any) -> bool:
@@ -170,7 +184,10 @@ def start(document: Document) -> tuple[Document, tuple[Finding, ...]]:
 
 def resolve(document: Document, question: Question) -> ResolvedRun:
     """Return who wins for each setting of the run in a document. Raises `BridgeError` if it cannot be read."""
-    return resolve_sources(read_sources(document, question), question)
+    release = question.release or releases()[-1]
+    Releases(NAME, releases()).place(release)
+    with at_release(release):
+        return resolve_sources(read_sources(document, question), question)
 
 
 def read_sources(document: Document, question: Question) -> Told:
@@ -219,7 +236,7 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
         named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
         inner = _read_deepspeed(str(named.value), told.folder) if named else None
         Plugins(environment, ranked, machine, run, inner).build()
-        unheard += _find_unheard(given, run)
+        unheard += find_unheard(given, run)
     except Refusal as error:
         stop, unheard = error, []
     settings = (
@@ -385,13 +402,12 @@ def _read_deepspeed(name: str, folder: Path | None) -> Any:
     return load(found).data if found else None
 
 
-def _find_unheard(given: Given, run: Run) -> Iterator[Unheard]:
-    """Yield what is said and changes nothing, with the reason and its effect."""
+def find_unheard(given: Given, run: Run) -> Iterator[Unheard]:
+    """Yield what is said and changes nothing, with the reason and its effect; what two sources say alike is no news."""
+    alike = Counter((one.setting.lstrip("-"), str(one.value)) for one in given)
     for said in given:
-        if (said.setting, said.source) in run.heard or said.setting in (
-            "compute_environment",
-            FILE,
-        ):
+        twice = alike[said.setting.lstrip("-"), str(said.value)] > 1
+        if (said.setting, said.source) in run.heard or said.setting in (*WITHOUT, FILE) or twice:
             continue
         why = next((why for pattern, why in REASONS if re.fullmatch(pattern, said.setting)), NOBODY)
         yield Unheard(said, why, _weigh_unheard(said, run))

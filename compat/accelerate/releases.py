@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compat.accelerate.slots import facts
+from compat.accelerate.slots import releases
 
-KNOWN: tuple[str, ...] = (facts()["release"],)
+KNOWN: tuple[str, ...] = releases()
 """Oldest first."""

@@ -72,6 +72,7 @@ def has_fsdp(data: Mapping[Any, Any]) -> bool:
     return (
         bool(data.get(SWITCH))
         and bool({CONFIG, "output_dir"} & data.keys())
+        and "distributed_type" not in data
         and not data.get("deepspeed")
     )
 
