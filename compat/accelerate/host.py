@@ -212,7 +212,10 @@ def read_sources(document: Document, question: Question) -> Told:
         }
         trained = {**own, **trained}
     else:
-        given = Given(config=read_config(document), environment=variables)
+        own = read_config(document)
+        ranks = Said("--world-size", question.world)
+        options = {"num_processes": ranks} if question.world and "num_processes" not in own else {}
+        given = Given(options, own, variables)
     return Told(
         given,
         trainer.sort_arguments(trained, partial(_open_keys, folder)),
@@ -237,6 +240,11 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
         inner = _read_deepspeed(str(named.value), told.folder) if named else None
         Plugins(environment, ranked, machine, run, inner).build()
         unheard += find_unheard(given, run)
+        run.settings += [
+            Settled(name, one.value, one)
+            for name, one in told.arguments.own.items()
+            if name in trainer.TRAINER and name not in trainer.PASSED
+        ]
     except Refusal as error:
         stop, unheard = error, []
     settings = (
@@ -293,7 +301,8 @@ def _read_script(document: Document, question: Question) -> Told:
     """Return what the launch of a script says."""
     script: Script = document.data
     launch = script.launch(
-        lambda one: is_launch(one) or trainer.starts(one), "accelerate launch or --fsdp"
+        lambda one: is_launch(one) or trainer.starts(one),
+        "accelerate launch or arguments of the Trainer",
     )
     folder = folder_of(script.name)
     arguments = trainer.read_arguments(launch, partial(_open_keys, folder))

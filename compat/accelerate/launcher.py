@@ -328,7 +328,9 @@ class _Launch:
         if self["dynamo_backend"] is None:
             self.args["dynamo_backend"] = Slot("no", default("dynamo_backend", "no"))
         if self["num_processes"] == -1:
-            raise Refusal("the config file has no num_processes; give --num_processes")
+            raise Refusal(
+                "the config file has no num_processes; give --num_processes to the launch, or --world-size here"
+            )
 
     def _check_config(self, values: Mapping[str, Any], config: Mapping[str, Said]) -> None:
         if values.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":

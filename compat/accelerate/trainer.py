@@ -23,6 +23,8 @@ from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
 DEFAULT = "transformers 5.23.0, default"
 SWITCH, CONFIG, CPU = "fsdp", "fsdp_config", "use_cpu"
 NAMES = frozenset({*TRAINER, SWITCH, CONFIG, CPU})
+PASSED = ("bf16", "fp16", "gradient_accumulation_steps")
+"""Arguments that reach accelerate by other names."""
 SIGNS = frozenset({SWITCH, "output_dir", "bf16", "fp16"})
 """Arguments of which a program under the Trainer gets one."""
 KEYS: tuple[tuple[str, str, Any, str], ...] = (
@@ -85,8 +87,9 @@ def find_releases(arguments: Arguments) -> Iterator[Finding]:
 
 
 def starts(launch: Launch) -> bool:
-    """Return whether a command has FSDP of the Trainer among its arguments."""
-    return any(text.partition("=")[0] == f"--{SWITCH}" for text in launch.texts)
+    """Return whether the words of a command are the Trainer's: FSDP, or the batch and the folder that it needs."""
+    names = {text.partition("=")[0].removeprefix("--").replace("-", "_") for text in launch.texts}
+    return SWITCH in names or names >= {"output_dir", "per_device_train_batch_size"}
 
 
 def read_arguments(launch: Launch, opens: Callable[[str, Said], Any]) -> Arguments:
