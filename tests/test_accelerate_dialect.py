@@ -306,3 +306,29 @@ def test_fsdp_of_a_trainer_that_torchrun_starts(folder: Path, capsys: Any) -> No
     data = json.loads(capsys.readouterr().out)
     assert {one["setting"]: one["value"] for one in data["settings"]}["distributed_type"] == "FSDP"
     assert [one["setting"] for one in data["ignored"]] == ["fsdp_config.fsdp_offload_params"]
+
+
+@pytest.mark.parametrize(
+    "launch",
+    ["--multi_gpu --num_processes 4", "--num_processes 2", "--config_file fsdp.yaml", "--cpu"],
+)
+def test_a_launch_without_deepspeed_is_read(folder: Path, capsys: Any, launch: str) -> None:
+    Path("a.sh").write_text(f"accelerate launch {launch} train.py\n")
+    assert run(["check", "a.sh"]) in (0, 2)
+    assert "accelerate 1.15.0" in capsys.readouterr().out
+
+
+def test_before_1_5_sections_of_the_config_file_win_over_options(folder: Path, capsys: Any) -> None:
+    Path("a.sh").write_text(
+        "accelerate launch --config_file fsdp.yaml --fsdp_state_dict_type FULL_STATE_DICT train.py\n"
+    )
+    values = list[Any]()
+    for release in ("1.4.0", "1.5.2"):
+        run(["resolve", "a.sh", "--from-version", release, "--json"])
+        data = json.loads(capsys.readouterr().out)
+        values += [
+            one["value"] for one in data["settings"] if one["setting"] == "fsdp.state_dict_type"
+        ]
+    assert values == ["SHARDED_STATE_DICT", "FULL_STATE_DICT"]
+    assert run(["resolve", "a.sh", "--from-version", "0.20.0"]) == 1
+    assert "unknown release 0.20.0" in capsys.readouterr().err

@@ -226,9 +226,10 @@ class Plugins:
         state = settle(
             "state_dict_type", lambda text: one_of(states, text), states[0 if first else 2]
         )
-        if not first and state == "LOCAL_STATE_DICT":
+        sharded = "SHARDED_STATE_DICT"
+        if not first and (state == "LOCAL_STATE_DICT" or (state != sharded and not since("1.7.0"))):
             raise Refusal(
-                "FSDP 2 has no LOCAL_STATE_DICT; use SHARDED_STATE_DICT",
+                f"FSDP 2 has no {state} in this release; use {sharded}",
                 self.slot("FSDP_STATE_DICT_TYPE", "").said,
             )
         policy = settle("auto_wrap_policy", _policy, None)

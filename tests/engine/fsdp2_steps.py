@@ -69,7 +69,7 @@ def run_deepspeed(file: Path) -> list[float]:
         model=model, model_parameters=list(model.parameters()), config=config
     )
     losses, count = list[float](), config["gradient_accumulation_steps"]
-    for at, x in enumerate(microbatches(config["train_micro_batch_size_per_gpu"], count)):
+    for x in microbatches(config["train_micro_batch_size_per_gpu"], count):
         loss = engine(x)
         engine.backward(loss)
         engine.step()
@@ -86,7 +86,8 @@ def run_accelerate(file: Path, arguments: Path) -> list[float]:
 
     config, own = yaml.safe_load(file.read_text()), json.loads(arguments.read_text())
     assert config["distributed_type"] == "FSDP"
-    os.environ |= {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": config["mixed_precision"]}  # fmt: skip
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    os.environ["ACCELERATE_MIXED_PRECISION"] = config["mixed_precision"]
     os.environ |= {name.upper(): str(value) for name, value in config["fsdp_config"].items()}
 
     def choose(self: Any, *_: Any, **__: Any) -> tuple[str, DistributedType]:
@@ -103,7 +104,8 @@ def run_accelerate(file: Path, arguments: Path) -> list[float]:
     assert accelerator.distributed_type is DistributedType.FSDP
     model = Model()
     betas = (own["adam_beta1"], own["adam_beta2"])
-    optimizer = torch.optim.AdamW(model.parameters(), own["learning_rate"], betas, own["adam_epsilon"], own["weight_decay"])  # fmt: skip
+    rate, rest = own["learning_rate"], (own["adam_epsilon"], own["weight_decay"])
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas, *rest)
     model, optimizer = accelerator.prepare(model, optimizer)
     assert type(model).__name__.startswith("FSDP"), type(model)
     losses, count = list[float](), own["gradient_accumulation_steps"]
