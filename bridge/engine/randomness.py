@@ -5,7 +5,6 @@ generators are as before.
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -119,22 +118,6 @@ def _states(device: torch.device) -> States:
 def _restore(states: States) -> None:
     for one, state in states:
         one.set_state(state)
-
-
-def other_states() -> tuple[Any, ...]:
-    """Return the states of the random generators of Python and numpy."""
-    numpy = sys.modules.get("numpy")
-    last = numpy.random.get_state() if numpy else ("", b"")
-    return random.getstate(), (last[0], bytes(last[1]), *last[2:])
-
-
-def restore_others(before: tuple[Any, ...]) -> None:
-    """Set the generators of Python and numpy to states that `other_states` returned."""
-    random.setstate(before[0])
-    numpy = sys.modules.get("numpy")
-    if numpy and before[1][0]:
-        kind, key, *rest = before[1]
-        numpy.random.set_state((kind, numpy.frombuffer(key, dtype=numpy.uint32), *rest))
 
 
 class Keyed(TorchFunctionMode):

@@ -28,13 +28,14 @@ from bridge.engine.models.blocks import (
 )
 from bridge.engine.models.reach import unchanged
 from bridge.engine.models.trial import WHOLE, Uncut, cut
-from bridge.engine.randomness import Keyed, other_states, restore_others, scope
+from bridge.engine.randomness import Keyed, scope
 from bridge.engine.stage import differentiable
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.pipeline import ranks_of
 from bridge.plan.plan import Plan
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
+from bridge.trace.random_states import other_states, restore_others
 
 SHAPE = (2, 8)
 """Number of samples and of tokens on which a model is tried."""
