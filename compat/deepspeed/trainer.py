@@ -355,8 +355,16 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """
     usual = {**DEFAULTS, **COURSE, **TRAINED}
     known = {name: value for name, value in said.items() if name in usual and value is not None}
+    steps = known.get("max_steps")
     if len(said) < DUMP:
         known |= {name: said[name] for name in RETIRED if said.get(name) is not None}
+    elif (
+        isinstance(steps, int)
+        and steps > 0
+        and known.get("num_train_epochs") == COURSE["num_train_epochs"]
+    ):
+        # A dump has all arguments: nobody asked for the default number of epochs next to one of steps.
+        del known["num_train_epochs"]
     strange = [] if whole else [name for name in said if name not in NAMES]
     problems = [
         f"--auto-from: {name}: found no TrainingArgument of this name{nearest(name, NAMES)}"
