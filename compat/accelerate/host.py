@@ -37,6 +37,7 @@ from compat.accelerate.launcher import (
     set_environment,
 )
 from compat.accelerate.plugins import CLIPS, Plugins
+from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import (
     CHEAP,
     FALSE,
@@ -243,7 +244,7 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
         run.settings += [
             Settled(name, one.value, one)
             for name, one in told.arguments.own.items()
-            if name in trainer.TRAINER and name not in trainer.PASSED
+            if name in TRAINER and name not in trainer.PASSED
         ]
     except Refusal as error:
         stop, unheard = error, []
