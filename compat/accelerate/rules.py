@@ -12,7 +12,6 @@ from bridge.stack.rules import (
     Rule,
     Use,
     Why,
-    always,
     complete_rules,
     convert,
     longest,
@@ -334,10 +333,18 @@ RULES: tuple[Rule, ...] = (
         sees=(DECAY,),
         carries={DECAY: ("optimizer.decay_scope", *PLAIN)},
     ),
-    always(
-        "loss",
-        "mean_of_microbatches",
-        "accelerate divides each loss by the steps of accumulation (accelerator.py: backward)",
+    Rule(
+        (),
+        ("loss",),
+        lambda values, context: {
+            "loss": "per_token" if DECAY in values else "mean_of_microbatches"
+        },
+        lambda values, context: {},
+        Effect.NUMBERS,
+        note="the Trainer divides the sum of losses by the tokens of the step; accelerate divides each loss by the"
+        " steps of accumulation",
+        source="transformers/trainer.py: num_items_in_batch; accelerate/accelerator.py: backward",
+        sees=(DECAY,),
     ),
     convert(
         OFFLOAD,
