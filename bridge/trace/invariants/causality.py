@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bridge.engine.randomness import other_states, restore_others
 from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource, in_order
+from bridge.trace.random_states import other_states, restore_others
 
 SHARE = 0.9
 """Minimum share of a step's targets that must equal the next token, so that the model counts as
