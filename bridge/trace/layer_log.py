@@ -147,7 +147,8 @@ class LayerLog:
         if hasattr(self.source, "loss"):
             return float(self.source.loss)
         loss = self.roots.take()
-        return None if loss is None else loss * factors.get("parameter", 1.0)
+        share = getattr(self.source, "loss_share", 1.0)
+        return None if loss is None else loss * factors.get("parameter", 1.0) * share
 
     def _clip(self) -> float | None:
         """Return the factor by which clipping multiplied all gradients of the step, 1.0 if it left

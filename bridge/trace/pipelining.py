@@ -179,10 +179,12 @@ class PipelineSource(ModuleSource):
         of microbatches does so only at the end of a step, so gradients of activations are divided
         here.
         """
-        return {
-            "parameter": 1.0,
-            "activation": 1 / self.data.size / (self.number or 1 if self.scaled else 1),
-        }
+        return {"parameter": 1.0, "activation": self.loss_share / self.data.size}
+
+    @property
+    def loss_share(self) -> float:
+        """The factor of the losses of microbatches in the loss of the step."""
+        return 1 / (self.number or 1 if self.scaled else 1)
 
     @property
     def entrance(self) -> str:
