@@ -950,9 +950,8 @@ def missing_rules() -> tuple[Rule, ...]:
             "code.loss",
             "loss",
             lambda values, context: {"loss": values.get("code.loss") or "mean_of_microbatches"},
-            lambda values, context: (
-                {"code.loss": "per_token"} if values.get("loss") == "per_token" else {}
-            ),
+            # Written by nobody: the script that DeepSpeed's file goes to takes the mean, or the Trainer.
+            lambda values, context: {},
             note="DeepSpeed averages over microbatches; the loss function in the script decides how"
             " tokens are averaged",
             source="runtime/engine.py: backward; transformers: trainer.py, num_items_in_batch",
