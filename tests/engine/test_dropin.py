@@ -209,6 +209,16 @@ def adagrad(parameters: Any) -> Any:
     return torch.optim.Adagrad(parameters)
 
 
+def adamw(parameters: Any) -> Any:
+    """An update rule that the engine has."""
+    return torch.optim.AdamW(parameters)
+
+
+def halved(optimizer: Any) -> Any:
+    """A scheduler of the script."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"args": Namespace(deepspeed_config="x.json")},
@@ -237,7 +247,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"config": {"optimizer": {"type": "Adagrad", "params": {}}}},
-        "optimizer.name: found 'adagrad'; use adam, adamw, sgd or",
+        "optimizer.type: found Adagrad, which the engine does not run; use AdamW, Adam or SGD",
     ),
     (
         {"config": {"optimizer": {"type": "Rprop", "params": {}}}},
@@ -245,15 +255,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"config": {"optimizer": {"type": "Lion", "params": {"lr": 0.02}}}},
-        "optimizer.type: found lion, which the engine does not run; use AdamW, Adam or SGD",
+        "optimizer.type: found Lion, which the engine does not run; use AdamW, Adam or SGD",
     ),
     (
         {"config": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}},
-        "precision.autocast: found 'bf16'; the engine does not use torch.autocast",
+        "torch_autocast.enabled: found True; the engine does not use torch.autocast",
     ),
     (
         {"config": {"gradient_allreduce_op": "sum"}},
         "gradient_allreduce_op: found 'sum', which the engine does not",
+    ),
+    (
+        {"config": {"optimizer": {"type": "Muon", "params": {"lr": 0.02}}}},
+        "optimizer.type: found Muon, which the engine does not run; use AdamW, Adam or SGD, with no"
+        " optimizer.params but lr and weight_decay$",
     ),
     (
         {"config": {"managed_gradient_accumulation": False}},
@@ -279,6 +294,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "warmup_num_step",
     ),
     (
+        {"config": {"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 1}}}},
+        "scheduler.params.last_batch_iteration: the engine's WarmupLR does not take this; leave it out",
+    ),
+    (
         {"config": {"zero_optimisation": {"stage": 1}}},
         "zero_optimisation: unknown key; did you mean zero_optimization",
     ),
@@ -293,6 +312,34 @@ def test_what_the_engine_cannot_run_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(BridgeError, match=message):
         alone(**given)
+
+
+NAMED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"config": {"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}}},
+        "optimizer.params.adam_w_mode",
+        "ignores false with type AdamW.* use type Adam with it",
+    ),
+    (
+        {"config": {"optimizer": {"type": "Lamb", "params": {"lr": 1}}}, "optimizer": adamw},
+        "optimizer",
+        "the script's own optimizer runs, so this section is not read; leave it out",
+    ),
+    (
+        {"config": {"scheduler": {"type": "WarmupLR"}}, "lr_scheduler": halved},
+        "scheduler",
+        "the script's own scheduler runs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "path", "message"), NAMED, ids=[path for _, path, _ in NAMED])
+def test_a_section_that_deepspeed_does_not_read_is_named(
+    given: dict[str, Any], path: str, message: str
+) -> None:
+    with pytest.warns(UserWarning, match=f"{path}: .*{message}"):
+        engine = alone(**given)[0]
+    assert [finding.path for finding in engine.findings if finding.path == path]
 
 
 def test_misuse_is_said() -> None:
