@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 from argparse import Namespace
 from functools import partial
 from importlib.util import find_spec
@@ -451,3 +452,73 @@ def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.M
         _ = compat.deepspeed.initialize
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
         _ = compat.deepspeed.initialise
+
+
+class Dropping(nn.Module):
+    """Layers of one kind, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs and outputs have shape (rows, 2)."""
+        for layer in self.layers:
+            inputs = self.dropout(layer(inputs).tanh())
+        return inputs
+
+
+@pytest.mark.parametrize("level", [0, 2, 3])
+def test_one_rank_drops_what_torch_drops_and_leaves_torchs_generator_as_torch_does(
+    level: int,
+) -> None:
+    torch.manual_seed(3)
+    model, inputs = Dropping(), torch.ones(6, 2)
+    torch.manual_seed(4)
+    expected = [*map(model, [inputs] * 2), torch.rand(2)]
+    config = config_of(level, gradient_accumulation_steps=1)
+    engine = compat.deepspeed.initialize(model=model, config=config)[0]
+    torch.manual_seed(4)
+    found = [engine(inputs), engine(inputs), torch.rand(2)]
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def unused(rank: int, world: int, often: bool) -> list[str]:
+    """Warnings of steps of a model with a weight that gets no gradient, or gets one every second time."""
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+    model.forward = lambda inputs, both: (
+        model["used"](inputs)
+        + (  # type: ignore[method-assign]
+            model["other"](inputs) if both else 0
+        )
+    )
+    config = config_of(1, gradient_accumulation_steps=1)
+    config["optimizer"]["params"]["weight_decay"] = 0.0 if often else 0.1
+    engine = compat.deepspeed.initialize(model=model, config=config)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            engine.backward(engine(torch.ones(2, 2), often and step == 0).square().sum())
+            engine.step()
+    return [str(one.message) for one in caught if "DeepSpeed would take" in str(one.message)]
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_a_weight_that_deepspeed_moves_without_a_gradient_is_named_once(often: bool) -> None:
+    (said,) = unused(0, 1, often)
+    assert said.startswith(f"step {2 if often else 1}: other.bias got no gradient")
+
+
+def test_a_scheduler_that_wants_a_number_gets_the_batch_size_as_from_deepspeed() -> None:
+    given: list[int] = []
+
+    class Counting:
+        def step(self, increment: int) -> None:
+            """Count samples, as the scheduler of Megatron does."""
+            given.append(increment)
+
+    engine = alone(lr_scheduler=Counting())[0]
+    engine.backward(engine(torch.ones(2, 2)).sum())
+    engine.step()
+    assert given == [engine.train_batch_size()]

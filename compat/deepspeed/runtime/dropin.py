@@ -407,11 +407,15 @@ def _native(
         groups=groups,
         alike=given,
         sample=sample,
+        # One rank has no shards, and layers of a model would draw other numbers than the model.
+        layers=None if here.world == 1 and sample is None else (),
     )
     engine.findings += (*left, *frozen, *_narrow(formats))
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
+    # One rank draws what DeepSpeed draws; several draw alike, however they share the batch.
+    engine.draws_as_torch = here.world == 1
     return engine
 
 
