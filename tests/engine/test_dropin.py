@@ -17,6 +17,7 @@ import torch
 from dropin_scripts import Model, by_batches, config_of, exported, loaded, resumed, script
 from runs import Shared
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import compat.deepspeed
 from bridge.errors import BridgeError
@@ -482,6 +483,25 @@ def test_one_rank_drops_what_torch_drops_and_leaves_torchs_generator_as_torch_do
     torch.manual_seed(4)
     found = [engine(inputs), engine(inputs), torch.rand(2)]
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+class Checkpointed(Dropping):
+    """Layers that are computed again in backward, by checkpoints around them."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs and outputs have shape (rows, 2)."""
+        for layer in self.layers:
+            inputs = checkpoint(layer, inputs, use_reentrant=False).tanh()
+        return inputs
+
+
+def test_checkpoints_around_layers_leave_a_model_whole() -> None:
+    engine = alone(model=Checkpointed(), config={"zero_optimization": {"stage": 3}})[0]
+    with pytest.warns(
+        UserWarning, match=r"layers\.0: the model calls this module again in backward"
+    ):
+        engine.backward(engine(torch.ones(2, 2)).square().sum())
+    engine.step()
 
 
 def unused(rank: int, world: int, often: bool) -> list[str]:

@@ -410,7 +410,7 @@ def _native(
         # One rank has no shards, and layers of a model would draw other numbers than the model.
         layers=None if here.world == 1 and sample is None else (),
     )
-    engine.findings += (*left, *frozen, *_narrow(formats))
+    engine.findings += (*left, *frozen, *_narrow(formats), *_drawn(model, here.world))
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
@@ -449,6 +449,19 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
                 Effect.NUMBERS,
                 given=True,
             )
+
+
+def _drawn(model: nn.Module, world: int) -> Iterator[Finding]:
+    """Yield a finding for a model with dropout on several ranks."""
+    parts = (part for part in model.modules() if isinstance(part, nn.modules.dropout._DropoutNd))
+    if world > 1 and any(part.p for part in parts):
+        yield Finding(
+            "model",
+            "ranks draw dropout alike, however they share the batch; DeepSpeed draws by torch's generator"
+            " of each rank: other masks of the same rate. On one rank, or with dropout 0, both are equal",
+            Effect.NUMBERS,
+            given=True,
+        )
 
 
 def _scale(engine: Engine, config: Config) -> None:
