@@ -5,7 +5,6 @@ generators are as before.
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,15 @@ def seed_of(*parts: int | str) -> int:
     # "c").
     digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def seed_of_script(model: torch.nn.Module) -> int:
+    """Return a seed below 2**63 that follows from the state of torch's generator and from the shapes of
+    `model`, so that two models of a script draw different numbers.
+    """
+    state = torch.get_rng_state().numpy().tobytes().hex()
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    return seed_of(state, str(shapes))
 
 
 FIXED: Mapping[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
@@ -110,22 +118,6 @@ def _states(device: torch.device) -> States:
 def _restore(states: States) -> None:
     for one, state in states:
         one.set_state(state)
-
-
-def other_states() -> tuple[Any, ...]:
-    """Return the states of the random generators of Python and numpy."""
-    numpy = sys.modules.get("numpy")
-    last = numpy.random.get_state() if numpy else ("", b"")
-    return random.getstate(), (last[0], bytes(last[1]), *last[2:])
-
-
-def restore_others(before: tuple[Any, ...]) -> None:
-    """Set the generators of Python and numpy to states that `other_states` returned."""
-    random.setstate(before[0])
-    numpy = sys.modules.get("numpy")
-    if numpy and before[1][0]:
-        kind, key, *rest = before[1]
-        numpy.random.set_state((kind, numpy.frombuffer(key, dtype=numpy.uint32), *rest))
 
 
 class Keyed(TorchFunctionMode):

@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from bridge.errors import ConfigError, nearest
 from bridge.files.shown import show_value
+from bridge.stack.sources import Placed
 
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -348,6 +349,22 @@ class Filling:
                 )
 
 
+AXOLOTL = {"micro_batch_size": "per_device_train_batch_size", "lr_scheduler": "lr_scheduler_type", "optimizer": "optim",
+           "num_epochs": "num_train_epochs"}  # fmt: skip
+"""The TrainingArgument of each name that axolotl's recipes give another name."""
+
+
+def rename_recipe(said: Placed) -> Placed:
+    """Return settings of an axolotl recipe by the names of TrainingArguments; others as they are."""
+    if "micro_batch_size" not in said:
+        return said
+    names = {name: AXOLOTL.get(name, name) for name in said}
+    places = {names[name]: place for name, place in said.places.items()}
+    # A recipe may leave the precision to the device.
+    values = {names[name]: value for name, value in said.items() if value != "auto"}
+    return Placed(values, places, said.lost)
+
+
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """Return the arguments in `said` that affect a DeepSpeed file, without the other
     TrainingArguments. If `said` is a `whole` dump, it may also have arguments of a class of the
@@ -355,8 +372,16 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """
     usual = {**DEFAULTS, **COURSE, **TRAINED}
     known = {name: value for name, value in said.items() if name in usual and value is not None}
+    steps = known.get("max_steps")
     if len(said) < DUMP:
         known |= {name: said[name] for name in RETIRED if said.get(name) is not None}
+    elif (
+        isinstance(steps, int)
+        and steps > 0
+        and known.get("num_train_epochs") == COURSE["num_train_epochs"]
+    ):
+        # A dump has all arguments: nobody asked for the default number of epochs next to one of steps.
+        del known["num_train_epochs"]
     strange = [] if whole else [name for name in said if name not in NAMES]
     problems = [
         f"--auto-from: {name}: found no TrainingArgument of this name{nearest(name, NAMES)}"

@@ -125,10 +125,10 @@ def initialize(
                     " its first batch does not run in training mode",
                     stacklevel=2,
                 )
-                again = make()
+                again = make(seed=native.seed)
                 again.findings = native.findings
                 return again
-            found = make(given)
+            found = make(given, native.seed)
             _warn(found, read, told)
             return found
 
@@ -379,6 +379,7 @@ def _native(
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
     sample: Arguments | None = None,
+    seed: int | None = None,
 ) -> Engine:
     """Return the native engine, set up to round as DeepSpeed does. First, weights are rounded to
     the compute format, and then masters are copied from them. Buffers are not rounded, as in
@@ -387,6 +388,7 @@ def _native(
     """
     groups = client.groups_of(face, model) if face else ()
     own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
+    make, level, costs = client.rule_of(face, plan) if face else (None, {}, [])
     frozen = list(client.freeze_others(model, groups)) if face else []
     formats = _formats(model, plan)
     if plan.precision.compute in ("bf16", "fp16"):
@@ -397,20 +399,25 @@ def _native(
                 else weight.data
             )
     given = {path: read.given[path] for path in sorted(read.given)}
-    whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
+    wide: dict[str, Any] = WIDE if formats == {torch.float64} else {}
+    if formats == {torch.float32, torch.float64}:
+        wide = dict.fromkeys(WIDE)
+    whole = Plan.of({**plan.values(), **own, **level, **wide})
     engine = bridge.engine.initialize(
         model,
         whole,
         loss_fn,
-        seed=None,
+        seed=seed,
         environment=here,
         groups=groups,
         alike=given,
         sample=sample,
         # One rank has no shards, and layers of a model would draw other numbers than the model.
         layers=None if here.world == 1 and sample is None else (),
+        optimizer=make,
     )
-    engine.findings += (*left, *frozen, *_narrow(formats), *_drawn(model, here.world))
+    drawn = _drawn(model, here.world)
+    engine.findings += (*left, *frozen, *costs, *_narrow(formats), *drawn)
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
@@ -421,7 +428,8 @@ def _native(
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
 """Plan fields of formats, each with the value that the field gets if the model's weights are in fp64
-and the config sets no format.
+and the config sets no format. If they are in fp32 and fp64, no format is set, and each weight keeps
+its own.
 """
 
 
