@@ -40,7 +40,7 @@ def initialize(
     alike: Mapping[str, Any] = MappingProxyType({}),
     sample: Any = None,
     optimizer: Make | None = None,
-    layers: Sequence[str] = (),
+    layers: Sequence[str] | None = (),
 ) -> Engine:
     """Return an engine that trains `model` by `plan`.
 
@@ -48,7 +48,7 @@ def initialize(
     Hugging Face is cut into layers by a run on a few tokens, or on the batch `sample` if the model
     takes other inputs. Any other module is cut in this way under ZeRO 3 or in a pipeline if there is
     a `sample`, and is one layer without. The blocks are the modules that the model repeats, or those
-    that `layers` names. `loss_fn(output, targets)` returns the mean
+    that `layers` names; None keeps the model one layer. `loss_fn(output, targets)` returns the mean
     loss of a microbatch, or the sum of losses and a count.
 
     `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and

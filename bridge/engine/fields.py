@@ -80,6 +80,10 @@ ignoring it would change the numbers, and reported otherwise.
 """
 
 
+OF_OPTIMIZER = tuple(f"optimizer.{name}" for name in ("nesterov", "update_scale", "amsgrad"))
+"""Plan fields that only some optimizers have."""
+
+
 COURSE = tuple(path for path in paths() if path.startswith(("run.", "habits.")))
 """Plan fields that the engine leaves to the loop that calls it and to its model: the length of a
 run, settings for saving, loading, evaluation and logs, and the habits of other stacks.
@@ -112,7 +116,7 @@ def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     """Return a finding for each of the plan fields `values` that the engine does not support.
     Raises `ConfigError` if one of them would change the numbers.
     """
-    beyond = tuple(_beyond(values))
+    beyond = tuple(find_limits(values))
     ConfigError.raise_if(
         f"{it.path}: found {it.before!r}; {it.message}"
         for it in beyond
@@ -129,7 +133,7 @@ def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
         replace(
             it, effect=Effect.NONE, message=f"the native engine would not run this: {it.message}"
         )
-        for it in _beyond(values)
+        for it in find_limits(values)
     )
 
 
@@ -141,12 +145,17 @@ def accumulation_of(plan: Plan, data: int) -> int:
     return solve(batch.micro, batch.accumulation, batch.global_, data).accumulation or 1
 
 
-def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
+def find_limits(values: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding for each field whose value the engine does not support."""
     # Sizes of expert axes have no effect on a model without experts.
     without_experts = values.get("model.experts", 1) == 1
     runs = {"precision.moments": ((values.get("precision.master", "fp32"),) * 2,)}
+    # What belongs to an optimizer that does not run at all is no problem of its own.
+    name = values.get("optimizer.name", "adamw")
+    strange = name not in LIMITS["optimizer.name"].runs
     for path, limit in LIMITS.items():
+        if strange and path in OF_OPTIMIZER:
+            continue
         if path in values and values[path] not in runs.get(path, limit.runs):
             idle = without_experts and path.startswith("parallel.expert")
             effect = Effect.NONE if idle else limit.effect

@@ -42,13 +42,13 @@ class Prepared:
         names: Sequence[Sequence[str]] | None = None,
         sample: Any = None,
         targets: bool = False,
-        layers: Sequence[str] = (),
+        layers: Sequence[str] | None = (),
     ) -> Prepared:
         """Build these parts of an engine for `world` ranks.
 
         `names` are the names of the layers in each stage. `sample` is a batch that the model
         accepts; if `targets` is true, the last element of the batch are the targets. `layers` are
-        the names of the model's blocks. Raises
+        the names of the model's blocks, or None for one layer. Raises
         `BridgeError` if the plan cannot run.
         """
         mesh, findings = check(plan, world)

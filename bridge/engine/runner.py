@@ -173,7 +173,7 @@ class Engine:
         )
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self.say: Callable[[str], None] = _warn
-        self.casts = True
+        self.casts, self.draws_as_torch = True, False
         """Whether floating-point inputs are cast to the compute format."""
         # In fp16, losses are divided by their number before backward and not after it: the sum over
         # microbatches could overflow.
@@ -204,7 +204,7 @@ class Engine:
         self._micro = self._rows = self._number = self._calls = 0
         self.unit = 1.0
         self._given: Any = None
-        self._skipped = frozenset[str]()
+        self.without_gradient = frozenset[str]()
         self.skips_allowed, self._in_vain = LIMIT, 0
         self.watchers: dict[Moment, list[Callable[[], None]]] = {
             "reduced": [],
@@ -751,7 +751,7 @@ class Engine:
         counted over all data ranks of this step.
         """
         place = microbatch * self.data.size + self.data.index
-        return Draw(self.seed, self.current_step - 1, place)
+        return Draw(None if self.draws_as_torch else self.seed, self.current_step - 1, place)
 
     def _train_pass(self, batch: Arguments) -> Any:
         self._refuse_parts()
@@ -873,7 +873,7 @@ class Engine:
         if late:
             self._add_late()
             squares, *_ = self._agree()
-        self._skipped = self._without_gradient() if missing else frozenset()
+        self.without_gradient = self._without_gradient() if missing else frozenset()
         self._tell("reduced")
         if end:
             self._drop(end)
@@ -1007,7 +1007,7 @@ class Engine:
         if gradients:
             torch._foreach_mul_(gradients, factor)
         decay = weight_decay(self.plan.optimizer.decay_ramp, self.progress.steps)
-        self.optimizer.step(gradients, self.progress.lr, decay, self._skipped)
+        self.optimizer.step(gradients, self.progress.lr, decay, self.without_gradient)
         self.weights.refresh()
 
     def _begin(self, updates: bool) -> None:

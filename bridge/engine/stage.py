@@ -26,9 +26,10 @@ from bridge.stack.rules import Effect
 class Draw:
     """Numbers on which the random numbers of a microbatch depend: the seed of the run, the step,
     the number of the microbatch counted over all data ranks, and the number of its forward pass.
+    Without a seed, layers draw from torch's generators as they are.
     """
 
-    seed: int
+    seed: int | None
     step: int
     microbatch: int
     turn: int = 0
@@ -73,7 +74,8 @@ class Stage:
                 # split layers these may be collectives, which all ranks of a group have to make
                 # alike. The state of generators is not kept, as `run` seeds them for every layer.
                 with set_checkpoint_early_stop(self.early_stop):
-                    inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False)
+                    keeps = draw.seed is None
+                    inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=keeps)
             else:
                 inputs = run(inputs)
         return inputs
@@ -83,7 +85,7 @@ class Stage:
 
         def run(inputs: Any) -> Any:
             for layer in layers:
-                if draw is None:
+                if draw is None or draw.seed is None:
                     inputs = layer(inputs)
                     continue
                 # The seed names the layer, and no rank. The same dropout is drawn on every layout,

@@ -584,6 +584,19 @@ TRAPS = Checks(
         surprising=True,
     ),
     Check(
+        "optimizer.params.adam_w_mode",
+        lambda seen: (
+            seen["optimizer.type"] == "adamw"
+            and seen.given.get("optimizer.params.adam_w_mode") is False
+        ),
+        "DeepSpeed ignores false with type AdamW, which always decouples weight decay; for decay in the"
+        " gradient use type Adam with it",
+        Effect.NUMBERS,
+        "runtime/engine.py: _configure_basic_optimizer",
+        name="ignored-with-type-adamw",
+        surprising=True,
+    ),
+    Check(
         "optimizer.type",
         _stops_muon,
         "found Muon in bf16 with a pipeline or AutoTP: DeepSpeed stops when it builds its BF16_Optimizer,"

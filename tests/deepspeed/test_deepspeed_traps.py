@@ -248,6 +248,12 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         {"optimizer.type": "AdamW"},
     ),
     (
+        "optimizer.params.adam_w_mode",
+        N,
+        {"optimizer.type": "AdamW", "optimizer.params.adam_w_mode": False},
+        {"optimizer.type": "Adam", "optimizer.params.adam_w_mode": False},
+    ),
+    (
         "optimizer.type",
         N,
         {"optimizer.type": "Adam", "optimizer.params.weight_decay": 0.1},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 from argparse import Namespace
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ import torch
 from dropin_scripts import Model, by_batches, config_of, exported, loaded, resumed, script
 from runs import Shared
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import compat.deepspeed
 from bridge.errors import BridgeError
@@ -209,6 +211,16 @@ def lbfgs(parameters: Any) -> Any:
     return torch.optim.LBFGS(parameters)
 
 
+def adamw(parameters: Any) -> Any:
+    """An update rule that the engine has."""
+    return torch.optim.AdamW(parameters)
+
+
+def halved(optimizer: Any) -> Any:
+    """A scheduler of the script."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"args": Namespace(deepspeed_config="x.json")},
@@ -237,7 +249,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"config": {"optimizer": {"type": "Adagrad", "params": {}}}},
-        "optimizer.name: found 'adagrad'; use adam, adamw, sgd or",
+        "optimizer.type: found Adagrad, which the engine does not run; use AdamW, Adam or SGD",
     ),
     (
         {"config": {"optimizer": {"type": "Rprop", "params": {}}}},
@@ -245,15 +257,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"config": {"optimizer": {"type": "Lion", "params": {"lr": 0.02}}}},
-        "optimizer.type: found lion, which the engine does not run; use AdamW, Adam or SGD",
+        "optimizer.type: found Lion, which the engine does not run; use AdamW, Adam or SGD",
     ),
     (
         {"config": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}},
-        "precision.autocast: found 'bf16'; the engine does not use torch.autocast",
+        "torch_autocast.enabled: found True; the engine does not use torch.autocast",
     ),
     (
         {"config": {"gradient_allreduce_op": "sum"}},
         "gradient_allreduce_op: found 'sum', which the engine does not",
+    ),
+    (
+        {"config": {"optimizer": {"type": "Muon", "params": {"lr": 0.02}}}},
+        "optimizer.type: found Muon, which the engine does not run; use AdamW, Adam or SGD, with no"
+        " optimizer.params but lr and weight_decay$",
     ),
     (
         {"config": {"managed_gradient_accumulation": False}},
@@ -279,6 +296,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "warmup_num_step",
     ),
     (
+        {"config": {"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 1}}}},
+        "scheduler.params.last_batch_iteration: the engine's WarmupLR does not take this; leave it out",
+    ),
+    (
         {"config": {"zero_optimisation": {"stage": 1}}},
         "zero_optimisation: unknown key; did you mean zero_optimization",
     ),
@@ -293,6 +314,34 @@ def test_what_the_engine_cannot_run_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(BridgeError, match=message):
         alone(**given)
+
+
+NAMED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"config": {"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}}},
+        "optimizer.params.adam_w_mode",
+        "ignores false with type AdamW.* use type Adam with it",
+    ),
+    (
+        {"config": {"optimizer": {"type": "Lamb", "params": {"lr": 1}}}, "optimizer": adamw},
+        "optimizer",
+        "the script's own optimizer runs, so this section is not read; leave it out",
+    ),
+    (
+        {"config": {"scheduler": {"type": "WarmupLR"}}, "lr_scheduler": halved},
+        "scheduler",
+        "the script's own scheduler runs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "path", "message"), NAMED, ids=[path for _, path, _ in NAMED])
+def test_a_section_that_deepspeed_does_not_read_is_named(
+    given: dict[str, Any], path: str, message: str
+) -> None:
+    with pytest.warns(UserWarning, match=f"{path}: .*{message}"):
+        engine = alone(**given)[0]
+    assert [finding.path for finding in engine.findings if finding.path == path]
 
 
 def test_misuse_is_said() -> None:
@@ -404,3 +453,92 @@ def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.M
         _ = compat.deepspeed.initialize
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
         _ = compat.deepspeed.initialise
+
+
+class Dropping(nn.Module):
+    """Layers of one kind, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs and outputs have shape (rows, 2)."""
+        for layer in self.layers:
+            inputs = self.dropout(layer(inputs).tanh())
+        return inputs
+
+
+@pytest.mark.parametrize("level", [0, 2, 3])
+def test_one_rank_drops_what_torch_drops_and_leaves_torchs_generator_as_torch_does(
+    level: int,
+) -> None:
+    torch.manual_seed(3)
+    model, inputs = Dropping(), torch.ones(6, 2)
+    torch.manual_seed(4)
+    expected = [*map(model, [inputs] * 2), torch.rand(2)]
+    config = config_of(level, gradient_accumulation_steps=1)
+    engine = compat.deepspeed.initialize(model=model, config=config)[0]
+    torch.manual_seed(4)
+    found = [engine(inputs), engine(inputs), torch.rand(2)]
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+class Checkpointed(Dropping):
+    """Layers that are computed again in backward, by checkpoints around them."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs and outputs have shape (rows, 2)."""
+        for layer in self.layers:
+            inputs = checkpoint(layer, inputs, use_reentrant=False).tanh()
+        return inputs
+
+
+def test_checkpoints_around_layers_leave_a_model_whole() -> None:
+    engine = alone(model=Checkpointed(), config={"zero_optimization": {"stage": 3}})[0]
+    with pytest.warns(
+        UserWarning, match=r"layers\.0: the model calls this module again in backward"
+    ):
+        engine.backward(engine(torch.ones(2, 2)).square().sum())
+    engine.step()
+
+
+def unused(rank: int, world: int, often: bool) -> list[str]:
+    """Warnings of steps of a model with a weight that gets no gradient, or gets one every second time."""
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+    model.forward = lambda inputs, both: (
+        model["used"](inputs)
+        + (  # type: ignore[method-assign]
+            model["other"](inputs) if both else 0
+        )
+    )
+    config = config_of(1, gradient_accumulation_steps=1)
+    config["optimizer"]["params"]["weight_decay"] = 0.0 if often else 0.1
+    engine = compat.deepspeed.initialize(model=model, config=config)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            engine.backward(engine(torch.ones(2, 2), often and step == 0).square().sum())
+            engine.step()
+    return [str(one.message) for one in caught if "DeepSpeed would take" in str(one.message)]
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_a_weight_that_deepspeed_moves_without_a_gradient_is_named_once(often: bool) -> None:
+    (said,) = unused(0, 1, often)
+    assert said.startswith(f"step {2 if often else 1}: other.bias got no gradient")
+
+
+def test_a_scheduler_that_wants_a_number_gets_the_batch_size_as_from_deepspeed() -> None:
+    given: list[int] = []
+
+    class Counting:
+        def step(self, increment: int) -> None:
+            """Count samples, as the scheduler of Megatron does."""
+            given.append(increment)
+
+    engine = alone(lr_scheduler=Counting())[0]
+    engine.backward(engine(torch.ones(2, 2)).sum())
+    engine.step()
+    assert given == [engine.train_batch_size()]

@@ -16,6 +16,7 @@ from bridge.plan.section import fields
 from bridge.testing.strategies import values as typed_values
 from bridge.translation.lift import lift, plan_claims
 from compat.deepspeed import DIALECT
+from compat.deepspeed.releases import release
 from compat.deepspeed.runtime import dropin
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.strategies import BESIDE, OWN, settable
@@ -80,3 +81,42 @@ def test_no_key_is_without_an_answer(base: str, data: st.DataObject) -> None:
     assert heard(
         {**BESIDE.get(path, {}), path: value}, {**BASES[base], **BESIDE.get(path, {})}, path
     ), (path, value)
+
+
+PARAMS = "optimizer.params."
+RUN = ("AdamW", "Adam", "SGD")
+OTHERS = sorted(
+    {*release(DIALECT.versions[-1]).types["optimizers"], "OneBitAdam", "ZeroOneAdam", "Mine"}
+    - {*RUN, "adamw", "adam"}
+)
+OF_PARAMS: Mapping[str, Any] = {"betas": (0.9, 0.9), "freeze_step": 3, "ns_method": "gram"}
+NAMES = ("lr", "betas", "eps", "weight_decay", "momentum", "freeze_step", "ns_method", "muon_lr")
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    kind=st.sampled_from([*RUN, *OTHERS]), names=st.sets(st.sampled_from(NAMES)), half=st.booleans()
+)
+def test_a_config_runs_with_the_type_that_the_refusal_of_another_names(
+    kind: str, names: set[str], half: bool
+) -> None:
+    base = {"train_micro_batch_size_per_gpu": 2, "bf16.enabled": half}
+    given = {f"{PARAMS}{name}": OF_PARAMS.get(name, 0.01) for name in names}
+    try:
+        config = DIALECT.config(
+            {**base, "optimizer.type": kind, **given}, entry="file", world_size=1
+        )
+    except BridgeError:
+        return  # an argument that DeepSpeed does not take
+    problems = list(dropin.beyond(config))
+    assert bool(problems) is (kind in OTHERS)
+    assert not [line for line in problems if not line.startswith("optimizer.type: ")]
+    for instead in RUN if problems else ():
+        assert (
+            f"use AdamW, Adam or SGD, with no {PARAMS[:-1]} but lr and weight_decay" in problems[0]
+        )
+        left = {path: given[path] for path in given if path.endswith((".lr", ".weight_decay"))}
+        values = {**base, "optimizer.type": instead, **left}
+        again = DIALECT.config(values, entry="file", world_size=1)
+        assert not list(dropin.beyond(again))
+        check(dropin.leave_open(lift(again), own=False), 1)

@@ -511,6 +511,7 @@ def keys() -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
         other = KEY_OTHER.get(path, next(another(fields(DeepSpeed)[path].annotation, usual), None))
         yield path, other, beside
         sections.add(path.rpartition(".")[0])
+    yield f"{PARAMS}adam_w_mode", False, {}
     yield from ((f"{section}.nobody_knows".lstrip("."), 1, {}) for section in sorted(sections))
 
 

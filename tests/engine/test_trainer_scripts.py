@@ -17,7 +17,15 @@ pytest.importorskip("deepspeed")
 from trainer_scripts import LEVELS, NEEDS, SCRIPTS, available, compared
 
 EVERY = bool(os.environ.get("STAGEBRIDGE_EVERY"))
-SAMPLE = ("callbacks", "iterable_data", "save_and_resume", "accumulate", "dummies_of_a_file")
+SAMPLE = (
+    "callbacks",
+    "iterable_data",
+    "save_and_resume",
+    "accumulate",
+    "dummies_of_a_file",
+    "dropout",
+    "reentrant_checkpointing",
+)
 REFUSED = {
     "adafactor": r"use torch\.optim\.AdamW, Adam or SGD",
     "in_eval_mode": r"call engine\(\.\.\.\) in training mode first",

@@ -635,6 +635,24 @@ def gradient_checkpointing(run: Run) -> None:
 
 
 @script()
+def dropout(run: Run) -> None:
+    """Random numbers of dropout, and after them those of the next epoch's order."""
+    from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+
+    arguments = run.arguments(max_steps=-1, num_train_epochs=2)
+    set_seed(4)
+    sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    run.train(GPT2LMHeadModel(GPT2Config(**sizes)), arguments, train_dataset=Rows(10))
+
+
+@script()
+def reentrant_checkpointing(run: Run) -> None:
+    more = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    arguments = run.arguments(gradient_checkpointing=True, **more)
+    run.train(run.pretrained(), arguments)
+
+
+@script()
 def bf16(run: Run) -> None:
     config = run.config(bf16={"enabled": "auto"})
     run.train(run.pretrained(), run.arguments(bf16=True, deepspeed=config))

@@ -26,7 +26,13 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves,
 
 from bridge.engine.layers import Arguments, Chain, Layer, watched
 from bridge.engine.randomness import scope
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
+
+WHOLE = "the model can only run as one layer"
+
+
+class Uncut(ConfigError):
+    """Raised for a model that cannot be divided into layers."""
 
 
 class Step(NamedTuple):
@@ -404,7 +410,8 @@ class Blocks:
         the module, or returns a substitute for the output, depending on the layer of the module.
         """
         now = self._now
-        assert now is not None
+        if now is None:  # a checkpoint around the module computes it again in backward
+            raise Uncut(f"{name}: the model calls this module again in backward; {WHOLE}")
         step = Step(name, now.turns[name])
         now.turns[name] += 1
         at = self.cut.places.get(step)

@@ -19,15 +19,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.engine.layers import Arguments, Layer, hooks_of, logits_in, more_than_children
 from bridge.engine.models.blocks import (
+    WHOLE,
     Blocks,
     Cut,
     Stream,
+    Uncut,
     ancestors,
     find_layer_drop,
     find_requests,
 )
 from bridge.engine.models.reach import unchanged
-from bridge.engine.models.trial import WHOLE, Uncut, cut
+from bridge.engine.models.trial import cut
 from bridge.engine.randomness import Keyed, scope
 from bridge.engine.stage import differentiable
 from bridge.errors import BridgeError, ConfigError
@@ -46,11 +48,12 @@ def plan_cut(
     plan: Plan,
     parts: object = None,
     sample: Arguments | None = None,
-    blocks: Sequence[str] = (),
+    blocks: Sequence[str] | None = (),
 ) -> tuple[Cut | None, tuple[Finding, ...]]:
     """Return how to divide a model into layers, with findings. Return None for an `nn.Sequential`,
     and for a module that takes unknown arguments because it is no model of Hugging Face and there is
-    no `sample`. `blocks` are the names of the blocks (default: those that the model repeats).
+    no `sample`. `blocks` are the names of the blocks (default: those that the model repeats); None
+    keeps a model that could be divided without a sample one layer.
 
     A model that cannot be divided, or that leaves out blocks at random, runs as one layer. If
     pipeline ranks must share the model, this is an error. With ZeRO 3 it is a finding, because a
@@ -67,14 +70,16 @@ def plan_cut(
         )
     elif is_hugging_face(model) and not across_ranks and (setting := find_layer_drop(model)):
         reason = f"the setting {setting} leaves out blocks at random; set it to 0"
-    elif is_hugging_face(model) or (sample and (across_ranks or plan.zero.effective_stage == 3)):
+    elif blocks is not None and (
+        is_hugging_face(model) or (sample and (across_ranks or plan.zero.effective_stage == 3))
+    ):
         try:
             return cut_of(model, sample, blocks), ()
         except Uncut as error:
             if across_ranks:
                 raise
             reason = str(error)
-    if plan.zero.effective_stage != 3:
+    if plan.zero.effective_stage != 3 or (blocks is None and is_hugging_face(model)):
         return None, ()
     return None, (
         Finding(
@@ -234,9 +239,12 @@ def _gradients(model: nn.Module, output: Any) -> dict[str, Tensor]:
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not roots:
         return {}
-    gradients = torch.autograd.grad(
-        sum(roots[1:], roots[0]), list(weights.values()), allow_unused=True
-    )
+    try:
+        gradients = torch.autograd.grad(
+            sum(roots[1:], roots[0]), list(weights.values()), allow_unused=True
+        )
+    except RuntimeError as error:  # reentrant checkpoints have no gradients apart
+        raise Uncut(f"{type(model).__name__}: {error}; {WHOLE}") from None
     return {name: one for name, one in zip(weights, gradients, strict=True) if one is not None}
 
 

@@ -18,18 +18,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bridge.engine.layers import Arguments
-from bridge.engine.models.blocks import Block, BlockCall, Cut, Output, Segment, Step, ancestors
-from bridge.errors import ConfigError
+from bridge.engine.models.blocks import (
+    WHOLE,
+    Block,
+    BlockCall,
+    Cut,
+    Output,
+    Segment,
+    Step,
+    Uncut,
+    ancestors,
+)
 
-WHOLE = "the model can only run as one layer"
 Source = tuple[int, int]
 """Identifies a tensor in the output of a call: the number of the call, and the position of the
 tensor in the output.
 """
-
-
-class Uncut(ConfigError):
-    """Raised for a model that cannot be divided into layers."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import nn
 import bridge.engine
 from bridge.engine import comm
 from bridge.engine.environment import Environment, detect
-from bridge.engine.fields import check
+from bridge.engine.fields import check, find_limits
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import Arguments, as_module
 from bridge.engine.models.cutting import UNKNOWN, draws_numbers
@@ -96,6 +96,7 @@ def initialize(
     here = _environment(distributed_port, dist_init_required)
     code = model.code if isinstance(model, PipelineModule) else None
     read = _read(args, config, config_params, here.world, code)
+    read, unread = _leave_out(read, {"optimizer": optimizer, "scheduler": lr_scheduler})
     ConfigError.raise_if((*beyond(read), *_meshes(mpu, mesh_param)))
     plan, module = leave_open(lift(read), optimizer is not None), as_module(model)
     check(plan, here.world)
@@ -104,7 +105,9 @@ def initialize(
     scheduler = _scheduler(lr_scheduler, face, read)
     loss_fn = getattr(model, "loss_fn", None)
     piped = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
-    make = partial(_native, module, plan, face, here, [*find_unsupported(read)], read, piped)
+    make = partial(
+        _native, module, plan, face, here, [*find_unsupported(read), *unread], read, piped
+    )
     native = make()
     init_distributed(dist_init_required=dist_init_required)
     waits = [finding for finding in native.findings if UNKNOWN in finding.message]
@@ -192,6 +195,21 @@ def _read(
     return replace(read, remarks=(*read.remarks, *ignored))
 
 
+def _leave_out(config: Config, own: Mapping[str, Any]) -> tuple[Config, list[Finding]]:
+    """Return `config` without the sections that DeepSpeed does not read because the script brings
+    its `own` part, and a finding for each (runtime/engine.py: _configure_optimizer,
+    _configure_lr_scheduler).
+    """
+    findings, left = [], dict[str, Any]()
+    for section, part in own.items():
+        paths = [path for path in config.given if path.startswith(f"{section}.")]
+        if part is not None and paths:
+            left |= dict.fromkeys(paths)
+            message = f"the script's own {section} runs, so this section is not read; leave it out"
+            findings.append(Finding(section, message, Effect.NONE, True))
+    return without(config, left) if left else config, findings
+
+
 def leave_open(plan: Plan, own: bool) -> Plan:
     """Return `plan` without settings that the script sets itself: the schedule of learning rates,
     and also the update rule if the script has its `own` optimizer.
@@ -211,16 +229,31 @@ def _find_losses(config: Config) -> Iterator[Finding]:
 
 def beyond(config: Config) -> Iterator[str]:
     """Yield a problem for each setting that changes the numbers and that the engine cannot run."""
-    for finding in _find_losses(config):
-        if finding.effect is Effect.NUMBERS:
-            yield (
-                f"{finding.path}: found {finding.before!r}, which the engine does not implement"
-                f" ({finding.message}); leave this key out"
-            )
-    kind = config.effective.get("optimizer.type")
+    kind = config.given.get("optimizer.type")
     # The engine has Lion's rule, but torch has no class of it that the script could get.
-    if kind is not None and lift(config).optimizer.name in (None, "lion"):
-        yield f"optimizer.type: found {kind}, which the engine does not run; use AdamW, Adam or SGD"
+    strange = kind is not None and kind.lower() not in client.CLASSES
+    if strange:
+        yield (
+            f"optimizer.type: found {kind}, which the engine does not run; use AdamW, Adam or SGD, with"
+            " no optimizer.params but lr and weight_decay"
+        )
+    problems = [
+        (
+            finding.path,
+            f"{finding.path}: found {finding.before!r}, which the engine does not implement"
+            f" ({finding.message}); leave this key out",
+        )
+        for finding in _find_losses(config)
+        if finding.effect is Effect.NUMBERS
+    ]
+    rules = plan_claims(config.dialect)
+    for limit in find_limits(leave_open(lift(config), own=False).values()):
+        carriers = rules[limit.path].carriers(limit.path)
+        key = next((path for path in carriers if path in config.given), limit.path)
+        if limit.effect is Effect.NUMBERS:
+            found = config.given.get(key, limit.before)
+            problems.append((key, f"{key}: found {found!r}; {limit.message}"))
+    yield from (line for path, line in problems if not (strange and path.startswith("optimizer.")))
     if config.effective.get(MANAGED) is False:
         yield (
             f"{MANAGED}: found false, but the engine always counts microbatches itself: leave the"
@@ -278,14 +311,17 @@ def _silent(config: Config) -> Iterator[Finding]:
     plan.
     """
     meant, rules = lift(config).values(), claims(config.dialect)
+    named = {finding.path for finding in config.findings}
     for path in config.given:
         if path not in rules or not rules[path].ours or path.startswith((*RUN, *READ)):
+            continue
+        if path in named:
             continue
         try:
             other = without(config, {path: None})
         except BridgeError:  # DeepSpeed does not run without it
             continue
-        value = config.effective.get(path)
+        value = config.given[path]
         if value != other.effective.get(path) and lift(other).values() == meant:
             effect = WEIGHTY.get(path, Effect.NONE)
             yield Finding(
@@ -376,12 +412,17 @@ def _native(
         groups=groups,
         alike=given,
         sample=sample,
+        # One rank has no shards, and layers of a model would draw other numbers than the model.
+        layers=None if here.world == 1 and sample is None else (),
         optimizer=make,
     )
-    engine.findings += (*left, *frozen, *costs, *_narrow(formats))
+    drawn = _drawn(model, here.world)
+    engine.findings += (*left, *frozen, *costs, *_narrow(formats), *drawn)
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
+    # One rank draws what DeepSpeed draws; several draw alike, however they share the batch.
+    engine.draws_as_torch = here.world == 1
     return engine
 
 
@@ -416,6 +457,19 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
                 Effect.NUMBERS,
                 given=True,
             )
+
+
+def _drawn(model: nn.Module, world: int) -> Iterator[Finding]:
+    """Yield a finding for a model with dropout on several ranks."""
+    parts = (part for part in model.modules() if isinstance(part, nn.modules.dropout._DropoutNd))
+    if world > 1 and any(part.p for part in parts):
+        yield Finding(
+            "model",
+            "ranks draw dropout alike, however they share the batch; DeepSpeed draws by torch's generator"
+            " of each rank: other masks of the same rate. On one rank, or with dropout 0, both are equal",
+            Effect.NUMBERS,
+            given=True,
+        )
 
 
 def _scale(engine: Engine, config: Config) -> None:

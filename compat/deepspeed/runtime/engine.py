@@ -27,6 +27,7 @@ from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 from compat.deepspeed.runtime import client
 from compat.deepspeed.runtime.names import parts
 from compat.deepspeed.runtime.names.zero import (
@@ -143,6 +144,8 @@ class DeepSpeedEngine(nn.Module):
         self._last: Any = None
         self._applied, self._calls, self._moved, self._skipped = False, 0, self._epoch(), 0
         self._told_twice = False
+        self._idle: frozenset[str] | None = None
+        self._told_idle = False
         self.tput_timer = Throughput(self.train_batch_size)
 
     def _attach(self, native: Engine) -> None:
@@ -289,6 +292,7 @@ class DeepSpeedEngine(nn.Module):
         self._skipped = self.native.progress.skipped
         self.native.weights.settle()  # scripts hold parameters of their own and read them
         if self._applied:
+            self._name_idle()
             self._tell(lr_kwargs)
         if self.optimizer is not None:
             self.optimizer.overflow = not self._applied
@@ -296,6 +300,24 @@ class DeepSpeedEngine(nn.Module):
         if every and self.global_rank == 0 and self.global_steps % every == 0:
             said = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
             print(said, flush=True)
+
+    def _name_idle(self) -> None:
+        """Warn once on the first rank of a weight that got no gradient in this step, where DeepSpeed
+        changes it: its gradient is zero there, by which decay and moments move it
+        (runtime/engine.py: _get_gradients_for_reduction).
+        """
+        now = self.native.without_gradient
+        before = now if self._idle is None else self._idle  # in none of the steps before
+        self._idle = now & before
+        late = now if any(self._each("weight_decay")) else now - before
+        if late and not self._told_idle and self.global_rank == 0:
+            self._told_idle = True
+            warnings.warn(
+                f"step {self.global_steps}: {min(late)} got no gradient and stays as it is, as in torch;"
+                " DeepSpeed would take a gradient of zero, and move it by weight decay and moments"
+                f" ({Effect.NUMBERS.value}); give it a part in the loss, or freeze it",
+                stacklevel=4,
+            )
 
     def train_batch(self, data_iter: Iterable[Any] | None = None) -> Tensor:
         """Run one step over the next microbatches of `data_iter` (default: the training data,
@@ -1007,7 +1029,10 @@ class DeepSpeedEngine(nn.Module):
             self._stepping = False
         if self.lr_scheduler is not None:
             self._twice()
-            self.lr_scheduler.step(**lr_kwargs)
+            try:
+                self.lr_scheduler.step(**lr_kwargs)
+            except TypeError:  # one that wants a number: runtime/engine.py, _take_model_step
+                self.lr_scheduler.step(self.train_batch_size())
             self._moved = self._epoch()
 
     def stepping(self) -> bool:

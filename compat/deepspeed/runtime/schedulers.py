@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -63,8 +64,14 @@ def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optim
     if kind not in RATES and torchs is None:
         raise ConfigError(
             f"scheduler.type: the engine has no scheduler {kind}; use one of {', '.join(RATES)},"
-            " or pass lr_scheduler"
+            " with params of its own, or pass lr_scheduler"
         )
+    known = RATES.get(kind, torchs)
+    ConfigError.raise_if(
+        f"scheduler.params.{name}: the engine's {kind} does not take this; leave it out"
+        for name in params
+        if name not in signature(known).parameters
+    )
     try:
         return (
             Scheduler(optimizer, RATES[kind](**params))
