@@ -48,5 +48,5 @@ def _default(value: Any) -> Any:
 def _option(action: argparse.Action) -> Mapping[str, Any]:
     names = [one for one in action.option_strings if "-" not in one.lstrip("-")]
     kind = WORDS.get(type(action).__name__, getattr(action.type, "__name__", "str"))
-    found = {"name": action.dest, "flags": names, "kind": kind, "default": action.default}
-    return {**found, **({"choices": list(action.choices)} if action.choices else {})}
+    row = {"name": action.dest, "flags": names, "kind": kind, "default": action.default}
+    return {**row, **({"choices": list(action.choices)} if action.choices else {})}

@@ -107,7 +107,7 @@ def is_launch(launch: Launch) -> bool:
 
 def resolve(document: Document, question: Question) -> ResolvedRun:
     """Return who wins for each setting of the run in a document. Raises `BridgeError` if it cannot be read."""
-    given, file, findings = (
+    inputs, file, findings = (
         _read_script(document, question)
         if isinstance(document.data, Script)
         else (
@@ -124,19 +124,21 @@ def resolve(document: Document, question: Question) -> ResolvedRun:
     machine = Machine(question.facts.get("gpus"), question.facts.get("cores", 1))
     run, stop = Run(), None
     try:
-        environment, ranked = set_environment(given, machine, run)
-        named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-        inner = _read_deepspeed(str(named.value), file) if named else None
-        Plugins(environment, ranked, machine, run, inner).build()
+        environment, has_ranks = set_environment(inputs, machine, run)
+        file_of_deepspeed = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+        inner = _read_deepspeed(str(file_of_deepspeed.value), file) if file_of_deepspeed else None
+        Plugins(environment, has_ranks, machine, run, inner).build()
     except Refusal as error:
         stop = error
-    unheard = () if stop else tuple(_find_unheard(given, run))
+    unheard = () if stop else tuple(_find_unheard(inputs, run))
     settings = (
-        run.settings if stop is None else [Settled(one.setting, one.value, one) for one in given]
+        run.settings if stop is None else [Settled(one.setting, one.value, one) for one in inputs]
     )
     resolution = Resolution(tuple(_weigh(settings)), unheard)
     findings += (
-        _find_stop(stop) if stop else [*_find_traps(run, given), *report_contradictions(resolution)]
+        _find_stop(stop)
+        if stop
+        else [*_find_traps(run, inputs), *report_contradictions(resolution)]
     )
     world = next((one.value for one in settings if one.setting == "num_processes"), None)
     title = f"accelerate {facts()['release']}"
@@ -153,15 +155,15 @@ def resolve(document: Document, question: Question) -> ResolvedRun:
 
 def read_config(document: Document, source: str | None = None) -> dict[str, Said]:
     """Return the settings of accelerate's config file, by path, in its order."""
-    found = dict[str, Said]()
+    statements = dict[str, Said]()
     name = source if source is not None else ""
     for key, value in document.data.items():
         inner = value.items() if isinstance(value, Mapping) and key in SECTIONS else ()
         for own, part in inner:
-            found[f"{key}.{own}"] = Said(f"{key}.{own}", part, name, document.line(key, own))
+            statements[f"{key}.{own}"] = Said(f"{key}.{own}", part, name, document.line(key, own))
         if not isinstance(value, Mapping) or key not in SECTIONS:
-            found[key] = Said(key, value, name, document.line(key))
-    return found
+            statements[key] = Said(key, value, name, document.line(key))
+    return statements
 
 
 def _variables(
@@ -199,13 +201,13 @@ def _read_script(
             )
         texts.append((text, line_of(word, script.text) or launch.line))
     read = read_options(texts, "")
-    known = {
+    variables_of_launch = {
         name: text
         for name, word in launch.environment.items()
         if (text := text_if_known(word)) is not None
     }
-    places = {name: line_of(launch.environment[name], script.text) for name in known}
-    variables = {**_variables(question.outside), **_variables(known, places.get, "")}
+    places = {name: line_of(launch.environment[name], script.text) for name in variables_of_launch}
+    variables = {**_variables(question.outside), **_variables(variables_of_launch, places.get, "")}
     folder, findings = folder_of(script.name), list[Finding]()
     config = None
     option = read.options.get("config_file")
@@ -222,12 +224,12 @@ def _read_script(
                     "config_file", ASSUMED.format(place), Effect.NUMBERS, origin=Origin(launch.line)
                 )
             )
-    false = [said for said, (word, _) in _boolean_words(read, texts) if word in FALSE]
+    false = [statement for statement, (word, _) in _boolean_words(read, texts) if word in FALSE]
     findings += [
         Finding(one.setting, TEXT, Effect.NUMBERS, True, origin=Origin(one.line), surprising=True)
         for one in false
     ]
-    options = {name: said for name, said in read.options.items() if name != "config_file"}
+    options = {name: statement for name, statement in read.options.items() if name != "config_file"}
     return replace(read, options=options, config=config, environment=variables), folder, findings
 
 
@@ -235,13 +237,15 @@ def _boolean_words(
     read: Given, texts: list[tuple[str, int | None]]
 ) -> Iterator[tuple[Said, tuple[str, int | None]]]:
     kinds = {row["name"]: row["kind"] for row in facts()["options"]}
-    for name, said in read.options.items():
+    for name, statement in read.options.items():
         if kinds.get(name) == "bool":
             at = next(
-                at for at, (word, _) in enumerate(texts) if word.partition("=")[0] == said.setting
+                at
+                for at, (word, _) in enumerate(texts)
+                if word.partition("=")[0] == statement.setting
             )
             _, tied, text = texts[at][0].partition("=")
-            yield said, ((text if tied else texts[at + 1][0]).lower(), texts[at][1])
+            yield statement, ((text if tied else texts[at + 1][0]).lower(), texts[at][1])
 
 
 def _default_config() -> Path:
@@ -251,45 +255,48 @@ def _default_config() -> Path:
     return Path(os.path.expanduser(home)) / "accelerate" / "default_config.yaml"
 
 
-def _open(name: str, folder: Path | None, said: Said) -> Document:
-    found = find(name, folder)
-    if found is None:
+def _open(name: str, folder: Path | None, statement: Said) -> Document:
+    path = find(name, folder)
+    if path is None:
         raise ConfigError(
-            f"line {said.line}: {said.setting}: {name}: no such file in the folder of the script or the current one"
+            f"line {statement.line}: {statement.setting}: {name}: no such file in the folder of the script or the current one"
         )
-    document = load(found)
+    document = load(path)
     if not isinstance(document.data, Mapping):
         raise ConfigError(f"{name}: expected a config of accelerate, a mapping of keys")
     return document
 
 
 def _read_deepspeed(name: str, folder: Path | None) -> Any:
-    found = find(name, folder)
-    return load(found).data if found else None
+    path = find(name, folder)
+    return load(path).data if path else None
 
 
-def _find_unheard(given: Given, run: Run) -> Iterator[Unheard]:
+def _find_unheard(inputs: Given, run: Run) -> Iterator[Unheard]:
     """Yield what is said and changes nothing, with the reason and its effect."""
-    for said in given:
-        if (said.setting, said.source) in run.heard or said.setting in (
+    for statement in inputs:
+        if (statement.setting, statement.source) in run.heard or statement.setting in (
             "compute_environment",
             FILE,
         ):
             continue
-        why = next((why for pattern, why in REASONS if re.fullmatch(pattern, said.setting)), NOBODY)
-        yield Unheard(said, why, _weigh_unheard(said, run))
+        why = next(
+            (why for pattern, why in REASONS if re.fullmatch(pattern, statement.setting)), NOBODY
+        )
+        yield Unheard(statement, why, _weigh_unheard(statement, run))
 
 
-def _weigh_unheard(said: Said, run: Run) -> Effect:
+def _weigh_unheard(statement: Said, run: Run) -> Effect:
     """Return the effect of a setting that nothing hears: none where it asks for what is so anyway."""
-    name = said.setting.rpartition(".")[2].lstrip("-")
-    inert = said.value in (None, False, "", [], "no", "none", "NO")
+    name = statement.setting.rpartition(".")[2].lstrip("-")
+    inert = statement.value in (None, False, "", [], "no", "none", "NO")
     same = any(
-        one.setting.rpartition(".")[2] == name and one.value == said.value for one in run.settings
+        one.setting.rpartition(".")[2] == name and one.value == statement.value
+        for one in run.settings
     )
-    if QUIET.fullmatch(said.setting) or inert or same:
+    if QUIET.fullmatch(statement.setting) or inert or same:
         return Effect.NONE
-    return Effect.COST if CHEAP.fullmatch(said.setting) else Effect.NUMBERS
+    return Effect.COST if CHEAP.fullmatch(statement.setting) else Effect.NUMBERS
 
 
 def _weigh(settings: Iterable[Settled]) -> Iterator[Settled]:
@@ -305,36 +312,40 @@ def _weigh(settings: Iterable[Settled]) -> Iterator[Settled]:
         yield replace(one, overruled=tuple(replace(claim, effect=kind) for claim in one.overruled))
 
 
-def _find_traps(run: Run, given: Given) -> Iterator[Finding]:
+def _find_traps(run: Run, inputs: Given) -> Iterator[Finding]:
     for setting, value, message in TRAPS:
         for one in run.settings:
             # A DeepSpeed file without the key leaves clipping to DeepSpeed, and no "auto" is replaced.
-            left = setting == "deepspeed.gradient_clipping" and not one.why
+            leaves_clipping = setting == "deepspeed.gradient_clipping" and not one.why
             if (
                 one.setting == setting
                 and one.value == value
-                and not left
+                and not leaves_clipping
                 and one.winner.source == default("", "").source
             ):
                 yield Finding(setting, message, Effect.NUMBERS, surprising=True)
     kind = next((one for one in run.settings if one.setting == "distributed_type"), None)
     if kind is not None and kind.why:
-        said = (given.config or {}).get("distributed_type", Said("distributed_type", ""))
+        statement = (inputs.config or {}).get("distributed_type", Said("distributed_type", ""))
         yield Finding(
             "distributed_type",
             f"{kind.why}, without a word",
             Effect.NUMBERS,
             True,
-            origin=Origin(said.line, "", said.source),
+            origin=Origin(statement.line, "", statement.source),
             surprising=True,
         )
 
 
 def _find_stop(stop: Refusal) -> list[Finding]:
-    said = stop.said or Said("run", None)
-    source = "" if said.source in ("environment", default("", "").source) else said.source
+    statement = stop.said or Said("run", None)
+    source = "" if statement.source in ("environment", default("", "").source) else statement.source
     return [
         Finding(
-            said.setting, stop.message, Effect.STOPS, True, origin=Origin(said.line, "", source)
+            statement.setting,
+            stop.message,
+            Effect.STOPS,
+            True,
+            origin=Origin(statement.line, "", source),
         )
     ]

@@ -19,12 +19,12 @@ GROUPS = "code.parameter_groups"
 Flat = Mapping[str, Any]
 
 
-def settings(given: Flat) -> dict[str, Any]:
+def settings(values: Flat) -> dict[str, Any]:
     """Return the values of the code part as nested mappings, without the leading `code`."""
-    found: dict[str, Any] = nest(
-        {path: value for path, value in given.items() if path.startswith("code.")}
+    nested_values: dict[str, Any] = nest(
+        {path: value for path, value in values.items() if path.startswith("code.")}
     )
-    return dict(found.get("code", {}))
+    return dict(nested_values.get("code", {}))
 
 
 def size(values: Flat, name: str) -> int:
@@ -52,14 +52,14 @@ def script(values: Flat, world_size: int | None = None) -> str:
     """
     # Before anything is built, because the first weights are drawn then.
     seed = values.get("code.seed")
-    seeded = (
+    seed_lines = (
         []
         if seed is None
         else [f"torch.manual_seed({seed})  # the same seed; each stack draws in its own order"]
     )
-    scheduled = [*schedule.lines(values), ""] if schedule.steers(values) else []
+    schedule_lines = [*schedule.lines(values), ""] if schedule.steers(values) else []
     model = [*_model(values, world_size), *_checkpointing(values)]
-    parts = (_imports(values), seeded, scheduled, model, _start(values))
+    parts = (_imports(values), seed_lines, schedule_lines, model, _start(values))
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
 
 
@@ -106,15 +106,15 @@ def _groups(values: Flat) -> Iterator[str]:
     """Yield a line of the script that builds an mpu. A comment in the line lists the methods that
     DeepSpeed calls on the mpu (runtime/config.py; utils/groups.py).
     """
-    sizes, asked = [], []
+    sizes, kinds = [], []
     if size(values, "tensor_parallel") > 1:
         sizes.append(f"tensor={size(values, 'tensor_parallel')}")
-        asked.append("model")
-    asked.append("data")
+        kinds.append("model")
+    kinds.append("data")
     if size(values, "context_parallel") > 1:
         sizes.append(f"sequence={size(values, 'context_parallel')}")
-        asked += ["sequence", "sequence_data"]
-    calls = ", ".join(f"get_{kind}_parallel_*" for kind in asked)
+        kinds += ["sequence", "sequence_data"]
+    calls = ", ".join(f"get_{kind}_parallel_*" for kind in kinds)
     yield f"mpu = build_groups({', '.join(sizes)})  # Megatron-style: {calls}"
 
 

@@ -73,10 +73,10 @@ def _read(values: Group, context: Context) -> Group:
     # PyTorch's AdamW has another default of weight_decay than DeepSpeed's own Adam.
     if name == "adamw" and values.get(f"{PARAMS}.torch_adam"):
         defaults["weight_decay"] = 1e-2
-    given = {
+    arguments = {
         key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None
     }
-    hyper = {key: value for key, value in {**defaults, **given}.items() if key in TAKES[name]}
+    hyper = {key: value for key, value in {**defaults, **arguments}.items() if key in TAKES[name]}
     if (values.get("scheduler.type") or "") in ("WarmupLR", "WarmupDecayLR"):
         hyper["lr"] = _peak(values, hyper.get("lr"), context)
     return {"optimizer.name": name, **{f"optimizer.{key}": value for key, value in hyper.items()}}
@@ -101,16 +101,16 @@ def _write(values: Group, context: Context) -> Group:
     if name not in TYPES:
         return {}
     hyper = {key: values.get(f"optimizer.{key}") for key in TAKES[name]}
-    given = {f"{PARAMS}.{key}": value for key, value in hyper.items() if value is not None}
+    arguments = {f"{PARAMS}.{key}": value for key, value in hyper.items() if value is not None}
     if name in ADAM_LIKE:
-        given[f"{PARAMS}.adam_w_mode"] = name == "adamw"
+        arguments[f"{PARAMS}.adam_w_mode"] = name == "adamw"
         # DeepSpeed's FusedAdam refuses amsgrad; torch's Adam has it.
         if values.get("optimizer.amsgrad"):
-            given[f"{PARAMS}.torch_adam"] = True
+            arguments[f"{PARAMS}.torch_adam"] = True
     else:
         # ZeRO refuses optimizers outside of its list without this switch.
-        given["zero_allow_untested_optimizer"] = True
-    return {"optimizer.type": TYPES[name], **given}
+        arguments["zero_allow_untested_optimizer"] = True
+    return {"optimizer.type": TYPES[name], **arguments}
 
 
 OPTIMIZER = convert(
@@ -194,18 +194,18 @@ def _schedule_of_code(values: Group) -> Group:
     learning rate if neither the file nor the code part has a scheduler.
     """
     paths = {name: f"code.scheduler.{name}" for name in SCHEDULE}
-    said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
-    if said.get("name") == OTHER:
+    schedule = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
+    if schedule.get("name") == OTHER:
         return {}
     # Without any scheduler the rate stays as it is. A scheduler
     # that no plan has leaves the plan's schedule open.
-    if said or (values.get("optimizer.type") and not values.get("scheduler.type")):
-        said = {"name": "constant", "warmup_steps": 0} | said
-        if said["warmup_steps"]:
-            said.setdefault("warmup_from", 0.0)
-        if said["name"] != "constant":
-            said.setdefault("minimum", 0.0)
-    return {f"optimizer.schedule.{name}": value for name, value in said.items()}
+    if schedule or (values.get("optimizer.type") and not values.get("scheduler.type")):
+        schedule = {"name": "constant", "warmup_steps": 0} | schedule
+        if schedule["warmup_steps"]:
+            schedule.setdefault("warmup_from", 0.0)
+        if schedule["name"] != "constant":
+            schedule.setdefault("minimum", 0.0)
+    return {f"optimizer.schedule.{name}": value for name, value in schedule.items()}
 
 
 def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
@@ -226,11 +226,11 @@ def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
 
 
 def _write_schedule(values: Group, context: Context) -> Group:
-    said = {name: values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
+    schedule = {name: values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
     # Without this the config would read as a constant rate, which is more than the plan tells.
-    if values.get("optimizer.name") in TYPES and all(value is None for value in said.values()):
-        said["name"] = OTHER
-    return {f"code.scheduler.{name}": value for name, value in said.items()}
+    if values.get("optimizer.name") in TYPES and all(value is None for value in schedule.values()):
+        schedule["name"] = OTHER
+    return {f"code.scheduler.{name}": value for name, value in schedule.items()}
 
 
 SCHEDULER = convert(
@@ -295,17 +295,19 @@ muon_update, _aspect_ratio_scale).
 
 def _read_switches(values: Group, context: Context) -> Group:
     name = _name(values)
-    found = {
+    switches = {
         switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]
     }
-    if values.get("optimizer.type") in COMPRESSED and "amsgrad" in found:
-        found["amsgrad"] = False  # the 1-bit optimizers have no amsgrad variant and stop at it
-    given = {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
-    return MUON if name == "muon" else given
+    if values.get("optimizer.type") in COMPRESSED and "amsgrad" in switches:
+        switches["amsgrad"] = False  # the 1-bit optimizers have no amsgrad variant and stop at it
+    fields = {
+        f"optimizer.{switch}": value for switch, value in switches.items() if value is not None
+    }
+    return MUON if name == "muon" else fields
 
 
 def _write_switches(values: Group, context: Context) -> Group:
-    found: dict[str, Any] = {}
+    switches: dict[str, Any] = {}
     for switch in SWITCHES:
         value = values.get(f"optimizer.{switch}")
         # A usual value is left out: not every implementation of a type takes the argument at all.
@@ -313,8 +315,8 @@ def _write_switches(values: Group, context: Context) -> Group:
             None,
             ADAM[f"optimizer.{switch}"],
         ):
-            found[f"{PARAMS}.{switch}"] = value
-    return found
+            switches[f"{PARAMS}.{switch}"] = value
+    return switches
 
 
 SWITCHED = convert(

@@ -67,10 +67,10 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
 
 def _draw_script_sizes(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """Draw the sizes of the tensor, pipeline and context axes, which the training script sets."""
-    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
+    ranks, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
-        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
-        left //= sizes[axis]
+        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if ranks % size == 0]))
+        ranks //= sizes[axis]
     if sizes["code.pipeline_stages"] > 1:
         del sizes["code.context_parallel"]  # DeepSpeed's pipelines have no sequence-parallel groups
     return {axis: size for axis, size in sizes.items() if size > 1}
@@ -80,12 +80,12 @@ def _automatic(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """Draw the size of AutoTP's groups. DeepSpeed's batch equation ignores this size."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
-    nested = (
+    inner_size = (
         {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))}
         if draw(st.booleans())
         else {}
     )
-    return {"tensor_parallel.autotp_size": size, **nested}
+    return {"tensor_parallel.autotp_size": size, **inner_size}
 
 
 def _draw_mesh(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
@@ -94,8 +94,8 @@ def _draw_mesh(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
     sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
-    counted = sequence if release(case.version).since("0.17.0") else 1
-    return {"sequence_parallel_size": counted, "data_parallel_size": world // counted}
+    sequence_ranks = sequence if release(case.version).since("0.17.0") else 1
+    return {"sequence_parallel_size": sequence_ranks, "data_parallel_size": world // sequence_ranks}
 
 
 TRIANGLES = (
@@ -157,13 +157,13 @@ def _optimizer(version: str) -> Groups:
 
 @cache
 def _scheduler(version: str) -> Groups:
-    coded = _group(
+    script_group = _group(
         {"code.scheduler.name": _field("code.scheduler.name")},
         *(f"code.scheduler.{name}" for name in CODED),
     )
-    return st.sampled_from([*[EMPTY, coded] * 10, *_build_groups("scheduler", version)]).flatmap(
-        lambda groups: groups
-    )
+    return st.sampled_from(
+        [*[EMPTY, script_group] * 10, *_build_groups("scheduler", version)]
+    ).flatmap(lambda groups: groups)
 
 
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
@@ -175,14 +175,14 @@ def _build_groups(section: str, version: str) -> list[Groups]:
     more often.
     """
     at = release(version)
-    found: list[Groups] = []
+    groups: list[Groups] = []
     for name in at.types[section + "s"]:
         forms = at.forms(section + "s", name)
         if forms:
             # DeepSpeed's own types have listed arguments, so more can go wrong with them.
             often = 1 if forms[0].args is None else 10
-            found += [_type(section, name, forms)] * often
-    return found
+            groups += [_type(section, name, forms)] * often
+    return groups
 
 
 def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
@@ -192,17 +192,19 @@ def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
     own = forms[0].args is not None
     # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
     spellings = (name, name.upper()) if own and name.islower() else (name,)
-    required = {f"{section}.params.{argument}" for form in forms for argument in form.required}
-    taken = {
+    required_paths = {
+        f"{section}.params.{argument}" for form in forms for argument in form.required
+    }
+    argument_paths = {
         f"{section}.params.{argument}"
         for form in forms
         for argument in (*(form.args or ()), *form.ignored)
     }
     must = {
         f"{section}.type": st.sampled_from(spellings),
-        **{path: _field(path) for path in sorted(required)},
+        **{path: _field(path) for path in sorted(required_paths)},
     }
-    unused = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
+    ignored_paths = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
     defaults = {
         f"{section}.params.{name}": value
         for form in forms
@@ -213,7 +215,9 @@ def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
         path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)
     }
     return _group(
-        must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches
+        must,
+        *sorted(((argument_paths | ignored_paths) - required_paths) & fields(DeepSpeed).keys()),
+        own=switches,
     )
 
 
@@ -314,8 +318,11 @@ def requirements_of(config: Config) -> Iterable[str]:
     """
     sizes = [path for path in (MICRO, TOTAL) if path in config.given]
     forms = release(config.version).forms("schedulers", config.given.get("scheduler.type", ""))
-    needed = [f"scheduler.params.{name}" for form in forms for name in form.required]
-    return [*(sizes if len(sizes) == 1 else ()), *(path for path in needed if path in config.given)]
+    required_paths = [f"scheduler.params.{name}" for form in forms for name in form.required]
+    return [
+        *(sizes if len(sizes) == 1 else ()),
+        *(path for path in required_paths if path in config.given),
+    ]
 
 
 COERCED = (ZERO + "stage",)

@@ -170,7 +170,7 @@ def read(name: str, folder: Path | None) -> Program | None:
     tree = _parsed(path) if path else None
     if path is None or tree is None:
         return None
-    trees, seen, opaque = [tree], {path}, False
+    trees, places, opaque = [tree], {path}, False
     waiting = [(path, tree)]
     while waiting:
         place, inside = waiting.pop()
@@ -179,14 +179,14 @@ def read(name: str, folder: Path | None) -> Program | None:
             if at is None:
                 own = (path.parent / top).is_dir() or top in sys.stdlib_module_names | FRAMEWORKS
                 opaque |= sure and not own
-            elif at not in seen:
-                seen.add(at)
-                more = _parsed(at) if len(seen) <= MOST_MODULES else None
+            elif at not in places:
+                places.add(at)
+                more = _parsed(at) if len(places) <= MOST_MODULES else None
                 opaque |= more is None
                 waiting += [(at, more)] if more else []
                 trees += [more] if more else []
-    found = [name for tree in trees for name in _options(tree)]
-    return Program(any(any(_imports(tree)) for tree in trees), frozenset(found), opaque)
+    options = [name for tree in trees for name in _options(tree)]
+    return Program(any(any(_imports(tree)) for tree in trees), frozenset(options), opaque)
 
 
 def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str]:
@@ -202,9 +202,9 @@ def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str
     if program is not None and (program.options or not program.opaque):
         return False, "no import of it there"
     # HfArgumentParser takes each flag with dashes too.
-    spelled = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
+    spellings = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
     own, others = (
-        sorted(spelled[name] for name in names & spelled.keys()) for names in (FLAGS, RIVALS)
+        sorted(spellings[name] for name in names & spellings.keys()) for names in (FLAGS, RIVALS)
     )
     if own and others:
         return (
@@ -252,7 +252,7 @@ def _module(name: str, root: Path) -> Path | None:
 
 def _imports(tree: ast.Module) -> Iterator[bool]:
     # Of `import transformers as hf`, hf is the package.
-    named = {
+    aliases = {
         one.asname or one.name
         for node in ast.walk(tree)
         if isinstance(node, ast.Import)
@@ -264,7 +264,7 @@ def _imports(tree: ast.Module) -> Iterator[bool]:
             package = (node.module or "").partition(".")[0]
             yield package in PACKAGES and any(one.name.endswith(PARTS) for one in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield node.value.id in named and node.attr.endswith(PARTS)
+            yield node.value.id in aliases and node.attr.endswith(PARTS)
 
 
 def _options(tree: ast.Module) -> Iterator[str]:

@@ -38,11 +38,11 @@ def make_optimizer(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     """Return a torch optimizer with these `settings` over `parameters` (tensors or groups). The
     script gets this optimizer, but the engine computes the updates.
     """
-    known = CLASSES[settings.name or "adamw"]
+    cls = CLASSES[settings.name or "adamw"]
     hyper = {name: getattr(settings, name) for name in HYPER if getattr(settings, name) is not None}
-    taken = known([nn.Parameter(torch.zeros(()))]).param_groups[0]
-    return known(
-        list(parameters), **{name: value for name, value in hyper.items() if name in taken}
+    defaults = cls([nn.Parameter(torch.zeros(()))]).param_groups[0]
+    return cls(
+        list(parameters), **{name: value for name, value in hyper.items() if name in defaults}
     )
 
 
@@ -51,28 +51,28 @@ def optimizer_of_script(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
     optimizer from the parameters. Raises `ConfigError` if the engine does not have the optimizer's
     update rule or one of its settings.
     """
-    found = (
+    instance = (
         optimizer(list(parameters))
         if callable(optimizer) and not isinstance(optimizer, Optimizer)
         else optimizer
     )
-    ConfigError.raise_if(_unfit(found))
-    return found  # type: ignore[no-any-return]
+    ConfigError.raise_if(_unfit(instance))
+    return instance  # type: ignore[no-any-return]
 
 
 def name_of(optimizer: Any) -> str | None:
     """Return the name of an optimizer's update rule; None if the engine does not have the rule."""
     if isinstance(optimizer, FusedAdam) or type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
-        decoupled = {bool(group.get(DECOUPLED)) for group in optimizer.param_groups}
-        return "adamw" if decoupled == {True} else "adam"
-    return next((name for name, known in CLASSES.items() if type(optimizer) is known), None)
+        modes = {bool(group.get(DECOUPLED)) for group in optimizer.param_groups}
+        return "adamw" if modes == {True} else "adam"
+    return next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
 
 
 def _unfit(optimizer: Any) -> Iterator[str]:
     if name_of(optimizer) is None:
-        found = type(optimizer).__name__
+        kind = type(optimizer).__name__
         yield (
-            f"optimizer: found {found}, but the engine has no kernel for this update rule; use"
+            f"optimizer: found {kind}, but the engine has no kernel for this update rule; use"
             f" {CHOICE}"
         )
         return
@@ -142,11 +142,11 @@ def freeze_others(model: nn.Module, groups: Iterable[ParameterGroupSettings]) ->
     """Freeze the parameters that are in no group. If there are any, yield a finding with their
     number.
     """
-    named = frozenset[str]().union(*(group.names for group in groups))
+    names = frozenset[str]().union(*(group.names for group in groups))
     others = [
         name
         for name, weight in model.named_parameters()
-        if weight.requires_grad and name not in named
+        if weight.requires_grad and name not in names
     ]
     for name in others:
         model.get_parameter(name).requires_grad_(False)
@@ -163,25 +163,25 @@ def scheduler_of_script(scheduler: Any, optimizer: Optimizer) -> Any:
     """Return the script's scheduler. `scheduler` is an object with `step`, or a function that makes
     such an object from the optimizer.
     """
-    found = (
+    instance = (
         scheduler
         if hasattr(scheduler, "step")
         else scheduler(optimizer)
         if callable(scheduler)
         else None
     )
-    if found is None or not hasattr(found, "step"):
+    if instance is None or not hasattr(instance, "step"):
         raise ConfigError(
             f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or"
             " a function that makes such an object from the optimizer"
         )
-    own = getattr(found, "optimizer", optimizer)
+    own = getattr(instance, "optimizer", optimizer)
     if own is not optimizer:
         raise ConfigError(
             "lr_scheduler: the scheduler belongs to another optimizer; pass that optimizer"
             " to initialize too, or pass a function: lr_scheduler=lambda optimizer: ..."
         )
-    return found
+    return instance
 
 
 SLICES = "the optimizer's state is sharded over all ranks"

@@ -122,8 +122,8 @@ def warmup_decay_lr(
     share = _warmup(warmup, warmup_type)
 
     def rate(step: int, base: float) -> float:
-        decayed = max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - warmup))
-        gamma = share(step) if 0 <= step < warmup else decayed
+        decay = max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - warmup))
+        gamma = share(step) if 0 <= step < warmup else decay
         return (
             warmup_min_lr + (warmup_max_lr - warmup_min_lr) * gamma if step >= 0 else warmup_min_lr
         )

@@ -128,11 +128,11 @@ class TorchDist(Format):
             dcp.verify_checksums(place, KNOWN, used)
             archive.verify_archive(place / dcp.COMMON, place)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Plan the files of a single rank, which Megatron reads on any layout
         (`fully_reshardable`).
         """
-        return _plan_files(hub, wanted)
+        return _plan_files(hub, target)
 
 
 def iteration(folder: Path) -> Path:
