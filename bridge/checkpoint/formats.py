@@ -91,10 +91,10 @@ class Format(ABC):
         tensors that are needed: a format with a checksum for each tensor may check only these.
         """
         if (place / digests.SUMS).is_file():
-            found = digests.read_digests(place, place)
-            digests.verify_digests(place, place, found, found)
+            sums = digests.read_digests(place, place)
+            digests.verify_digests(place, place, sums, sums)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files that would hold the checkpoint `hub`. Raises `SourceError` if this
         format cannot hold it.
         """
@@ -136,14 +136,14 @@ def format_of_name(name: str) -> Format:
     """Return the format `name`. If there is none, raise a `SourceError` that suggests a similar
     name.
     """
-    found = all_formats()
+    formats = all_formats()
     name = ALIASES.get(name, name)
-    if name not in found:
+    if name not in formats:
         raise SourceError(
             f"{name}: found an unknown format of checkpoints, expected one of "
-            f"{', '.join(found)}{nearest(name, found)}"
+            f"{', '.join(formats)}{nearest(name, formats)}"
         )
-    return found[name]
+    return formats[name]
 
 
 def find_checkpoint(
@@ -156,10 +156,10 @@ def find_checkpoint(
     """
     if not folder.is_dir() and not folder.is_file():
         raise SourceError(f"{folder}: found no folder; name the folder or file of a checkpoint")
-    tried = [format_of_name(name)] if name else list(all_formats().values())
+    candidates = [format_of_name(name)] if name else list(all_formats().values())
     if folder.is_file():
-        tried = [format for format in tried if format.one_file]
-    format, place = _find_one(folder, tried)
+        candidates = [format for format in candidates if format.one_file]
+    format, place = _find_one(folder, candidates)
     if root is None:
         return format, place
     if not isinstance(format, RootedFormat):
@@ -169,12 +169,14 @@ def find_checkpoint(
     return replace(format, root=root), place
 
 
-def _find_one(folder: Path, tried: Sequence[Format]) -> tuple[Format, Path]:
-    places = [(format, place) for format in tried if (place := format.find(folder)) is not None]
+def _find_one(folder: Path, candidates: Sequence[Format]) -> tuple[Format, Path]:
+    places = [
+        (format, place) for format in candidates if (place := format.find(folder)) is not None
+    ]
     if not places:
-        kinds = ", ".join(format.title for format in tried)
+        kinds = ", ".join(format.title for format in candidates)
         raise SourceError(
-            f"{folder}: found no checkpoint of {kinds}; {_advice_on_near(folder, tried)}"
+            f"{folder}: found no checkpoint of {kinds}; {_advice_on_near(folder, candidates)}"
         )
     # Weights that lie in the folder of a whole checkpoint are a copy of its own.
     whole = [(format, place) for format, place in places if not format.weights_only]
@@ -192,7 +194,7 @@ POINTERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 SHOWN, MOST = 5, 200
 
 
-def _advice_on_near(folder: Path, tried: Sequence[Format]) -> str:
+def _advice_on_near(folder: Path, candidates: Sequence[Format]) -> str:
     """Return advice for the message that `folder` has no checkpoint: it names the folders inside
     that have one, and a pointer file such as `latest` that leads nowhere.
     """
@@ -202,7 +204,7 @@ def _advice_on_near(folder: Path, tried: Sequence[Format]) -> str:
     names = [
         show_value(path.name)
         for path in inside
-        if any(format.find(path) is not None for format in tried)
+        if any(format.find(path) is not None for format in candidates)
     ]
     there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
     if not names:
@@ -256,18 +258,18 @@ def add_doubts(format: Format, place: Path, hub: Hub) -> Hub:
     """Return the checkpoint with more findings: one if damage cannot be detected, and one for each
     pair of moments that no run can have.
     """
-    left = digests.without_digest(place, hub.origin.files) if format.unseen else []
+    paths = digests.without_digest(place, hub.origin.files) if format.unseen else []
     there = (place / digests.SUMS).is_file()
-    lack = f"has no line for {', '.join(path.name for path in left)}" if there else "is missing"
+    lack = f"has no line for {', '.join(path.name for path in paths)}" if there else "is missing"
     limits = (
         [loss_finding("checksums", f"{digests.SUMS} {lack}: {format.unseen}", Effect.NONE)]
-        if left
+        if paths
         else []
     )
     return replace(hub, findings=(*hub.findings, *limits, *moments.find_impossible(hub)))
 
 
-def plan_files(format: Format, hub: Hub, wanted: Wanted) -> PlannedFiles:
+def plan_files(format: Format, hub: Hub, target: Wanted) -> PlannedFiles:
     """Return the files that would hold the checkpoint `hub` in this format. Raises `SourceError`
     if it has no tensor, or if a value in it has the wrong type.
     """
@@ -277,7 +279,7 @@ def plan_files(format: Format, hub: Hub, wanted: Wanted) -> PlannedFiles:
             f"{folder}: found no tensor, expected those of a model; name another folder"
         )
     try:
-        return format.plan(hub, wanted)
+        return format.plan(hub, target)
     except FLAWS as error:
         why = f"{type(error).__name__}: {show_value(str(error))}"
         raise SourceError(
@@ -292,12 +294,12 @@ def _find_damage(hub: Hub) -> Iterator[str]:
     parameter that does not exist.
     """
     rows: Iterable[tuple[Any, str, Any]] = hub.tensors()
-    for name, kind, held in rows:
-        if not isinstance(name, str) or not isinstance(held, Lazy):
-            yield f"{show_value(name)}: found a {type(held).__name__} as {kind}, expected a tensor"
-        elif name in hub.parameters and held.shape != hub.parameters[name].weight.shape:
+    for name, kind, tensor in rows:
+        if not isinstance(name, str) or not isinstance(tensor, Lazy):
+            yield f"{show_value(name)}: found a {type(tensor).__name__} as {kind}, expected a tensor"
+        elif name in hub.parameters and tensor.shape != hub.parameters[name].weight.shape:
             yield (
-                f"{show_value(name)}: found shape {held.shape} of the {kind}, and"
+                f"{show_value(name)}: found shape {tensor.shape} of the {kind}, and"
                 f" {hub.parameters[name].weight.shape} of the weight"
             )
     for group in hub.groups:
@@ -340,11 +342,14 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
     """Yield a finding for each value that a format without optimizer states loses. `dtype` is the
     number format in which weights are written; None: that of each weight.
     """
-    written = dtype or hub.weight_dtype
-    if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):
+    format_of_weights = dtype or hub.weight_dtype
+    if any(
+        parameter.best.dtype != (dtype or parameter.weight.dtype)
+        for parameter in hub.parameters.values()
+    ):
         yield loss_finding(
             "masters",
-            f"{format} has one copy of each weight, here in {written}; the greater precision of the "
+            f"{format} has one copy of each weight, here in {format_of_weights}; the greater precision of the "
             "masters is lost",
             Effect.NUMBERS,
         )

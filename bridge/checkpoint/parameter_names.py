@@ -151,10 +151,10 @@ class Naming(ABC):
 
 @cache
 def _template_pattern(template: str) -> re.Pattern[str]:
-    escaped = re.escape(template)
+    pattern = re.escape(template)
     for name in ("layer", "expert"):
-        escaped = escaped.replace(rf"\{{{name}\}}", rf"(?P<{name}>\d+)", 1)
-    return re.compile(escaped.replace(r"\{kind\}", r"(?P<kind>weight|bias)"))
+        pattern = pattern.replace(rf"\{{{name}\}}", rf"(?P<{name}>\d+)", 1)
+    return re.compile(pattern.replace(r"\{kind\}", r"(?P<kind>weight|bias)"))
 
 
 @cache
@@ -213,7 +213,7 @@ def read_names(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> li
     consists. Raises `SourceError` if a shape does not fit.
     """
     sizes = _Sizes(naming, shapes, facts)
-    found = []
+    parameters = []
     for name, shape in shapes.items():
         if not _ignore_pattern(table).fullmatch(name):
             matches = ((row, _template_pattern(row.theirs).fullmatch(name)) for row in table.all)
@@ -223,7 +223,7 @@ def read_names(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> li
                 for row, match in matches
                 if match and row.gated in (None, sizes.is_gated(name))
             )
-            found.append(
+            parameters.append(
                 Theirs(
                     name,
                     shape,
@@ -231,7 +231,7 @@ def read_names(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> li
                     row.turned and len(shape) == 2,
                 )
             )
-    return found
+    return parameters
 
 
 @dataclass(frozen=True)
@@ -257,22 +257,24 @@ class _Sizes:
         self, row: NameRow, match: re.Match[str], name: str, shape: Shape
     ) -> Iterator[NameBlock]:
         """Yield the blocks of neutral rows of which a family's parameter consists, in order."""
-        given = {key: value for key, value in match.groupdict().items() if value is not None}
+        values = {key: value for key, value in match.groupdict().items() if value is not None}
         height = shape[1] if row.turned and len(shape) == 2 else shape[0]
         if row.heads:
-            yield from self._heads([_fill_template(ours, given) for ours in row.ours], name, height)
+            yield from self._heads(
+                [_fill_template(ours, values) for ours in row.ours], name, height
+            )
         elif row.stacked:
             for expert in range(shape[0]):
                 yield from _equal_blocks(
-                    [_fill_template(ours, {**given, "expert": str(expert)}) for ours in row.ours],
+                    [_fill_template(ours, {**values, "expert": str(expert)}) for ours in row.ours],
                     shape[1],
                     name,
                 )
         elif row.padded and self.facts.vocab and self.facts.vocab < height:
-            yield NameBlock(_fill_template(row.ours[0], given), 0, self.facts.vocab)
+            yield NameBlock(_fill_template(row.ours[0], values), 0, self.facts.vocab)
         else:
             yield from _equal_blocks(
-                [_fill_template(ours, given) for ours in row.ours], height, name
+                [_fill_template(ours, values) for ours in row.ours], height, name
             )
 
     def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[NameBlock]:
@@ -308,8 +310,8 @@ def interleave_blocks(
             yield NameBlock(name, group * size, (group + 1) * size)
 
 
-def _fill_template(template: str, given: Mapping[str, str]) -> str:
-    return template.format_map(given)
+def _fill_template(template: str, values: Mapping[str, str]) -> str:
+    return template.format_map(values)
 
 
 def _equal_blocks(ours: Sequence[str], height: int, name: str) -> Iterator[NameBlock]:
@@ -334,49 +336,49 @@ def write_names(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
     layers = sorted(
         {int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))}
     )
-    found = [*_section_parameters(table.first, {}, shapes, facts)]
+    parameters = [*_section_parameters(table.first, {}, shapes, facts)]
     for layer in layers:
-        found += _section_parameters(table.layer, {"layer": str(layer)}, shapes, facts)
-    found += _section_parameters(table.last, {}, shapes, facts)
-    used = {block.name for theirs in found for block in theirs.blocks}
+        parameters += _section_parameters(table.layer, {"layer": str(layer)}, shapes, facts)
+    parameters += _section_parameters(table.last, {}, shapes, facts)
+    used = {block.name for theirs in parameters for block in theirs.blocks}
     SourceError.raise_if(
         f"{name}: a {table.family} does not have this parameter; choose other names with --names"
         for name in shapes
         if name not in used
     )
-    return found
+    return parameters
 
 
 def _section_parameters(
-    section: Sequence[NameRow], given: Mapping[str, str], shapes: Shapes, facts: Model
+    section: Sequence[NameRow], values: Mapping[str, str], shapes: Shapes, facts: Model
 ) -> Iterator[Theirs]:
     """Yield the parameters of one section of a table, in the model's order. If several rows about
     experts follow each other, all of them are used for the first expert, then for the next one.
     """
-    taken: set[str] = set()
+    names_so_far: set[str] = set()
     at = 0
     while at < len(section):
         of_expert = "{expert}" in section[at].theirs
         end = at + 1
         while end < len(section) and of_expert and "{expert}" in section[end].theirs:
             end += 1
-        for expert in _expert_numbers(section[at:end], given, shapes) if of_expert else [None]:
-            names = {**given, **({} if expert is None else {"expert": expert})}
+        for expert in _expert_numbers(section[at:end], values, shapes) if of_expert else [None]:
+            names = {**values, **({} if expert is None else {"expert": expert})}
             for row in section[at:end]:
                 for kind in KINDS if "{kind}" in row.ours[0] else ("",):
                     theirs = _make_parameter(row, {**names, "kind": kind}, shapes, facts)
-                    if theirs is not None and theirs.name not in taken:
-                        taken.add(theirs.name)
+                    if theirs is not None and theirs.name not in names_so_far:
+                        names_so_far.add(theirs.name)
                         yield theirs
         at = end
 
 
 def _expert_numbers(
-    section: Sequence[NameRow], given: Mapping[str, str], shapes: Shapes
+    section: Sequence[NameRow], values: Mapping[str, str], shapes: Shapes
 ) -> list[str]:
     """Return the numbers of the experts in a layer, as they stand in names, in ascending order."""
     pattern = _template_pattern(
-        section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight")
+        section[0].ours[0].replace("{layer}", values.get("layer", "")).replace("{kind}", "weight")
     )
     return sorted(
         (match["expert"] for name in shapes if (match := pattern.fullmatch(name))), key=int
@@ -384,24 +386,24 @@ def _expert_numbers(
 
 
 def _make_parameter(
-    row: NameRow, given: Mapping[str, str], shapes: Shapes, facts: Model
+    row: NameRow, values: Mapping[str, str], shapes: Shapes, facts: Model
 ) -> Theirs | None:
     """Return the parameter that a row makes of neutral parameters; None if one of these is
     missing.
     """
     if row.stacked:
-        numbers = _expert_numbers([row], given, shapes)
+        numbers = _expert_numbers([row], values, shapes)
         ours = [
-            _fill_template(name, {**given, "expert": number})
+            _fill_template(name, {**values, "expert": number})
             for number in numbers
             for name in row.ours
         ]
     else:
-        ours = [_fill_template(name, given) for name in row.ours]
+        ours = [_fill_template(name, values) for name in row.ours]
     if not ours or not all(name in shapes for name in ours):
         return None
     return _their_parameter(
-        row, _fill_template(row.theirs, given), [shapes[name] for name in ours], ours, facts
+        row, _fill_template(row.theirs, values), [shapes[name] for name in ours], ours, facts
     )
 
 
@@ -425,28 +427,30 @@ def _their_parameter(
     if row.stacked:
         experts = len(ours) // len(row.ours)
         return Theirs(name, (experts, height // experts, *rest), tuple(blocks))
-    turned = row.turned and len(rest) == 1
-    return Theirs(name, (*rest, height) if turned else (height, *rest), tuple(blocks), turned)
+    transposes = row.turned and len(rest) == 1
+    return Theirs(
+        name, (*rest, height) if transposes else (height, *rest), tuple(blocks), transposes
+    )
 
 
 # Moving
 
 
-def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
+def neutral_shapes(parameters: Sequence[Theirs]) -> dict[str, Shape]:
     """Return the shapes of the neutral parameters of which a family's parameters consist. Raises
     `SourceError` if some of their rows are missing or repeated.
     """
-    reached: dict[str, int] = {}
+    ends: dict[str, int] = {}
     shapes: dict[str, Shape] = {}
-    for theirs in found:
+    for theirs in parameters:
         for block in theirs.blocks:
             # Blocks of one parameter come in order, each where the one before it ended.
-            if reached.get(block.name, 0) != block.first:
+            if ends.get(block.name, 0) != block.first:
                 raise SourceError(
                     f"{theirs.name}: rows of {block.name} are repeated or missing; the checkpoint "
                     "is damaged"
                 )
-            reached[block.name] = block.last
+            ends[block.name] = block.last
             vector = len(theirs.shape) == 1
             shapes[block.name] = (block.last,) if vector else (block.last, theirs.width)
     return shapes
@@ -465,12 +469,12 @@ def naming_of_name(name: str) -> Naming:
     """Return the naming `name`. If there is none, raise a `SourceError` that suggests a similar
     name.
     """
-    found = all_namings()
-    if name not in found:
+    namings = all_namings()
+    if name not in namings:
         raise SourceError(
-            f"--names: found {name}, expected one of {', '.join(found)}{nearest(name, found)}"
+            f"--names: found {name}, expected one of {', '.join(namings)}{nearest(name, namings)}"
         )
-    return found[name]
+    return namings[name]
 
 
 @dataclass(frozen=True)
@@ -488,8 +492,10 @@ def try_namings(hub: Hub) -> Recognised | None:
     none.
     """
     shapes = shapes_by_name(hub)
-    found = ((naming, naming.family(shapes)) for naming in all_namings().values())
-    return next((Recognised(naming, table) for naming, table in found if table is not None), None)
+    families = ((naming, naming.family(shapes)) for naming in all_namings().values())
+    return next(
+        (Recognised(naming, table) for naming, table in families if table is not None), None
+    )
 
 
 def prefix_of_model(hub: Hub) -> str:
@@ -516,38 +522,38 @@ def module_order(model: Mapping[str, Lazy]) -> list[str] | None:
     """Return the names of a model's parameters in the order of its modules; None if no family of
     models has these names.
     """
-    hub = Hub(Origin(""), {name: Parameter(held) for name, held in model.items()})
+    hub = Hub(Origin(""), {name: Parameter(tensor) for name, tensor in model.items()})
     prefix, facts = prefix_of_model(hub), Model(kv_heads=1)
     bare = {
-        name.removeprefix(prefix): held
-        for name, held in hub.parameters.items()
-        if held.weight.shape
+        name.removeprefix(prefix): tensor
+        for name, tensor in hub.parameters.items()
+        if tensor.weight.shape
     }
-    known = try_namings(replace(hub, parameters=bare))
-    if known is None:
+    recognition = try_namings(replace(hub, parameters=bare))
+    if recognition is None:
         return None
     try:
         pieces = read_names(
-            known.naming,
-            known.table,
-            {name: held.weight.shape for name, held in bare.items()},
+            recognition.naming,
+            recognition.table,
+            {name: tensor.weight.shape for name, tensor in bare.items()},
             facts,
         )
-        made = write_names(known.table, neutral_shapes(pieces), facts)
+        parameters = write_names(recognition.table, neutral_shapes(pieces), facts)
     except SourceError:
         return None
     # A table may have several names for one parameter, of which it writes the first.
-    found = [prefix + theirs.name for theirs in made]
-    return found if model.keys() >= set(found) else None
+    order = [prefix + theirs.name for theirs in parameters]
+    return order if model.keys() >= set(order) else None
 
 
 def recognise_names(hub: Hub) -> Recognised:
     """Return the naming and the family that have all names in a checkpoint. If there are none,
     raise a `SourceError` with a name that the nearest family does not have.
     """
-    found, shapes = try_namings(hub), shapes_by_name(hub)
-    if found is not None:
-        return found
+    recognition, shapes = try_namings(hub), shapes_by_name(hub)
+    if recognition is not None:
+        return recognition
     # The family that knows most of the names: what it lacks is most likely what is odd about this
     # model.
     closest = max(
@@ -577,14 +583,14 @@ def unwrap_names(hub: Hub) -> Hub:
     if not top and all(name.startswith("module.") for name in names):
         top = "module."
     bare = {name: WRAPPERS.sub("", name.removeprefix(top)).removeprefix(".") for name in names}
-    changed = [name for name in names if bare[name] != name]
-    if not changed or len(set(bare.values())) < len(names):
+    renames = [name for name in names if bare[name] != name]
+    if not renames or len(set(bare.values())) < len(names):
         return hub
-    message = f"{len(changed)} names lose what wrapped the model, such as {changed[0]}: {bare[changed[0]]}"
+    message = f"{len(renames)} names lose what wrapped the model, such as {renames[0]}: {bare[renames[0]]}"
     return replace(
         hub,
-        parameters={bare[name]: held for name, held in hub.parameters.items()},
-        buffers={bare[name]: held for name, held in hub.buffers.items()},
+        parameters={bare[name]: value for name, value in hub.parameters.items()},
+        buffers={bare[name]: value for name, value in hub.buffers.items()},
         ties={bare[alias]: bare[name] for alias, name in hub.ties.items()},
         groups=tuple(
             replace(group, names=tuple(bare[name] for name in group.names)) for group in hub.groups
@@ -593,15 +599,15 @@ def unwrap_names(hub: Hub) -> Hub:
     )
 
 
-def naming_that_fits(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
-    """Return the checkpoint with its parameters renamed to the naming `wanted`. If `wanted` is
+def naming_that_fits(hub: Hub, target_name: str | None, usual: str | None, model: Model) -> Hub:
+    """Return the checkpoint with its parameters renamed to the naming `target_name`. If `target_name` is
     None, rename them to `usual`, the naming that the format's readers expect, but only if the
     present names belong to another stack. Raises `SourceError` if they cannot be renamed.
     """
-    if wanted is None and usual is None:
+    if target_name is None and usual is None:
         return hub
-    target = naming_of_name(wanted or usual or "")
-    if wanted is None:
+    target = naming_of_name(target_name or usual or "")
+    if target_name is None:
         known_as = try_namings(hub)
         if known_as is None or known_as.naming.stack in ("", target.stack):
             return hub
@@ -611,7 +617,7 @@ def naming_that_fits(hub: Hub, wanted: str | None, usual: str | None, model: Mod
 def shapes_by_name(hub: Hub) -> dict[str, Shape]:
     """Return the shape of each parameter, tied names included."""
     ties = {alias: hub.parameters[name].weight.shape for alias, name in hub.ties.items()}
-    return {**{name: held.weight.shape for name, held in hub.parameters.items()}, **ties}
+    return {**{name: parameter.weight.shape for name, parameter in hub.parameters.items()}, **ties}
 
 
 def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
@@ -630,13 +636,13 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
         twins = {alias: hub.parameters[name] for alias, name in hub.ties.items()}
         hub = replace(hub, parameters={**hub.parameters, **twins}, ties={})
     shapes = shapes_by_name(hub)
-    left = [name for name in shapes if _ignore_pattern(source.table).fullmatch(name)]
+    ignorable = [name for name in shapes if _ignore_pattern(source.table).fullmatch(name)]
     pieces = read_names(source.naming, source.table, shapes, facts)
     sizes = neutral_shapes(pieces)
     places = {block.name: theirs for theirs in pieces for block in theirs.blocks}
     aliases = {name for name, theirs in places.items() if theirs.name in hub.ties}
     table = target.table_for_shapes(sizes, facts)
-    made = write_names(table, sizes, facts)
+    pieces_to_write = write_names(table, sizes, facts)
     # A tied parameter is laid out once. Its other name comes back as a tie, if the target keeps
     # both.
     neutral = {
@@ -644,18 +650,22 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
         for name in sizes
         if name not in aliases
     }
-    own = [theirs for theirs in made if not {block.name for block in theirs.blocks} & aliases]
+    own = [
+        theirs
+        for theirs in pieces_to_write
+        if not {block.name for block in theirs.blocks} & aliases
+    ]
     parameters = {theirs.name: _join_parameter(theirs, neutral) for theirs in own}
     return replace(
         hub,
         parameters=parameters,
-        ties=dict(_rename_ties(hub, made, places, table, parameters)),
+        ties=dict(_rename_ties(hub, pieces_to_write, places, table, parameters)),
         buffers={},
         ordered=True,
         groups=tuple(_rename_groups(hub, own, places)),
         findings=(
             *hub.findings,
-            *_find_ignored_tensors(hub, left),
+            *_find_ignored_tensors(hub, ignorable),
             *_find_padding(pieces),
             *_find_untied(hub.ties if apart else {}),
         ),
@@ -664,7 +674,7 @@ def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
 
 def _neutral_parameter(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
     """Return the neutral parameter `name`, cut out of the family's parameter that contains it."""
-    held = hub.parameters[theirs.name]
+    parameter = hub.parameters[theirs.name]
 
     def take_rows(source: Lazy) -> Lazy:
         straight = Turned(source) if theirs.turned else source
@@ -677,10 +687,10 @@ def _neutral_parameter(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Par
         return _tensor_of_runs(runs, shape, source.dtype)
 
     return replace(
-        held,
-        weight=take_rows(held.weight),
-        master=held.master and take_rows(held.master),
-        moments={kind: take_rows(moment) for kind, moment in held.moments.items()},
+        parameter,
+        weight=take_rows(parameter.weight),
+        master=parameter.master and take_rows(parameter.master),
+        moments={kind: take_rows(moment) for kind, moment in parameter.moments.items()},
     )
 
 
@@ -697,13 +707,13 @@ def _join_parameter(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Paramet
     """Return a family's parameter, joined from neutral parameters. Raises `SourceError` if the
     optimizer treats these differently.
     """
-    held = {block.name: neutral[block.name] for block in theirs.blocks}
-    first = next(iter(held.values()))
-    for name, other in held.items():
+    parts = {block.name: neutral[block.name] for block in theirs.blocks}
+    first = next(iter(parts.values()))
+    for name, other in parts.items():
         same = (set(other.moments), other.step, other.trained, other.weight.dtype)
         if same != (set(first.moments), first.step, first.trained, first.weight.dtype):
             raise SourceError(
-                f"{theirs.name}: this parameter would be joined from {', '.join(held)}, but {name} is trained"
+                f"{theirs.name}: this parameter would be joined from {', '.join(parts)}, but {name} is trained"
                 " differently from the first of them; keep the checkpoint's own names"
             )
     flat = (theirs.shape[1], theirs.shape[0]) if theirs.turned else theirs.shape
@@ -711,15 +721,15 @@ def _join_parameter(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Paramet
     def put(kind: Callable[[Parameter], Lazy]) -> Lazy:
         runs = []
         for block in theirs.blocks:
-            source = kind(held[block.name])
+            source = kind(parts[block.name])
             width = prod(source.shape[1:])
             runs.append(ElementRun(source, block.first * width, block.last * width))
-        found = _tensor_of_runs(runs, flat, runs[0].source.dtype)
-        return Turned(found) if theirs.turned else found
+        tensor = _tensor_of_runs(runs, flat, runs[0].source.dtype)
+        return Turned(tensor) if theirs.turned else tensor
 
     # A parameter without a master is its own: the others' masters need a counterpart in the same
     # format.
-    masters = any(other.master is not None for other in held.values())
+    masters = any(other.master is not None for other in parts.values())
     return replace(
         first,
         weight=put(lambda parameter: parameter.weight),
@@ -734,7 +744,7 @@ def _moment_getter(kind: str) -> Callable[[Parameter], Lazy]:
 
 def _rename_ties(
     hub: Hub,
-    made: Sequence[Theirs],
+    pieces: Sequence[Theirs],
     places: Mapping[str, Theirs],
     table: Table,
     parameters: Mapping[str, Parameter],
@@ -747,14 +757,14 @@ def _rename_ties(
 
 
 def _rename_groups(
-    hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]
+    hub: Hub, pieces: Sequence[Theirs], places: Mapping[str, Theirs]
 ) -> Iterator[ParameterGroup]:
     """Yield the optimizer's groups with the new names of parameters, in the order of the renamed
     model. Raises `SourceError` if parameters of several groups would be joined.
     """
     group_of = {name: number for number, group in enumerate(hub.groups) for name in group.names}
     rows: list[list[str]] = [[] for _ in hub.groups]
-    for theirs in made:
+    for theirs in pieces:
         numbers = {group_of.get(places[block.name].name) for block in theirs.blocks}
         if len(numbers) > 1:
             parts = ", ".join(dict.fromkeys(places[block.name].name for block in theirs.blocks))
@@ -770,12 +780,12 @@ def _rename_groups(
     )
 
 
-def _find_ignored_tensors(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
+def _find_ignored_tensors(hub: Hub, ignorable: Sequence[str]) -> Iterator[Finding]:
     """Yield a finding if tensors are left out because the model computes them itself."""
-    names = [*ignored, *hub.buffers]
+    names = [*ignorable, *hub.buffers]
     if names:
-        listed = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
-        message = f"{listed}: these buffers are left out, because the model computes them itself"
+        examples = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+        message = f"{examples}: these buffers are left out, because the model computes them itself"
         yield loss_finding("buffers", message, Effect.NONE)
 
 
