@@ -229,11 +229,11 @@ def _read_journal(staging: Path) -> dict[str, str]:
 
 def _check_room(staging: Path, rest: Iterable[File]) -> None:
     """Raise `SourceError` unless the disk has space for all that is left to write."""
-    bytes_to_write = sum(file.size - _partial_file(staging, file).size for file in rest) + SPARE
+    need = sum(file.size - _partial_file(staging, file).size for file in rest) + SPARE
     free = shutil.disk_usage(staging).free
-    if free < bytes_to_write:
+    if free < need:
         raise SourceError(
-            f"{staging.parent}: {free:,} bytes are free, but {bytes_to_write:,} are needed; make room on the disk, or name another folder"
+            f"{staging.parent}: {free:,} bytes are free, but {need:,} are needed; make room on the disk, or name another folder"
         )
 
 

@@ -111,7 +111,7 @@ def resolve(document: Document, question: Question) -> ResolvedRun:
         _read_script(document, question)
         if isinstance(document.data, Script)
         else (
-            Given(config=read_config(document), environment=_variables(question.outside)),
+            Given(config=read_config(document), environment=_read_variables(question.outside)),
             folder_of(document.name),
             [],
         )
@@ -134,7 +134,7 @@ def resolve(document: Document, question: Question) -> ResolvedRun:
     settings = (
         run.settings if stop is None else [Settled(one.setting, one.value, one) for one in inputs]
     )
-    resolution = Resolution(tuple(_weigh(settings)), unheard)
+    resolution = Resolution(tuple(_weigh_claims(settings)), unheard)
     findings += (
         _find_stop(stop)
         if stop
@@ -166,7 +166,7 @@ def read_config(document: Document, source: str | None = None) -> dict[str, Said
     return statements
 
 
-def _variables(
+def _read_variables(
     outside: Mapping[str, str],
     line_of_name: Callable[[str], int | None] = lambda _: None,
     source: str = "environment",
@@ -207,12 +207,15 @@ def _read_script(
         if (text := text_if_known(word)) is not None
     }
     places = {name: line_of(launch.environment[name], script.text) for name in variables_of_launch}
-    variables = {**_variables(question.outside), **_variables(variables_of_launch, places.get, "")}
+    variables = {
+        **_read_variables(question.outside),
+        **_read_variables(variables_of_launch, places.get, ""),
+    }
     folder, findings = folder_of(script.name), list[Finding]()
     config = None
     option = read.options.get("config_file")
     if option is not None:
-        file = _open(str(option.value), folder, option)
+        file = _open_config(str(option.value), folder, option)
         config = read_config(file, file.name)
     elif "cpu" not in read.options:
         place = _default_config()
@@ -255,7 +258,7 @@ def _default_config() -> Path:
     return Path(os.path.expanduser(home)) / "accelerate" / "default_config.yaml"
 
 
-def _open(name: str, folder: Path | None, statement: Said) -> Document:
+def _open_config(name: str, folder: Path | None, statement: Said) -> Document:
     path = find(name, folder)
     if path is None:
         raise ConfigError(
@@ -299,7 +302,7 @@ def _weigh_unheard(statement: Said, run: Run) -> Effect:
     return Effect.COST if CHEAP.fullmatch(statement.setting) else Effect.NUMBERS
 
 
-def _weigh(settings: Iterable[Settled]) -> Iterator[Settled]:
+def _weigh_claims(settings: Iterable[Settled]) -> Iterator[Settled]:
     """Yield settings with the effect of what they overrule."""
     for one in settings:
         kind = (

@@ -59,19 +59,19 @@ def _is_word_true(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _steps(text: str) -> int | str:
+def _read_steps(text: str) -> int | str:
     return int(text) if text.isdigit() else text
 
 
-def _norm(text: str) -> float | str:
+def _read_norm(text: str) -> float | str:
     return text if text == "auto" else float(text)
 
 
 ZERO, OWN = "zero_optimization.", "ACCELERATE_DEEPSPEED_"
 SAVES = "stage3_gather_16bit_weights_on_model_save"
 KEYS: Mapping[str, tuple[str, str, Parse, Any]] = {
-    "gradient_accumulation_steps": ("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", _steps, "auto"),
-    "gradient_clipping": ("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", _norm, "auto"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", _read_steps, "auto"),
+    "gradient_clipping": ("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", _read_norm, "auto"),
     "zero_stage": (f"{ZERO}stage", f"{OWN}ZERO_STAGE", int, 2),
     "offload_optimizer_device": (f"{ZERO}offload_optimizer.device", f"{OWN}OFFLOAD_OPTIMIZER_DEVICE", str, "none"),
     "offload_param_device": (f"{ZERO}offload_param.device", f"{OWN}OFFLOAD_PARAM_DEVICE", str, "none"),
@@ -172,7 +172,7 @@ class Plugins:
 
     def _settle_dynamo(self) -> None:
         prefix = "ACCELERATE_DYNAMO_"
-        self.settle("dynamo_backend", prefix + "BACKEND", _backend, "NO")
+        self.settle("dynamo_backend", prefix + "BACKEND", _read_backend, "NO")
         self.settle("dynamo.mode", prefix + "MODE", str, "default")
         self.settle("dynamo.fullgraph", prefix + "USE_FULLGRAPH", is_true, False)
         self.settle(
@@ -236,7 +236,7 @@ class Plugins:
                 "FSDP 2 has no LOCAL_STATE_DICT; use SHARDED_STATE_DICT",
                 self.slot("FSDP_STATE_DICT_TYPE", "").said,
             )
-        policy = settle("auto_wrap_policy", _policy, None)
+        policy = settle("auto_wrap_policy", _read_policy, None)
         for own, variable, parse, kind, usual in (
             (
                 "transformer_cls_names_to_wrap",
@@ -313,7 +313,10 @@ class Plugins:
                 )
         if sizes["cp"] > 1:
             self.settle(
-                "parallelism.cp_comm_strategy", f"{prefix}CP_COMM_STRATEGY", _strategy, "allgather"
+                "parallelism.cp_comm_strategy",
+                f"{prefix}CP_COMM_STRATEGY",
+                _read_strategy,
+                "allgather",
             )
         if sizes["sp"] > 1:
             varies = self.peek(prefix + "SP_SEQ_LENGTH_IS_VARIABLE", "true").lower() == "true"
@@ -327,7 +330,7 @@ class Plugins:
             self.settle(
                 "parallelism.sp_attn_implementation",
                 prefix + "SP_ATTN_IMPLEMENTATION",
-                _attention,
+                _read_attention,
                 None,
             )
         for axis, size in sizes.items():
@@ -466,10 +469,12 @@ class Plugins:
         file = self.slot("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
         by_file = str(file.value) != "none"
         run.hear(file.said)
-        config = self._fill_file(values, file) if by_file else _inline(values)
+        config = self._fill_file(values, file) if by_file else _inline_config(values)
         for name, (key, variable, parse, usual) in KEYS.items():
-            value = _at(config, key)
-            by_key = by_file and value is not None and _at(self.file, key) not in (None, "auto")
+            value = _value_at(config, key)
+            by_key = (
+                by_file and value is not None and _value_at(self.file, key) not in (None, "auto")
+            )
             if by_file and value not in (None, "auto"):
                 values[name] = value
             if by_key:
@@ -481,10 +486,18 @@ class Plugins:
                 and values[name.replace("nvme_path", "device")] != "nvme"
             ):
                 run.add(f"deepspeed.{name}", values[name])
-            elif by_file and _at(self.file, key) is None and name != "gradient_accumulation_steps":
+            elif (
+                by_file
+                and _value_at(self.file, key) is None
+                and name != "gradient_accumulation_steps"
+            ):
                 run.add(f"deepspeed.{name}", values[name], self.slot(variable, usual).said)
                 run.hear(self.slot(variable, usual).said)
-            elif by_file and name == "gradient_accumulation_steps" and _at(self.file, key) is None:
+            elif (
+                by_file
+                and name == "gradient_accumulation_steps"
+                and _value_at(self.file, key) is None
+            ):
                 run.add(f"deepspeed.{name}", 1)
             else:
                 self.settle(
@@ -494,7 +507,7 @@ class Plugins:
                     usual,
                     CLIPS if name == "gradient_clipping" and values[name] == "auto" else "",
                 )
-        third = _at(config, "zero_optimization.stage") == 3
+        third = _value_at(config, "zero_optimization.stage") == 3
         flag = self.slot("ACCELERATE_DEEPSPEED_ZERO3_INIT", str(third))
         value = _parsed_text(flag, is_true, third)
         if third:
@@ -515,7 +528,7 @@ class Plugins:
             raise Refusal(
                 "accelerate needs the section zero_optimization in the DeepSpeed file", file.said
             )
-        fields = {_fact(variable) for _, variable, _, _ in KEYS.values()} | {"mixed_precision"}
+        fields = {_fact_name(variable) for _, variable, _, _ in KEYS.values()} | {"mixed_precision"}
         names_in_config = set(str(self.slot("ACCELERATE_CONFIG_DS_FIELDS", "").value).split(","))
         if fields & names_in_config:
             names = ", ".join(sorted(fields & names_in_config))
@@ -523,8 +536,8 @@ class Plugins:
                 f"beside a DeepSpeed file accelerate's config file may not have {names}", file.said
             )
         for name, (key, _, _, _) in KEYS.items():
-            if _at(config, key) == "auto":
-                _put(config, key, values[name])
+            if _value_at(config, key) == "auto":
+                _put_value(config, key, values[name])
         return config
 
     def _mix_deepspeed(self, chosen: Any, slot: Slot) -> None:
@@ -567,12 +580,12 @@ class Plugins:
             self.run.settle("mixed_precision", slot)
         else:
             self.run.add("mixed_precision", used)
-        for key, value in _flat(config):
+        for key, value in _flat_items(config):
             if key not in {one[0] for one in KEYS.values()}:
                 chosen[1].add(f"deepspeed.deepspeed_config.{key}", value)
 
 
-def _fact(variable: str) -> str:
+def _fact_name(variable: str) -> str:
     return variable.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower()
 
 
@@ -585,14 +598,14 @@ def _parsed_text(slot: Slot, parse: Parse, usual: Any) -> Any:
         raise Refusal(f"found {slot.value}, which accelerate cannot read", slot.said) from None
 
 
-def _backend(text: str) -> str:
+def _read_backend(text: str) -> str:
     name = text.upper()
     if name not in facts()["backends"]:
         raise Refusal(f"found {text}, expected one of {', '.join(facts()['backends'])}")
     return name
 
 
-def _policy(text: str) -> str | None:
+def _read_policy(text: str) -> str | None:
     if text.upper() not in facts()["wraps"]:
         raise Refusal(f"found {text}, expected one of {', '.join(facts()['wraps'])}")
     return {
@@ -601,19 +614,19 @@ def _policy(text: str) -> str | None:
     }.get(text.upper())
 
 
-def _strategy(text: str) -> str:
+def _read_strategy(text: str) -> str:
     if text not in ("allgather", "alltoall"):
         raise Refusal(f"found {text}, expected allgather or alltoall")
     return text
 
 
-def _attention(text: str) -> str:
+def _read_attention(text: str) -> str:
     if text not in BUILTIN and ("/" not in text or "flash-attn" not in text):
         raise Refusal(f"found {text}, expected one of {', '.join(BUILTIN)}, or a kernel of the hub")
     return text
 
 
-def _inline(values: Mapping[str, Any]) -> dict[str, Any]:
+def _inline_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that accelerate builds where no file is named."""
     zero: dict[str, Any] = {"stage": values["zero_stage"]}
     for part in ("optimizer", "param"):
@@ -633,25 +646,25 @@ def _inline(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _at(config: Any, key: str) -> Any:
+def _value_at(config: Any, key: str) -> Any:
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config
 
 
-def _put(config: dict[str, Any], key: str, value: Any) -> None:
+def _put_value(config: dict[str, Any], key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:
         config = config[section]
     config[name] = value
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat_items(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return [
         pair
         for name, value in config.items()
         for pair in (
-            _flat(value, f"{prefix}{name}.")
+            _flat_items(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)
             else [(prefix + name, value)]
         )

@@ -85,12 +85,12 @@ class Run:
         # A value that is no text came from YAML or from an option with a type.
         kind = type(slot.value) if isinstance(slot.value, (int, float)) else str
         reads = parse or (is_true if kind is bool else kind)
-        value = _parsed(reads, slot) if parse else slot.value
+        value = _parse_slot(reads, slot) if parse else slot.value
         claims = []
         for statement in slot.lost:
             if (statement.setting, statement.source) in self.heard:
                 continue
-            claim = Claim(name, _kept(reads, statement), statement, _advice(slot))
+            claim = Claim(name, _value_if_parsed(reads, statement), statement, _advice_on(slot))
             if claim.is_met_by(value):
                 self.heard |= {(statement.setting, statement.source)} if slot.is_given else set()
             else:
@@ -104,7 +104,7 @@ class Run:
         self.settings.append(Settled(name, value, statement or default(name, value), (), why))
 
 
-def _advice(slot: Slot) -> str:
+def _advice_on(slot: Slot) -> str:
     """Return why a slot's source wins, and what to do."""
     if not slot.is_given:
         return USUAL
@@ -113,7 +113,7 @@ def _advice(slot: Slot) -> str:
     return OTHER.format(slot.said.setting) if slot.said.setting.isupper() else CONFIG
 
 
-def _parsed(parse: Callable[[Any], Any], slot: Slot) -> Any:
+def _parse_slot(parse: Callable[[Any], Any], slot: Slot) -> Any:
     try:
         return parse(slot.value)
     except Refusal as error:
@@ -122,7 +122,7 @@ def _parsed(parse: Callable[[Any], Any], slot: Slot) -> Any:
         raise Refusal(f"found {slot.value!r}, which accelerate cannot read", slot.said) from None
 
 
-def _kept(parse: Callable[[Any], Any], statement: Said) -> Any:
+def _value_if_parsed(parse: Callable[[Any], Any], statement: Said) -> Any:
     """Return what a source that lost would have given; what it says, if that cannot be read."""
     try:
         return parse(str(statement.value))

@@ -243,7 +243,7 @@ class _RecipeReader(Reader):
             elif entry is None and REST in level:
                 self.free(where, path, str(name), data, level)
                 self.inside(where, value)
-                others[str(name)] = _plain(value)
+                others[str(name)] = _plain_value(value)
             elif entry is None:
                 self.unknown(where, level)
                 self.suppose(where, value, data, level)
@@ -281,7 +281,7 @@ class _RecipeReader(Reader):
         all others an error is added.
         """
         if REST in level and where not in STRICT:
-            others[name] = _plain(value)
+            others[name] = _plain_value(value)
         else:
             self.problem(where, f"found {show_value(value)}, expected a mapping")
 
@@ -308,7 +308,7 @@ class _RecipeReader(Reader):
         except ValueError as error:
             # A section of one's own may have a name that AutoModel uses for something else.
             if "." not in path and path != "seed":
-                others[path] = _plain(value)
+                others[path] = _plain_value(value)
             else:
                 self.problem(where, str(error))
             return
@@ -323,7 +323,7 @@ class _RecipeReader(Reader):
             self.problem(where, wrong)
         else:
             self.inside(where, result)
-            self.set(path, _plain(result), where)
+            self.set(path, _plain_value(result), where)
 
     def knows_setting(self, where: str, path: str) -> bool:
         """Return whether the release has the setting. If not, add an error, or a finding if reading
@@ -436,11 +436,11 @@ def _value_of_text(path: str, value: Any) -> Any:
     return scalar(value) if isinstance(value, str) and not takes_text(path) else value
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Copy a free-form value into plain lists and dictionaries."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {str(name): _plain_value(inner) for name, inner in value.items()}
+    return [_plain_value(item) for item in value] if isinstance(value, list) else value
 
 
 def history(path: str, release: Release) -> str:
@@ -523,33 +523,35 @@ def program(release: Release) -> tuple[str, ...]:
 def text(settings: Mapping[str, Any], release: Release) -> str:
     """Return a recipe as YAML that sets every value explicitly."""
     data = nest_recipe(settings, release)
-    return "\n".join(_block(data, "")) + "\n" if data else "{}\n"
+    return "\n".join(_block_lines(data, "")) + "\n" if data else "{}\n"
 
 
-def _block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
+def _block_lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in data.items():
-        key = f"{indent}{_word(name)}:"
+        key = f"{indent}{_quote_word(name)}:"
         if isinstance(value, Mapping) and value:
             yield key
-            yield from _block(value, indent + "  ")
+            yield from _block_lines(value, indent + "  ")
         elif isinstance(value, list | tuple) and any(
             isinstance(item, Mapping | list | tuple) for item in value
         ):
             yield key
-            yield from (f"{indent}- {_inline(item)}" for item in value)
+            yield from (f"{indent}- {_inline_text(item)}" for item in value)
         else:
-            yield f"{key} {_inline(value)}"
+            yield f"{key} {_inline_text(value)}"
 
 
-def _inline(value: Any) -> str:
+def _inline_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return (
             "{"
-            + ", ".join(f"{_word(name)}: {_inline(inner)}" for name, inner in value.items())
+            + ", ".join(
+                f"{_quote_word(name)}: {_inline_text(inner)}" for name, inner in value.items()
+            )
             + "}"
         )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
+        return "[" + ", ".join(_inline_text(item) for item in value) + "]"
     if isinstance(value, float):
         # YAML 1.1 takes 1e-08 for a text: it wants a point before the exponent, and a sign in it.
         digits, exponent, power = repr(value).partition("e")
@@ -558,13 +560,13 @@ def _inline(value: Any) -> str:
         if exponent and power[0] not in "+-":
             power = "+" + power
         return digits + exponent + power
-    return _word(value) if isinstance(value, str) else json.dumps(value)
+    return _quote_word(value) if isinstance(value, str) else json.dumps(value)
 
 
 PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
-def _word(text: str) -> str:
+def _quote_word(text: str) -> str:
     """Return a text for YAML, in quotes if a loader would read the bare text as another type."""
     if (
         PLAIN.fullmatch(text)

@@ -28,7 +28,7 @@ MOST_OTHERS = 4
 """Largest number of keys of a config for each key that DeepSpeed reads."""
 
 
-def _reads(key: str, inner: set[str], value: Any) -> bool:
+def _looks_read(key: str, inner: set[str], value: Any) -> bool:
     """Return whether the value of a top-level key looks as DeepSpeed reads it. `inner` are the keys of that section; the
     empty key stands for a key that is no section.
     """
@@ -355,7 +355,7 @@ class DeepSpeedDialect(PackagedDialect):
         for path in KEYS:
             top, _, inner = path.partition(".")
             own.setdefault(top, set()).add(inner.partition(".")[0])
-        count = sum(_reads(key, own[key], value) for key, value in data.items() if key in own)
+        count = sum(_looks_read(key, own[key], value) for key, value in data.items() if key in own)
         # Keys that DeepSpeed does not have speak against it: some of its names are common words.
         return count if MOST_OTHERS * count >= len(data) else 0
 

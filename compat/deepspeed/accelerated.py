@@ -109,7 +109,7 @@ def options(launch: Launch) -> dict[str, Pieces] | None:
     return values
 
 
-def _settings(
+def _read_settings(
     options: Mapping[str, Pieces], opens: Opens, line: int
 ) -> tuple[Mapping[str, Any], Document | None]:
     """Return the data of accelerate's config file; empty without a file."""
@@ -122,7 +122,7 @@ def _settings(
     return data, document
 
 
-def _deepspeed(options: Mapping[str, Pieces], data: Mapping[str, Any]) -> bool:
+def _uses_deepspeed(options: Mapping[str, Pieces], data: Mapping[str, Any]) -> bool:
     if SWITCH in options or MODES & options.keys():
         return SWITCH in options
     kind = str(data.get("distributed_type", "")).rpartition(".")[2]
@@ -132,7 +132,9 @@ def _deepspeed(options: Mapping[str, Pieces], data: Mapping[str, Any]) -> bool:
 def starts(launch: Launch, opens: Opens) -> bool:
     """Return whether accelerate runs the launch with DeepSpeed."""
     words = options(launch)
-    return words is not None and _deepspeed(words, _settings(words, opens, launch.line)[0])
+    return words is not None and _uses_deepspeed(
+        words, _read_settings(words, opens, launch.line)[0]
+    )
 
 
 def mistaken(launch: Launch, opens: Opens) -> str:
@@ -141,10 +143,10 @@ def mistaken(launch: Launch, opens: Opens) -> str:
     if words is None:
         return ""
     try:
-        data, _ = _settings(words, opens, launch.line)
+        data, _ = _read_settings(words, opens, launch.line)
     except SourceError as error:
         return f"a launch of accelerate: {error}"
-    if _deepspeed(words, data):
+    if _uses_deepspeed(words, data):
         return ""
     kind = data.get("distributed_type", next(iter(sorted(MODES & words.keys())), ""))
     source = (
@@ -172,8 +174,8 @@ def read(
     words = options(launch)
     if words is None:
         return None
-    data, config = _settings(words, opens, launch.line)
-    if not _deepspeed(words, data):
+    data, config = _read_settings(words, opens, launch.line)
+    if not _uses_deepspeed(words, data):
         return None
     names = {*FACTS, PRECISION, FILE}
     for name in names & words.keys():
@@ -192,11 +194,11 @@ def read(
         precision_of_program
         or str(typed_values.get(PRECISION, data.get(PRECISION)) or "no").lower()
     )
-    settings = {name: _spelled(chosen.get(name, usual)) for name, usual in USUAL.items()}
+    settings = {name: _spell_setting(chosen.get(name, usual)) for name, usual in USUAL.items()}
     facts = {FACTS[name][1]: value for name, value in settings.items() if value != "auto"}
     facts = {PRECISION: precision, "clip": CLIP, "nvme_path": NO_PATH, **facts}
-    findings = [*_refusals(section, typed_values, data, config)] if FILE in chosen else []
-    findings += _unpassed(chosen, settings, launch.line)
+    findings = [*_find_refusals(section, typed_values, data, config)] if FILE in chosen else []
+    findings += _find_unpassed(chosen, settings, launch.line)
     if FILE in chosen:
         words_of_file = words.get(FILE) or (Text(str(chosen[FILE]), NOWHERE),)
         document = opens(words_of_file, launch.line)
@@ -206,7 +208,10 @@ def read(
             else {}
         )
     else:
-        document, whole = config or Document({}, {}, "json", name=script.name), _built(settings)
+        document, whole = (
+            config or Document({}, {}, "json", name=script.name),
+            _build_config(settings),
+        )
         lines: dict[Key, int] = {
             tuple(FACTS[str(key[1])][0].split(".")): line
             for key, line in document.lines.items()
@@ -219,12 +224,12 @@ def read(
             " DEEPSPEED; stagebridge assumes that your default config says so; add --use_deepspeed"
         )
         findings.append(Finding(f"--{FILE}", message, Effect.NUMBERS, origin=Origin(launch.line)))
-    findings += _clash(whole, precision)
+    findings += _find_clash(whole, precision)
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
-    document = replace(document, data=_mixed(whole, precision), strings={})
+    document = replace(document, data=_mix_precisions(whole, precision), strings={})
     places = _place_settings(words, typed_values, section, data, config, launch, script)
-    sources = _find_sources(places, _mixed(whole, precision), document, FILE in chosen)
+    sources = _find_sources(places, _mix_precisions(whole, precision), document, FILE in chosen)
     world = launch.ranks or (None if launch.unranked else ranks)
     return Started(document, facts, world, tuple(findings), sources)
 
@@ -291,7 +296,7 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _spelled(value: Any) -> Any:
+def _spell_setting(value: Any) -> Any:
     """Return a setting as accelerate takes it from its environment variable."""
     if isinstance(value, str):
         text = value.lower()
@@ -301,7 +306,7 @@ def _spelled(value: Any) -> Any:
     return value
 
 
-def _built(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _build_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that accelerate builds where no file of DeepSpeed is named."""
     flat = {
         FACTS[name][0]: value
@@ -314,7 +319,7 @@ def _built(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", **nest(flat)}
 
 
-def _mixed(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
+def _mix_precisions(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
     """Return a config with the sections of both 16-bit formats, as accelerate completes it."""
     on = {"fp16": {"enabled": True, "auto_cast": True}} if precision == "fp16" else {}
     on |= {"bf16": {"enabled": True}} if precision in ("bf16", "fp8") else {}
@@ -322,7 +327,7 @@ def _mixed(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
     return {**off, **on, **data}
 
 
-def _clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
+def _find_clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
     other = {"fp16": "bf16", "bf16": "fp16", "fp8": "fp16"}.get(precision, "")
     section = data.get(other)
     if isinstance(section, Mapping) and str(section.get("enabled")).lower() == "true":
@@ -330,7 +335,7 @@ def _clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
         yield Finding(f"{other}.enabled", message, Effect.STOPS)
 
 
-def _unpassed(
+def _find_unpassed(
     chosen: Mapping[str, Any], settings: Mapping[str, Any], line: int
 ) -> Iterator[Finding]:
     for device, path in PATHS.items():
@@ -342,7 +347,7 @@ def _unpassed(
             yield Finding(path, message, Effect.COST, origin=Origin(line))
 
 
-def _refusals(
+def _find_refusals(
     section: Mapping[str, Any],
     typed_values: Mapping[str, Any],
     data: Mapping[str, Any],

@@ -31,7 +31,7 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     world size does not fit the sizes of the mesh axes.
     """
     at = release(version)
-    axes, mesh = _shared(values, at), _mesh(values)
+    axes, mesh = _sharing_keys(values, at), _mesh(values)
     # Ranks that share one batch. AutoTP's are not among them:
     # DeepSpeed reads the batch before these groups exist.
     sharing = (
@@ -96,7 +96,7 @@ def _mesh(values: Flat) -> int:
     return int(values["data_parallel_size"]) * int(values["sequence_parallel_size"])
 
 
-def _shared(values: Flat, at: Release) -> str:
+def _sharing_keys(values: Flat, at: Release) -> str:
     """Return, for a message, the keys that make several ranks share one batch, with their sizes."""
     sequence = _sequence(values, at)
     sequence_path = (
@@ -133,7 +133,7 @@ def solve(values: dict[str, Any], settings: Flat, at: Release, world_size: int |
     if total is None and micro is None:
         return [f"{MICRO}: missing; set this key or {TOTAL}"]
     values.update(_solve_batch(total, micro, steps, data))
-    return _uneven(values, data)
+    return _find_uneven(values, data)
 
 
 def _solve_batch(
@@ -141,7 +141,7 @@ def _solve_batch(
 ) -> dict[str, int]:
     """Return the three batch keys. At least `total` or `micro` must be given. Missing keys are
     computed by floor division, as in DeepSpeed. If the division leaves a remainder, the keys
-    contradict each other, and `_uneven` reports this.
+    contradict each other, and `_find_uneven` reports this.
     """
     if micro is None:
         assert total is not None
@@ -152,7 +152,7 @@ def _solve_batch(
     return {TOTAL: micro * steps * data if total is None else total, MICRO: micro, STEPS: steps}
 
 
-def _uneven(values: Flat, data: int) -> list[str]:
+def _find_uneven(values: Flat, data: int) -> list[str]:
     total, micro, steps = values[TOTAL], values[MICRO], values[STEPS]
     # A total below the number of ranks makes a micro batch of 0, whose product may still agree.
     if total == micro * steps * data and micro * steps > 0:
@@ -160,11 +160,11 @@ def _uneven(values: Flat, data: int) -> list[str]:
     product = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
     return [
         f"{TOTAL}: found {total}, expected {product} = {micro * steps * data}; set only two of the"
-        f" three keys, or make them agree{_apart(values, data)}"
+        f" three keys, or make them agree{_hint_on_ranks(values, data)}"
     ]
 
 
-def _apart(values: Flat, data: int) -> str:
+def _hint_on_ranks(values: Flat, data: int) -> str:
     """Return a hint if the batch keys would agree with each other on the condition that several
     ranks share each batch, or that there are fewer ranks. Otherwise return an empty string. Only
     the script, not the file, decides whether ranks share a batch.

@@ -46,7 +46,7 @@ def _stops_muon(view: Seen) -> bool:
     return muon and bool(view["bf16.enabled"]) and (wide or narrow)
 
 
-def _dead(
+def _check_dead_key(
     path: str, message: str, place: str = "runtime/config.py: parsed, never read", name: str = ""
 ) -> Check:
     return Check(path, lambda view: path in view.given, message, Effect.NONE, place, name=name)
@@ -60,7 +60,7 @@ its folders).
 """
 
 
-def _fused(view: Seen) -> bool:
+def _needs_fused_kernel(view: Seen) -> bool:
     """Return whether the optimizer needs a kernel that only few accelerators have. Lion with
     offload needs none, because DeepSpeed compiles Lion's CPU kernel on every machine.
     """
@@ -102,38 +102,38 @@ def _zero_masters(view: Seen) -> bool:
 TRAPS = Checks(
     RELEASES,
     # Keys that nothing reads
-    _dead(
+    _check_dead_key(
         "pipeline.stages",
         "this key has no effect; the script sets the number of stages with"
         " PipelineModule(num_stages=): set code.pipeline_stages",
         name="no-effect-the-script-s",
     ),
-    _dead(
+    _check_dead_key(
         "pipeline.partition",
         "this key has no effect; the script sets the partition method with"
         " PipelineModule(partition_method=): set code.partition_method",
         name="no-effect-the-script-s",
     ),
-    _dead(
+    _check_dead_key(
         "pipeline.seed_layers",
         "this key has no effect; the script sets it with PipelineModule(seed_layers=); drop the"
         " key",
         name="no-effect-the-script-s",
     ),
-    _dead("disable_allgather", "no effect; drop it"),
-    _dead(
+    _check_dead_key("disable_allgather", "no effect; drop it"),
+    _check_dead_key(
         "tensor_parallel.tp.tp_size",
         "tp_size has no effect; DeepSpeed uses tensor_parallel.autotp_size",
         "runtime/engine.py, autotp_size",
         name="no-effect-tensor_parallel-autotp_size-counts",
     ),
-    _dead(ZERO + "allgather_partitions", "no effect; drop it"),
-    _dead(
+    _check_dead_key(ZERO + "allgather_partitions", "no effect; drop it"),
+    _check_dead_key(
         ZERO + "cpu_offload_use_pin_memory",
         "this key has no effect; use pin_memory in offload_optimizer or offload_param",
         name="no-effect-use-pin_memory-in",
     ),
-    _dead(
+    _check_dead_key(
         "fp32_allreduce",
         "this key has no effect since DeepSpeed 0.6; use communication_data_type",
         name="no-effect-since-deepspeed-0",
@@ -206,7 +206,7 @@ TRAPS = Checks(
     # Kernels that few accelerators have
     Check(
         "optimizer.type",
-        lambda view: _fused(view) and view["code.accelerator"] is None,
+        lambda view: _needs_fused_kernel(view) and view["code.accelerator"] is None,
         f"DeepSpeed has this optimizer's kernel only for {', '.join(FUSED_ON)}; on other"
         " accelerators and on CPUs the run stops",
         Effect.COST,
@@ -215,7 +215,9 @@ TRAPS = Checks(
     ),
     Check(
         "optimizer.type",
-        lambda view: _fused(view) and view["code.accelerator"] not in (None, *FUSED_ON),
+        lambda view: (
+            _needs_fused_kernel(view) and view["code.accelerator"] not in (None, *FUSED_ON)
+        ),
         f"DeepSpeed has this optimizer's kernel only for {', '.join(FUSED_ON)}, not for the run's"
         f" accelerator: {NOT_THERE}; use another optimizer, or offload Lion",
         Effect.STOPS,
@@ -676,11 +678,16 @@ def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings about settings in a config that DeepSpeed ignores or gets wrong."""
     view = Seen(config.effective, config.given, config.context)
     yield from TRAPS.remarks(view, config.origins)
-    for remarks in (_strange(view), _old_names(view), _arguments(view), _world(view)):
+    for remarks in (
+        _find_strange_types(view),
+        _old_names(view),
+        _find_wrong_arguments(view),
+        _find_assumed_world(view),
+    ):
         yield from report_remarks(remarks, view, config.origins)
 
 
-def _strange(view: Seen) -> Iterator[Remark]:
+def _find_strange_types(view: Seen) -> Iterator[Remark]:
     """Yield remarks on types of optimizers and schedulers that neither DeepSpeed nor PyTorch has.
 
     Source: runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config.
@@ -712,7 +719,7 @@ def _old_names(view: Seen) -> Iterator[Remark]:
             yield path, f"old name; use {instead}", Effect.NONE
 
 
-def _arguments(view: Seen) -> Iterator[Remark]:
+def _find_wrong_arguments(view: Seen) -> Iterator[Remark]:
     """Yield remarks on optimizer arguments that the selected implementation does not take, although
     another implementation of the same optimizer does.
     """
@@ -736,7 +743,7 @@ def _arguments(view: Seen) -> Iterator[Remark]:
             )
 
 
-def _world(view: Seen) -> Iterator[Remark]:
+def _find_assumed_world(view: Seen) -> Iterator[Remark]:
     """Yield a remark if the world size is not given. The batch keys are then checked for an assumed
     number of ranks.
     """

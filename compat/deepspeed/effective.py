@@ -50,7 +50,7 @@ def effective(
         for path in settings
         if path not in at.keys and not path.startswith("code.")
     ]
-    problems += [*_find_wrong_types(settings), *_bounds(settings, at)]
+    problems += [*_find_wrong_types(settings), *_find_beyond_bounds(settings, at)]
     # The checks below compute with the values, so keys and types have to be right first.
     ConfigError.raise_if(problems)
     values = _fill_defaults(settings, at)
@@ -76,7 +76,7 @@ def _find_wrong_types(settings: Flat) -> Iterator[str]:
             yield f"{path}: {error}" if isinstance(error, ValueError) else f"{path}: unknown key"
 
 
-def _bounds(settings: Flat, at: Release) -> Iterator[str]:
+def _find_beyond_bounds(settings: Flat, at: Release) -> Iterator[str]:
     for path in at.bounds.keys() & settings.keys():
         for limit_text in at.bounds[path]:
             value, limit = settings[path], float(limit_text[1:])
@@ -99,9 +99,9 @@ def _fill_defaults(settings: Flat, at: Release) -> dict[str, Any]:
     values.update(settings)
     # In this order: constructors are looked up by moved keys (offload
     # decides between them), and derivations by their names.
-    _move(values, at)
-    _name(values, settings, at)
-    _derive(values, settings, at)
+    _move_old_keys(values, at)
+    _name_types(values, settings, at)
+    _derive_values(values, settings, at)
     return values
 
 
@@ -122,7 +122,7 @@ def keys_with_new_names(settings: Flat) -> dict[str, str]:
     return renames | {old: new for old, new in singles.items() if old in settings}
 
 
-def _move(values: dict[str, Any], at: Release) -> None:
+def _move_old_keys(values: dict[str, Any], at: Release) -> None:
     """Replace old keys by new keys, as DeepSpeed does (runtime/config_utils.py, deprecated fields;
     runtime/precision_config.py, bf16).
     """
@@ -138,7 +138,7 @@ def _move(values: dict[str, Any], at: Release) -> None:
         values["bf16." + path.removeprefix("bfloat16.")] = values.pop(path)
 
 
-def _name(values: dict[str, Any], settings: Flat, at: Release) -> None:
+def _name_types(values: dict[str, Any], settings: Flat, at: Release) -> None:
     """Replace the user's spellings of optimizer and scheduler types by DeepSpeed's own, and add the
     default arguments of these types.
     """
@@ -154,7 +154,7 @@ def _name(values: dict[str, Any], settings: Flat, at: Release) -> None:
                     values[path] = tuple(default) if isinstance(default, list) else default
 
 
-def _derive(values: dict[str, Any], settings: Flat, at: Release) -> None:
+def _derive_values(values: dict[str, Any], settings: Flat, at: Release) -> None:
     stage = values[ZERO + "stage"]
     if values.get(ZERO + "overlap_comm") is None:  # runtime/zero/config.py, overlap_comm_valid
         values[ZERO + "overlap_comm"] = stage == 3
@@ -167,7 +167,7 @@ def _derive(values: dict[str, Any], settings: Flat, at: Release) -> None:
     if values["flops_profiler.enabled"]:  # runtime/config.py, _initialize_params
         values["wall_clock_breakdown"] = True
     if values.get("optimizer.type") in ("adam", "adamw"):
-        _adam(values, settings)
+        _set_adam(values, settings)
     _reset_half_precision(values, settings, at)
     if (
         not at.since("0.17.1")
@@ -200,7 +200,7 @@ def _reset_half_precision(values: dict[str, Any], settings: Flat, at: Release) -
         values["bf16.immediate_grad_update"] = False  # get_bfloat16_immediate_grad_update
 
 
-def _adam(values: dict[str, Any], settings: Flat) -> None:
+def _set_adam(values: dict[str, Any], settings: Flat) -> None:
     """Set adam_w_mode and the default of weight_decay as DeepSpeed does: type AdamW always
     decouples weight decay, and PyTorch's AdamW has a default of 0.01 (runtime/engine.py).
     """

@@ -168,11 +168,11 @@ def _tree(release: Release) -> Tree:
         spellings |= {path: path for path in OBJECTS}
     tree: Tree = nest(spellings)
     for alias, path in ALIASES.items():
-        _alias(tree, alias, path)
+        _add_alias(tree, alias, path)
     return tree
 
 
-def _alias(tree: Tree, alias: str, path: str) -> None:
+def _add_alias(tree: Tree, alias: str, path: str) -> None:
     """Add the alternative name `alias` for the key at `path`, unless the release does not read that
     key.
     """
@@ -204,7 +204,7 @@ def read(
     are TrainingArguments by name, for a run that Hugging Face's Trainer starts. With `open_auto`, an
     "auto" that lacks a fact is left out and told among the reading's sources.
     """
-    script = _script(source)
+    script = _find_script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
         if script.trained or arguments is not None:
@@ -254,7 +254,7 @@ def read(
     return reading.unless(reader.problems, words)
 
 
-def _script(source: Any) -> scripts.Found | None:
+def _find_script(source: Any) -> scripts.Found | None:
     """Return the config of the run that a launch script starts; None if `source` is not a launch
     script.
     """
@@ -284,10 +284,10 @@ def load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         )
     document = _decode_base64(source) if isinstance(source, str) else None
     document = document or load(source)
-    return {**_beside(source), **mapping(document, KEYED)}, document, "file"
+    return {**_read_code_beside(source), **mapping(document, KEYED)}, document, "file"
 
 
-def _beside(source: str | Path | Document) -> dict[str, Any]:
+def _read_code_beside(source: str | Path | Document) -> dict[str, Any]:
     """Return the code part from the file that stands next to `source`; empty if there is no such
     file.
     """
@@ -649,7 +649,7 @@ class _KeyReader(Reader):
                 before,
             ):
                 self.finding(path, *remark)
-            if argument == "auto" or (name in entry and _fits(path, argument)):
+            if argument == "auto" or (name in entry and _fits_type(path, argument)):
                 self.leaf(path, path, argument)
             else:
                 self.opaque[path] = argument
@@ -662,7 +662,7 @@ class _KeyReader(Reader):
         a finding if reading is lenient; a key that DeepSpeed refuses is always an error.
         """
         parent, _, name = key.rpartition(".")
-        advice = _elsewhere(key, self.release)
+        advice = _find_elsewhere(key, self.release)
         if parent == "code" and name in _tree(self.release):
             advice = (
                 f"not a setting of the training script; move {name} from the code part into"
@@ -940,7 +940,7 @@ class _KeyReader(Reader):
             self.finding("bf16.enabled", UNSAID, Effect.NUMBERS)
 
 
-def _fits(path: str, value: Any) -> bool:
+def _fits_type(path: str, value: Any) -> bool:
     try:
         typed(path, value)
     except ValueError:
@@ -948,7 +948,7 @@ def _fits(path: str, value: Any) -> bool:
     return True
 
 
-def _elsewhere(key: str, release: Release) -> str:
+def _find_elsewhere(key: str, release: Release) -> str:
     """Return a message about a key or section that only other releases read; empty if no release
     reads it.
     """

@@ -65,10 +65,10 @@ def unread(path: str, value: Any) -> Iterator[tuple[str, str, Effect]]:
     """Yield path, message and effect of each name in the section `value` at `path` that DeepSpeed
     does not read.
     """
-    yield from _unread(path, value, _facts()["sections"].get(path))
+    yield from _find_unread(path, value, _facts()["sections"].get(path))
 
 
-def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, str, Effect]]:
+def _find_unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, str, Effect]]:
     if names is None:
         return
     if not isinstance(value, Mapping):
@@ -81,7 +81,7 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         return
     for before, (name, inner) in enumerate(value.items()):
         if name in names or ANY in names:
-            yield from _unread(f"{path}.{name}", inner, names.get(name, names.get(ANY)))
+            yield from _find_unread(f"{path}.{name}", inner, names.get(name, names.get(ANY)))
         else:
             advice = suggest_spelling(str(name), inner, names, before)
             yield f"{path}.{name}", IGNORED + advice, Effect.NUMBERS if advice else Effect.NONE

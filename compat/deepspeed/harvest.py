@@ -133,7 +133,7 @@ def facts(tree: Tree) -> Facts:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     models = dict(_models())
     rows = {path: row for prefix, model in models.items() for path, row in _fields(model, prefix)}
-    rows |= {path: {"default": default} for path, default in _heard(rows).items()}
+    rows |= {path: {"default": default} for path, default in _defaults_by_lookup(rows).items()}
     # A rejected key may be gone from the models, so that only our own tables know it.
     refusals = {path for path in {*rows, *KEYS} if _refuses(path)}
     own = {row["key"] for row in DECIDED["keys"]} | OPAQUE
@@ -213,7 +213,7 @@ def _row_of_section(path: str, value: Any) -> Row:
     return row
 
 
-def _heard(rows: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults_by_lookup(rows: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults, by path, of all keys that the release looks up in a config and that
     `rows` lacks.
     """
@@ -289,7 +289,7 @@ def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
     inner = {
         path: optional
         for prefix, model in models.items()
-        for path, optional in _inner(model, prefix)
+        for path, optional in _inner_models(model, prefix)
     }
     for section in (*models, *inner, *(TWICE[name] for name in TWICE if name in models)):
         row: Row = {"section": section}
@@ -299,7 +299,7 @@ def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
             yield row
 
 
-def _inner(model: Any, prefix: str) -> Iterator[tuple[str, bool]]:
+def _inner_models(model: Any, prefix: str) -> Iterator[tuple[str, bool]]:
     """Yield the path of each config model inside `model`, and whether the section at this path is
     off by default.
     """
@@ -307,7 +307,7 @@ def _inner(model: Any, prefix: str) -> Iterator[tuple[str, bool]]:
         if inner := _model(info.annotation):
             path = f"{prefix}.{info.alias or name}"
             yield path, info.get_default(call_default_factory=True) is None
-            yield from _inner(inner, path)
+            yield from _inner_models(inner, path)
 
 
 def _aliases(models: Mapping[str, Any]) -> Iterator[Row]:

@@ -51,7 +51,7 @@ SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
 """Keys of a scheduler that can override the optimizer's learning rate."""
 
 
-def _name(values: Group) -> str | None:
+def _plan_name(values: Group) -> str | None:
     """Return the plan's name of the optimizer; None if the plan has no name for it. DeepSpeed's
     Adam is AdamW unless `adam_w_mode` is off (runtime/engine.py: _configure_basic_optimizer).
     """
@@ -65,8 +65,8 @@ def _compresses(values: Group) -> bool:
     return (values.get("optimizer.type") or "").lower() in COMPRESSED
 
 
-def _read(values: Group, context: Context) -> Group:
-    name = _name(values)
+def _read_optimizer(values: Group, context: Context) -> Group:
+    name = _plan_name(values)
     if name is None:
         return {}
     defaults = dict(DEFAULTS[name])
@@ -78,11 +78,11 @@ def _read(values: Group, context: Context) -> Group:
     }
     hyper = {key: value for key, value in {**defaults, **arguments}.items() if key in TAKES[name]}
     if (values.get("scheduler.type") or "") in ("WarmupLR", "WarmupDecayLR"):
-        hyper["lr"] = _peak(values, hyper.get("lr"), context)
+        hyper["lr"] = _peak_rate(values, hyper.get("lr"), context)
     return {"optimizer.name": name, **{f"optimizer.{key}": value for key, value in hyper.items()}}
 
 
-def _peak(values: Group, lr: float | None, context: Context) -> float | None:
+def _peak_rate(values: Group, lr: float | None, context: Context) -> float | None:
     """Return the peak learning rate under WarmupLR or WarmupDecayLR. A single warmup_max_lr in the
     config is the peak. If the config has a list of peaks, the optimizer's rate `lr` is returned.
     Without warmup_max_lr, the peak is `lr` for WarmupLR from 0.17.2 on, and 0.001 otherwise.
@@ -96,7 +96,7 @@ def _peak(values: Group, lr: float | None, context: Context) -> float | None:
     return lr if keeps or isinstance(peak, tuple) else 1e-3
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_optimizer(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
     if name not in TYPES:
         return {}
@@ -122,8 +122,8 @@ OPTIMIZER = convert(
         "zero_allow_untested_optimizer",
     ),
     ("optimizer.name", *(f"optimizer.{key}" for key in HYPER)),
-    _read,
-    _write,
+    _read_optimizer,
+    _write_optimizer,
     sees=(*SCHEDULE_LR, "optimizer.amsgrad"),
     carries={
         "optimizer.type": "optimizer.name",
@@ -134,7 +134,7 @@ OPTIMIZER = convert(
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
     blurs=lambda values: (
-        bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values))
+        bool(values.get("optimizer.type")) and (_plan_name(values) is None or _compresses(values))
     ),
     tells=lambda values: (
         "the optimizer communicates one bit for each element, and has no bias correction"
@@ -176,7 +176,7 @@ def _read_schedule(values: Group, context: Context) -> Group:
     shape = SHAPES.get(values.get("scheduler.type") or "")
     if shape is None:
         return _schedule_of_code(values)
-    start, end = _ends(values, shape)
+    start, end = _end_rates(values, shape)
     return {
         "optimizer.schedule.name": shape,
         # DeepSpeed's warmup has at least two steps (runtime/lr_schedules.py: max(2, warmup_num_steps)).
@@ -208,7 +208,7 @@ def _schedule_of_code(values: Group) -> Group:
     return {f"optimizer.schedule.{name}": value for name, value in schedule.items()}
 
 
-def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
+def _end_rates(values: Group, shape: str) -> tuple[float | None, float | None]:
     """Return the learning rate at the start of warmup, and the learning rate at the end of the
     decay (None without a decay).
     """
@@ -294,7 +294,7 @@ muon_update, _aspect_ratio_scale).
 
 
 def _read_switches(values: Group, context: Context) -> Group:
-    name = _name(values)
+    name = _plan_name(values)
     switches = {
         switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]
     }
@@ -341,7 +341,7 @@ DECAYED = (
         SCOPE,
         "optimizer.decay_scope",
         lambda values, context: (
-            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {}
+            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _plan_name(values) else {}
         ),
         # The script makes groups for every scope but "all". An
         # optimizer that DeepSpeed lacks is the script's altogether.

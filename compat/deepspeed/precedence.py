@@ -226,12 +226,12 @@ def find_sources(run: Run) -> Sources:
     """Return who sets each value of a run of the Trainer, and what its arguments say to no effect."""
     kind = str(run.after.get("scheduler.type")) if "scheduler" in run.blocks else ""
     values: dict[str, Any] = {"steps_per_print": "inf"}
-    winners = {"steps_per_print": Said("steps_per_print", "inf", ADDER), **dict(_winners(run))}
+    winners = {"steps_per_print": Said("steps_per_print", "inf", ADDER), **dict(_find_winners(run))}
     warmup = run.after.get(WARMUP)
     if kind.startswith("Warmup") and isinstance(warmup, int) and warmup < FLOOR:
         values[WARMUP] = FLOOR
         winners[WARMUP] = Said(f"max({FLOOR}, warmup_num_steps)", FLOOR, "DeepSpeed")
-    for path, value, place in _measured(run):
+    for path, value, place in _measure_batch(run):
         values[path], winners[path] = value, place
     if kind == "OneCycle" and run.after.get(SCHEDULER + "cycle_momentum", True):
         least = run.after.get(SCHEDULER + "cycle_min_mom", 0.8)
@@ -241,13 +241,13 @@ def find_sources(run: Run) -> Sources:
     hidden |= run.open.keys()
     if "optimizer" not in run.blocks:
         hidden |= {path for path in run.after if path.startswith("optimizer.")}
-    own = (*_own_optimizer(run, kind), *_own_schedule(run), *_open(run))
-    unheard = (*(Unheard(*row) for row in run.arguments.lost), *_unheard(run, kind))
-    claims = (*_claims(run, kind), *_of_file(run), *_of_environment(run))
+    own = (*_own_optimizer(run, kind), *_own_schedule(run), *_find_open(run))
+    unheard = (*(Unheard(*row) for row in run.arguments.lost), *_find_unheard(run, kind))
+    claims = (*_find_claims(run, kind), *_of_file(run), *_of_environment(run))
     return Sources(claims, winners, values, unheard, own, frozenset(hidden))
 
 
-def _measured(run: Run) -> Iterator[tuple[str, Any, Said]]:
+def _measure_batch(run: Run) -> Iterator[tuple[str, Any, Said]]:
     """Yield the sizes of a step's batch where the data loader makes another than the arguments ask for:
     accelerator_config splits a batch over the ranks, or an epoch has fewer micro-batches than accumulate.
     """
@@ -264,7 +264,7 @@ def _measured(run: Run) -> Iterator[tuple[str, Any, Said]]:
         yield TOTAL, total, data if first != steps else loader
 
 
-def _winners(run: Run) -> Iterator[tuple[str, Said]]:
+def _find_winners(run: Run) -> Iterator[tuple[str, Said]]:
     """Yield each key that is not as the file has it, with who filled it in."""
     for path, value in run.after.items():
         if path in run.before and run.before[path] == value:
@@ -282,7 +282,7 @@ def _winners(run: Run) -> Iterator[tuple[str, Said]]:
             yield path, Said(path, value, TRANSFORMERS)
 
 
-def _claims(run: Run, kind: str) -> Iterator[Claim]:
+def _find_claims(run: Run, kind: str) -> Iterator[Claim]:
     """Yield what the given arguments ask of DeepSpeed's keys."""
     for name in run.arguments:
         place, (path, part) = run.said(name), ARGUMENTS.get(name, ("", None))
@@ -302,7 +302,7 @@ def _claims(run: Run, kind: str) -> Iterator[Claim]:
             effect = Effect.ROUNDING if run.is_same_adam else effect
         else:
             path = _rate_key(run, kind) if name == "learning_rate" else path
-            advice = _advice(run, path)
+            advice = _advice_on(run, path)
         block = path.partition(".")[0]
         if not path or (block in ("optimizer", "scheduler") and block not in run.blocks):
             continue
@@ -316,7 +316,7 @@ def _rate_key(run: Run, kind: str) -> str:
     return key if kind in DEFAULT_RATE or key in run.after else PARAMS + "lr"
 
 
-def _advice(run: Run, path: str) -> str:
+def _advice_on(run: Run, path: str) -> str:
     key = path.rpartition(".")[2]
     if path == MICRO and run.share:
         return "split_batches of accelerator_config shares this number of samples among the ranks"
@@ -338,7 +338,7 @@ def _of_file(run: Run) -> Iterator[Claim]:
     """Yield values of the file that the Trainer or accelerate replaces."""
     for path, why in REPLACED.items():
         if path in run.before:
-            place = _written(run, path)
+            place = _place_in_file(run, path)
             yield Claim(path, place.value, place, why, Effect.NONE)
 
 
@@ -354,15 +354,17 @@ def _of_environment(run: Run) -> Iterator[Claim]:
             yield Claim(f"{variable.value}.enabled", True, variable, FILLS_PRECISION)
 
 
-def _written(run: Run, path: str) -> Said:
+def _place_in_file(run: Run, path: str) -> Said:
     origin = run.origins.get(path) or Origin()
     return Said(path, run.before[path], origin.file, origin.line)
 
 
-def _open(run: Run) -> Iterator[Settled]:
+def _find_open(run: Run) -> Iterator[Settled]:
     """Yield keys of "auto" whose value nothing tells that was given."""
     for path, fact in run.open.items():
-        yield Settled(path, "auto", _written(run, path), (), WANTED.get(fact, WANT).format(fact))
+        yield Settled(
+            path, "auto", _place_in_file(run, path), (), WANTED.get(fact, WANT).format(fact)
+        )
 
 
 def _own_optimizer(run: Run, kind: str) -> Iterator[Settled]:
@@ -413,7 +415,7 @@ def _own_schedule(run: Run) -> Iterator[Settled]:
         yield run.settle("num_train_epochs")
 
 
-def _unheard(run: Run, kind: str) -> Iterator[Unheard]:
+def _find_unheard(run: Run, kind: str) -> Iterator[Unheard]:
     """Yield arguments and keys of the file that nothing reads in this run."""
     why: dict[str, str] = {}
     if kind:
@@ -436,7 +438,7 @@ def _unheard(run: Run, kind: str) -> Iterator[Unheard]:
             yield Unheard(run.said(name), reason)
     section = {path: value for path, value in run.before.items() if path.startswith(CHECKPOINTING)}
     if section:
-        first_key = _written(run, next(iter(section)))
+        first_key = _place_in_file(run, next(iter(section)))
         place = replace(
             first_key, setting=CHECKPOINTING.rstrip("."), value=nest(section).popitem()[1]
         )
@@ -446,4 +448,4 @@ def _unheard(run: Run, kind: str) -> Iterator[Unheard]:
             (why for start, why, holds in IDLE if path.startswith(start) and holds(run.after)), ""
         )
         if idle and path not in HEARD and not path.startswith(OFFLOADS):
-            yield Unheard(_written(run, path), idle, Effect.NONE)
+            yield Unheard(_place_in_file(run, path), idle, Effect.NONE)

@@ -33,7 +33,7 @@ def _refuse(
     return Check(path, when, message, Effect.STOPS, place, since, until, name=name)
 
 
-def _dynamic(view: Seen) -> bool:
+def _scales_dynamically(view: Seen) -> bool:
     # A loss_scale of 0, the default, means dynamic scaling.
     return bool(view["fp16.enabled"]) and not view["fp16.loss_scale"]
 
@@ -43,7 +43,7 @@ def _without_norm(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
     return lambda view: view[ZERO + "compute_grad_norm"] is False and other(view)
 
 
-def _split(view: Seen) -> bool:
+def _splits_tensors(view: Seen) -> bool:
     return (view[AUTOTP] or 0) > 1
 
 
@@ -172,13 +172,13 @@ REFUSALS = Checks(
     ),
     _refuse(
         "fp16.loss_scale_window",
-        lambda view: _dynamic(view) and not view["fp16.loss_scale_window"],
+        lambda view: _scales_dynamically(view) and not view["fp16.loss_scale_window"],
         "found 0, expected at least 1 with dynamic loss scaling",
         "runtime/precision_config.py; before 0.19.3 a division by zero in runtime/fp16/loss_scaler.py",
     ),
     _refuse(
         "fp16.min_loss_scale",
-        lambda view: _dynamic(view) and not view["fp16.min_loss_scale"],
+        lambda view: _scales_dynamically(view) and not view["fp16.min_loss_scale"],
         "found 0, expected at least 1 with dynamic loss scaling",
         "runtime/precision_config.py, _validate_dynamic_loss_scale_params",
         since="0.19.3",
@@ -236,7 +236,7 @@ REFUSALS = Checks(
     ),
     _refuse(
         AUTOTP,
-        lambda view: _split(view) and view.stage == 3,
+        lambda view: _splits_tensors(view) and view.stage == 3,
         "AutoTP cannot be combined with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a"
         " lower stage, or a later release",
         "runtime/engine.py",
@@ -245,7 +245,9 @@ REFUSALS = Checks(
     ),
     _refuse(
         "tensor_parallel.tp.tp_size",
-        lambda view: _split(view) and view["tensor_parallel.tp.tp_size"] not in (1, view[AUTOTP]),
+        lambda view: (
+            _splits_tensors(view) and view["tensor_parallel.tp.tp_size"] not in (1, view[AUTOTP])
+        ),
         "tp_size differs from tensor_parallel.autotp_size, and DeepSpeed uses only autotp_size;"
         " drop tp_size",
         "runtime/engine.py, _apply_autotp_partitioning",
@@ -324,15 +326,15 @@ def refuse_combinations(view: Seen, later: frozenset[str] = frozenset()) -> Iter
     still filled in.
     """
     yield from REFUSALS.refusal_lines(view)
-    yield from _twice(view)
+    yield from _find_twice(view)
     # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
     for name in view.given.get("autotuning.model_info") or ():
         if name not in MODEL_INFO:
             yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
-    yield from _arguments(view, later)
+    yield from _find_wrong_arguments(view, later)
 
 
-def _twice(view: Seen) -> Iterator[str]:
+def _find_twice(view: Seen) -> Iterator[str]:
     """Yield a problem for each old key that is given together with its new key
     (runtime/config_utils.py, _process_deprecated_field).
     """
@@ -367,7 +369,7 @@ def strange(settings: Mapping[str, Any], at: Release) -> Iterator[str]:
             yield from (path for path in mine if path.removeprefix(prefix) not in names)
 
 
-def _arguments(view: Seen, later: frozenset[str]) -> Iterator[str]:
+def _find_wrong_arguments(view: Seen, later: frozenset[str]) -> Iterator[str]:
     """Yield a problem for each argument that the chosen optimizer or scheduler does not take, and
     for each argument that the scheduler requires and the config lacks (runtime/lr_schedules.py).
     """

@@ -29,7 +29,7 @@ def reword_text(
     `release`. Raises `TranslationError` if the result does not have exactly the values of `settings`,
     for example if a key was removed or a value spans several lines.
     """
-    before, document = _reading(original, was), original.document
+    before, document = _read_values(original, was), original.document
     if isinstance(document.data, Script):
         # The config inside the script, whose lines are those of the script.
         document = scripts.read(document.data).document
@@ -43,8 +43,8 @@ def reword_text(
     # and a new key is put in front of what its line has.
     for path, value in sorted(settings.items(), key=lambda item: before.given.get(item[0]) is None):
         if not path.startswith("code.") and before.given.get(path) != value:
-            text = _put(text, path, value, before, document)
-    after = _reading(replace(original, text=text), release)
+            text = _put_value(text, path, value, before, document)
+    after = _read_values(replace(original, text=text), release)
     if after is None or _file_part(after.given) != _file_part(settings):
         raise TranslationError(
             f"{document.name}: these changes cannot be made line by line; write JSON instead, or"
@@ -57,7 +57,7 @@ def _file_part(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in settings.items() if not path.startswith("code.")}
 
 
-def _reading(original: Original, release: Release) -> Reading | None:
+def _read_values(original: Original, release: Release) -> Reading | None:
     """Return the values in the file or the script; None if the release refuses the source."""
     try:
         return read(original.document, release, lenient=True)
@@ -65,7 +65,7 @@ def _reading(original: Original, release: Release) -> Reading | None:
         return None
 
 
-def _put(text: str, path: str, value: Any, before: Reading, document: Document) -> str:
+def _put_value(text: str, path: str, value: Any, before: Reading, document: Document) -> str:
     """Change one value on its line, or add a new key after the opening bracket of its section."""
     section, _, key = path.rpartition(".")
     lines, value_text = text.split("\n"), json.dumps(value)

@@ -323,7 +323,7 @@ ZERO = convert(
 )
 
 
-def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
+def _sound_stage(stage: int, pipeline: int, half: bool, clip: float) -> int:
     """Return the ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers."""
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
@@ -335,7 +335,7 @@ def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
 
 def _stage(values: Group) -> int:
     half = values.get("precision.compute") in HALF
-    return _sound(
+    return _sound_stage(
         values.get("zero.stage") or 0,
         values.get("parallel.pipeline") or 1,
         half,
@@ -349,7 +349,7 @@ def _read_stage(values: Group) -> int:
         values.get("zero_optimization.stage") or 0,
         values.get("code.pipeline_stages") or 1,
     )
-    return _sound(stage, pipeline, half, values.get("gradient_clipping") or 0)
+    return _sound_stage(stage, pipeline, half, values.get("gradient_clipping") or 0)
 
 
 def exchange_rules() -> tuple[Rule, ...]:
@@ -704,10 +704,10 @@ def _write_precision(values: Group, context: Context) -> Group:
     }
     if _stage(values) and reduce in (*HALF, "fp32"):
         settings["data_types.grad_accum_dtype"] = reduce
-    return settings | dict.fromkeys(_narrow(values, settings, context), True)
+    return settings | dict.fromkeys(_narrow_keys(values, settings, context), True)
 
 
-def _narrow(values: Group, settings: Group, context: Context) -> tuple[str, ...]:
+def _narrow_keys(values: Group, settings: Group, context: Context) -> tuple[str, ...]:
     """Return the keys for masters, and moments, in half precision. `settings` are the other keys of
     precision. DeepSpeed refuses or ignores each combination for which there are none.
     """

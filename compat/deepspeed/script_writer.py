@@ -358,7 +358,7 @@ last matrix in the feed-forward layer.
 """
 
 
-def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
+def _name_endings(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
     """Return the name endings of the two matrices whose initial values the script must scale.
     Return None if the plan asks for no scaling, or if `RESIDUAL` lacks the family.
     """
@@ -374,7 +374,7 @@ def model_fields_in_script(plan: Flat, model: Config | None) -> frozenset[str]:
     has no keys for them.
     """
     fields = {"model.sequence", PADDED}
-    if model is not None and _ends(model.given, plan):
+    if model is not None and _name_endings(model.given, plan):
         fields.add("model.init.scaled")
     return frozenset(fields)
 
@@ -404,11 +404,13 @@ def beside(
     files = {SCRIPT: text, **model_files}
     return Program(
         replace(output, beside=files, snippet="", launch=launch),
-        tuple(_lacking(config.given, plan, model_file, model)),
+        tuple(_find_lacking(config.given, plan, model_file, model)),
     )
 
 
-def _lacking(values: Flat, plan: Flat, model_file: str, model: Config | None) -> Iterator[Finding]:
+def _find_lacking(
+    values: Flat, plan: Flat, model_file: str, model: Config | None
+) -> Iterator[Finding]:
     """Yield a finding for each thing that the user still has to give to the script."""
     yield Finding("--data", f"replace {DATA} by a file of token ids", Effect.NONE, how=How.MISSING)
     if model is None:
@@ -472,7 +474,7 @@ def program(
     """
     advice = "drop --script and write your own script from the code part"
     BridgeError.raise_if(f"script: {problem}; {advice}" for problem in refusals(values, model))
-    has_pipeline, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
+    has_pipeline, ends = code.size(values, "pipeline_stages") > 1, _name_endings(model, course)
     # The code that builds the model: whole, or as the layers of a pipeline.
     layers = PIPELINES.get(model.get("model_type") or "", ROTARY)
     building = f"{TOKENS}{layers}{STAGED}" if has_pipeline else WHOLE

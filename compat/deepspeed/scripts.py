@@ -106,7 +106,7 @@ def is_launch(launch: Launch, script: Script) -> bool:
     if any(True for _ in _configs(launch)):
         return True
     try:
-        return accelerated.starts(launch, _opens(script, launch))
+        return accelerated.starts(launch, _file_opener(script, launch))
     except BridgeError:
         return False
 
@@ -115,7 +115,9 @@ def mistaken(script: Script) -> str:
     """Return what a script starts instead of a run with DeepSpeed, if that is known; otherwise an empty string."""
     if any(is_launch(launch, script) for launch in script.launches):
         return ""
-    answers = (accelerated.mistaken(launch, _opens(script, launch)) for launch in script.launches)
+    answers = (
+        accelerated.mistaken(launch, _file_opener(script, launch)) for launch in script.launches
+    )
     return next(filter(None, (*answers, *map(_without_config, script.launches))), "")
 
 
@@ -136,15 +138,15 @@ def _names(launch: Launch) -> list[str]:
     return [text.partition("=")[0].removeprefix("--") for text in launch.texts]
 
 
-def _opens(script: Script, launch: Launch) -> accelerated.Opens:
+def _file_opener(script: Script, launch: Launch) -> accelerated.Opens:
     """Return the function that reads a file that the launch names: a file beside it, or one that the script writes."""
 
     def read_named_file(path: Pieces, line: int) -> Document:
         content = launch.file(path)
         return (
-            _beside(script, launch, path, line)
+            _read_beside(script, launch, path, line)
             if content is None
-            else _here(script, content, spell_pieces(path))
+            else _read_here(script, content, spell_pieces(path))
         )
 
     return read_named_file
@@ -156,24 +158,26 @@ def read(script: Script) -> Found:
     """
     launch = script.launch(lambda launch: is_launch(launch, script), "--deepspeed_config")
     own = next(_configs(launch), None)
-    accelerate_config = _accelerated(launch, script) if own is None else None
+    accelerate_config = _read_accelerated(launch, script) if own is None else None
     if accelerate_config is not None:
         return accelerate_config
     # Of an option that is given twice, the last one counts.
     same = (config for config in _configs(launch) if own and config[0] == own[0])
     *_, (_, path, line) = ("", (), launch.line), *same
     content = launch.file(path)
-    document = _beside(script, launch, path, line) if content is None else _here(script, content)
+    document = (
+        _read_beside(script, launch, path, line) if content is None else _read_here(script, content)
+    )
     options = {name: value for name, value, _ in _arguments(launch)}
     usual = _trainer_arguments(launch, {**DEFAULTS, **COURSE, **RETIRED})
     by_trainer, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
-    twins = _twins(script, path, line) if content is None else ()
+    twins = _find_twins(script, path, line) if content is None else ()
     findings = (
-        *_unread(launch),
+        *_find_unread(launch),
         *twins,
         *assumption,
-        *_programs(launch, by_trainer),
+        *_find_programs(launch, by_trainer),
         *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
     )
@@ -190,7 +194,7 @@ def read(script: Script) -> Found:
     )
 
 
-def _accelerated(launch: Launch, script: Script) -> Found | None:
+def _read_accelerated(launch: Launch, script: Script) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
     usual = _trainer_arguments(launch, DEFAULTS)
     by_trainer, _ = trainer_detection.evidence(
@@ -199,12 +203,12 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
     precision = next(
         (name for name in ("fp16", "bf16") if by_trainer and usual.get(name) is True), ""
     )
-    launch_config = accelerated.read(launch, script, _opens(script, launch), precision)
+    launch_config = accelerated.read(launch, script, _file_opener(script, launch), precision)
     if launch_config is None:
         return None
     findings = (
         *launch_config.findings,
-        *_programs(launch, by_trainer),
+        *_find_programs(launch, by_trainer),
         *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
     )
@@ -247,7 +251,7 @@ def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:
         yield unknown(launch.texts[at], message, origin=Origin(launch.lines[at]), end="")
 
 
-def _programs(launch: Launch, by_trainer: bool) -> Iterator[Finding]:
+def _find_programs(launch: Launch, by_trainer: bool) -> Iterator[Finding]:
     """Yield a finding on the program of a launch and on each of its arguments that no config has.
 
     They belong to the training script, so a translation of the config loses none of them. Nothing
@@ -309,7 +313,7 @@ def _flags(launch: Launch) -> set[str]:
     return {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
 
 
-def _unread(launch: Launch) -> Iterator[Finding]:
+def _find_unread(launch: Launch) -> Iterator[Finding]:
     """Yield a finding on flags of Megatron-DeepSpeed that change numbers and that stagebridge does
     not read. The search is over all words of the command, because a flag counts even if its value
     is not known.
@@ -354,7 +358,7 @@ def _names_file(word: Pieces) -> bool:
     )
 
 
-def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
+def _read_here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
     """Return the config that the script itself writes to the file `name`."""
     ConfigError.raise_if(
         f"{script.name}: line {part.line}: the value of {part.spelling} is not known: {part.why}"
@@ -371,7 +375,7 @@ def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
     return replace(document, lines={key: line + first for key, line in document.lines.items()})
 
 
-def _beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document:
+def _read_beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document:
     """Return the config file, which must be in the script's folder, in the current folder, or in a
     folder that the user allowed.
     """
@@ -392,7 +396,7 @@ def _beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document
     return load(place)
 
 
-def _twins(script: Script, path: Pieces, line: int) -> Iterator[Finding]:
+def _find_twins(script: Script, path: Pieces, line: int) -> Iterator[Finding]:
     """Yield a finding if a relative name stands for different files in the script's folder and in the current one."""
     name, folder = text_if_known(path), folder_of(script.name)
     if name is None or folder is None or Path(name).is_absolute():

@@ -410,7 +410,7 @@ def read_mapping(value: Any) -> Mapping[str, Any]:
     return mapping if isinstance(mapping, Mapping) else {}
 
 
-def _lacks(kind: str, *names: str) -> Callable[[Case], bool]:
+def _lacks_arguments(kind: str, *names: str) -> Callable[[Case], bool]:
     """Return whether the Trainer builds the schedule `kind` without any of the arguments `names`."""
     return lambda run: (
         run.builds_schedule
@@ -472,11 +472,11 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "this schedule follows an evaluation; write --eval_strategy steps",
         "training_args.py: _validate_args",
     ),
-    ("lr_scheduler_type", _lacks("cosine_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
-    ("lr_scheduler_type", _lacks("cosine_warmup_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
+    ("lr_scheduler_type", _lacks_arguments("cosine_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
+    ("lr_scheduler_type", _lacks_arguments("cosine_warmup_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
     (
         "lr_scheduler_type",
-        _lacks("warmup_stable_decay", "num_decay_steps"),
+        _lacks_arguments("warmup_stable_decay", "num_decay_steps"),
         'needs num_decay_steps; write --lr_scheduler_kwargs \'{"num_decay_steps": 100}\'',
         "optimization.py: get_wsd_schedule",
     ),
@@ -642,7 +642,7 @@ def filling(arguments: Mapping[str, Any], world: int | None, total: int | None) 
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
-    warmup, rate = _warmup(args, total), args["learning_rate"]
+    warmup, rate = _count_warmup(args, total), args["learning_rate"]
     demands: dict[str, tuple[Any, str]] = {
         MICRO: (micro, "per_device_train_batch_size"),
         STEPS: (steps, "gradient_accumulation_steps"),
@@ -688,9 +688,11 @@ def filling(arguments: Mapping[str, Any], world: int | None, total: int | None) 
     # Further arguments, such as a number of cycles or a final
     # rate, make a schedule that no plan knows.
     schedule = (
-        {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
+        {}
+        if args["lr_scheduler_kwargs"]
+        else _build_schedule(args["lr_scheduler_type"], warmup, total)
     )
-    optimizer, message = _optimizer(args, values)
+    optimizer, message = _build_optimizer(args, values)
     return Filling(
         values,
         facts_of_run,
@@ -759,7 +761,9 @@ def _fill_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _optimizer(args: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _build_optimizer(
+    args: Mapping[str, Any], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
     """Return two things: the optimizer that the Trainer builds, by key, and a message about this
     optimizer. If a plan cannot express the optimizer, there are no keys.
     """
@@ -792,7 +796,7 @@ def _check_schedule(args: Mapping[str, Any], total: int | None) -> str:
     return ""
 
 
-def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
+def _count_warmup(args: Mapping[str, Any], total: int | None) -> int | None:
     """Return the number of warmup steps; None if the number is not known. A value below 1 is a
     share of all steps. Older releases have a separate argument for the share.
     """
@@ -804,7 +808,7 @@ def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
     return math.ceil(total * warmup) if total is not None else None
 
 
-def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
+def _build_schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
     """Return the schedule that the Trainer builds, by names of the code part; empty if a plan
     cannot express the schedule or if its length is not known.
     """

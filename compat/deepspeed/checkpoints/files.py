@@ -101,16 +101,16 @@ class StageFiles:
         """Return the files in `folder`, by model-parallel rank. Raises `SourceError` if files of a
         rank are missing, or if stagebridge cannot read a file.
         """
-        models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
-        _whole(folder)
+        models, optimizers = _matching_files(folder, MODEL), _matching_files(folder, OPTIMIZER)
+        _check_whole(folder)
         for parts_by_rank, what in ((models, "model states"), (optimizers, "optimizer states")):
-            _complete(
+            _check_complete(
                 folder,
                 {part: ranks[max(ranks)] for part, ranks in parts_by_rank.items()},
                 f"{what} of model rank",
             )
             for ranks in parts_by_rank.values():
-                _complete(folder, ranks, f"{what} of rank")
+                _check_complete(folder, ranks, f"{what} of rank")
         if optimizers and len(optimizers) != len(models):
             raise SourceError(
                 f"{folder}: found {len(models)} parts of model states, but {len(optimizers)}"
@@ -126,7 +126,7 @@ class StageFiles:
         }
         if not layers:
             return parts
-        _complete(folder, layers, "layer")
+        _check_complete(folder, layers, "layer")
         return _weights_by_stage(folder, parts, layers)
 
     @cached_property
@@ -166,7 +166,7 @@ class StageFiles:
         return (*self.models.values(), *self.optimizers.values(), *self.beside)
 
 
-def _complete(folder: Path, files: Mapping[int, Path], kind: str) -> None:
+def _check_complete(folder: Path, files: Mapping[int, Path], kind: str) -> None:
     # The numbers come from names of files, so the largest is no count.
     missing = next((at for at in range(len(files)) if at not in files), None)
     if missing is not None:
@@ -192,7 +192,7 @@ def _weights_by_stage(
     )
 
 
-def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Path]]:
+def _matching_files(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Path]]:
     """Return the files in `folder` whose names match `pattern`, by model-parallel rank and
     data-parallel rank.
     """
@@ -211,7 +211,7 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
     return {part: dict(sorted(ranks.items())) for part, ranks in sorted(files_by_rank.items())}
 
 
-def _whole(folder: Path) -> None:
+def _check_whole(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         for pattern, contents in OTHERS.items():
             if pattern.fullmatch(path.name):

@@ -113,20 +113,20 @@ def _side_by_side(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
     tensor-parallel ranks as data-parallel ranks, so the number of samples is divided by the number
     of tensor-parallel ranks.
     """
-    map = _map(parts[0])
+    map = _map_parts(parts[0])
     for files, hub in zip(parts, hubs, strict=True):
         if list(hub.parameters) != list(hubs[0].parameters):
             raise SourceError(
                 f"{files.models[0]}: this file has other parameters than"
                 f" {parts[0].models[0].name}; {DAMAGED}"
             )
-    parameters = {name: _whole(name, map, hubs, parts[0]) for name in hubs[0].parameters}
+    parameters = {name: _join_parameter(name, map, hubs, parts[0]) for name in hubs[0].parameters}
     where = hubs[0].where
     samples = where.samples if where.samples is None else where.samples // len(parts)
     return replace(hubs[0], parameters=parameters, where=replace(where, samples=samples))
 
 
-def _map(files: StageFiles) -> Mapping[str, Any]:
+def _map_parts(files: StageFiles) -> Mapping[str, Any]:
     """Return, by parameter name, the positions of the parameter's parts. The file has each name as
     a regular expression.
     """
@@ -144,7 +144,9 @@ def _map(files: StageFiles) -> Mapping[str, Any]:
     }
 
 
-def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: StageFiles) -> Parameter:
+def _join_parameter(
+    name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: StageFiles
+) -> Parameter:
     if name not in map:
         raise SourceError(
             f"{files.models[0]}: the file does not say how the parts of {show_value(name)} are joined;"
@@ -189,9 +191,10 @@ def _place_parts(
         # enough.
         pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))
         pieces_by_place += [
-            Placed(_box(piece, shape, name, files), _own(piece, tensor)) for piece in pieces
+            Placed(_box_of_part(piece, shape, name, files), _own_part(piece, tensor))
+            for piece in pieces
         ]
-    if not _fills(shape, [part.place for part in pieces_by_place]):
+    if not _fills_shape(shape, [part.place for part in pieces_by_place]):
         raise SourceError(
             f"{files.folder}: the parts of {show_value(name)} do not fill the whole shape {shape};"
             f" {DAMAGED}"
@@ -203,7 +206,7 @@ def _place_parts(
     )
 
 
-def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: StageFiles) -> Box:
+def _box_of_part(piece: Mapping[str, Any], shape: Shape, name: str, files: StageFiles) -> Box:
     """Return the block of the whole tensor that a part fills. Raises `SourceError` if the part is
     not a rectangular block.
     """
@@ -220,7 +223,7 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: StageFiles) -
     return Box(offsets, tuple(piece["shape"]))
 
 
-def _own(piece: Mapping[str, Any], tensor: Lazy) -> Lazy:
+def _own_part(piece: Mapping[str, Any], tensor: Lazy) -> Lazy:
     """Return the part `piece` of the tensor `tensor` on one rank. Raises `ValueError` if the part is
     not a rectangular block of the tensor.
     """
@@ -243,7 +246,7 @@ def steps(shape: Shape) -> Shape:
     return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def _fills(shape: Shape, places: Sequence[Box]) -> bool:
+def _fills_shape(shape: Shape, places: Sequence[Box]) -> bool:
     """Return whether the boxes exactly fill a tensor of this shape, without overlap."""
     inside = all(
         offset >= 0 and size > 0 and offset + size <= whole

@@ -91,7 +91,7 @@ class Universal(Format):
         if not isinstance(rows, list):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: the file lacks param_groups; {DAMAGED}")
         # Our own writing pads the rows (see GROUPS): those without parameters are no groups.
-        unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
+        unknown, rows = _has_unknown_groups(rows), [row for row in rows if row["params"]]
         groups = tuple(
             groups_of(
                 rows, level if len(rows) != len(shapes) else 2, _order_shapes(files, level, shapes)
@@ -138,12 +138,12 @@ class Universal(Format):
             torch_file(f"{tag}/{name}", writing.model_of(content, 0))
             for name, content in zip(MODELS, (layout, empty), strict=True)
         )
-        common = torch_file(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
-        files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
+        common = torch_file(f"{tag}/{ZERO}/{OPTIMIZER}", _common_state(layout))
+        files = (*models, *_parameter_files(layout, tag), common, File(LATEST, (tag.encode(),)))
         return PlannedFiles(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_find_losses(hub)))
 
 
-def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
+def _has_unknown_groups(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether stagebridge wrote these rows of groups for a source without groups. The real
     number of groups is then not known.
     """
@@ -205,13 +205,15 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
     tensors: dict[str, dict[str, Lazy]] = {}
     steps = []
     for group in shapes:
-        steps_of_group = {_step(place, name, common) for name in group}
+        steps_of_group = {_read_step(place, name, common) for name in group}
         if len(steps_of_group) > 1:
             raise SourceError(
                 f"{place / ZERO}: parameters of one group have different steps ({show_value(steps_of_group)}); {DAMAGED}"
             )
         steps.append(steps_of_group.pop() if steps_of_group else None)
-        tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in group.items()}
+        tensors |= {
+            name: dict(_read_kinds(place, name, tuple(shape))) for name, shape in group.items()
+        }
     every = {kind for kinds in tensors.values() for kind in kinds}
     SourceError.raise_if(
         f"{place / ZERO / name / kind}.pt: missing, though other parameters have this file;"
@@ -222,7 +224,7 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
     return Flats(tensors, steps)
 
 
-def _step(place: Path, name: str, common: Any) -> float | None:
+def _read_step(place: Path, name: str, common: Any) -> float | None:
     path = place / ZERO / name / f"{STEP}.pt"
     value = archive.read_archive(path, place, KNOWN) if path.is_file() else common
     if isinstance(value, Lazy):
@@ -230,7 +232,7 @@ def _step(place: Path, name: str, common: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
+def _read_kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
     """Yield the tensors in a parameter's folder by kind (`fp32` or a moment). Raises `SourceError`
     if a tensor has the wrong number of elements.
     """
@@ -262,7 +264,7 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
         )
 
 
-def _parameters(layout: writing.ZeroLayout, tag: str) -> Iterator[File]:
+def _parameter_files(layout: writing.ZeroLayout, tag: str) -> Iterator[File]:
     for name, parameter in layout.hub.trainable_parameters.items():
         top = f"{tag}/{ZERO}/{name}"
         for kind, tensor in {FP32: parameter.best, **parameter.moments}.items():
@@ -271,7 +273,7 @@ def _parameters(layout: writing.ZeroLayout, tag: str) -> Iterator[File]:
             yield torch_file(f"{top}/{STEP}.pt", value)
 
 
-def _common(layout: writing.ZeroLayout) -> dict[str, Any]:
+def _common_state(layout: writing.ZeroLayout) -> dict[str, Any]:
     """Return the contents of the file for state that all parameters share. At ZeRO stage 3
     DeepSpeed reads the step and the settings from `optimizer_state_dict`.
     """

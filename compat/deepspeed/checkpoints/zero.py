@@ -82,7 +82,7 @@ class Zero(Format):
             for path in files.all:
                 archive.verify_archive(path, place, used=used)
             for rank in files.models:
-                _model(files, rank)
+                _model_states(files, rank)
             if files.states and _stage(files.states[0]) < 3:
                 _of_one_run(files)
 
@@ -97,7 +97,7 @@ class Zero(Format):
         for files in stage_files:
             # The first rank's optimizer state: only values that all ranks share are read from it.
             optimizer = files.states[0] if files.states else files.model.get("optimizer") or {}
-            hubs.append(hub_of(self.name, files, _parameters(files), optimizer))
+            hubs.append(hub_of(self.name, files, _read_parameters(files), optimizer))
         hub = parts.join_parts(stage_files, hubs) if len(stage_files) > 1 else hubs[0]
         # Trainer and accelerate keep the rest of a run beside the folder that `latest` names.
         return with_run_files(hub, place.parent) if _has_run_beside(place) else hub
@@ -176,10 +176,10 @@ def hub_of(format: str, files: StageFiles, contents: Found, optimizer: Mapping[s
     )
 
 
-def _parameters(files: StageFiles) -> Found:
+def _read_parameters(files: StageFiles) -> Found:
     """Return the ZeRO stage of a checkpoint, its parameters, optimizer groups and findings."""
     if not files.states:
-        return _without(files)
+        return _read_without_zero(files)
     stages = {_stage(state) for state in files.states}
     if len(stages) > 1:
         raise SourceError(
@@ -200,7 +200,7 @@ def _parameters(files: StageFiles) -> Found:
             f" {count}; {DAMAGED}"
         )
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
-    rows = _rows(files, stage)
+    rows = _group_rows(files, stage)
     findings = [*_find_losses(rows, _flat_states(files, stage)), *_find_exclusions(files, stage)]
     shapes_in_order: Sequence[Named] = shapes
     if stage < 3 and deals_parameters(files.model.get("ds_config")):
@@ -278,7 +278,7 @@ def _in_fragments(files: StageFiles, shapes: Sequence[Named]) -> Flats:
         kinds: dict[str, list[Lazy]] = {}
         for rank, state in enumerate(files.states):
             path = files.optimizers[rank]
-            flat, moments, step = _group(state, group, path)
+            flat, moments, step = _read_flat_group(state, group, path)
             _in_step(steps, group, step, path)
             for kind, tensor in {FP32: flat, **moments}.items():
                 kinds.setdefault(kind, []).append(tensor)
@@ -317,7 +317,7 @@ def _in_step(steps: list[float | None], group: int, step: float | None, path: Pa
         )
 
 
-def _group(
+def _read_flat_group(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[Lazy, dict[str, Lazy], float | None]:
     """Return masters, moments and step of one flat group on one rank. Moments and step come from
@@ -382,7 +382,7 @@ def _begins(files: StageFiles, group: int) -> list[range]:
     the padding at the end of the group.
     """
     sizes = [
-        _group(state, group, files.optimizers[rank])[0].count
+        _read_flat_group(state, group, files.optimizers[rank])[0].count
         for rank, state in enumerate(files.states)
     ]
     ends = list(accumulate(sizes))
@@ -454,7 +454,8 @@ def _in_thirds(files: StageFiles, shapes: Sequence[Named]) -> Flats:
     steps: list[float | None] = []
     for group, names in enumerate(shapes):
         thirds = [
-            _third(state, group, files.optimizers[rank]) for rank, state in enumerate(files.states)
+            _read_third(state, group, files.optimizers[rank])
+            for rank, state in enumerate(files.states)
         ]
         for rank, (_, step) in enumerate(thirds):
             _in_step(steps, group, step, files.optimizers[rank])
@@ -462,13 +463,13 @@ def _in_thirds(files: StageFiles, shapes: Sequence[Named]) -> Flats:
         for name, shape in names.items():
             part = -(-prod(shape) // ranks)  # rounded up
             tensors[name] = dict(
-                _cut(files, [kinds for kinds, _ in thirds], offset, part, tuple(shape))
+                _cut_runs(files, [kinds for kinds, _ in thirds], offset, part, tuple(shape))
             )
             offset += part
     return Flats(tensors, steps)
 
 
-def _third(
+def _read_third(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
     """Return masters, moments and step of one flat group on one rank at ZeRO stage 3. Masters and
@@ -485,7 +486,7 @@ def _third(
     return {FP32: flat, **moments}, step
 
 
-def _cut(
+def _cut_runs(
     files: StageFiles,
     tensors_by_rank: Sequence[Mapping[str, Lazy]],
     offset: int,
@@ -527,7 +528,7 @@ def parameters_of(
                 name, tensor, kinds, flats.steps[group_of[name]], stage, files
             )
         else:
-            parameters[name] = Parameter(_frozen(files, name, tensor, stage), trained=False)
+            parameters[name] = Parameter(_frozen_weight(files, name, tensor, stage), trained=False)
     missing = [name for name in group_of if name not in parameters]
     if missing:
         raise SourceError(
@@ -561,14 +562,14 @@ def _trainable_parameter(
     return Parameter(master if alone else weight, None if alone else master, moments, step)
 
 
-def _frozen(files: StageFiles, name: str, tensor: Lazy, stage: int) -> Lazy:
+def _frozen_weight(files: StageFiles, name: str, tensor: Lazy, stage: int) -> Lazy:
     """Return the weight of a frozen parameter. Below ZeRO stage 3 the model states contain the
     whole weight; at stage 3 the weight is split over the ranks.
     """
     if stage < 3:
         return tensor
     shape = tuple((files.model.get("frozen_param_shapes") or {}).get(name, ()))
-    states = [files.model, *(_model(files, rank) for rank in sorted(files.models) if rank)]
+    states = [files.model, *(_model_states(files, rank) for rank in sorted(files.models) if rank)]
     fragments = [(state.get("frozen_param_fragments") or {}).get(name) for state in states]
     parts = [part for part in fragments if isinstance(part, Lazy)]
     if len(parts) != len(states) or sum(part.count for part in parts) < prod(shape):
@@ -583,7 +584,7 @@ def _frozen(files: StageFiles, name: str, tensor: Lazy, stage: int) -> Lazy:
     return Joined(tuple(runs), shape, parts[0].dtype)
 
 
-def _model(files: StageFiles, rank: int) -> Mapping[str, Any]:
+def _model_states(files: StageFiles, rank: int) -> Mapping[str, Any]:
     return load_file(files.models[rank], files.folder, "module")
 
 
@@ -600,7 +601,7 @@ def groups_of(
         )
 
 
-def _rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
+def _group_rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
     state = files.states[0]
     base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
     return (
@@ -610,7 +611,7 @@ def _rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
     )
 
 
-def _without(files: StageFiles) -> Found:
+def _read_without_zero(files: StageFiles) -> Found:
     """Read a checkpoint of ZeRO stage 0. There the optimizer's state has parameter numbers instead
     of names, in the order of the optimizer's groups.
     """
@@ -728,7 +729,7 @@ def _number_parameters(
     if fits and alone:
         return dict(zip(own, numbers, strict=True))
     numbers_by_name = (
-        _chosen(own, module, numbers, shapes, optimizer)
+        _choose_numbers(own, module, numbers, shapes, optimizer)
         if alone and len(own) > len(numbers)
         else None
     )
@@ -746,7 +747,7 @@ def _number_parameters(
     )
 
 
-def _chosen(
+def _choose_numbers(
     own: Sequence[str],
     module: Mapping[str, Lazy],
     numbers: Sequence[int],

@@ -87,7 +87,11 @@ def plan(hub: Hub, target: Wanted) -> PlannedFiles:
     layout = ZeroLayout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
     _same_moments(hub)
     tag = f"global_step{steps_of(hub)}"
-    files = (*_models(layout, tag), *_optimizers(layout, tag), File(LATEST, (tag.encode(),)))
+    files = (
+        *_model_files(layout, tag),
+        *_optimizer_files(layout, tag),
+        File(LATEST, (tag.encode(),)),
+    )
     return PlannedFiles(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
 
 
@@ -159,7 +163,7 @@ def steps_of(hub: Hub) -> int:
 # Model states
 
 
-def _models(layout: ZeroLayout, tag: str) -> Iterator[File]:
+def _model_files(layout: ZeroLayout, tag: str) -> Iterator[File]:
     if layout.level < 3:
         yield torch_file(f"{tag}/mp_rank_00_model_states.pt", model_of(layout, 0))
         return
@@ -189,7 +193,7 @@ def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
         # (runtime/lr_schedules.py: state_dict).
         schedule = {"last_batch_iteration": hub.where.steps - 1, **(schedule or {})}
     return {
-        "module": OrderedDict(_module(layout)),
+        "module": OrderedDict(_module_entries(layout)),
         "buffer_names": list(hub.buffers),
         "optimizer": None,
         "param_shapes": [
@@ -219,11 +223,11 @@ def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     }
 
 
-def _module(layout: ZeroLayout) -> Iterator[tuple[str, Lazy]]:
+def _module_entries(layout: ZeroLayout) -> Iterator[tuple[str, Lazy]]:
     """Yield the entries of the model's state dictionary. At ZeRO stage 3 parameters are empty
     tensors, and only buffers have values.
     """
-    empty = Held(_zeros(0, layout.dtype))
+    empty = Held(_make_zeros(0, layout.dtype))
     entries = {
         name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters
     }
@@ -242,7 +246,7 @@ def _fragment(layout: ZeroLayout, name: str, rank: int) -> Lazy:
     return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
 
 
-def _zeros(count: int, dtype: str) -> Any:
+def _make_zeros(count: int, dtype: str) -> Any:
     import torch
 
     return torch.zeros(count, dtype=torch_type(dtype))
@@ -251,7 +255,7 @@ def _zeros(count: int, dtype: str) -> Any:
 # Optimizer states
 
 
-def _optimizers(layout: ZeroLayout, tag: str) -> Iterator[File]:
+def _optimizer_files(layout: ZeroLayout, tag: str) -> Iterator[File]:
     for rank in range(layout.ranks):
         name = f"{PREFIX.get(layout.dtype, '')}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         state = _thirds(layout, rank) if layout.level == 3 else _slices(layout, rank)
@@ -315,15 +319,17 @@ def _slice(layout: ZeroLayout, flat: Sequence[str], rank: int) -> Cut:
     size = (count + -count % (ALIGNMENT * layout.ranks)) // layout.ranks
     begin, end = rank * size, min(count, (rank + 1) * size)
     # The last ranks may hold nothing but padding: then `begin` lies beyond `end`.
-    slices = {kind: _between(tensors, begin, max(begin, end)) for kind, tensors in kinds.items()}
+    slices = {
+        kind: _cut_between(tensors, begin, max(begin, end)) for kind, tensors in kinds.items()
+    }
     padding = size - slices["fp32"].count
     moments = {
-        kind: _padded(tensors, padding) for kind, tensors in slices.items() if kind != "fp32"
+        kind: _pad_tensor(tensors, padding) for kind, tensors in slices.items() if kind != "fp32"
     }
     return Cut(slices["fp32"], moments, padding, dict(_places(kinds["fp32"], begin, begin + size)))
 
 
-def _between(tensors: Mapping[str, Lazy], begin: int, end: int) -> Joined:
+def _cut_between(tensors: Mapping[str, Lazy], begin: int, end: int) -> Joined:
     """Place the tensors in `tensors` one after the other, and return the elements from `begin` up to,
     but not including, `end`.
     """
@@ -336,10 +342,10 @@ def _between(tensors: Mapping[str, Lazy], begin: int, end: int) -> Joined:
     return Joined(tuple(runs), (sum(map(len, runs)),), "F32")
 
 
-def _padded(tensor: Lazy, padding: int) -> Lazy:
+def _pad_tensor(tensor: Lazy, padding: int) -> Lazy:
     if not padding:
         return tensor
-    zeros = Held(_zeros(padding, tensor.dtype))
+    zeros = Held(_make_zeros(padding, tensor.dtype))
     return Joined(
         (ElementRun(tensor, 0, tensor.count), ElementRun(zeros, 0, padding)),
         (tensor.count + padding,),
@@ -400,7 +406,7 @@ def _third(tensors: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
         first, last = min(tensor.count, rank * part), min(tensor.count, (rank + 1) * part)
         runs.append(ElementRun(tensor, first, last))
         if padding := part - (last - first):
-            runs.append(ElementRun(Held(_zeros(padding, dtype)), 0, padding))
+            runs.append(ElementRun(Held(_make_zeros(padding, dtype)), 0, padding))
     # Parameters with fewer elements than ranks leave empty runs.
     filled_runs = tuple(run for run in runs if len(run))
     return Joined(filled_runs, (sum(map(len, filled_runs)),), dtype)
@@ -470,12 +476,12 @@ def scaler(layout: ZeroLayout) -> dict[str, Any]:
         record = Record(f"{SCALERS} LossScaler", (), {"cur_scale": scale.value, "dynamic": False})
         return {"loss_scaler": record, "dynamic_loss_scale": False}
     return {
-        "loss_scaler": Record(f"{SCALERS} DynamicLossScaler", (), _dynamic(layout, scale)),
+        "loss_scaler": Record(f"{SCALERS} DynamicLossScaler", (), _dynamic_scaler(layout, scale)),
         "dynamic_loss_scale": True,
     }
 
 
-def _dynamic(layout: ZeroLayout, scale: Scale) -> dict[str, Any]:
+def _dynamic_scaler(layout: ZeroLayout, scale: Scale) -> dict[str, Any]:
     """Return the state of the dynamic loss scaler (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
     section = (layout.hub.config or {}).get("fp16")
     consecutive = bool(isinstance(section, Mapping) and section.get("consecutive_hysteresis"))

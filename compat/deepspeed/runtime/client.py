@@ -56,7 +56,7 @@ def optimizer_of_script(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
         if callable(optimizer) and not isinstance(optimizer, Optimizer)
         else optimizer
     )
-    ConfigError.raise_if(_unfit(instance))
+    ConfigError.raise_if(_find_unfit(instance))
     return instance  # type: ignore[no-any-return]
 
 
@@ -68,7 +68,7 @@ def name_of(optimizer: Any) -> str | None:
     return next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
 
 
-def _unfit(optimizer: Any) -> Iterator[str]:
+def _find_unfit(optimizer: Any) -> Iterator[str]:
     if name_of(optimizer) is None:
         kind = type(optimizer).__name__
         yield (

@@ -237,7 +237,7 @@ def find_unsupported(config: Config) -> Iterator[Finding]:
     does not read or gets wrong.
     """
     losses = (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
-    mine = [*losses, *_silent(config), *_unlogged(config), *_other_stage(config)]
+    mine = [*losses, *_find_silent(config), *_find_unlogged(config), *_other_stage(config)]
     yield from mine
     paths = {finding.path for finding in mine}
     unread = {finding.path for finding in config.remarks}
@@ -265,7 +265,7 @@ def _other_stage(config: Config) -> Iterator[Finding]:
         )
 
 
-def _unlogged(config: Config) -> Iterator[Finding]:
+def _find_unlogged(config: Config) -> Iterator[Finding]:
     """Yield a finding for each setting of logs that DeepSpeed's engine writes itself, which a plan
     leaves to the script.
     """
@@ -275,7 +275,7 @@ def _unlogged(config: Config) -> Iterator[Finding]:
             yield Finding(path, "the engine writes no such logs", Effect.NONE, True)
 
 
-def _silent(config: Config) -> Iterator[Finding]:
+def _find_silent(config: Config) -> Iterator[Finding]:
     """Yield a finding for each setting in the config that has a plan field but does not change the
     plan.
     """

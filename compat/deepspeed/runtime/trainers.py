@@ -309,7 +309,7 @@ class DeepSpeedTrainer:
     def weights(self) -> Mapping[str, Tensor]:
         copies = masters(self.engine)
         own = {
-            name: _full(weight, copies).detach().float().cpu()
+            name: _full_master(weight, copies).detach().float().cpu()
             for name, weight in self.parameters_by_name()
         }
         return self.join_parts(self._everyones(own))
@@ -429,10 +429,12 @@ class EngineTrainer(DeepSpeedTrainer):
             return parts[0]
         names = self.workload.architecture.tensor_plan(self.tensor)
         group = parts[: self.tensor]
-        return {name: _whole(names, name, [part[name] for part in group]) for name in group[0]}
+        return {
+            name: _join_tensor(names, name, [part[name] for part in group]) for name in group[0]
+        }
 
 
-def _whole(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
+def _join_tensor(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
     module, _, kind = name.rpartition(".")
     if module.endswith(tuple(names.columns)):
         return torch.cat(parts)
@@ -455,7 +457,7 @@ class PipelineTrainer(DeepSpeedTrainer):
         from deepspeed.pipe import PipelineModule
 
         whole, values = native(workload), self.config.effective
-        self.prefixes, layers = _line(whole)
+        self.prefixes, layers = _pipeline_layers(whole)
         module: nn.Module = PipelineModule(
             layers=layers,
             num_stages=values["code.pipeline_stages"],
@@ -484,7 +486,7 @@ class PipelineTrainer(DeepSpeedTrainer):
             yield f"{self.prefixes.get(layer, layer)}.{rest}", weight
 
 
-def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
+def _pipeline_layers(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
     """Return two things: a mapping from a layer's number to the layer's name in the whole model,
     and the layers for a PipelineModule. If embedding and head share their weights, both become the
     same tied layer.
@@ -530,7 +532,7 @@ def masters(engine: Any) -> dict[int, Tensor]:
     }
 
 
-def _full(weight: nn.Parameter, copies: Mapping[int, Tensor]) -> Tensor:
+def _full_master(weight: nn.Parameter, copies: Mapping[int, Tensor]) -> Tensor:
     """Return the whole master of a parameter, or the parameter itself if it has no master. All data
     ranks must take part.
     """
