@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import re
 import shlex
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,3 +120,50 @@ def test_a_launch_starts_what_the_real_parser_reads(name: str, data: st.DataObje
         assert launch.ranks == (int(nodes) * int(ranks) if whole else None)
     if name == "accelerate-launch":
         assert launch.ranks == real.num_processes
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_deepspeed_starts_as_many_ranks_as_its_launcher(data: st.DataObject) -> None:
+    """On a node of eight devices: options and the variable of visible devices, which options overrule."""
+    runner = pytest.importorskip("deepspeed.launcher.runner")
+    devices = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True).map(
+        lambda places: ",".join(map(str, places))
+    )
+    words = data.draw(
+        st.sampled_from(["", "", "--num_gpus 2", "--num_nodes 1", "--include", "--exclude"])
+    ).split()
+    if words[:1] in (["--include"], ["--exclude"]):
+        words.append(f"localhost:{data.draw(devices)}")
+    variable = data.draw(st.one_of(st.none(), devices))
+    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    started: list[list[str]] = []
+
+    def start(command: list[str], **_: Any) -> Any:
+        started.append(command)
+        raise SystemExit
+
+    assigned = "".join(f"{name}={value} " for name, value in environment.items())
+    script = f"{assigned}deepspeed {shlex.join(words)} {PROGRAM}\n"
+    ranks = Script(script).launches[0].ranks
+    accelerator = SimpleNamespace(
+        visible_devices_envs=lambda: ["CUDA_VISIBLE_DEVICES"], device_count=lambda: 8
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(runner, "get_accelerator", lambda: accelerator)
+        patch.setattr(runner.subprocess, "Popen", start)
+        try:
+            runner.main([*words, PROGRAM])
+        except ValueError:
+            return
+        except SystemExit:
+            pass
+    info = next(word for word in started[0] if word.startswith("--world_info="))
+    hosts = json.loads(base64.urlsafe_b64decode(info.partition("=")[2]))
+    count = sum(map(len, hosts.values()))
+    # Without them, the launcher takes the devices that the machine has.
+    known = bool(variable) if not words else words[0] in ("--num_gpus", "--include")
+    assert ranks == (count if known else None)

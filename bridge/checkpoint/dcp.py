@@ -258,7 +258,7 @@ def _values_to_save(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ..
         (("model", alias), weights_of(hub.parameters[name].best, dtype))
         for alias, name in hub.ties.items()
     )
-    yield from ((("model", name), held) for name, held in hub.buffers.items())
+    yield from ((("model", name), entry) for name, entry in hub.buffers.items())
     for name, entry in hub.trainable_parameters.items():
         if entry.step is not None:
             yield ("optimizer", "state", name, "step"), Held(torch.tensor(float(entry.step)))

@@ -331,7 +331,7 @@ def _tensors_by_file_name(hub: Hub) -> Iterator[tuple[str, Lazy]]:
     for name, entry in hub.parameters.items():
         yield f"{WEIGHTS}/{name}", entry.best
         yield from ((f"{kind}/{name}", moment) for kind, moment in entry.moments.items())
-    yield from ((f"{BUFFERS}/0/{name}", held) for name, held in hub.buffers.items())
+    yield from ((f"{BUFFERS}/0/{name}", entry) for name, entry in hub.buffers.items())
     random = hub.random.get("0")
     if random is None:
         import torch

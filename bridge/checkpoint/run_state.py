@@ -94,7 +94,7 @@ def hub_of_entries(
         for name, tensor in model.items()
         if name not in equal and not kinds[name]
     }
-    steps = {held.step for held in parameters.values() if held.step is not None}
+    steps = {parameter.step for parameter in parameters.values() if parameter.step is not None}
     run = take_run(rest)
     values = dict(run.client)
     beside = values.pop(BESIDE, None)

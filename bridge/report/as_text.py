@@ -265,9 +265,9 @@ def text(
     _print_verdict(verdict_text, selection, console)
     if view.quiet:
         return
-    console.print(
-        Hung(markup_text(f"{name(source)} -> {name(target)}, {target.world_size or '?'} ranks"))
-    )
+    assumed = any(one.path == "world_size" for one in selection)
+    ranks = f"{target.world_size or '?'} ranks{' (assumed: give --world-size)' if assumed else ''}"
+    console.print(Hung(markup_text(f"{name(source)} -> {name(target)}, {ranks}")))
     _causes(selection, console, view, result.fields)
     _missing(selection, console)
     if view.origins:

@@ -55,6 +55,8 @@ NOT_FOUND = 127
 """The status of a command that does not exist."""
 VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 """Matches the start of an expansion, with the variable's name."""
+TO_SET = re.compile(r"--env (\w+)=")
+"""Matches the variables that a reason proposes to set."""
 SEVERAL = re.compile(r"^[^/]*\s")
 """Matches a program name with a space.
 
@@ -244,8 +246,9 @@ class ShellReader:
         """Record the variables in the words of a condition that nothing sets, so that they count as empty."""
         for piece in pieces:
             name = VARIABLE.match(piece.spelling) if isinstance(piece, Unknown) else None
-            if name and isinstance(piece, Unknown) and piece.alone is not None:
-                self.unset_deciders.setdefault(name[1], piece.line)
+            if isinstance(piece, Unknown) and piece.alone is not None:
+                for one in [name[1]] if name else TO_SET.findall(piece.why):
+                    self.unset_deciders.setdefault(one, piece.line)
 
     def sets(self, name: str) -> bool:
         """Return whether the script has set a variable so far, or is setting it at present."""
@@ -699,11 +702,25 @@ class ShellReader:
         """Set the exit status from the result of a test; None if that is not known."""
         self.scope.status, self.scope.asked = (None if truth is None else int(not truth)), True
 
+    def evaluate_condition(self, start: int, end: int) -> int:
+        """Return the value of an arithmetic expression that decides something, and record the variables in
+        it that nothing sets. Raises what `Expander.evaluate_span` raises.
+        """
+        expander = self.expander
+        outer, expander.lacking = expander.lacking, []
+        try:
+            return expander.evaluate_span(start, end)
+        finally:
+            counted = set(arithmetic.assignable_names(self.source.text[start:end]))
+            for name in TO_SET.findall(" ".join(expander.lacking)):
+                if name not in counted:
+                    self.unset_deciders.setdefault(name, self.source.line(start))
+            expander.lacking = outer
+
     def counting(self, token: Token) -> None:
         """`((...))`."""
         try:
-            result = self.expander.evaluate_span(token.start + 2, token.end - 2)
-            self.answer(bool(result))
+            self.answer(bool(self.evaluate_condition(token.start + 2, token.end - 2)))
         except Unread:
             self.answer(None)
         except arithmetic.Unset:

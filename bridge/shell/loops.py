@@ -145,7 +145,7 @@ def _read_counting_loop(reader: ShellReader, node: Node, token: Token) -> None:
 def _evaluate_span(reader: ShellReader, span: tuple[int, int]) -> int | None:
     """Return the value of an arithmetic expression; None if it is not known."""
     try:
-        return reader.expander.evaluate_span(*span)
+        return reader.evaluate_condition(*span)
     except Unread:
         return None
 

@@ -196,14 +196,25 @@ def _start_lines(values: Flat) -> Iterator[str]:
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'
     yield ")"
+    prefix = "code.trainer."
+    for path in sorted(path for path in values if path.startswith(prefix)):
+        yield f"# like the Trainer with {path.removeprefix(prefix)}={values[path]!r}"
     length = values.get("code.steps")
+    per_token = values.get("code.loss") == "per_token"
+    if per_token:
+        yield "# the loss of a step is the mean over its tokens: `tokens` counts those of all ranks and micro batches"
     # A pipeline takes all micro batches of a step in one call.
     # Elsewhere `engine.step()` counts calls, and steps at the last.
     if _has_pipeline(values):
+        if per_token:
+            yield "# loss_fn: the sum over tokens * engine.dp_world_size * engine.micro_batches / tokens"
         yield "loss = engine.train_batch(iterator)" + (f"  # {length} times" if length else "")
     else:
         each = "# for each micro batch" + (f", until {length} steps are done" if length else "")
-        yield f"loss = engine(batch); engine.backward(loss); engine.step()  {each}"
+        # The engine divides by the micro batches, and by the ranks.
+        mean = " * engine.dp_world_size * engine.gradient_accumulation_steps() / tokens"
+        loss = f"engine(batch){mean if per_token else ''}"
+        yield f"loss = {loss}; engine.backward(loss); engine.step()  {each}"
 
 
 def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:

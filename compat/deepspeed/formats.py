@@ -772,7 +772,7 @@ class _KeyReader(Reader):
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
         self.epoch = trainer.find_epoch(arguments, ranks, fit.get("samples"))
         self.steps = fit.get("total_steps", self.epoch.steps if self.epoch else None)
-        filling = trainer.filling(arguments, ranks, self.steps)
+        filling = trainer.filling(arguments, ranks, self.steps, fit.get("transformers"))
         for path, problem in filling.refusals(self.given):
             self.problem(path, problem)
         for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):
@@ -783,6 +783,8 @@ class _KeyReader(Reader):
         for path, value in filling.sets.items():
             if not (path.startswith("code.") and path in self.given):
                 self._value(path, path, value)
+                if place := self.places.get(path.rpartition(".")[2]):
+                    self.origins[path] = Origin(place.line, place.setting, place.source)
         own = filling.schedule if not self._has_scheduler() else {}
         if not any(path.startswith("optimizer.") for path in self.given):
             for path, value in filling.optimizer.items():

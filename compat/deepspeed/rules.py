@@ -13,7 +13,6 @@ from bridge.stack.rules import (
     Effect,
     Group,
     Rule,
-    always,
     complete_rules,
     convert,
     lacks,
@@ -947,11 +946,16 @@ def missing_rules() -> tuple[Rule, ...]:
             note="DeepSpeed recomputes the layers in every micro batch",
             effect=Effect.COST,
         ),
-        always(
+        convert(
+            "code.loss",
             "loss",
-            "mean_of_microbatches",
-            "DeepSpeed averages over microbatches; the loss function in the script decides how"
+            lambda values, context: {"loss": values.get("code.loss") or "mean_of_microbatches"},
+            lambda values, context: (
+                {"code.loss": "per_token"} if values.get("loss") == "per_token" else {}
+            ),
+            note="DeepSpeed averages over microbatches; the loss function in the script decides how"
             " tokens are averaged",
+            source="runtime/engine.py: backward; transformers: trainer.py, num_items_in_batch",
         ),
     )
 

@@ -1077,6 +1077,37 @@ class CodeScheduler(Section):
     )
 
 
+class CodeTrainer(Section):
+    """Arguments of Hugging Face's Trainer that its steps depend on and that no DeepSpeed file has."""
+
+    label_smoothing_factor: NonNegative | None = field(
+        None, description="Share of each target that the loss spreads over all classes."
+    )
+    neftune_noise_alpha: Real | None = field(
+        None, description="Factor of the noise that is added to embeddings in training."
+    )
+    optim_args: str | None = field(None, description="Further arguments of the optimizer.")
+    optim_target_modules: str | list[str] | None = field(
+        None, description="Modules that GaLore and APOLLO train in a space of lower rank."
+    )
+    data_seed: Whole | None = field(None, description="Seed of the order of samples.")
+    group_by_length: bool | None = field(
+        None, description="Batches have samples of about one length."
+    )
+    train_sampling_strategy: str | None = field(
+        None, description="Order of samples: random, sequential, or group_by_length."
+    )
+    average_tokens_across_devices: bool | None = field(
+        None, description="The loss is averaged over the tokens of all ranks, not of each."
+    )
+    gradient_checkpointing: bool | None = field(
+        None, description="The model recomputes the activations of each layer."
+    )
+    torch_compile: bool | None = field(None, description="The model is compiled.")
+    tf32: bool | None = field(None, description="Products of fp32 matrices are computed in TF32.")
+    use_liger_kernel: bool | None = field(None, description="Layers use Liger's kernels.")
+
+
 class Code(Section):
     """Settings that belong to the training script, not to DeepSpeed's file."""
 
@@ -1127,6 +1158,16 @@ class Code(Section):
         None, description=("Number of passes over the data that the script makes.")
     )
     seed: Whole | None = field(None, description="Seed that the script sets.")
+    loss: Literal["mean_of_microbatches", "per_token"] | None = field(
+        None,
+        description=(
+            "How the script averages the losses of a step: over micro batches, or over all tokens, as"
+            " Hugging Face's Trainer does."
+        ),
+    )
+    trainer: CodeTrainer | None = field(
+        None, description="Arguments of Hugging Face's Trainer that no plan holds."
+    )
     accelerator: (
         Literal["cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa"] | None
     ) = field(None, description="Accelerator of the run, as in DS_ACCELERATOR.")

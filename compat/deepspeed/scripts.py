@@ -18,7 +18,7 @@ from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import accelerated, trainer_detection
-from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET, RETIRED, name_argument
+from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET, RETIRED, TRAINED, name_argument
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -169,7 +169,7 @@ def read(script: Script) -> Found:
         _read_beside(script, launch, path, line) if content is None else _read_here(script, content)
     )
     options = {name: value for name, value, _ in _arguments(launch)}
-    usual = _trainer_arguments(launch, {**DEFAULTS, **COURSE, **RETIRED})
+    usual = _trainer_arguments(launch, {**DEFAULTS, **COURSE, **RETIRED, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _find_twins(script, path, line) if content is None else ()
@@ -196,7 +196,7 @@ def read(script: Script) -> Found:
 
 def _read_accelerated(launch: Launch, script: Script) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
-    usual = _trainer_arguments(launch, DEFAULTS)
+    usual = _trainer_arguments(launch, {**DEFAULTS, **TRAINED})
     by_trainer, _ = trainer_detection.evidence(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
@@ -243,7 +243,7 @@ def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:
         message = f"{option}: {launch.opaque[at]}"
         if name in DEFAULTS:
             problems.append(f"{script.name}: line {launch.lines[at]}: {message}")
-        elif name in COURSE:
+        elif name in COURSE or name in TRAINED:
             yield unknown(option, launch.opaque[at], origin=Origin(launch.lines[at]), end="")
     ConfigError.raise_if(problems)
     for at in sorted(launch.loose - values):
@@ -260,7 +260,8 @@ def _find_programs(launch: Launch, by_trainer: bool) -> Iterator[Finding]:
     read_here = {TRAINER, *OPTIONS, *(option for option, _, _ in _configs(launch))}
     read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
     read_here |= {
-        f"--{name}" for name in (*CODE, *({*DEFAULTS, *COURSE} - UNSURE if by_trainer else ()))
+        f"--{name}"
+        for name in (*CODE, *({*DEFAULTS, *COURSE, *TRAINED} - UNSURE if by_trainer else ()))
     }
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:

@@ -52,6 +52,29 @@ DEFAULTS: Mapping[str, Any] = {
 COURSE: Mapping[str, Any] = {"num_train_epochs": 3.0, "seed": 42}
 """TrainingArguments that no DeepSpeed file has, and that the code part holds."""
 
+TRAINED: Mapping[str, Any] = {
+    "label_smoothing_factor": 0.0,
+    "neftune_noise_alpha": 0.0,
+    "optim_args": "",
+    "optim_target_modules": None,
+    "data_seed": -1,
+    "group_by_length": False,
+    "train_sampling_strategy": "random",
+    "average_tokens_across_devices": True,
+    "gradient_checkpointing": False,
+    "torch_compile": False,
+    "tf32": None,
+    "use_liger_kernel": False,
+}
+"""TrainingArguments that steps depend on and that no plan holds, each with the value with which it does
+nothing: `code.trainer` has those of other values.
+"""
+PER_TOKEN, OVER_RANKS = Version("4.46.0"), Version("4.54.0")
+"""The releases of transformers since which the loss of a step is a mean over its tokens (trainer.py:
+num_items_in_batch), and since which these are the tokens of all ranks where nothing is said
+(training_args.py: average_tokens_across_devices).
+"""
+
 NAMES = frozenset(
     {
         *DEFAULTS,
@@ -330,7 +353,7 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     TrainingArguments. If `values` is a `whole` dump, it may also have arguments of a class of the
     user. Raises `ConfigError` with all problems: wrong values, and names of no argument.
     """
-    usual = {**DEFAULTS, **COURSE}
+    usual = {**DEFAULTS, **COURSE, **TRAINED}
     arguments_of_run = {
         name: value for name, value in values.items() if name in usual and value is not None
     }
@@ -634,9 +657,11 @@ def misfit(value: Any, usual: Any) -> str:
     return "" if fits else f"found {show_value(value)}, expected {kind}"
 
 
-def filling(arguments: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
+def filling(
+    arguments: Mapping[str, Any], world: int | None, total: int | None, version: Any = None
+) -> Filling:
     """Return the changes that the arguments `arguments` make to a file, for `world` ranks and a run of
-    `total` optimizer steps (None: not known).
+    `total` optimizer steps (None: not known), with the release `version` of transformers (None: the newest).
     """
     args = _fill_arguments(arguments)
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
@@ -684,6 +709,7 @@ def filling(arguments: Mapping[str, Any], world: int | None, total: int | None) 
         sets["code.epochs"] = float(args["num_train_epochs"])
     if "seed" in arguments:
         sets["code.seed"] = args["seed"]
+    sets |= _set_code(arguments, version)
     facts_of_run = {name: fact for name, fact in facts.items() if fact is not None}
     # Further arguments, such as a number of cycles or a final
     # rate, make a schedule that no plan knows.
@@ -703,6 +729,18 @@ def filling(arguments: Mapping[str, Any], world: int | None, total: int | None) 
         optimizer,
         message,
     )
+
+
+def _set_code(given: Mapping[str, Any], version: Any) -> dict[str, Any]:
+    """Return how the Trainer averages the loss, and its arguments in `TRAINED`, by path of the code part."""
+    release = Version(str(version)) if version is not None else OVER_RANKS
+    named = {name: given[name] for name in TRAINED if name in given}
+    if PER_TOKEN <= release < OVER_RANKS:
+        named.setdefault("average_tokens_across_devices", False)
+    found = {
+        f"code.trainer.{name}": value for name, value in named.items() if value != TRAINED[name]
+    }
+    return {**found, "code.loss": "per_token"} if release >= PER_TOKEN else found
 
 
 @dataclass(frozen=True, slots=True)

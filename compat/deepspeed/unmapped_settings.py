@@ -70,6 +70,35 @@ READ: tuple[Row, ...] = (
         "runtime/lr_schedules.py",
         "scheduler",
     ),
+    # Hugging Face's Trainer
+    (
+        Use.COMPUTES,
+        "the Trainer computes by it, and only the Trainer",
+        "transformers: trainer.py, integrations/neftune.py, trainer_optimizer.py",
+        _inside(
+            "code.trainer",
+            "label_smoothing_factor neftune_noise_alpha optim_args optim_target_modules"
+            " average_tokens_across_devices",
+        ),
+    ),
+    (
+        Use.SAMPLES,
+        "the Trainer orders samples by it",
+        "transformers: trainer.py: _get_train_sampler",
+        _inside("code.trainer", "data_seed group_by_length train_sampling_strategy"),
+    ),
+    (
+        Use.PLACES,
+        "the model of the script recomputes activations",
+        "transformers: modeling_utils.py: gradient_checkpointing_enable",
+        _inside("code.trainer", "gradient_checkpointing"),
+    ),
+    (
+        Use.FORM,
+        "the kernels of the script's model",
+        "transformers: training_args.py, trainer.py",
+        _inside("code.trainer", "torch_compile tf32 use_liger_kernel"),
+    ),
     # Formats
     (
         Use.COMPUTES,

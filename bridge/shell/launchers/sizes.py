@@ -25,11 +25,13 @@ Sizes = dict[str, str | int]
 """Sizes that options set, by role such as `nodes`: the text, or the index of a word that is not known."""
 
 
-def ranks(search: Walk, job: Mapping[str, str]) -> tuple[int | None, Sequence[int]]:
+def ranks(
+    search: Walk, job: Mapping[str, str], variables: Mapping[str, str]
+) -> tuple[int | None, Sequence[int]]:
     """Return the world size by the arguments of the innermost launcher; None if these do not give the size as numbers,
     with the indices of the words that would give it and are not known.
 
-    `job` has options of the batch job, which Slurm's launcher inherits.
+    `job` has options of the batch job, which Slurm's launcher inherits; `variables` are those of the environment.
     """
     links = [link for link in search.links if link.name in STARTERS and STARTERS[link.name].own]
     if not links:
@@ -44,7 +46,8 @@ def ranks(search: Walk, job: Mapping[str, str]) -> tuple[int | None, Sequence[in
             role: value for role, value in found_job.items() if role != "total" or not sizes
         }
         sizes = {**job_sizes, **sizes}
-    size = _product(sizes, row)
+    listed = variables.get(row.devices, "")
+    size = len(listed.split(",")) if listed and not sizes else _product(sizes, row)
     unknown = {last.start + place for place in sizes.values() if isinstance(place, int)}
     return size, () if size else sorted(unknown)
 

@@ -33,6 +33,7 @@ class Starter:
     `apart`, the started program has a new environment. `parser` says that `values` has all options of
     the program, whose parser is argparse: `exact`, or `short` if it takes the unique start of a long
     option for the option. With `dashes`, an option is also spelled with dashes in place of underscores.
+    `devices` is the variable that lists the devices of a node where no option sets sizes.
     """
 
     values: Mapping[str, int] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Starter:
     script: bool = False
     parser: str = ""
     dashes: bool = False
+    devices: str = ""
 
     @cached_property
     def spellings(self) -> Mapping[str, str]:
@@ -104,17 +106,18 @@ FAULT_TOLERANT = replace(
 )
 """Launchers with torchrun's options and more of their own."""
 DEEPSPEED = starter(
-    "-h*0 --help*0 -e --exclude --min_elastic_nodes --max_elastic_nodes --elastic_training*0 --master_port --master_addr "
+    "-h*0 --help*0 --min_elastic_nodes --max_elastic_nodes --elastic_training*0 --master_port --master_addr "
     "--node_rank --launcher --launcher_args --module*0 --no_python*0 --no_local_rank*0 --no_ssh*0 --no_ssh_check*0 "
     "--force_multi*0 --save_pid*0 --enable_each_rank_log --autotuning --bind_cores_to_rank*0 --bind_core_list --ssh_port "
     "--venv_script --log_level -q*0 --quiet*0",
-    sizes="node:--num_gpus,--num_accelerators nodes:--num_nodes listed:--include,-i hosts:-H,--hostfile",
+    sizes="node:--num_gpus,--num_accelerators nodes:--num_nodes listed:--include,-i excluded:-e,--exclude hosts:-H,--hostfile",
     own=True,
     alone=1,
     module=True,
     parser="short",
+    devices="CUDA_VISIBLE_DEVICES",
 )
-"""deepspeed/launcher/runner.py, `parse_args`."""
+"""deepspeed/launcher/runner.py, `parse_args` and `main`."""
 DEEPSPEED_NODE = starter(
     "-h*0 --help*0 --node_rank --master_addr --master_port --world_info --module*0 --no_python*0 --enable_elastic_training*0 "
     "--min_elastic_nodes --max_elastic_nodes --no_local_rank*0 --save_pid --enable_each_rank_log --bind_cores_to_rank*0 "
