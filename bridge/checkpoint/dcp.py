@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, stored_parts, torch_save, unpickle
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File, size_of
-from bridge.checkpoint.formats import PlannedFiles, RootedFormat, Used, Wanted
 from bridge.checkpoint.hub import (
     BESIDE,
     Hub,
@@ -22,6 +22,7 @@ from bridge.checkpoint.hub import (
     loss_finding,
     weights_of,
 )
+from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
 from bridge.checkpoint.run_state import hub_of_entries
 from bridge.checkpoint.torch_save import Size

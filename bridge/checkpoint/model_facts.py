@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.lazy import read_strips
-from bridge.checkpoint.parameter_names import (
+from bridge.checkpoint.parameter_names import neutral_shapes, read_names
+from bridge.checkpoint.renaming import (
     all_namings,
     naming_that_fits,
-    neutral_shapes,
-    read_names,
     shapes_by_name,
     try_namings,
     unwrap_names,

@@ -14,7 +14,6 @@ from typing import Any
 from bridge.checkpoint import digests, schema, stored_parts, tagged_json
 from bridge.checkpoint.files import File
 from bridge.checkpoint.folder_lock import LATEST
-from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.hub import (
     Hub,
     Model,
@@ -27,6 +26,7 @@ from bridge.checkpoint.hub import (
     tuples_to_lists,
     weights_of,
 )
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
 from bridge.checkpoint.safetensors_format import file_of as safetensors
 from bridge.checkpoint.safetensors_format import read_header

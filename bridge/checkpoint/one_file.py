@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.checkpoint import archive
-from bridge.checkpoint.formats import RootedFormat, Used
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import Hub, Origin
+from bridge.checkpoint.interface import RootedFormat
 from bridge.checkpoint.run_state import flatten_value, hub_of_entries
 from bridge.checkpoint.safetensors_format import read_header
 from bridge.errors import SourceError

@@ -8,8 +8,9 @@ from collections import OrderedDict
 from pathlib import Path
 
 from bridge.checkpoint import archive, torch_save
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted, only_weights
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import Hub
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.lazy import Lazy
 from bridge.checkpoint.safetensors_format import (
     FileNames,

@@ -25,7 +25,7 @@ from bridge.checkpoint.hub import (
     with_beside,
 )
 from bridge.checkpoint.lazy import FLOATING, Boxed, Lazy, read_strips
-from bridge.checkpoint.parameter_names import module_order
+from bridge.checkpoint.renaming import module_order
 from bridge.checkpoint.safetensors_format import read_model
 from bridge.errors import SourceError
 from bridge.files.shown import show_value

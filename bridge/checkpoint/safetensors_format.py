@@ -13,8 +13,8 @@ from typing import Any
 
 from bridge.checkpoint.archive import advice_on
 from bridge.checkpoint.files import File, all_of
-from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.lazy import FLOATING, WIDTH, Lazy, Span
 from bridge.checkpoint.quantized import EIGHT, read_quantized
 from bridge.errors import SourceError
@@ -232,7 +232,7 @@ def _name_tied_by_config(hub: Hub) -> str | None:
     """Return the name that transformers gives a parameter which the file has under its other name,
     as the model's config ties the two; None if the config does not tie them.
     """
-    from bridge.checkpoint.parameter_names import try_namings
+    from bridge.checkpoint.renaming import try_namings
 
     recognition = try_namings(hub) if hub.model and hub.model.tied else None
     pair = recognition.table.tied if recognition else None

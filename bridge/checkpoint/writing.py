@@ -23,7 +23,7 @@ from bridge import __version__
 from bridge.checkpoint import digests, worker_pool
 from bridge.checkpoint.files import File, Late, size_of
 from bridge.checkpoint.folder_lock import remove_path, sync_folder, write_text
-from bridge.checkpoint.formats import PlannedFiles
+from bridge.checkpoint.interface import PlannedFiles
 from bridge.checkpoint.lazy import STRIP, WIDTH, ElementRun, raw_bytes, read_strips
 from bridge.checkpoint.worker_pool import UnwrittenError
 from bridge.errors import SourceError

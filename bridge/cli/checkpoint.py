@@ -30,8 +30,8 @@ from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.formats import Format, PlannedFiles
     from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.interface import Format, PlannedFiles
     from bridge.checkpoint.lazy import Lazy
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
@@ -205,7 +205,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
     """Write one checkpoint in another format. Returns the exit code."""
 
     def work() -> int:
-        from bridge.checkpoint import formats
+        from bridge.checkpoint import formats, interface
         from bridge.report import as_json as report
 
         source, place = formats.find_checkpoint(folder, options.from_, options.root)
@@ -218,7 +218,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
             "dtype": None if dtype is None else DTYPES[dtype],
             "shard": _gigabytes_to_bytes(options.wanted["shard"]),
         }
-        wanted = formats.Wanted(**{**options.wanted, **asked})
+        wanted = interface.Wanted(**{**options.wanted, **asked})
         # A dry run reads the headers alone, and checksums need every byte.
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)

@@ -39,10 +39,10 @@ from bridge.translation.edit import without
 from bridge.translation.translate import Result
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.formats import Format
-    from bridge.checkpoint.formats import PlannedFiles as Files
     from bridge.checkpoint.groups import Row
     from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.interface import Format
+    from bridge.checkpoint.interface import PlannedFiles as Files
     from bridge.engine.interface import Backend
 
 NATIVE = "native"
@@ -165,7 +165,7 @@ def _move_run(job: Job, options: MoveOptions) -> int:
 
 def _write_run(job: Job, options: MoveOptions) -> Moved:
     """Translate a run and write it, unless it is a dry run."""
-    from bridge.checkpoint import formats
+    from bridge.checkpoint import formats, interface
 
     source, job = _read_source(job, options)
     target = _make_target(job, options, source)
@@ -176,7 +176,7 @@ def _write_run(job: Job, options: MoveOptions) -> Moved:
             hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)}
         )
     format = formats.format_of_name(target.saves.format)
-    wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
+    wanted = interface.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.plan_files(format, hub, wanted)
     odd = tuple(_find_other_settings(source))
     findings = (*target.findings, *hub.findings, *files.findings, *odd)
@@ -916,11 +916,11 @@ def _write_checkpoint(
     folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None
 ) -> Path:
     """Write a checkpoint for the proof. Returns the tag folder inside `folder`."""
-    from bridge.checkpoint import formats
+    from bridge.checkpoint import formats, interface
     from bridge.checkpoint.writing import write_checkpoint
 
     files = formats.plan_files(
-        format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero"))
+        format, hub, interface.Wanted(dtype, world, hub.origin.layout.get("zero"))
     )
     write_checkpoint(files, folder, hub.origin.files, lambda count, fresh: None)
     return formats.find_checkpoint(folder, format.name)[1]

@@ -150,7 +150,8 @@ def _reports(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str
 
 
 def _checkpoints(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
-    from bridge.checkpoint.formats import Format, all_formats
+    from bridge.checkpoint.formats import all_formats
+    from bridge.checkpoint.interface import Format
 
     # A format that only its stack writes has the method of the base class.
     writable = [

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
     from bridge.checkpoint.groups import Row
     from bridge.checkpoint.hub import Hub
-    from bridge.engine.rows import Rows
-
-    Batch = tuple[Tensor, Tensor]
-    """Tokens and targets of a microbatch, each (sequences, tokens), int64; the loss leaves out
-    targets of -100.
-    """
+    from bridge.engine.rows import Batch, Rows
 
 MICRO = 4
 """Default number of sequences in a microbatch, used if neither the config nor the caller sets it.

@@ -28,7 +28,7 @@ from bridge.plan.plan import Plan
 from bridge.trace import naming
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 
 class PlainTrainer:

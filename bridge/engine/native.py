@@ -19,8 +19,7 @@ from bridge.translation.lift import lift
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bridge.engine.interface import Batch
-    from bridge.engine.rows import Rows
+    from bridge.engine.rows import Batch, Rows
     from bridge.engine.runner import Engine
 
 

@@ -22,7 +22,7 @@ from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Written
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 STEPS = 3
 PATIENCE = 20.0

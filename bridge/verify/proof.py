@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bridge.checkpoint import parameter_names
+from bridge.checkpoint import renaming
 from bridge.checkpoint.groups import Row
 from bridge.checkpoint.hub import Hub, Model, Origin, Parameter
 from bridge.checkpoint.lazy import Held
@@ -184,8 +184,8 @@ def neutral(weights: Weights, facts: Model) -> Weights:
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
     return {
         name: parameter.weight.whole()
-        for name, parameter in parameter_names.rename_parameters(
-            hub, parameter_names.Neutral(), facts
+        for name, parameter in renaming.rename_parameters(
+            hub, renaming.Neutral(), facts
         ).parameters.items()
     }
 

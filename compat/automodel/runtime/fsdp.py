@@ -33,7 +33,7 @@ from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 POLICY = "distributed.mp_policy."
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad")

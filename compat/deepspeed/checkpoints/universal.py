@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.digests import SUMS
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted, pointer_target
 from bridge.checkpoint.hub import Hub, ParameterGroup, loss_finding
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.lazy import ElementRun, Joined, Lazy, cast_lazy, raw_bytes
 from bridge.checkpoint.torch_save import torch_file
 from bridge.errors import SourceError

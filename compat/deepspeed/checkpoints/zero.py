@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted, pointer_target
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import (
     Hub,
     Origin,
@@ -23,6 +23,7 @@ from bridge.checkpoint.hub import (
     loss_finding,
     settings_of,
 )
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.lazy import Cast, ElementRun, Joined, Lazy, cast_lazy, raw_bytes
 from bridge.checkpoint.run_files import has_run_files, verify_run_files, with_run_files
 from bridge.checkpoint.unpickle import Record

@@ -12,8 +12,8 @@ from typing import Any
 
 from bridge.checkpoint.digests import SUMS
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import PlannedFiles, Wanted
 from bridge.checkpoint.hub import Hub, ParameterGroup, Scale, loss_finding, weights_of
+from bridge.checkpoint.interface import PlannedFiles, Wanted
 from bridge.checkpoint.lazy import ElementRun, Held, Joined, Lazy, cast_lazy, torch_type
 from bridge.checkpoint.torch_save import Size, torch_file
 from bridge.checkpoint.unpickle import Constant, Record

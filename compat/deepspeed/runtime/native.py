@@ -30,7 +30,7 @@ from compat.deepspeed.runtime.trainers import (
 )
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
     from compat.deepspeed import DeepSpeedConfig
 
 

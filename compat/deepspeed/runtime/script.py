@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from bridge.checkpoint import parameter_names
+from bridge.checkpoint import parameter_names, renaming
 from bridge.checkpoint.hub import Model
 from bridge.engine.models.dense import native
 from bridge.errors import BridgeError
@@ -24,7 +24,8 @@ from compat.deepspeed.script_writer import MODEL, SCRIPT
 
 if TYPE_CHECKING:
     from bridge.checkpoint.parameter_names import Theirs
-    from bridge.engine.interface import Batch, Workload
+    from bridge.engine.interface import Workload
+    from bridge.engine.rows import Batch
     from bridge.stack.dialect import Written
     from compat.deepspeed import DeepSpeedFile
 
@@ -192,7 +193,7 @@ def _pieces_of_parameters(shapes: Mapping[str, tuple[int, ...]], facts: Model) -
     """Return, for each parameter of a transformers model, the native parameters from which it is
     made.
     """
-    for naming in parameter_names.all_namings().values():
+    for naming in renaming.all_namings().values():
         table = naming.family(shapes) if naming.stack == "huggingface" else None
         if table is not None:
             return parameter_names.read_names(naming, table, shapes, facts)

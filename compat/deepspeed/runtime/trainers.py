@@ -36,7 +36,7 @@ from compat.deepspeed.runtime.backend import PASSES
 from compat.deepspeed.schedule import settings_of_code, steers
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
     from compat.deepspeed import DeepSpeedFile
 
 QUIET = (

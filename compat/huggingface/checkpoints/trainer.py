@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, dcp, torch_save
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import PlannedFiles, RootedFormat, Used, Wanted
 from bridge.checkpoint.groups import TREATED
 from bridge.checkpoint.hub import Hub, Origin, ParameterGroup, loss_finding
+from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Held
-from bridge.checkpoint.parameter_names import module_order
 from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
+from bridge.checkpoint.renaming import module_order
 from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
 from bridge.checkpoint.run_state import Key, hub_of_entries
 from bridge.checkpoint.safetensors_format import (

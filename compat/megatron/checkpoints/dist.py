@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, dcp
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted
 from bridge.checkpoint.hub import (
     BESIDE,
     Hub,
@@ -27,6 +27,7 @@ from bridge.checkpoint.hub import (
     weights_of,
     with_beside,
 )
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted
 from bridge.checkpoint.lazy import ElementRun, Held, Joined, Lazy, cast_lazy
 from bridge.checkpoint.torch_save import torch_file
 from bridge.checkpoint.unpickle import recorders

@@ -39,7 +39,7 @@ from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Share, WeightPiece, pieces, wholes
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 LOSS = "mean loss"
 EXPORT = "whole weights"
