@@ -15,6 +15,10 @@ from compat.deepspeed import schedule
 FILE = "ds_config.json"
 SCRIPT = "train.py"
 GROUPS = "code.parameter_groups"
+PASSES = 2
+"""Number of calls of `backward` before each step in a script with manual accumulation
+(`code.manual_accumulation`).
+"""
 
 Flat = Mapping[str, Any]
 

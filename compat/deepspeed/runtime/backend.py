@@ -18,15 +18,11 @@ from bridge.stack.dialect import Config, Written
 from bridge.translation.edit import edit_config, without
 from bridge.translation.lift import lift, lower
 from compat.deepspeed import DIALECT, live
+from compat.deepspeed.code import PASSES
 
 if TYPE_CHECKING:
     from bridge.checkpoint.hub import Hub
     from compat.deepspeed import DeepSpeedFile
-
-PASSES = 2
-"""Number of calls of `backward` before each step in a script with manual accumulation
-(`code.manual_accumulation`).
-"""
 
 CODE = {
     "parallel.context": (

@@ -32,7 +32,7 @@ from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan.plan import LearningRate
-from compat.deepspeed.runtime.backend import PASSES
+from compat.deepspeed.code import PASSES
 from compat.deepspeed.schedule import settings_of_code, steers
 
 if TYPE_CHECKING:
