@@ -23,6 +23,7 @@ from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
 from bridge.cli.terminal import console, content, note, print_json
 from bridge.cli.verify import MARK, ProgressPrinter, end_orderly
+from bridge.engine.backends import backends
 from bridge.errors import BridgeError, SourceError
 from bridge.files import Script, as_private_as, read_text
 from bridge.files.printable import clean
@@ -773,7 +774,7 @@ def _engine_for_format(config: Config, format: str) -> Backend:
     from bridge.engine.native import BACKEND
 
     name = config.dialect.name
-    backend = registry.backends(name).get(name)
+    backend = backends(name).get(name)
     if format == NATIVE:
         return (backend.inside if backend else None) or BACKEND
     if format not in config.dialect.loads or backend is None:

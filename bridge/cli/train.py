@@ -20,13 +20,13 @@ from bridge.cli.file_search import limit_access
 from bridge.cli.folder import is_folder, model_in
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, print_json, say
+from bridge.engine.backends import backends, opener
 from bridge.engine.choose import choose
 from bridge.engine.interface import MICRO, Workload
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.layout.mesh import Mesh
 from bridge.plan.plan import Plan
 from bridge.report.exit_codes import Exit
-from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
@@ -204,7 +204,7 @@ def _train_named_model(config: Config, options: TrainOptions, here: Environment,
         if value
     )
     watch = options.watch
-    training = registry.opener(config.dialect.name)(
+    training = opener(config.dialect.name)(
         config,
         here.world,
         planned=watch.add_to_plan,
@@ -234,16 +234,14 @@ def _choose_backend(
     A note names the engine and the reason.
     """
     if (
-        check_choice(
-            "--engine", options.engine, (NATIVE, "auto", *registry.backends(options.engine))
-        )
+        check_choice("--engine", options.engine, (NATIVE, "auto", *backends(options.engine)))
         == NATIVE
     ):
         return None
     # The choice is made for the sizes that will run; what was shrunk is said once, when the engine opens.
     plan, _ = _fit_plan(plan, here, architecture, options.fit, file, _mesh_of_plan)
     name = None if options.engine == "auto" else options.engine
-    choice = choose(plan, registry.backends(options.engine), here.world, name)
+    choice = choose(plan, backends(options.engine), here.world, name)
     if here.rank == 0:
         note(str(choice))
     if choice.backend.name == NATIVE:

@@ -21,6 +21,7 @@ from bridge.cli.local import run_ranks
 from bridge.cli.progress import Meter
 from bridge.cli.project_settings import apply_project_settings
 from bridge.cli.terminal import console, note, print_json
+from bridge.engine.backends import backends
 from bridge.errors import BridgeError
 from bridge.files import as_private_as, write_text
 from bridge.files.progress import listening
@@ -232,10 +233,7 @@ def _make_pair(job: Job, options: VerifyOptions) -> TranslationPair:
 
     source = read_job(job)
     return fit_pair(
-        source,
-        _translate_target(source, options),
-        registry.backends(options.to, job.dialect),
-        options.ranks,
+        source, _translate_target(source, options), backends(options.to, job.dialect), options.ranks
     )
 
 
@@ -249,7 +247,7 @@ def _make_own_pair(
 
     configs = read_job(job), _read_config(apply_project_settings(job, own.other))
     options = {
-        **registry.backends(*(config.dialect.name for config in configs)),
+        **backends(*(config.dialect.name for config in configs)),
         **BACKENDS,
         BACKEND.name: BACKEND,
     }
@@ -265,7 +263,7 @@ def _read_config(job: Job) -> Config:
 def _translate_target(source: Config, options: VerifyOptions) -> Result:
     """Translate for the release of --to-version, else for the release that is installed here."""
     assert options.to is not None, "--to is required if there is no second config"
-    dialect, backend = registry.load(options.to), registry.backends(options.to).get(options.to)
+    dialect, backend = registry.load(options.to), backends(options.to).get(options.to)
     # A run on the stack that is here proves nothing about a file for another release.
     release = backend.release if backend and backend.release in dialect.versions else None
     return translate(source, dialect, options.to_version or release)
@@ -359,7 +357,7 @@ def load_engines(names: Iterable[str | None]) -> None:
 
     with redirect_stdout(sys.stderr):
         stacks = sorted(name for name in names if name in registry.names())
-        for backend in (BACKEND, *registry.backends(*stacks).values()):
+        for backend in (BACKEND, *backends(*stacks).values()):
             if backend.release is not None:
                 backend.load()
 
@@ -427,11 +425,7 @@ def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
                 return _judge_own(job, options, options.own, note)
             pair = _make_pair(job, options)
             fields = verify(
-                pair,
-                registry.backends(options.to, job.dialect),
-                options.steps,
-                options.padded,
-                note,
+                pair, backends(options.to, job.dialect), options.steps, options.padded, note
             ).fields()
             return {**fields, "judged_release": _release_line(pair.target)}
     except BridgeError as error:

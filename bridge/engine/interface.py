@@ -133,7 +133,7 @@ class Trainer(Protocol):
 
 
 class Backend(ABC):
-    """One engine. `bridge.stack.registry.backends` finds the engines of stacks: each is the constant
+    """One engine. `bridge.engine.backends` finds the engines of stacks: each is the constant
     `BACKEND` of a stack's module `runtime.backend`.
 
     Loading this module must be fast: neither torch nor the stack is imported before `open` is

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridge.engine.models.gpt import IGNORED
 from bridge.errors import SourceError
 
+IGNORED = -100
+"""Target of a token that has no loss, such as padding."""
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets of a microbatch, each (sequences, tokens), int64; the loss leaves out
 targets of -100.

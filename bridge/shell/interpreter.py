@@ -30,7 +30,7 @@ from bridge.shell.nested_shells import list_words
 from bridge.shell.patterns import Unread
 from bridge.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value
 from bridge.shell.source import ShellSource, check_ends, check_redirects, check_syntax
-from bridge.shell.state import MOST_STEPS, TO_SET, Action, Command, ShellState, Stopped
+from bridge.shell.state import MOST_STEPS, Action, Command, ShellState, Stopped
 from bridge.shell.tokens import Token, Word
 from bridge.shell.word_pieces import NOWHERE, Pieces, Unknown, spell_pieces, text_if_known
 
@@ -473,21 +473,6 @@ class ShellReader(ShellState):
             self.stops.clear()
             truth = None
         self.answer(truth)
-
-    def evaluate_condition(self, start: int, end: int) -> int:
-        """Return the value of an arithmetic expression that decides something, and record the variables in
-        it that nothing sets. Raises what `Expander.evaluate_span` raises.
-        """
-        expander = self.expander
-        outer, expander.lacking = expander.lacking, []
-        try:
-            return expander.evaluate_span(start, end)
-        finally:
-            counted = set(arithmetic.assignable_names(self.source.text[start:end]))
-            for name in TO_SET.findall(" ".join(expander.lacking)):
-                if name not in counted:
-                    self.unset_deciders.setdefault(name, self.source.line(start))
-            expander.lacking = outer
 
     def counting(self, token: Token) -> None:
         """`((...))`."""

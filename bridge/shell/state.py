@@ -246,6 +246,21 @@ class ShellState(ABC):
         """Set the exit status from the result of a test; None if that is not known."""
         self.scope.status, self.scope.asked = (None if truth is None else int(not truth)), True
 
+    def evaluate_condition(self, start: int, end: int) -> int:
+        """Return the value of an arithmetic expression that decides something, and record the variables in
+        it that nothing sets. Raises what `Expander.evaluate_span` raises.
+        """
+        expander = self.expander
+        outer, expander.lacking = expander.lacking, []
+        try:
+            return expander.evaluate_span(start, end)
+        finally:
+            counted = set(arithmetic.assignable_names(self.source.text[start:end]))
+            for name in TO_SET.findall(" ".join(expander.lacking)):
+                if name not in counted:
+                    self.unset_deciders.setdefault(name, self.source.line(start))
+            expander.lacking = outer
+
     def write(self, pieces: Pieces) -> None:
         """Store text that a command writes, if something reads the output."""
         if self.scope.captured:

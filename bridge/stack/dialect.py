@@ -541,7 +541,7 @@ class Dialect(ABC):
         return False
 
     def names_run(self, config: Config) -> bool:
-        """Return whether `config` names a model and a data set, so that `stacks.opener` can run it."""
+        """Return whether `config` names a model and a data set, so that `bridge.engine.backends.opener` can run it."""
         return False
 
     def to_object(self, config: Config) -> Any:

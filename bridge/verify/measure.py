@@ -14,8 +14,7 @@ from torch import Tensor
 from bridge.engine.comm import everyones, rank_and_world, together
 from bridge.engine.data import Drawn, Text
 from bridge.engine.interface import Backend, Step, Trainer, Workload
-from bridge.engine.models.gpt import IGNORED
-from bridge.engine.rows import Rows
+from bridge.engine.rows import IGNORED, Rows
 from bridge.errors import BridgeError
 from bridge.files.progress import count_items
 from bridge.plan.plan import Plan

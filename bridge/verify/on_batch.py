@@ -13,10 +13,9 @@ from pathlib import Path
 from bridge.checkpoint import model_facts
 from bridge.checkpoint.hub import Model
 from bridge.engine.interface import Backend, Workload
-from bridge.engine.models.gpt import IGNORED
 from bridge.engine.models.pretrained import dropping, open_model, settings
 from bridge.engine.native import BACKEND as NATIVE
-from bridge.engine.rows import Rows
+from bridge.engine.rows import IGNORED, Rows
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan

@@ -27,7 +27,8 @@ from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loops import memory_bytes, norm_of, wholes
 from bridge.engine.models.dense import model_to_train
-from bridge.engine.models.gpt import IGNORED, sum_cross_entropy
+from bridge.engine.models.gpt import sum_cross_entropy
+from bridge.engine.rows import IGNORED
 from bridge.errors import BridgeError
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
