@@ -15,6 +15,8 @@ from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, loss_finding
 from bridge.checkpoint.interface import Format, PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Lazy
+from bridge.checkpoint.pytorch_bin import Binary
+from bridge.checkpoint.safetensors_format import Safe
 from bridge.checkpoint.unpickle import FLAWS
 from bridge.errors import SourceError, nearest
 from bridge.files.shown import show_value
@@ -30,8 +32,6 @@ def all_formats() -> Mapping[str, Format]:
     from bridge.checkpoint.dcp import Dcp
     from bridge.checkpoint.native_format import Native
     from bridge.checkpoint.one_file import OneFile
-    from bridge.checkpoint.pytorch_bin import Binary
-    from bridge.checkpoint.safetensors_format import Safe
 
     own: tuple[Format, ...] = (Native(), Safe(), Binary(), Dcp(), OneFile())
     theirs = [format for name in registry.OWN for format in registry.load(name).checkpoints]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.checkpoint.hub import Hub, ParameterGroup
+from bridge.engine.learning_rate import learning_rate
 from bridge.errors import SourceError
 from bridge.files.contained import read_text
 from bridge.files.shown import show_value
@@ -59,8 +60,6 @@ def rate_ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
     rates, steps = [base_rate(group) for group in hub.groups], hub.where.steps or 0
     plan_rates = [optimizer.lr]
     if optimizer.lr is not None:
-        from bridge.engine.learning_rate import learning_rate
-
         # DeepSpeed's schedulers are one step behind: the rate of the step before is the config's
         # too.
         near = (steps, max(0, steps - 1))

@@ -13,9 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.checkpoint import formats, interface
+from bridge.checkpoint.digests import SUMS, without_digest
+from bridge.checkpoint.file_tensors import tensors_by_file
+from bridge.checkpoint.lazy import STRIP, WIDTH, torch_type
+from bridge.checkpoint.model_facts import describe_config, rename_under
+from bridge.checkpoint.tagged_json import encode_value
+from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
 from bridge.cli.companions import Companions, companions, config_beside, is_of_transformers
+from bridge.cli.convert import read_job
+from bridge.cli.job import Job
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.errors import BridgeError
 from bridge.files import as_private_as
@@ -24,7 +33,9 @@ from bridge.files.printable import clean
 from bridge.files.progress import count_items
 from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
+from bridge.report import as_json as report
 from bridge.report import json_types
+from bridge.report.as_json import finding_json
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
@@ -78,10 +89,6 @@ def inspect(
     """Show one checkpoint. Returns the exit code."""
 
     def work() -> int:
-        from bridge.checkpoint import formats
-        from bridge.checkpoint.tagged_json import encode_value
-        from bridge.report import as_json as report
-
         format, place = formats.find_checkpoint(folder, name, root)
         if check:
             with progress.show_progress("the files"):
@@ -103,8 +110,6 @@ def inspect(
 
 def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
     from dataclasses import asdict
-
-    from bridge.report.as_json import finding_json
 
     about = {
         "format": hub.origin.format,
@@ -162,8 +167,6 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
         settings = {key: value for key, value in group.items() if key != "parameters"}
         say(f"group of {group['parameters']}: {_settings_text(settings)}")
     if check:
-        from bridge.checkpoint.digests import SUMS, without_digest
-
         left = without_digest(place, origin.files)
         unseen = any(finding.path == "checksums" for finding in hub.findings)
         how = "what each file says of itself" + (", which does not show all" if unseen else "")
@@ -205,9 +208,6 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
     """Write one checkpoint in another format. Returns the exit code."""
 
     def work() -> int:
-        from bridge.checkpoint import formats, interface
-        from bridge.report import as_json as report
-
         source, place = formats.find_checkpoint(folder, options.from_, options.root)
         target = formats.format_of_name(options.to)
         BridgeError.raise_if(_option_mistakes(options, target, folder))
@@ -290,10 +290,6 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
-    from bridge.checkpoint.model_facts import describe_config, rename_under
-    from bridge.cli.convert import read_job
-    from bridge.cli.job import Job
-
     configs = []
     for path in dict.fromkeys(filter(None, (config_beside(place), options.config))):
         try:
@@ -324,8 +320,6 @@ LARGEST = 2.0**30
 def _write_folder(
     written: PlannedFiles, folder: Path, hub: Hub, options: CheckpointOptions
 ) -> None:
-    from bridge.checkpoint.writing import write_checkpoint
-
     meter = Progress(sum(file.size for file in written.files))
     with as_private_as(folder, *hub.origin.files):
         write_checkpoint(
@@ -373,16 +367,12 @@ def _print_outcome(
 ) -> None:
     from dataclasses import asdict
 
-    from bridge.checkpoint.file_tensors import tensors_by_file
-
     made = (
         list(tensors_by_file(hub, written.files))
         if options.dry_run
         else [(file, ()) for file in written.files]
     )
     if options.json:
-        from bridge.report.as_json import finding_json
-
         files = [
             {
                 "name": file.name,
@@ -450,9 +440,6 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
     """Compare two checkpoints. Returns the exit code."""
 
     def work() -> int:
-        from bridge.checkpoint import formats
-        from bridge.checkpoint.tagged_json import encode_value
-
         one, other = formats.read_checkpoint(first), formats.read_checkpoint(second)
         with progress.show_progress("the tensors"):
             lines = list(_compare_tensors(one, other))
@@ -598,8 +585,6 @@ def _largest_difference(one: Lazy, other: Lazy) -> float:
     number formats; infinite if exactly one of two elements is NaN.
     """
     import torch
-
-    from bridge.checkpoint.lazy import STRIP, WIDTH, torch_type
 
     # fp32 beside bf16 is compared as bf16: the finer copy has digits that the other cannot have.
     coarse = min((one.dtype, other.dtype), key=lambda dtype: WIDTH[dtype])

@@ -22,6 +22,9 @@ from bridge.cli.job import Job
 from bridge.cli.terminal import note, print_json, say
 from bridge.engine.backends import backends, opener
 from bridge.engine.choose import choose
+from bridge.engine.environment import detect, find_dead_ranks, neighbours
+from bridge.engine.fields import check
+from bridge.engine.fit import fit
 from bridge.engine.interface import MICRO, Workload
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.layout.mesh import Mesh
@@ -153,7 +156,6 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
 def train(job: Job, options: TrainOptions) -> int:
     """Train. Returns the exit code."""
     need_engine("train")
-    from bridge.engine.environment import detect
 
     here = detect()
     with limit_access(job):
@@ -185,8 +187,6 @@ def _train_natively(
     here: Environment,
     job: Job,
 ) -> None:
-    from bridge.engine.fields import check
-
     plan, changes = _fit_plan(plan, here, architecture, options.fit, job.file, check)
     training = _make_training(plan, architecture, options)
     if here.rank == 0:
@@ -400,8 +400,6 @@ def _fit_plan(
     With `shrinks`, sizes are shrunk until they fit; otherwise `check` raises `ConfigError` for a
     plan that the engine cannot run.
     """
-    from bridge.engine.fit import fit
-
     if shrinks:
         return fit(plan, here.world, architecture)
     try:
@@ -415,8 +413,6 @@ def _advice_line(plan: Plan, file: str) -> str:
     """Return a line of advice with commands: the command that runs the plan unchanged, if there is
     one, and the command that shrinks the sizes.
     """
-    from bridge.engine.fields import check
-
     command = f"-m stagebridge train {shlex.quote(file)}"
     parallel = plan.parallel
     ranks = (parallel.data or 1) * (parallel.tensor or 1) * (parallel.pipeline or 1)
@@ -482,8 +478,6 @@ def _name_lost_ranks(options: TrainOptions) -> Iterator[None]:
     """Return a context for training: if a collective fails because another rank of this machine has
     ended, raise `BridgeError` that names that rank.
     """
-    from bridge.engine.environment import find_dead_ranks, neighbours
-
     processes = neighbours()
     try:
         yield

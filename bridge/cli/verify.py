@@ -21,7 +21,11 @@ from bridge.cli.local import run_ranks
 from bridge.cli.progress import Meter
 from bridge.cli.project_settings import apply_project_settings
 from bridge.cli.terminal import console, note, print_json
+from bridge.cli.train import end_process
 from bridge.engine.backends import backends
+from bridge.engine.environment import detect
+from bridge.engine.native import BACKEND
+from bridge.engine.plain import BACKENDS
 from bridge.errors import BridgeError
 from bridge.files import as_private_as, write_text
 from bridge.files.progress import listening
@@ -31,6 +35,8 @@ from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.extras import need_engine
 from bridge.translation.translate import Result, translate
+from bridge.verify.own import engines_of, pair_configs
+from bridge.verify.pair import fit_pair
 
 if TYPE_CHECKING:
     from bridge.engine.interface import Backend
@@ -229,8 +235,6 @@ def run_tasks(
 
 def _make_pair(job: Job, options: VerifyOptions) -> TranslationPair:
     """Return both sides of the translation, at small sizes."""
-    from bridge.verify.pair import fit_pair
-
     source = read_job(job)
     return fit_pair(
         source, _translate_target(source, options), backends(options.to, job.dialect), options.ranks
@@ -241,10 +245,6 @@ def _make_own_pair(
     job: Job, own: Own, limit: int
 ) -> tuple[TranslationPair, Mapping[Side, Backend]]:
     """Return both configs at small sizes, and the engine of each config."""
-    from bridge.engine.native import BACKEND
-    from bridge.engine.plain import BACKENDS
-    from bridge.verify.own import engines_of, pair_configs
-
     configs = read_job(job), _read_config(apply_project_settings(job, own.other))
     options = {
         **backends(*(config.dialect.name for config in configs)),
@@ -353,8 +353,6 @@ def warm(text: str) -> None:
 
 def load_engines(names: Iterable[str | None]) -> None:
     """Load the native engine and the installed engines of the stacks in `names`."""
-    from bridge.engine.native import BACKEND
-
     with redirect_stdout(sys.stderr):
         stacks = sorted(name for name in names if name in registry.names())
         for backend in (BACKEND, *backends(*stacks).values()):
@@ -366,9 +364,6 @@ def main(text: str) -> None:
     """Verify one file after the other on one rank. The first rank prints the progress and the
     reports.
     """
-    from bridge.cli.train import end_process
-    from bridge.engine.environment import detect
-
     tasks, here, out = json.loads(text), detect(), sys.stdout
 
     def tell(**words: Any) -> None:
@@ -414,7 +409,6 @@ def _judge_own(job: Job, options: VerifyOptions, own: Own, note: Any) -> Fields:
 
 def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
     from bridge.engine.device import join
-    from bridge.engine.environment import detect
     from bridge.verify.judge import verify
 
     here = detect()

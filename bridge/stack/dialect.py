@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import limits
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
+from bridge.files import write_all
 from bridge.plan.kinds import kind
 from bridge.plan.section import Section, Values, fields
+from bridge.stack.bounds import beyond
 from bridge.stack.checks import Check
 from bridge.stack.findings import LEFT_OUT, UNKNOWN, Disagreement, Finding, Origin
 from bridge.stack.launch_command import fed, torchrun
@@ -524,8 +526,6 @@ class Dialect(ABC):
 
     def beyond(self, config: Config) -> Iterable[Finding]:
         """A finding for each given number that no run can use."""
-        from bridge.stack.bounds import beyond
-
         # Only our own folders bring a table of bounds. A module of elsewhere is not searched for
         # one.
         if not type(self).__module__.startswith("compat."):
@@ -683,8 +683,6 @@ class Dialect(ABC):
 
         Either all files are written or none.
         """
-        from bridge.files import write_all
-
         output = self.render(config, format or self.format_of(path))
         if path is not None:
             output = output.under_name(Path(path).name)
