@@ -35,9 +35,9 @@ from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.folder import CONFIG
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
+from bridge.cli.rank_messages import MARK, ProgressPrinter, end_orderly, load_engines
 from bridge.cli.terminal import console, content, note, print_json
 from bridge.cli.train import end_process
-from bridge.cli.verify import MARK, ProgressPrinter, end_orderly, load_engines
 from bridge.engine.backends import backends
 from bridge.engine.environment import detect
 from bridge.engine.interface import Workload

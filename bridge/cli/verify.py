@@ -5,11 +5,10 @@ whether they are the same run.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,9 @@ from bridge.cli.convert import answer_job, read_job, standard_input
 from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
-from bridge.cli.progress import Meter
 from bridge.cli.project_settings import apply_project_settings
-from bridge.cli.terminal import console, note, print_json
+from bridge.cli.rank_messages import MARK, Fields, ProgressPrinter, end_orderly, load_engines
+from bridge.cli.terminal import console, print_json
 from bridge.cli.train import end_process
 from bridge.engine.backends import backends
 from bridge.engine.environment import detect
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from bridge.verify.pair import Side, TranslationPair
 
 RANK = "bridge.cli.verify"
-MARK = "@stagebridge "
-"""Prefix of our own output lines, as stacks print to the same stream."""
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -153,25 +149,6 @@ def verify(job: Job, options: VerifyOptions) -> int:
     return answer_job(job, work)
 
 
-@contextmanager
-def end_orderly() -> Iterator[None]:
-    """Context in which SIGTERM raises `SystemExit`, so that the ranks are ended and temporary files
-    removed.
-    """
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = None
-    with suppress(ValueError):  # only the main thread may say what signals do
-        before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
 def _at_hand(job: Job, folder: Path) -> Job:
     """Return the job.
 
@@ -197,24 +174,6 @@ def _print_and_measure(job: Job, options: VerifyOptions) -> Fields:
     if "problems" in fields:
         raise BridgeError(*fields["problems"])
     return fields
-
-
-class ProgressPrinter:
-    """Prints the notes and the progress of ranks on stderr."""
-
-    def __init__(self, what: str = "the runs") -> None:
-        self.what = what
-        self.meter: Meter | None = None
-
-    def hear(self, message: Fields) -> None:
-        """Print a message of the first rank: a note, or its progress."""
-        if "at" in message:
-            self.meter = self.meter or Meter(self.what)
-            self.meter(*message["at"])
-        elif self.meter:
-            self.meter.clear()
-        if "note" in message:
-            note(f"  {message['note']}")
 
 
 def run_tasks(
@@ -349,15 +308,6 @@ def warm(text: str) -> None:
     load_engines(
         {*on, *(name for task in spec for name in (task["options"]["to"], task["job"]["dialect"]))}
     )
-
-
-def load_engines(names: Iterable[str | None]) -> None:
-    """Load the native engine and the installed engines of the stacks in `names`."""
-    with redirect_stdout(sys.stderr):
-        stacks = sorted(name for name in names if name in registry.names())
-        for backend in (BACKEND, *backends(*stacks).values()):
-            if backend.release is not None:
-                backend.load()
 
 
 def main(text: str) -> None:

@@ -23,10 +23,9 @@ from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
 from bridge.verify.cause import Bench
 from bridge.verify.judge import Report, VerdictRow, verify
-from bridge.verify.measure import EngineRun, Measured, measure
+from bridge.verify.measure import EngineRun, Measured, measure, neutral
 from bridge.verify.own import alone
 from bridge.verify.pair import Side, TranslationPair
-from bridge.verify.proof import neutral
 from bridge.verify.size import Size, change_plan, steps_for
 
 OWN_MODEL = ("megatron",)
