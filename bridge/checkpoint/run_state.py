@@ -114,7 +114,7 @@ def hub_of_entries(
     hub = Hub(
         origin,
         parameters,
-        {name: held for name, held in model.items() if kinds[name]},
+        {name: tensor for name, tensor in model.items() if kinds[name]},
         {**{alias: name for alias, name in ties.items() if name in parameters}, **equal},
         ordered=order is not None,
         groups=groups,

@@ -41,9 +41,10 @@ from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.hub import Hub, Model
     from bridge.checkpoint.interface import Format, PlannedFiles
     from bridge.checkpoint.lazy import Lazy
+
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")
@@ -100,9 +101,12 @@ def inspect(
         code = report.exit_of(hub.findings)
         if as_json:
             rows = {"tensors": list(_tensor_rows(hub))} if tensors else {}
-            print_json({**encode_value(_about_checkpoint(hub, place)), **rows, "exit_code": code})
+            about = {**_about_checkpoint(hub, place), "targets": list_targets(hub, place)}
+            print_json({**encode_value(about), **rows, "exit_code": code})
         else:
             _print_checkpoint(hub, place, tensors, check)
+            _print_targets(list_targets(hub, place))
+            _print_findings(hub.findings)
         return code
 
     return _answer_errors(as_json, work)
@@ -178,7 +182,46 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
         say(
             f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}"
         )
-    _print_findings(hub.findings)
+
+
+def list_targets(hub: Hub, place: Path) -> list[json_types.WritableFormat]:
+    """Return each format that can be written, with what it loses of the checkpoint in the folder `place`, or why
+    it cannot hold it.
+    """
+    from bridge.checkpoint import formats, interface
+    from bridge.checkpoint.model_facts import rename_under
+    from bridge.stack.rules import Effect
+
+    configs = _describe_configs(place, None)
+    rows: list[json_types.WritableFormat] = []
+    for target in formats.all_formats().values():
+        if type(target).plan is interface.Format.plan:
+            continue  # a format that is only read
+        try:
+            named = rename_under(hub, None, target.names, configs)
+            written = formats.plan_files(target, named, interface.Wanted())
+        except BridgeError as error:
+            rows.append({"to": target.name, "lost": [], "refused": error.problems[0]})
+            continue
+        findings = (*formats.findings_that_matter(target, named), *written.findings)
+        known = {finding.path for finding in hub.findings}
+        lost = {one.path for one in findings if one.effect is not Effect.NONE} - known
+        rows.append({"to": target.name, "lost": sorted(lost), "refused": None})
+    return rows
+
+
+def _print_targets(rows: Sequence[json_types.WritableFormat]) -> None:
+    """Print the formats that a checkpoint can be converted to: those that lose nothing first."""
+    names = {tuple(row["lost"]): list[str]() for row in rows if row["refused"] is None}
+    for row in rows:
+        if row["refused"] is None:
+            names[tuple(row["lost"])].append(row["to"])
+    for lost in sorted(names, key=lambda one: (len(one), one)):
+        without = f" without {', '.join(lost)}" if lost else ""
+        say(f"can be converted{without} to: {', '.join(names[lost])}")
+    for row in rows:
+        if row["refused"] is not None:
+            say(f"not to {row['to']}: {row['refused']}")
 
 
 def _list_names(paths: Sequence[Path], place: Path) -> str:
@@ -290,18 +333,26 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
+    configs = _describe_configs(place, options.config)
+    return rename_under(hub, options.names, target.names, configs)
+
+
+def _describe_configs(place: Path, given: Path | None) -> list[tuple[str, Model]]:
+    """Return what the config next to a checkpoint, and one that the user gives, say of the model, each with
+    its path. Raises `BridgeError` if the user's cannot be read.
+    """
     configs = []
-    for path in dict.fromkeys(filter(None, (config_beside(place), options.config))):
+    for path in dict.fromkeys(filter(None, (config_beside(place), given))):
         try:
             configs.append((str(path), describe_config(read_job(Job(str(path), lenient=True)))))
         except BridgeError as error:
             # What is no config of transformers says nothing about the weights beside it.
-            if path == options.config or is_of_transformers(path.read_bytes()):
+            if path == given or is_of_transformers(path.read_bytes()):
                 raise BridgeError(
                     *(f"{path}: {problem}; correct this config" for problem in error.problems)
                 ) from None
             note(f"note: {path}: not held against the weights, as it cannot be read: {error}")
-    return rename_under(hub, options.names, target.names, configs)
+    return configs
 
 
 def _gigabytes_to_bytes(size: float) -> int:

@@ -523,6 +523,14 @@ class Held(TypedDict):
     dtype: str
 
 
+class WritableFormat(TypedDict):
+    """A format that a checkpoint can be converted to: what it loses, or why it cannot hold it."""
+
+    to: str
+    lost: list[str]
+    refused: str | None
+
+
 class Inspected(TypedDict):
     """The content of a checkpoint."""
 
@@ -542,6 +550,7 @@ class Inspected(TypedDict):
     groups: list[dict[str, Any]]
     client: dict[str, Any]
     findings: list[Told]
+    targets: list[WritableFormat]
     tensors: NotRequired[list[Held]]
     exit_code: Exit
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from tool_folders import (
     GPT2,
@@ -31,6 +32,7 @@ from tool_folders import (
     losses_of,
     plain_file,
     run_of,
+    save_sharded,
     trainer,
 )
 from torch import Tensor
@@ -88,6 +90,20 @@ def test_weights_and_moments_of_every_tool_are_read(tmp_path: Path, tool: str, c
     assert not [finding for finding in hub.findings if finding.path == "moments"]
 
 
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_what_accelerate_saves_of_two_sharded_ranks_is_read(
+    tmp_path: Path, run: Any, config: Any, kind: str
+) -> None:
+    truth, _ = run(2, save_sharded, config, tmp_path, kind)
+    hub = formats.read_checkpoint(tmp_path)
+    assert_equal(tensors_of(hub), truth)
+    decay = {name: group.settings["weight_decay"] for group in hub.groups for name in group.names}
+    assert decay == {
+        name: 0.1 if len(held.weight.shape) > 1 else 0.0 for name, held in hub.parameters.items()
+    }
+
+
 def converted(source: Path, to: str, out: Path, *more: str) -> Path:
     """Convert a checkpoint by the command. Returns the folder."""
     code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(out), *more])
@@ -138,6 +154,23 @@ def test_torch_goes_on_from_the_checkpoint_of_every_tool(tmp_path: Path, tool: s
     out = converted(source, "dcp", tmp_path / "out", *root)
     loaded = Loaded(out, run_of(LLAMA, seed=5)).run
     assert [run.step(step) for step in (2, 3)] == [loaded.step(step) for step in (2, 3)]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("tool", ["file", "torchtitan", "accelerate", "accelerate FSDP in parts"])
+def test_accelerate_goes_on_from_the_checkpoint_of_every_tool(
+    tmp_path: Path, tool: str, config: str
+) -> None:
+    run = run_of(CONFIGS[config])
+    between = converted(MAKERS[tool](run, tmp_path), "native", tmp_path / "between")
+    out = converted(between, "accelerate", tmp_path / "out")
+    other = run_of(CONFIGS[config], seed=5)
+    accelerator = Accelerator(cpu=True)
+    parts = accelerator.prepare(other.model, other.optimizer, other.scheduler)
+    accelerator.load_state(str(out))
+    assert [run.step(step) for step in (2, 3)] == [other.step(step) for step in (2, 3)]
+    assert other.scheduler.state_dict() == run.scheduler.state_dict()
+    accelerator.free_memory(*parts)
 
 
 def test_one_of_several_models_is_chosen_by_its_keys(tmp_path: Path) -> None:
@@ -245,24 +278,48 @@ level, folder = int(sys.argv[2]), Path(sys.argv[3])
 optimizer = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "torch_adam": True}}
 config = {
     "zero_optimization": {"stage": level, "stage3_gather_16bit_weights_on_model_save": level == 3},
-    "optimizer": optimizer,
     "train_micro_batch_size_per_gpu": 2,
     "zero_force_ds_cpu_optimizer": False,
 }
-trainer = tool_folders.trainer(folder, tool_folders.LLAMA, 2, deepspeed=config)
+"""
+TRAINER = """
+trainer = tool_folders.trainer(folder, tool_folders.LLAMA, 2, deepspeed=config | {"optimizer": optimizer})
 trainer.train()
+"""
+ACCELERATE = """
+from accelerate import Accelerator, DeepSpeedPlugin
+from safetensors.torch import save_file
+config["zero_allow_untested_optimizer"] = True
+accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+run = tool_folders.run_of(tool_folders.LLAMA, 0)
+model, run.optimizer, run.scheduler = accelerator.prepare(run.model, run.optimizer, run.scheduler)
+for number in range(2):
+    batch = tool_folders.Rows()[number]
+    accelerator.backward(model(**{name: row[None] for name, row in batch.items()}).loss)
+    run.optimizer.step()
+    run.scheduler.step()
+    run.optimizer.zero_grad()
+accelerator.save_state(str(folder / "checkpoint-2"))
+weights = {name: weight.contiguous() for name, weight in accelerator.get_state_dict(model).items()}
+save_file(weights, folder / "checkpoint-2" / "model.safetensors")
 """
 
 
-@pytest.mark.parametrize("level", [1, 3])
-def test_trainer_with_deepspeed_is_read_whole(tmp_path: Path, level: int) -> None:
+@pytest.mark.parametrize(
+    ("tool", "level"),
+    [(TRAINER, 1), (TRAINER, 3), (ACCELERATE, 3)],
+    ids=["one", "three", "accelerate"],
+)
+def test_what_trainer_and_accelerate_save_with_deepspeed_is_read_whole(
+    tmp_path: Path, tool: str, level: int
+) -> None:
     here = str(Path(__file__).parent)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         alone["MASTER_PORT"] = str(free.getsockname()[1])
     done = subprocess.run(
-        [sys.executable, "-c", LEVELS, here, str(level), str(tmp_path / "run")],
+        [sys.executable, "-c", LEVELS + tool, here, str(level), str(tmp_path / "run")],
         env={**env, **alone, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
         capture_output=True,
         text=True,
@@ -274,11 +331,14 @@ def test_trainer_with_deepspeed_is_read_whole(tmp_path: Path, level: int) -> Non
     hub = formats.read_checkpoint(place)
     assert hub.origin.format == "deepspeed" and hub.where.steps == 2
     assert hub.moments == ("exp_avg", "exp_avg_sq") and list(hub.random) == ["0"]
-    assert hub.client["trainer_state"]["global_step"] == 2
+    assert hub.schedule["last_epoch"] == 2
+    assert tool == ACCELERATE or hub.client["trainer_state"]["global_step"] == 2
     weights = load_file(place / "model.safetensors")
     for name, held in hub.parameters.items():
         assert torch.equal(held.best.whole().to(weights[name].dtype), weights[name])
     out = converted(place, "trainer", tmp_path / "plain")
+    if tool == ACCELERATE:
+        return  # the Trainer's own state is none of accelerate's
     again = trainer(tmp_path / "again", LLAMA, 3)
     again.train(resume_from_checkpoint=str(out))
     assert list(losses_of(again)) == [1, 2, 3]

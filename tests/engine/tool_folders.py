@@ -215,6 +215,46 @@ def saved_as_fsdp(kind: str) -> Callable[[TrainedRun, Path], Path]:
     return save
 
 
+def save_sharded(
+    rank: int, world: int, config: Any, folder: Path, kind: str
+) -> dict[tuple[str, str], Tensor]:
+    """Train with torch's fully_shard on `world` ranks and save as accelerate does. Returns the whole weights and moments."""
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    model = model_of(config)
+    for block in getattr(model.base_model, "layers", None) or model.base_model.h:
+        fully_shard(block)
+    fully_shard(model)
+    wide, flat = (
+        [weight for weight in model.parameters() if (weight.ndim > 1) is side]
+        for side in (True, False)
+    )
+    rows = [{"params": wide, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}]
+    run = TrainedRun(
+        model,
+        optimizer := torch.optim.AdamW(rows, lr=1e-2),
+        torch.optim.lr_scheduler.ConstantLR(optimizer),
+    )
+    for number in range(STEPS):
+        run.step(world * number + rank)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
+    process = SimpleNamespace(
+        process_index=rank, num_processes=world, is_fsdp2=True, wait_for_everyone=lambda: None
+    )
+    PartialState(cpu=True)
+    fsdp_utils.save_fsdp_model(plugin, process, model, str(folder))
+    fsdp_utils.save_fsdp_optimizer(plugin, process, optimizer, model, str(folder))
+    whole = StateDictOptions(full_state_dict=True)
+    weights = get_model_state_dict(model, options=whole)
+    moments = get_optimizer_state_dict(model, optimizer, options=whole)["state"]
+    kinds = ("exp_avg", "exp_avg_sq")
+    names = [name for name, _ in model.named_parameters()]  # each tied one once
+    return {(name, "weight"): weights[name] for name in names if name in weights} | {
+        (name, kind): moments[name][kind] for name in moments for kind in kinds
+    }
+
+
 MAKERS: dict[str, Callable[[TrainedRun, Path], Path]] = {
     "file": plain_file,
     "lightning": lightning_file,

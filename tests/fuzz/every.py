@@ -187,6 +187,13 @@ def changing(scratch: Path) -> One:
     return changing(scratch)
 
 
+def tools(scratch: Path) -> One:
+    """Checkpoints of other tools with changed files; needs torch."""
+    from tools import tools
+
+    return tools(scratch)
+
+
 EVERY: dict[str, Callable[[Path], One]] = {
     **{name: partial(reader, name) for name in READERS},
     "sidecar": sidecars,
@@ -197,6 +204,7 @@ EVERY: dict[str, Callable[[Path], One]] = {
     "pickle": pickles,
     "contradicting config": contradictions,
     "changing checkpoint": changing,
+    "checkpoint of another tool": tools,
     "show": lambda scratch: show,
     "text": texts,
     "bytes": contents,

@@ -21,6 +21,7 @@ OTHERS = (
     ("pickle", 0.1),
     ("contradicting config", 0.05),
     ("changing checkpoint", 0.1),
+    ("checkpoint of another tool", 0.1),
 )
 LEAST = {name: reader.floor for name, reader in READERS.items()} | dict(
     (*OTHERS, ("show", 0.3), ("text", 0.1), ("bytes", 0.01))
@@ -33,6 +34,7 @@ TORCH = {
     "pickle": 200,
     "contradicting config": 60,
     "changing checkpoint": 60,
+    "checkpoint of another tool": 100,
 }
 """Those that need torch, each with the most inputs that the suite tries of it."""
 

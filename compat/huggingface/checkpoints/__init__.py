@@ -5,7 +5,7 @@ from __future__ import annotations
 from bridge.checkpoint.interface import Format
 from bridge.checkpoint.parameter_names import Naming
 from compat.huggingface.checkpoints.names import Runtime, Saved
-from compat.huggingface.checkpoints.trainer import Trainer
+from compat.huggingface.checkpoints.trainer import Accelerate, Trainer
 
 NAMINGS: tuple[Naming, ...] = (Saved(), Runtime())
-FORMATS: tuple[Format, ...] = (Trainer(),)
+FORMATS: tuple[Format, ...] = (Trainer(), Accelerate())

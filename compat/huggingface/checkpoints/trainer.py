@@ -16,7 +16,7 @@ from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
 from bridge.checkpoint.groups import TREATED
 from bridge.checkpoint.hub import Hub, Origin, ParameterGroup, loss_finding
-from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
+from bridge.checkpoint.interface import Format, PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Held
 from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
 from bridge.checkpoint.renaming import module_order
@@ -89,12 +89,7 @@ class Trainer(RootedFormat):
         """Return the files from which `Trainer.train(resume_from_checkpoint=)` goes on. Weights are masters, as
         Trainer's optimizers update the weights themselves.
         """
-        masters = {
-            name: replace(parameter, weight=parameter.best, master=None)
-            for name, parameter in hub.parameters.items()
-        }
-        model = Safe().plan(replace(hub, parameters=masters), target)
-        findings = [finding for finding in model.findings if finding.path in ("masters", "ties")]
+        model, findings = _plan_weights(hub, target)
         groups = _groups(hub)
         state = {**(hub.client.get(STATE) or {}), "global_step": hub.where.steps or 0}
         files = [*model.files, File(TRAINER, (json.dumps(state, indent=2).encode() + b"\n",))]
@@ -105,7 +100,60 @@ class Trainer(RootedFormat):
                 torch_save.torch_file(SCHEDULER, schedule),
             ]
             findings += [*_find_settings(hub, groups), *base]
-        return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub)))
+        return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "Trainer")))
+
+
+class Accelerate(Format):
+    """The folders that accelerate's `load_state` takes. They are read as those of `Trainer`."""
+
+    name = "accelerate"
+    title = "accelerate, which is read as trainer"
+
+    def find(self, folder: Path) -> Path | None:
+        """Return None: `Trainer` finds these folders."""
+        return None
+
+    def read(self, place: Path) -> Hub:
+        """Return the checkpoint, as `Trainer` does."""
+        return Trainer().read(place)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+        """Return the files from which a script with the same groups of parameters goes on
+        (accelerate/checkpointing.py: load_accelerator_state).
+        """
+        # Its loader refuses a file that has a tied tensor under both of its names.
+        model, findings = _plan_weights(replace(hub, ties={}), wanted)
+        files, trained = [*model.files], hub.trainable_parameters
+        if hub.moments:
+            weights = {name: held.weight for name, held in trained.items()}
+            order = module_order(weights) or (list(trained) if hub.ordered else None)
+            if order is None:
+                raise SourceError(
+                    "accelerate: the order of the model's parameters is unknown, by which an optimizer finds the"
+                    " moments of each; convert to another format"
+                )
+            held_groups = hub.groups or (ParameterGroup(tuple(trained), hub.settings),)
+            groups = [
+                replace(one, names=tuple(sorted(one.names, key=order.index))) for one in held_groups
+            ]
+            files.append(torch_save.torch_file("optimizer.bin", dict(_optimizer(hub, groups))))
+        if hub.schedule:
+            files.append(torch_save.torch_file("scheduler.bin", dict(hub.schedule)))
+        else:
+            message = (
+                "the source checkpoint has no state of a scheduler; that of the script begins anew"
+            )
+            findings.append(loss_finding("schedule", message, Effect.NUMBERS))
+        return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "accelerate")))
+
+
+def _plan_weights(hub: Hub, wanted: Wanted) -> tuple[PlannedFiles, list[Finding]]:
+    """Return the files of the weights, which are masters: these optimizers update the weights themselves."""
+    masters = {
+        name: replace(held, weight=held.best, master=None) for name, held in hub.parameters.items()
+    }
+    model = Safe().plan(replace(hub, parameters=masters), wanted)
+    return model, [finding for finding in model.findings if finding.path in ("masters", "ties")]
 
 
 def _weights(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], bool]:
@@ -236,19 +284,19 @@ def _find_settings(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[Findi
         yield loss_finding("groups", message, Effect.NUMBERS)
 
 
-def _find_losses(hub: Hub) -> Iterator[Finding]:
-    """Yield a finding for each value that Trainer's files do not hold or that the source does not have."""
+def _find_losses(hub: Hub, tool: str) -> Iterator[Finding]:
+    """Yield a finding for each value that the files of a tool do not hold or that the source does not have."""
     if hub.trainable_parameters and not hub.moments:
-        message = "the source checkpoint has no moments; Trainer starts with new ones"
+        message = f"the source checkpoint has no moments; {tool} starts with new ones"
         yield loss_finding("moments", message, Effect.NUMBERS)
     if hub.where.steps is None:
         yield loss_finding("step", "the step is unknown; 0 is written", Effect.NUMBERS)
     if hub.scale is not None:
         yield loss_finding(
-            "scale", "the loss scale is not written; Trainer begins with a new one", Effect.NUMBERS
+            "scale", f"the loss scale is not written; {tool} begins with a new one", Effect.NUMBERS
         )
-    message = "no random states are written; Trainer draws other numbers"
+    message = f"no random states are written; {tool} draws different numbers"
     yield loss_finding("random", message, Effect.NUMBERS)
     if keys := [key for key in hub.client if key != STATE]:
-        message = f"Trainer's files do not hold these values of the script: {', '.join(keys)}"
+        message = f"{tool}'s files do not hold these values of the script: {', '.join(keys)}"
         yield loss_finding("client", message, Effect.NONE)
