@@ -23,13 +23,11 @@ from bridge.shell import (
     signals,
     variables,
 )
-from bridge.shell.builtins import BUILTINS
 from bridge.shell.decide import Bad, Condition
 from bridge.shell.expand import OUTPUT
 from bridge.shell.launchers import Walk, walk
 from bridge.shell.nested_shells import list_words
 from bridge.shell.patterns import Unread
-from bridge.shell.programs import PROGRAMS, place_named
 from bridge.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value
 from bridge.shell.source import ShellSource, check_ends, check_redirects, check_syntax
 from bridge.shell.state import MOST_STEPS, Action, Command, ShellState, Stopped
@@ -521,6 +519,8 @@ class ShellReader(ShellState):
 
     def _starts(self, argv: Sequence[Pieces]) -> bool | None:
         """Whether a command starts a program in a new process; None if its name is not known."""
+        from bridge.shell.builtins import BUILTINS
+
         rest = dropwhile(lambda word: text_if_known(word) in ("command", "-p", "--"), argv)
         name = text_if_known(next(rest, argv[0]))
         if name is None:
@@ -608,6 +608,8 @@ class ShellReader(ShellState):
 
     def start(self, argv: Sequence[Pieces], place: int, functions: bool = True) -> None:
         """Run a function or a built-in command. Any other command is recorded as started."""
+        from bridge.shell.builtins import BUILTINS
+
         name = text_if_known(argv[0]) or ""
         if functions and name in self.scope.functions:
             self.check_stops()
@@ -628,6 +630,8 @@ class ShellReader(ShellState):
             self._external(place, argv, search)
 
     def _external(self, place: int, argv: Sequence[Pieces], search: Walk) -> None:
+        from bridge.shell.programs import PROGRAMS, place_named
+
         if self.alone:
             self.check_stops()
         line = self.source.line(place)

@@ -19,7 +19,6 @@ from bridge.errors import BridgeError, ConfigError, TranslationError, VersionErr
 from bridge.files import write_all
 from bridge.plan.kinds import kind
 from bridge.plan.section import Section, Values, fields
-from bridge.stack.bounds import beyond
 from bridge.stack.checks import Check
 from bridge.stack.findings import LEFT_OUT, UNKNOWN, Disagreement, Finding, Origin
 from bridge.stack.launch_command import fed, torchrun
@@ -526,6 +525,8 @@ class Dialect(ABC):
 
     def beyond(self, config: Config) -> Iterable[Finding]:
         """A finding for each given number that no run can use."""
+        from bridge.stack.bounds import beyond
+
         # Only our own folders bring a table of bounds. A module of elsewhere is not searched for
         # one.
         if not type(self).__module__.startswith("compat."):
