@@ -357,8 +357,16 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     arguments_of_run = {
         name: value for name, value in values.items() if name in usual and value is not None
     }
+    steps = arguments_of_run.get("max_steps")
     if len(values) < DUMP:
         arguments_of_run |= {name: values[name] for name in RETIRED if values.get(name) is not None}
+    elif (
+        isinstance(steps, int)
+        and steps > 0
+        and arguments_of_run.get("num_train_epochs") == COURSE["num_train_epochs"]
+    ):
+        # A dump has all arguments: nobody asked for the default number of epochs next to one of steps.
+        del arguments_of_run["num_train_epochs"]
     strange = [] if whole else [name for name in values if name not in NAMES]
     problems = [
         f"--auto-from: {name}: found no TrainingArgument of this name{nearest(name, NAMES)}"

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bridge
 import compat
 from bridge.cli import run
 from bridge.errors import ConfigError
@@ -672,3 +673,51 @@ class TestEvidence:
         config = self.read(tmp_path, flags, program)
         assert config.given["optimizer.params.lr"] == 5e-5
         assert [one.path for one in config.findings].count("scheduler.type") == 1
+
+
+def _convert(deepspeed: Dialect, to: str, release: str = "", **arguments: Any) -> Any:
+    auto = {"hidden_size": 64, "total_steps": 100} | ({"transformers": release} if release else {})
+    reads: Any = deepspeed.read
+    config = reads(FILE, world_size=8, trainer=arguments, auto=auto)
+    return bridge.translate(config, compat.load(to))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "effect"),
+    [
+        ("label_smoothing_factor", 0.1, Effect.NUMBERS),
+        ("neftune_noise_alpha", 5.0, Effect.NUMBERS),
+        ("optim_args", "a=b", Effect.NUMBERS),
+        ("data_seed", 3, Effect.NUMBERS),
+        ("group_by_length", True, Effect.NUMBERS),
+        ("average_tokens_across_devices", False, Effect.NUMBERS),
+        ("gradient_checkpointing", True, Effect.COST),
+        ("use_liger_kernel", True, Effect.ROUNDING),
+        ("label_smoothing_factor", 0.0, None),
+        ("average_tokens_across_devices", True, None),
+        ("gradient_checkpointing", False, None),
+    ],
+)
+def test_what_the_trainer_alone_does_is_lost_to_another_stack_and_not_to_its_own(
+    deepspeed: Dialect, name: str, value: Any, effect: Effect | None
+) -> None:
+    path = f"code.trainer.{name}"
+    for to, expected in (("megatron", effect), ("deepspeed", None)):
+        result = _convert(deepspeed, to, learning_rate=1e-4, **{name: value})
+        effects = [one.effect for one in result.findings if one.path == path]
+        assert effects == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("release", "loss", "ranks"),
+    [("4.45.2", "mean_of_microbatches", []), ("4.46.0", "per_token", [False]),
+     ("4.53.3", "per_token", [False]), ("4.54.0", "per_token", []), ("", "per_token", [])],
+)  # fmt: skip
+def test_the_trainer_averages_over_tokens_by_release(
+    deepspeed: Dialect, release: str, loss: str, ranks: list[bool]
+) -> None:
+    result = _convert(deepspeed, "megatron", release, learning_rate=1e-4)
+    assert result.plan.loss == loss
+    assert bool(result.config.given.get("calculate_per_token_loss")) is (loss == "per_token")
+    lost = [one for one in result.findings if "average_tokens_across_devices" in one.path]
+    assert [one.before for one in lost] == ranks
