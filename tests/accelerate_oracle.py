@@ -182,7 +182,7 @@ def _accelerate(args: Any, gpus: int, stack: ExitStack) -> dict[str, Any]:
         "dynamo.mode": dynamo.mode,
         "dynamo.fullgraph": dynamo.fullgraph,
         "dynamo.dynamic": dynamo.dynamic,
-        "dynamo.use_regional_compilation": dynamo.use_regional_compilation,
+        "dynamo.use_regional_compilation": getattr(dynamo, "use_regional_compilation", None),
         "device_ids": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     kind = found["distributed_type"]
@@ -192,16 +192,16 @@ def _accelerate(args: Any, gpus: int, stack: ExitStack) -> dict[str, Any]:
         own_args = state.megatron_lm_plugin.megatron_lm_default_args
         found |= {f"megatron_lm.{name}": value for name, value in own_args.items()}
     if kind == "DEEPSPEED":
-        plugin = own.deepspeed_plugin
+        plugin = state.deepspeed_plugin
         names = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
                  "offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path",
                  "zero3_save_16bit_model", "zero3_init_flag")  # fmt: skip
-        found |= {f"deepspeed.{name}": getattr(plugin, name) for name in names}
+        found |= {f"deepspeed.{name}": getattr(plugin, name, None) for name in names}
         for half in ("fp16", "bf16"):
             found[f"deepspeed.deepspeed_config.{half}.enabled"] = plugin.deepspeed_config[half][
                 "enabled"
             ]
-    sizes = own.parallelism_config
+    sizes = getattr(own, "parallelism_config", None)
     if sizes is not None:
         names = (
             "dp_replicate_size",
@@ -212,7 +212,7 @@ def _accelerate(args: Any, gpus: int, stack: ExitStack) -> dict[str, Any]:
             "cp_backend",
             "sp_backend",
         )
-        found |= {f"parallelism.{name}": getattr(sizes, name) for name in names}
+        found |= {f"parallelism.{name}": getattr(sizes, name, None) for name in names}
     return found
 
 
@@ -220,9 +220,9 @@ def _fsdp(plugin: Any) -> dict[str, Any]:
     names = ("fsdp_version", "ignored_modules", "use_orig_params", "sync_module_states", "forward_prefetch",
              "activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading",
              "transformer_cls_names_to_wrap", "min_num_params", "reshard_after_forward")  # fmt: skip
-    found = {name: getattr(plugin, name) for name in names}
+    found = {name: getattr(plugin, name, None) for name in names}
     for name in ("sharding_strategy", "backward_prefetch", "state_dict_type"):
-        value = getattr(plugin, name)
+        value = getattr(plugin, name, None)
         found[name] = getattr(value, "name", value)
     policy = plugin.auto_wrap_policy
     found["auto_wrap_policy"] = getattr(policy, "__name__", policy)

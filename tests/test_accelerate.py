@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bridge.cli import run
 from bridge.stack.sources import Said
+from compat.accelerate.host import find_unheard
 from compat.accelerate.launcher import Given, Machine, read_options, set_environment
 from compat.accelerate.plugins import Plugins
 from compat.accelerate.slots import Refusal, Run, facts
@@ -267,19 +268,27 @@ def test_the_data_are_those_of_the_installed_release() -> None:
 
 
 WRONG = {
-    "ac-e4d549255e-32": "machine_rank", "ac-5a4f2d9665-99": "machine_rank", "ac-03a1f5592d-128": "machine_rank",
-    "ac-6319dc25dd-153": "machine_rank", "ac-12039087e7-246": "machine_rank", "ac-3111ec2639-254": "machine_rank",
-    "ac-52d33223e0-232": "dynamo_backend", "ac-2abaecf483-259": "dynamo_backend", "ac-9a05cc105b-270": "dynamo_backend",
-    "ac-2ff98295fe-406": "megatron_lm_no_load_optim", "ac-ee383316e6-419": "megatron_lm_use_custom_fsdp",
-    "ac-764cfc71a7-422": "megatron_lm_use_custom_fsdp", "ac-5dfbfd8346-499": "distributed_type",
+    "ac-52d33223e0-232": "--dynamo_backend", "ac-2abaecf483-259": "--dynamo_backend",
+    "ac-9a05cc105b-270": "--dynamo_backend", "ac-2ff98295fe-406": "--megatron_lm_no_load_optim",
+    "ac-ee383316e6-419": "--megatron_lm_use_custom_fsdp", "ac-764cfc71a7-422": "--megatron_lm_use_custom_fsdp",
 }  # fmt: skip
-"""Rows whose values we have, and whose word on one setting is not so by accelerate's own code:
-machine_rank is read only where num_machines is above 1 (utils/launch.py: prepare_multi_gpu_env), so nobody
-hears it, though two sources agree; under DeepSpeed --dynamo_backend is passed on by nothing
-(prepare_deepspeed_cmd_env), and the row's own effective backend is NO; the file's distributed_type NO is what
-runs, as the row says, where no GPU is found; an option of type bool is true for any text, so that it is heard
-(commands/launch.py).
+"""Rows whose values we have, and whose word on one option is not so by accelerate's own code: under DeepSpeed nothing
+passes --dynamo_backend on, and an option of type bool is true for any text, so that it is heard.
 """
+
+
+def test_the_real_code_says_that_rows_are_wrong(whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    lines = (whole / "truth" / "sources" / "accelerate.jsonl").read_text().splitlines()
+    for row in (row for row in map(json.loads, lines) if row["id"] in WRONG):
+        option, flags = WRONG[row["id"]], row["flags"]
+        at = flags.index(option)
+        (tmp_path / "ds_config.json").write_text(json.dumps(row.get("deepspeed_file") or {}))
+        one, other = (
+            ask(words, row["config"], row["env"], row["gpus"], str(tmp_path))
+            for words in (flags, [*flags[:at], *flags[at + 2 :]])
+        )
+        assert (one == other) == (option == "--dynamo_backend"), row["id"]
 
 
 def lines_of(record: Run, said: Given) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
@@ -289,12 +298,7 @@ def lines_of(record: Run, said: Given) -> tuple[set[tuple[str, str]], set[tuple[
         for one in record.settings
         for claim in one.overruled
     }
-    known = {"compute_environment", "deepspeed_config.deepspeed_config_file"}
-    rest = {
-        (one.source, one.setting)
-        for one in said
-        if (one.setting, one.source) not in record.heard and one.setting not in known
-    }
+    rest = {(one.said.source, one.said.setting) for one in find_unheard(said, record)}
     return lost, rest
 
 

@@ -184,12 +184,11 @@ def test_wrong_usage_of_our_own_stays_the_parsers(said: Said) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("stack", [(), ("--from", "deepspeed")], ids=["recognised", "named"])
-def test_a_config_of_accelerate_is_known(
-    content: str, named: str, stack: tuple[str, ...], said: Said, tmp_path: Path
+def test_a_config_of_accelerate_is_no_file_of_deepspeed(
+    content: str, named: str, said: Said, tmp_path: Path
 ) -> None:
     (tmp_path / "accelerate.yaml").write_text(content)
-    (line,) = said("convert", "accelerate.yaml", "--to", "megatron", *stack)
+    (line,) = said("convert", "accelerate.yaml", "--to", "megatron", "--from", "deepspeed")
     assert "a config of accelerate" in line and named in line
 
 
@@ -249,17 +248,13 @@ def test_what_accelerate_passes_to_deepspeed_is_read(
     ("launch", "named"),
     [
         ("--config_file gone.yaml train.py", "gone.yaml: no such file"),
-        ("--multi_gpu train.py", "accelerate without DeepSpeed (--multi_gpu)"),
-        (
-            "--config_file fsdp.yaml train.py",
-            "accelerate without DeepSpeed (distributed_type FSDP)",
-        ),
+        ("--config_file tpu.yaml train.py", "stagebridge does not read runs on TPUs"),
     ],
 )
 def test_a_launch_of_accelerate_that_is_not_read_is_named(
     launch: str, named: str, said: Said, tmp_path: Path
 ) -> None:
-    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\n")
+    (tmp_path / "tpu.yaml").write_text("distributed_type: XLA\nnum_processes: 8\n")
     (tmp_path / "go.sh").write_text(f"accelerate launch {launch}\n")
     assert named in said("check", "go.sh")[0]
 

@@ -330,6 +330,9 @@ WATCHED = """Run a training as it is, and watch it: invariants of all trainings 
 On every rank the first model is watched that runs forward in training mode and whose weights an optimizer holds: plain torch,
 DDP, FSDP, accelerate, the Trainer of transformers, DeepSpeed. Megatron-Core takes two lines (docs/trace.md).
 
+What is wrong in every training is a fault, what may be meant is a remark; each line on stderr says which. Only faults change the
+exit code.
+
 \b
 Examples:
   stagebridge trace run -- torchrun --nproc-per-node 2 train.py
@@ -1461,11 +1464,24 @@ def trace_run(
             help="Run CMD for each finding, without a shell; it gets the finding as JSON on stdin.",
         ),
     ] = None,
+    accept: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--accept",
+            metavar="ID:PLACE",
+            help=(
+                "A fault that is meant: the id of the finding and the layer or parameter that it "
+                "names, or `the run`; it does not count for the exit code. Repeatable."
+            ),
+        ),
+    ] = None,
 ) -> int:
     """Watch a training."""
     from bridge.cli.trace import Kept, start_traced
 
-    return start_traced(command, run, level, on_finding, Kept(every, ranks, once, budget))
+    return start_traced(
+        command, run, level, on_finding, Kept(every, ranks, once, budget), accept or ()
+    )
 
 
 @trace.command("show", help=LINES, short_help="Show what a run logged.")

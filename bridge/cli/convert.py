@@ -457,11 +457,30 @@ def answer_job(job: Job, work: Callable[[], int]) -> int:
 
 def read_job(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
-    document = document_of(job)
+    source = document_of(job)
+    document, told = _start_document(job, source)
+    alone = document is not source
+    # A launch leaves the sizes of the batch to its program.
+    job = replace(job, open_auto=True) if alone and not job.auto else job
     dialect = dialect_of(job, document)
     version, said = release_of(job, dialect, job.version)
     config = read_as(job, dialect, document, version)
-    return replace(config, remarks=(*said, *config.remarks)) if said else config
+    # Nobody wrote the program of a launch that stands for a config, and no such config has a schedule.
+    rest = [one for one in config.remarks if not (alone and one.path in UNWRITTEN)]
+    return replace(config, remarks=(*said, *told, *rest))
+
+
+UNWRITTEN = ("train.py", "scheduler.type")
+"""Paths of findings on what a launch has beside the config that it names."""
+
+
+def _start_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
+    """Return the document as its stack reads it, and findings of the host that starts it, if there is one: a
+    host's config for a stack is read as the launch that names it.
+    """
+    host = registry.find_host(document.data) if job.dialect is None else None
+    found: tuple[Document, tuple[Finding, ...]] = host.start(document) if host else (document, ())
+    return found
 
 
 def release_of(
@@ -570,6 +589,8 @@ def recognise_dialect(document: Document) -> Dialect:
     if said := foreign(document.data):
         raise UnrecognisedError(f"{document.name}: {said}")
     scores, faults = registry.recognising(document.data)
+    if host := registry.find_host(document.data) if not any(scores.values()) else None:
+        return registry.load(host.NAME)
     for fault in faults:
         note(f"note: {fault}")
     best = max(scores.values(), default=0)

@@ -113,8 +113,12 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     script = host and isinstance(document.data, Script)
     if host and not (script and any(registry.recognising(document.data)[0].values())):
         facts = job.settings_of_options.get("auto", {})
-        found: ResolvedRun = host.resolve(document, host.Question(facts, job.outside, user_config))
-        return found
+        release, said = release_of(job, registry.load(host.NAME), job.version)
+        question = host.Question(
+            facts, job.outside, user_config, world=job.world_size, release=release
+        )
+        found: ResolvedRun = host.resolve(document, question)
+        return replace(found, findings=(*said, *found.findings))
     config, stops = _read_config(job, document)
     title = as_text.name(config)
     told = stops or as_json.all_of(config)

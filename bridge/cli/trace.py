@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -177,9 +177,16 @@ def _parse_numbers(text: str | None) -> list[int]:
 
 
 def start_traced(
-    command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, keep: Kept
+    command: Sequence[str],
+    folder: Path,
+    level: int | None,
+    on_finding: str | None,
+    keep: Kept,
+    accepted: Collection[str] = (),
 ) -> int:
-    """Run a command and watch its trainings. Returns the command's exit code if it failed, else the code for the findings."""
+    """Run a command and watch its trainings. Returns the command's exit code if it failed, else
+    the code for the findings. Faults in `accepted`, each as "id:place", do not count.
+    """
     import json
     import os
     import subprocess
@@ -191,6 +198,11 @@ def start_traced(
         raise BridgeError(
             "trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py"
         )
+    BridgeError.raise_if(
+        f"trace run: --accept {one}: expected ID:PLACE, with an id of a finding and the layer or parameter that the finding names"
+        for one in accepted
+        if one.partition(":")[0] not in MEANINGS or not one.partition(":")[2]
+    )
     for name in (ATTACHED, FILE):
         # Left by an earlier run in the same folder, they would tell of a training that was not this one.
         for place in (folder, *folder.glob(f"{APART}*")):
@@ -242,10 +254,17 @@ def start_traced(
     files = [place / FILE for place in places if (place / FILE).exists()]
     lines = [line for file in files for line in file.read_text().splitlines()]
     findings = [json.loads(line) for line in lines]
-    faults = sum(one["severity"] == "fault" for one in findings)
+    every = [f"{one['id']}:{one['where'] or 'the run'}" for one in findings]
+    some = [
+        one["severity"] for one, name in zip(findings, every, strict=True) if name not in accepted
+    ]
+    faults, gone = some.count("fault"), [one for one in accepted if one not in every]
+    more = f" ({len(every) - len(some)} more were accepted)" if len(some) < len(every) else ""
     say(
-        f"trace run: {faults} faults and {len(findings) - faults} remarks; {', '.join(map(str, places))}"
+        f"trace run: {faults} faults and {len(some) - faults} remarks{more}; {', '.join(map(str, places))}"
     )
+    for name in gone:
+        say(f"trace run: --accept {name}: there was no such finding; remove the option")
     return code or (Exit.FINDINGS if faults else Exit.CLEAN)
 
 

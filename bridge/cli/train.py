@@ -28,6 +28,7 @@ from bridge.engine.fit import fit
 from bridge.engine.interface import MICRO, Workload
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.layout.mesh import Mesh
+from bridge.plan.model import Model
 from bridge.plan.plan import Plan
 from bridge.report.exit_codes import Exit
 from bridge.stack.dialect import Config
@@ -269,7 +270,9 @@ def _train_elsewhere(
     from bridge.engine.comm import leave
 
     with redirect_stdout(sys.stderr):  # stacks print what they like
-        trainer = backend.open(plan, Workload(architecture, micro=plan.batch.micro or MICRO))
+        model = _named_section(plan, options)
+        workload = Workload(architecture, micro=plan.batch.micro or MICRO, model=model)
+        trainer = backend.open(plan, workload)
         reports = _trainer_reports(trainer, architecture, options)
         for report in reports:
             if here.rank == 0:
@@ -346,7 +349,6 @@ def _find_unheard(config: Config) -> Iterator[Finding]:
 
 
 def _architecture_of(plan: Plan, model: str | None) -> Architecture:
-    from bridge.engine.data import BYTES
     from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import TINY
 
@@ -358,12 +360,25 @@ def _architecture_of(plan: Plan, model: str | None) -> Architecture:
     ConfigError.raise_if(
         f"model.{name}: the file does not state this size; use --model tiny" for name in missing
     )
+    return Architecture.of(_section_of(plan))
+
+
+def _section_of(plan: Plan) -> Model:
+    """Return the plan's model, with a vocabulary for text that is read byte by byte."""
+    from bridge.engine.data import BYTES
+
     embedding = plan.model.embedding
-    # The text is read byte by byte, so a smaller vocabulary would lack words for it.
+    # A smaller vocabulary would lack words for it.
     words = max(embedding.padded_vocab or plan.model.vocab or BYTES, BYTES)
     # `words` has the padding already.
     whole = embedding.model_copy(update={"padded_vocab": None})
-    return Architecture.of(plan.model.model_copy(update={"vocab": words, "embedding": whole}))
+    return plan.model.model_copy(update={"vocab": words, "embedding": whole})
+
+
+def _named_section(plan: Plan, options: TrainOptions) -> Model | None:
+    """Return the model that the file describes, if that one is trained."""
+    own = options.model not in (None, "tiny") and not is_folder(options.model or "")
+    return _section_of(plan) if own else None
 
 
 def _of_folder(folder: str, sequence: int) -> Architecture:
@@ -431,6 +446,7 @@ def _make_training(plan: Plan, architecture: Architecture, options: TrainOptions
         watch.add_to_plan(plan),
         architecture,
         options.data,
+        model=_named_section(plan, options),
         deterministic=options.deterministic,
         trace=watch.folder,
         full=watch.full,

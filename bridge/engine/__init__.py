@@ -55,11 +55,11 @@ def initialize(
     `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
     `device` defaults to the accelerator, if there is one. `environment` describes the launcher's
     ranks. `groups` are groups of parameters with hyperparameters of their own. With `deterministic`,
-    two runs are equal bit by bit. If `seed` is None, it is the seed of torch's generator on the first
-    rank. With `variable_shapes`, microbatches may differ in shape. Values
+    two runs are equal bit by bit. If `seed` is None, it follows from the state of torch's generator on
+    the first rank. With `variable_shapes`, microbatches may differ in shape. Values
     in `alike` must be equal on all ranks. If the plan sets `debug`, tensors are logged to the folder
     `trace` (default: "trace"), and `full` logs whole tensors. `policy` is that of `bridge.trace.attach`.
-    `optimizer` makes the optimizer (`bridge.engine.optimizer.maker_of`) in place of the plan's.
+    `optimizer` makes the optimizer (`bridge.engine.own_rules.maker_of`) in place of the plan's.
     Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
     ranks if they were started with different settings.
     """
@@ -91,7 +91,7 @@ def initialize(
     facts = facts_of({**alike, **others, **parts}, plan, setup.module, groups)
     ranks = _join_ranks(placement, setup.mesh, devices.backend(place), facts, deterministic)
     setup.module.to(place)
-    first = _first_seed(ranks, place) if seed is None else seed
+    first = _first_seed(ranks, place, setup.module) if seed is None else seed
     custom = (
         loss_fn,
         first,
@@ -136,11 +136,13 @@ def _join_ranks(
     return comm.Comm(mesh, environment.rank)
 
 
-def _first_seed(ranks: Comm, place: torch.device) -> int:
-    """Return the seed of torch's generator on the first rank."""
+def _first_seed(ranks: Comm, place: torch.device, model: nn.Module) -> int:
+    """Return the seed of the first rank (`seed_of_script`)."""
     import torch
 
-    seed = torch.tensor(torch.initial_seed() & (2**63 - 1), device=place)
+    from bridge.engine.randomness import seed_of_script
+
+    seed = torch.tensor(seed_of_script(model), device=place)
     ranks.broadcast("seed", seed, ranks.world)()
     return int(seed)
 

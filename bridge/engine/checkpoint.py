@@ -53,6 +53,7 @@ def save(
     as JSON. If a rank fails, all ranks raise `BridgeError`, and the previous checkpoint stays as it
     was.
     """
+    _refuse_whole(engine, "")
     tag = f"step{engine.progress.steps}" if tag is None else tag
     saving: list[Saving] = []
     if others := buffers.others(engine.model):
@@ -95,6 +96,8 @@ def load(
     Without `optimizer`, moments keep their values. If tensors are missing, extra, of another shape,
     or damaged, `BridgeError` names them, and the engine stays as it was.
     """
+    if optimizer:
+        _refuse_whole(engine, "; load_optimizer_states=False loads the weights")
     with ExitStack() as stack:
         name = ""
         with together(engine):
@@ -123,6 +126,14 @@ def load(
     if odd and engine.comm.rank == 0:
         engine.say(odd)
     return path, dict(tagged_json.decode_value(checkpoint.state.client))
+
+
+def _refuse_whole(engine: TrainingState, advice: str) -> None:
+    if engine.optimizer.whole:
+        raise BridgeError(
+            f"optimizer: {type(engine.optimizer.torch).__name__} updates whole parameters, and its state"
+            f" cannot be in a checkpoint of the engine{advice}"
+        )
 
 
 def _otherwise(engine: TrainingState, state: State) -> str:

@@ -239,7 +239,7 @@ class Gradients:
             parameter = self.parameters[slot.parameter.name]
             if parameter.grad is not None:
                 self._touched.add(slot.parameter.name)
-                whole[slot.start : slot.stop].copy_(parameter.grad.view(-1))
+                whole[slot.start : slot.stop].copy_(parameter.grad.reshape(-1))
                 parameter.grad = None
         message = whole.mul_(self.share).to(TORCH[flat.exchange])
         if flat.sharded:

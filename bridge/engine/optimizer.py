@@ -120,7 +120,8 @@ class ShardOptimizer:
     that bytes and checkpoints are the same before and after the first step.
 
     `pieces` are the parts of parameters in each slice, and `groups` the groups of some of these
-    parameters.
+    parameters. If `make` is a `Whole`, slices have whole parameters, and the optimizer that it makes
+    keeps its state.
     """
 
     def __init__(
@@ -139,7 +140,10 @@ class ShardOptimizer:
         self.groups = groups
         self._own = make is not None
         self._make: Make = make or (lambda groups: _MAKE[name](groups, settings))
-        initial = _first_state(make)[0] if make else dict.fromkeys(_STATE[name], 0.0)
+        self.whole = isinstance(make, Whole)
+        initial = dict.fromkeys(_STATE[name], 0.0) if make is None else {}
+        if make and not self.whole:
+            initial = _first_state(make)[0]
         if make is None and name == "sgd" and not settings.momentum:
             initial = {}
         self.state_names = tuple(initial)
@@ -152,7 +156,7 @@ class ShardOptimizer:
         ]
         self._masters = masters
         self._pieces = [tuple(parts) for parts in pieces]
-        self._single = False
+        self._single = self.whole
         self._build()
 
     def lr(self, rate: float) -> float:
@@ -189,17 +193,32 @@ class ShardOptimizer:
             # The group's own settings come last, as they take precedence. Those that this optimizer
             # does not have are left out.
             settings = {} if number is None else self.groups[number].settings
-            names = settings.keys() - {"params"} if self._own else HYPER
-            own = {name: settings[name] for name in names if name in settings and name in group}
+            own = {name: settings[name] for name in HYPER if name in settings and name in group}
+            if self._own:
+                own = self._changes(number, settings)
+                values = {name: value for name, value in values.items() if name not in settings}
             group.update({**values, **own})
         for run, parameter in zip(self.runs, self.parameters, strict=True):
             if run.name not in skip:
-                parameter.grad = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
+                gradient = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
+                parameter.grad = gradient.view(parameter.shape)
         self.torch.step()
         # They may be copies in the master format, which would otherwise stay in memory until the
         # next step.
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _changes(self, number: int | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a group that changed since the last update. The optimizer itself may
+        change the others, as those do that find their own rate.
+        """
+        before = self._last.get(number, {})
+        self._last[number] = {name: settings[name] for name in settings.keys() - {"params"}}
+        return {
+            name: value
+            for name, value in self._last[number].items()
+            if name not in before or (value is not before[name] and value != before[name])
+        }
 
     def state(self, index: int) -> dict[str, Tensor]:
         """Return the tensors of the optimizer's state for slice `index`, by name."""
@@ -209,8 +228,10 @@ class ShardOptimizer:
         """Set the number of updates that have been made, on which the bias correction of Adam's
         moments depends.
         """
-        counts = _first_state(self._make, steps)[1] if self._own else {"step": float(steps)}
-        for parameter in self.parameters:
+        counts = {"step": float(steps)}
+        if self._own and not self.whole:
+            counts = _first_state(self._make, steps)[1]
+        for parameter in () if self.whole else self.parameters:
             for name, value in counts.items():
                 if self.torch is not None and name in self.torch.state[parameter]:
                     self.torch.state[parameter][name].fill_(value)
@@ -227,12 +248,24 @@ class ShardOptimizer:
             for index, parts in enumerate(self._pieces)
             for run in _runs(index, parts, numbers, self._single)
         ]
+        shapes = {
+            one.parameter.name: one.parameter.shape for parts in self._pieces for one in parts
+        }
         self.parameters = [
-            nn.Parameter(self._masters[run.slice][run.start : run.stop]) for run in self.runs
+            nn.Parameter(
+                self._masters[run.slice][run.start : run.stop].view(
+                    shapes[run.name] if self.whole else -1
+                )
+            )
+            for run in self.runs
         ]
         self.torch = self._make(self._torch_groups()) if self.runs else None
+        self._last: dict[int | None, dict[str, Any]] = {}
+        if self.whole:
+            return
+        counts = _first_state(self._make, 0)[1] if self._own else {"step": 0.0}
         for run, parameter in zip(self.runs, self.parameters, strict=True):
-            self._prepare(run, parameter)
+            self._prepare(run, parameter, counts)
 
     def _divide(self) -> None:
         """Make each parameter a range of its own, so that it can be left out of an update."""
@@ -252,10 +285,9 @@ class ShardOptimizer:
             groups.setdefault(run.group, []).append(parameter)
         return [{"params": parameters, "number": number} for number, parameters in groups.items()]
 
-    def _prepare(self, run: SliceRun, parameter: nn.Parameter) -> None:
+    def _prepare(self, run: SliceRun, parameter: nn.Parameter, counts: Mapping[str, float]) -> None:
         assert self.torch is not None
         state = self.torch.state[parameter]
-        counts = _first_state(self._make, 0)[1] if self._own else {"step": 0.0}
         if self._own or "exp_avg" in self.state_names:
             for name, value in counts.items():
                 state[name] = torch.full((), value, dtype=torch.float32, device=parameter.device)
@@ -306,52 +338,29 @@ def clip_factor(norm: float, clip: float) -> float:
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups], torch.optim.Optimizer]
-BY_ELEMENT = (
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "Adamax",
-    "AdamW",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SGD",
-)
-"""Torch's optimizers that update each element by itself, so that they also update slices of weights."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Makes an optimizer that updates whole parameters, in their own shapes, and keeps its own state."""
+
+    make: Make
+
+    def __call__(self, groups: Groups) -> torch.optim.Optimizer:
+        """Return the optimizer of these groups."""
+        return self.make(groups)
+
+
 COUNTS: Mapping[str, float] = {"step": 0.0, "mu_product": 1.0}
 """State of a whole parameter, which follows from the number of updates, with its first value."""
 
 
-def maker_of(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any], path: str) -> Make:
-    """Return a function that makes a torch optimizer of class `kind` from parameter groups, for
-    `initialize`. Raises `ConfigError`, which names `path`, if the optimizer cannot update slices of
-    weights or does not take these settings.
-    """
-    name = kind.__name__
-    if getattr(torch.optim, name, None) is not kind or name not in BY_ELEMENT:
-        raise ConfigError(
-            f"{path}: found {name}; the engine updates slices of weights, and this class needs whole"
-            f" ones or is not torch's own; use one of torch.optim's {', '.join(BY_ELEMENT)}"
-        )
-    if settings.get("dampening"):
-        raise ConfigError(
-            f"{path}: found dampening {settings['dampening']}; the engine's momentum begins at 0; use 0"
-        )
-    make: Make = lambda groups: kind(groups, **settings)  # noqa: E731
-    try:
-        _first_state(make)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{path}: torch's {name} cannot be made or run ({error})") from error
-    return make
-
-
 def _first_state(make: Make, steps: int = 1) -> tuple[dict[str, float], dict[str, float]]:
     """Return the state that an optimizer keeps for each element, with its first values, and the
-    counts of a parameter after `steps` updates.
+    counts of a parameter after `steps` updates. Raises `ConfigError` for any other state.
     """
-    weight = nn.Parameter(torch.zeros(1))
-    optimizer, weight.grad = make([{"params": [weight]}]), torch.zeros(1)
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer, weight.grad = make([{"params": [weight]}]), torch.zeros_like(weight)
     # A weight and gradients of 0 leave all that is kept for an element as it begins.
     for _ in range(max(steps, 1)):
         optimizer.step()
@@ -361,7 +370,11 @@ def _first_state(make: Make, steps: int = 1) -> tuple[dict[str, float], dict[str
         for name, first in COUNTS.items()
         if name in state
     }
-    return {name: float(value) for name, value in state.items() if name not in COUNTS}, counts
+    state = {name: value for name, value in state.items() if name not in COUNTS}
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or value.shape != weight.shape:
+            raise ConfigError(f"its state {name!r} is not one number for each element")
+    return {name: float(value) for name, value in state.items()}, counts
 
 
 def _adamw(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:

@@ -30,6 +30,15 @@ def seed_of(*parts: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def seed_of_script(model: torch.nn.Module) -> int:
+    """Return a seed below 2**63 that follows from the state of torch's generator and from the shapes of
+    `model`, so that two models of a script draw different numbers.
+    """
+    state = torch.get_rng_state().numpy().tobytes().hex()
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    return seed_of(state, str(shapes))
+
+
 FIXED: Mapping[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 """Environment variables that make libraries compute products and reductions in a fixed order. The
 libraries read them when they start.

@@ -17,12 +17,13 @@ from bridge.checkpoint.groups import check_groups
 from bridge.checkpoint.groups import read_groups as read_groups
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
-from bridge.engine.interface import MICRO
+from bridge.engine.interface import MICRO, Workload
 from bridge.engine.layers import logits_in
-from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
-from bridge.engine.models.pretrained import open_model
+from bridge.engine.models.dense import native
+from bridge.engine.models.gpt import Architecture, mean_cross_entropy, sum_cross_entropy
 from bridge.engine.optimizer import groups_of_file, trainable_names
 from bridge.engine.runner import Engine
+from bridge.plan.model import Model
 from bridge.plan.plan import Plan
 from bridge.trace.desync import Policy
 
@@ -82,23 +83,24 @@ class Training:
         folder: Path | None = None,
         alike: Mapping[str, Any] = MappingProxyType({}),
         groups: Path | None = None,
+        model: Model | None = None,
     ) -> Training:
         """Build the model, the data and the engine.
 
-        If `folder` is given, the model is the one in this folder. `trace`, `full`, `policy` and
+        The model is the one in `folder`, the one that `model` describes, or a GPT. `trace`, `full`, `policy` and
         `alike` are passed on to `initialize`. `groups` is a file of parameter groups. Raises
         `BridgeError` if plan, model, data and ranks do not fit each other.
         """
         text = Text.of(data, architecture.sequence, seed)
         loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        model = GPT(architecture, seed) if folder is None else open_model(folder, seed)
+        module = native(Workload(architecture, seed, model=model, folder=folder))
         rows = read_groups(groups) if groups else ()
         if groups:
-            check_groups(rows, trainable_names(model), str(groups))
+            check_groups(rows, trainable_names(module), str(groups))
         watch: dict[str, Any] = {"trace": trace, "full": full, "policy": policy}
         facts = {"length of the text": len(text.content), "deterministic": deterministic, **alike}
         engine = initialize(
-            model,
+            module,
             plan,
             lambda output, targets: loss(logits_in(output), targets),
             seed=seed,

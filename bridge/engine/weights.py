@@ -195,11 +195,13 @@ class Weights:
     @torch.no_grad()
     def _load(self, flat: Flat, shard: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
         for slot in flat.slots:
-            self.whole(flat)[slot.start : slot.stop].copy_(parameters[slot.parameter.name].view(-1))
+            self.whole(flat)[slot.start : slot.stop].copy_(
+                parameters[slot.parameter.name].reshape(-1)
+            )
         # From the parameter, and not from the buffer: the buffer may have fewer digits than the
         # master.
         for piece in flat.pieces(self.group.index):
-            values = parameters[piece.parameter.name].view(-1)[piece.start : piece.stop]
+            values = parameters[piece.parameter.name].reshape(-1)[piece.start : piece.stop]
             shard[piece.offset : piece.offset + len(values)].copy_(values)
 
     @torch.no_grad()

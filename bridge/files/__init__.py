@@ -19,7 +19,7 @@ from bridge.files.original import Original
 from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.words import load_words
 from bridge.files.write import as_private_as, obstacles, write_all, write_text
-from bridge.files.yaml import load_yaml, scalar
+from bridge.files.yaml import load_yaml, scalar, spell_yaml
 from bridge.shell.script import Launch, Script, load_script
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "read_stream",
     "read_text",
     "scalar",
+    "spell_yaml",
     "writable",
     "write_all",
     "write_text",

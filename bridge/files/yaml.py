@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,3 +262,65 @@ TAGGED = re.compile(rf"^[^#'\"\n]*?(?<![^\s,\[{{-])![^\s'\"]{{{limits.NAME}}}", 
 """Matches a long tag. It is refused before the scanner sees it, because the scanner reads a tag of
 n characters n times.
 """
+
+
+def spell_yaml(data: Mapping[str, Any]) -> str:
+    """Return a mapping as YAML in block style, which every loader reads as `data`."""
+    return "\n".join(_block(data, "")) + "\n" if data else "{}\n"
+
+
+def _block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, value in data.items():
+        key = f"{indent}{_word(name)}:"
+        if isinstance(value, Mapping) and value:
+            yield key
+            yield from _block(value, indent + "  ")
+        elif isinstance(value, list | tuple) and any(
+            isinstance(item, Mapping | list | tuple) for item in value
+        ):
+            yield key
+            yield from (f"{indent}- {_inline(item)}" for item in value)
+        else:
+            yield f"{key} {_inline(value)}"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(f"{_word(name)}: {_inline(inner)}" for name, inner in value.items())
+            + "}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    if isinstance(value, float):
+        # YAML 1.1 takes 1e-08 for a text: it wants a point before the exponent, and a sign in it.
+        digits, exponent, power = repr(value).partition("e")
+        if "." not in digits:
+            digits += ".0"
+        if exponent and power[0] not in "+-":
+            power = "+" + power
+        return digits + exponent + power
+    return _word(value) if isinstance(value, str) else json.dumps(value)
+
+
+PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
+
+
+def _word(text: str) -> str:
+    """Return a text for YAML, in quotes if a loader would read the bare text as another type."""
+    if (
+        PLAIN.fullmatch(text)
+        and text.isascii()
+        and text not in (".", "..")
+        and scalar(text) == text
+    ):
+        return text
+    # YAML refuses characters that do not print, except as escapes.
+    word = ""
+    for char in json.dumps(text, ensure_ascii=False):
+        if char.isprintable():
+            word += char
+        else:
+            word += f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+    return word

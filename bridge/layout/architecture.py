@@ -132,6 +132,7 @@ class Architecture:
     tied: bool = True
     bias: bool = True
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     head_size: int | None = None
     qkv_bias: bool | None = None
     output_bias: bool | None = None
@@ -468,6 +469,7 @@ def _stated_settings(model: Model) -> dict[str, Any]:
         "output_bias": attention.output_bias,
         "mlp_bias": model.mlp.bias,
         "dropout": model.dropout,
+        "attention_dropout": attention.dropout,
     }
     return {name: value for name, value in settings.items() if value is not None}
 

@@ -109,7 +109,10 @@ class Written:
 
     def under_name(self, name: str) -> Written:
         """The same config, with snippet and command for a file of that name."""
-        launch = tuple(name if word == self.file else word for word in self.launch)
+        names = {self.file: name}
+        for suffix in self.beside if self.file else ():
+            names[Path(self.file).with_suffix(suffix).name] = Path(name).with_suffix(suffix).name
+        launch = tuple(names.get(word, word) for word in self.launch)
         snippet = (
             self.snippet.replace(json.dumps(self.file), json.dumps(name))
             if self.file
@@ -448,6 +451,10 @@ class Dialect(ABC):
         stack. 0 means that `data` is no such config.
         """
         return 0
+
+    def renew(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return settings of this stack in the form in which a translation to the stack itself writes them."""
+        return settings
 
     def mistaken(self, data: Any) -> str:
         """Return a sentence that says what kind of file `data` is and which file to name instead,

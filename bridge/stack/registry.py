@@ -45,7 +45,9 @@ HOSTS = tuple(
         if os.path.isfile(os.path.join(folder, "host.py"))
     )
 )
-"""Names of the hosts: programs that start runs of several stacks, and have no dialect of their own."""
+"""Names of the hosts: programs that start runs of several stacks. Their dialects are loaded by name, and are no
+pair of every stack.
+"""
 OWN = tuple(sorted({os.path.basename(folder) for folder in _FOLDERS} - set(HOSTS)))
 """Names of the dialects that are part of this project."""
 
@@ -78,7 +80,7 @@ def load(name: str) -> Dialect:
     """Return the dialect in the folder `name`. Raises `BridgeError` if there is no such dialect,
     with the nearest name, or if the dialect cannot be imported.
     """
-    if name not in names():
+    if name not in (*names(), *HOSTS):
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
     dialect = import_attribute(name, "", "DIALECT")
@@ -119,7 +121,7 @@ def import_attribute(name: str, module: str, attribute: str) -> Any:
     try:
         return getattr(import_module(f"{PACKAGE}.{name}{module}"), attribute)
     except (Exception, SystemExit) as error:
-        if name in OWN:
+        if name in (*OWN, *HOSTS):
             raise
         where = plugins()[name].place
         raise BridgeError(

@@ -172,10 +172,11 @@ class Updates:
 
         try:
             first, second = setting("betas", cls.betas)
+            eps = setting("eps", cls.eps)
+            # Adafactor has two: one for squares of gradients, which may be unset, one for weights.
+            eps = eps[0] or cls.eps if isinstance(eps, tuple | list) else eps
             return cls(
-                (float(first), float(second)),
-                float(setting("eps", cls.eps)),
-                float(setting("weight_decay", cls.decay)),
+                (float(first), float(second)), float(eps), float(setting("weight_decay", cls.decay))
             )
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise SourceError(
@@ -246,6 +247,11 @@ class Updates:
         """
         self.drift = None if self.drift is None else math.hypot(self.drift, self._step)
         self._step = 0.0
+
+    def forget_drift(self) -> None:
+        """Record that the weights of both runs are equal, so that nothing drifted so far."""
+        self.drift = 0.0
+        self._followed.explained[:] = 0.0
 
     def _spread(self, overlap: Known, values: Floats, change: Floats) -> Floats:
         """Return for each sample the distance between the two runs' weights that rounding of this

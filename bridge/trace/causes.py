@@ -4,6 +4,7 @@ that differs, and what to log next.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod, sqrt
@@ -19,6 +20,8 @@ from bridge.trace.pages.series import read_findings
 from bridge.trace.patterns import CLOSE, TINY, fit_factor
 from bridge.trace.record import PHASES, Name
 from bridge.trace.settings import values_of
+from bridge.trace.tensor_comparison import LOSS
+from bridge.trace.tensor_pairs import keywords_of
 
 if TYPE_CHECKING:
     from bridge.trace.run import TracedRun
@@ -188,7 +191,27 @@ def _find_other_inputs(case: Case) -> Found | None:
     if not lines or case.first.name.kind != "input":
         return None
     evidence = [f"{line.name} differs: {line.cause or line.verdict}" for line in lines[:1]]
+    words = [line.name.tensor.partition(":")[2] for line in lines]
+    # What tells a model how to read its data, and is no data.
+    if all(re.search("mask|position|num_items|cache|lengths", word) for word in words):
+        return f"the runs get a different {' and '.join(dict.fromkeys(words))}", evidence
     return "the runs get different data", evidence
+
+
+def _find_other_arguments(case: Case) -> Found | None:
+    """Rule: the script of one run passes arguments that the other does not pass."""
+    words = [keywords_of(run.entries(case.first.name.step)) for run in _runs_in_order(case)]
+    alone = [[word for word in words[at] if word not in words[1 - at]] for at in (0, 1)]
+    # A block behind one that agrees got the same arguments as that one.
+    behind = re.search(r"\.[1-9]\d*$", case.first.name.layer)
+    if not all(words) or not any(alone) or case.first.name.kind == LOSS or behind:
+        return None
+    sentences = [
+        f"{label} alone passes {' and '.join(own)} to the model"
+        for label, own in zip("AB", alone, strict=True)
+        if own
+    ]
+    return ", and ".join(sentences), ["the inputs that both runs pass agree"]
 
 
 def _place_text(case: Case) -> str:
@@ -211,6 +234,10 @@ def _find_other_passes(case: Case) -> Found | None:
     if len(twice) != 1:
         return None
     label, evidence = next(iter(twice.items()))
+    if not runs[label].about.get("accumulation"):
+        return f"{label} runs layers more than once in a pass of the model, or outside of one", [
+            evidence
+        ]
     return (
         f"{label} runs more passes in a step than its setting accumulation={runs[label].about.get('accumulation')}",
         [evidence],
@@ -316,6 +343,39 @@ def _find_layer_skip(case: Case) -> Found | None:
     return f"rank {_join_ranks(absent_ranks)} does not run {name.layer}", [evidence]
 
 
+def _find_other_modes(case: Case) -> Found | None:
+    """Rule: a part of the first layer that differs is in evaluation mode in one run alone, or
+    parameters are frozen in one run alone.
+    """
+    name, rank = case.first.name, (*case.first.ranks, 0)[0]
+    modes = [run.modes(name.step, rank) for run in _runs_in_order(case)]
+    kind, words = ("evaluating", "in evaluation mode")
+    if name.phase != "forward":
+        kind, words = "frozen", "frozen"
+    if (
+        not all(modes)
+        or not name.layer
+        or (case.first.verdict == "fault" and name.phase != "forward")
+    ):
+        return None
+    for side, label in enumerate("AB"):
+        alone = [
+            one for one in modes[side].get(kind, ()) if one not in modes[1 - side].get(kind, ())
+        ]
+        inside = [
+            one
+            for one in alone
+            if f"{one}.".startswith(f"{name.layer}.") or f"{name.layer}.".startswith(f"{one}.")
+        ]
+        few = inside if kind == "evaluating" else alone
+        if few:
+            verb = "is" if len(few) == 1 else "are"
+            return f"{_layer_names_text(few)} {verb} {words} in {label} alone{_place_text(case)}", [
+                f"{len(alone)} of the model's {'modules' if kind == 'evaluating' else 'parameters'} in step {name.step}"
+            ]
+    return None
+
+
 def _find_layer_fault(case: Case) -> Found | None:
     name = case.first.name
     if case.first.verdict not in ("fault", "nan") or not name.layer:
@@ -401,6 +461,11 @@ def _find_loss_fault(case: Case) -> Found | None:
         loss = f"the loss that A's backward pass starts from is {fit[0]:.6g} times B's{which}{_place_text(case)}"
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
+        if after and _clips(case):
+            return (
+                f"{loss}; the gradients agree before the update, as clipping or a loss scale makes them",
+                [*same, after],
+            )
         if after:
             return f"{loss}, but the gradients agree before the update, so this is a loss scale", [
                 *same,
@@ -430,10 +495,30 @@ def _find_loss_fault(case: Case) -> Found | None:
             "gradients differ already in the last layer, where backward starts",
         ]
     others = f" or of {_layer_names_text(sorted(hidden))}" if hidden else ""
-    return f"the backward pass of {layer}{others} computes different values", [
-        forward,
-        f"gradients agree in all layers after {layer}",
-    ]
+    evidence = [forward, f"gradients agree in all layers after {layer}"]
+    if case.first.verdict in ("only in A", "only in B"):
+        label, other = ("A", "B") if case.first.verdict == "only in A" else ("B", "A")
+        return (
+            f"the backward pass of {layer} computes a gradient of its input in {label} alone: what runs before is "
+            f"trained in {label} alone, or is cut off from the loss in {other}",
+            evidence,
+        )
+    ways = "code, number format, recomputation, weights, or a loss that starts inside of it"
+    return (
+        f"the backward pass of {layer}{others} computes different values: because of its {ways}",
+        evidence,
+    )
+
+
+def _clips(case: Case) -> bool:
+    """Return whether a rank of one of the runs clipped its gradients in this step."""
+    lines = (
+        steps.get(case.first.name.step)
+        for run in _runs_in_order(case)
+        for steps in run.lines.values()
+    )
+    clips = [line.read().clip for line in lines if line is not None]
+    return any(clip is not None and clip != 1 for clip in clips)
 
 
 def _runs_later(case: Case, layer: str) -> bool:
@@ -914,9 +999,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _find_other_numbers,
         _find_other_inputs,
         _find_layer_skip,
+        _find_other_modes,
+        _find_other_arguments,
         _find_layer_fault,
     ),
-    "backward": (_find_other_numbers, _find_loss_fault),
+    "backward": (_find_other_numbers, _find_other_modes, _find_loss_fault),
     "reduce": (_find_state_fault, _find_other_numbers, _find_coarse_format, _find_gradient_fault),
     "update": (_find_update_fault,),
 }

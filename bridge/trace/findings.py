@@ -234,7 +234,10 @@ class Findings(Sequence[TraceFinding]):
             return
         if aloud:
             logger.log(
-                logging.ERROR if finding.severity == "fault" else logging.WARNING, "%s", finding
+                logging.ERROR if finding.severity == "fault" else logging.WARNING,
+                "%s: %s",
+                finding.severity,
+                finding,
             )
         text = json.dumps(
             {**asdict(finding), "severity": finding.severity, "meaning": finding.meaning}

@@ -47,6 +47,8 @@ class LayerLog:
     """
     _settings: dict[str, list[float]] = field(default_factory=dict)
     """The last values of each setting of the optimizers, by name, so that changes are seen."""
+    _new_modes: Mapping[str, list[str]] | None = None
+    _last_modes: Mapping[str, list[str]] | None = None
 
     def __post_init__(self) -> None:
         self.clipping = Clipping(self.roots)
@@ -118,6 +120,8 @@ class LayerLog:
             self._log_tensors("reduce", step, "gradient", self.debug.all_param_gradients, looks)
             self._log_tensors("reduce", step, "shard", self.debug.param_gradients, looks)
             self._rate(step)
+            modes = getattr(self.source, "modes", None)
+            self._new_modes = modes() if modes is not None else None
         elif moment == "updated":
             self._log_tensors("update", step, "weight", self.debug.param_update, looks)
             self._log_tensors("update", step, "buffer", self.debug.param_update, looks)
@@ -125,7 +129,7 @@ class LayerLog:
             alone = self.source.now().part is not None and not self._several
             factors = self.source.factors()
             self._forget()
-            self.log.write(step, factors, alone, self._loss(factors), self._clip())
+            self.log.write(step, factors, alone, self._loss(factors), self._clip(), self._modes())
             self._several = False
 
     def _forget(self) -> None:
@@ -154,6 +158,13 @@ class LayerLog:
             return clip
         module = getattr(self.source, "module", None)
         return None if module is None else self.clipping.take(module.parameters())
+
+    def _modes(self) -> Mapping[str, list[str]] | None:
+        """Return the modes of modules and parameters in this step, or None if they are as before,
+        or if the source does not tell.
+        """
+        before, self._last_modes = self._last_modes, self._new_modes
+        return self._new_modes if self._new_modes != before else None
 
     def _rate(self, step: int) -> None:
         """If gradients or updates are logged, log the learning rates, and those settings of the

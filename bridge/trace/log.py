@@ -150,13 +150,15 @@ class Log:
         alone: bool = False,
         loss: float | None = None,
         clip: float | None = None,
+        modes: Mapping[str, list[str]] | None = None,
     ) -> None:
         """Write the records of `step` to the disk.
 
         `factors` has a factor for each unit, which converts gradients into those of the step's mean
         loss. `alone` is true if the step had a single microbatch. Then the names of tensors leave
         out the number of the microbatch. `loss` is the loss from which backward started, and `clip`
-        the factor by which clipping multiplied all gradients, if they are known.
+        the factor by which clipping multiplied all gradients, if they are known. `modes` are the
+        names of modules in evaluation mode and of frozen parameters, if they have changed.
         """
         # Also once the log has ended: nothing may pile up.
         parts, self._seen = self._seen, []
@@ -189,6 +191,7 @@ class Log:
                 "records": [record.fields() for record in records],
             }
             line |= {"tensors": None, "loss": loss, "clip": clip}
+            line |= {"modes": modes} if modes else {}
             substitute = self._entries_over_budget(step, line, tensors) if self.budget else {}
             if substitute:
                 line |= {"records": [], **substitute}

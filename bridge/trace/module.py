@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from bridge.engine.comm import Comm, Group, rank_and_world
 from bridge.errors import BridgeError
 from bridge.trace import naming
+from bridge.trace.hook import Hook
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.sharding import (
@@ -100,6 +101,8 @@ class ModuleSource:
         self.passing: list[Pass] = []
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
+        self._words: Mapping[int, str] = {}
+        """By the id of an input tensor: the keyword with which the script passes it."""
         self.meeting: Meeting | None = None
         """The meeting at which all ranks wait for each other before a step; None if they do not."""
         self.last_gradient = 0.0
@@ -143,7 +146,7 @@ class ModuleSource:
         # would become part of the graph.
         compiled_call = getattr(self.module, "_compiled_call_impl", None)
         if compiled_call is None:
-            hook: Any = lambda _, arguments, keywords: self.begin(arguments, keywords)  # noqa: E731
+            hook = Hook(lambda _, arguments, keywords: self.begin(arguments, keywords))
             self.module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
             return
 
@@ -481,12 +484,13 @@ class ModuleSource:
 
     def batch(self) -> Iterator[Held]:
         """Yield the input tensors of the current pass. Tensor ranks have the same inputs, and data
-        ranks have different ones.
+        ranks have different ones. Their names are numbers, with a keyword if there is one:
+        "1:attention_mask".
         """
         for index, tensor in enumerate(self._given):
-            yield Held(
-                "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
-            )
+            word = self._words.get(id(tensor))
+            name = f"{index}:{word}" if word else str(index)
+            yield Held("", "input", name, tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         self._calls[moment].append(call)
@@ -523,6 +527,18 @@ class ModuleSource:
         }
         kinds = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers)
         return {"optimizer": kinds, "accumulation": self.accumulation, **values}
+
+    def modes(self) -> Mapping[str, list[str]]:
+        """Return the names of the largest modules that are in evaluation mode though the model
+        trains, and of the parameters that require no gradient.
+        """
+        evaluating: list[str] = []
+        for name, module in naming.modules_by_path(self.module) if self.trains else ():
+            if not module.training and not name.startswith(tuple(f"{one}." for one in evaluating)):
+                evaluating.append(name)
+        weights = naming.parameters_by_name(self.module).items()
+        frozen = [name for name, weight in weights if not weight.requires_grad]
+        return {"evaluating": evaluating, "frozen": frozen}
 
     def about(self) -> Mapping[str, object]:
         formats = {
@@ -584,12 +600,18 @@ class ModuleSource:
         if self._stepped:
             self.after()
         self._passes += 1
-        if self.meeting is not None:
-            self.meeting.begin_forward()
+        self.begin_pass()
         leaves = tree_leaves(in_order(self.current_module, arguments, keywords))
         self._given = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        mappings = [keywords, *(value for value in arguments if isinstance(value, Mapping))]
+        self._words = {id(value): str(key) for pairs in mappings for key, value in pairs.items()}
         for call in self.passing:
             call(arguments, keywords)
+
+    def begin_pass(self) -> None:
+        """Tell the other ranks that a forward pass for training begins."""
+        if self.meeting is not None:
+            self.meeting.begin_forward()
 
 
 def in_order(

@@ -15,6 +15,7 @@ from bridge.engine.comm import Comm, everyones, rank_and_world
 from bridge.errors import BridgeError
 from bridge.layout.mesh import Mesh
 from bridge.trace import naming
+from bridge.trace.hook import Hook
 from bridge.trace.module import ModuleSource
 from bridge.trace.record import Unit
 from bridge.trace.source import Now
@@ -53,7 +54,7 @@ class PipelineSource(ModuleSource):
     """
 
     def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
-        self.stages = tuple(stages)
+        self.schedule, self.stages = schedule, tuple(stages)
         own = [
             (stage.stage_index, list(naming.layers_by_name(stage.submod))) for stage in self.stages
         ]
@@ -78,8 +79,30 @@ class PipelineSource(ModuleSource):
                 self._running = index
                 self.begin(arguments, keywords)
 
-            stage.submod.register_forward_pre_hook(enter_stage, prepend=True, with_kwargs=True)
+            stage.submod.register_forward_pre_hook(
+                Hook(enter_stage), prepend=True, with_kwargs=True
+            )
             self._ignore(stage)
+        if hasattr(self.schedule, "step"):
+            plain = self.schedule.step
+
+            def step(*arguments: Any, **keywords: Any) -> Any:
+                self._begin_schedule_step()
+                return plain(*arguments, **keywords)
+
+            self.schedule.step = step
+
+    def _begin_schedule_step(self) -> None:
+        """End the step before, if an optimizer of this rank stepped, and tell the other ranks that
+        a step begins. A rank does so before it waits for messages of ranks that may wait for it.
+        """
+        if self._stepped:
+            self.after()
+        if self.meeting is not None:
+            self.meeting.begin_forward()
+
+    def begin_pass(self) -> None:
+        """Do nothing, because stages of ranks may run different numbers of passes in a step."""
 
     def _ignore(self, stage: Any) -> None:
         """Have a stage's trial pass ignored. In this pass, before the first step, a stage runs once

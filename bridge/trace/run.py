@@ -302,6 +302,18 @@ class TracedRun:
             )
         return tuple(sentences)
 
+    def modes(self, step: int, rank: int = 0) -> Mapping[str, list[str]]:
+        """Return the names of the modules in evaluation mode and of the frozen parameters of a
+        rank in a step; empty if the log does not tell.
+        """
+        lines = self.lines.get(rank_folder(self.folder, rank), {})
+        # A line has them if they changed, and most never do.
+        for number in sorted((number for number in lines if number <= step), reverse=True):
+            modes = lines[number].read().modes
+            if modes:
+                return modes
+        return {}
+
     @cached_property
     def keep(self) -> Mapping[str, Any]:
         """The settings that limited the log (see `bridge.trace.retention.Keep`); empty if there were

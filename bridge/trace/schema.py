@@ -67,14 +67,15 @@ class Head(BaseModel):
 @dataclass(frozen=True, slots=True)
 class Content:
     """The content of a line of steps.jsonl: one rank's records of a step, the digest of the file
-    with the step's tensors (None: no such file), the loss, and the factor by which clipping multiplied
-    all gradients (None: not known).
+    with the step's tensors (None: no such file), the loss, the factor by which clipping multiplied
+    all gradients (None: not known), and the modes of modules and parameters (empty: as before).
     """
 
     records: list[Any]
     tensors: str | None
     loss: float | None
     clip: float | None
+    modes: Mapping[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +233,11 @@ NO_LINE = "expected a line of a log, with `step` and `records`; the file is dama
 
 def _line_content(fields: Mapping[str, Any], step: int, where: str) -> Content:
     records, tensors, loss, clip = map(fields.get, ("records", "tensors", "loss", "clip"))
+    modes = fields.get("modes", {})
     right = (
         fields.get("step") == step
+        and isinstance(modes, dict)
+        and all(isinstance(names, list) for names in modes.values())
         and isinstance(tensors, str | None)
         and isinstance(loss, float | int | None)
         and isinstance(clip, float | int | None)
@@ -241,7 +245,7 @@ def _line_content(fields: Mapping[str, Any], step: int, where: str) -> Content:
     )
     if not right or not isinstance(records, list):
         raise SourceError(f"{where}: {NO_LINE}")
-    return Content(records, tensors, loss, clip)
+    return Content(records, tensors, loss, clip, modes)
 
 
 @cache

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,10 +24,7 @@ PATIENCE = 10.0
 variable STAGEBRIDGE_MEETING overrides this number.
 """
 VARIABLE = "STAGEBRIDGE_MEETING"
-WAITS = 12
 OVER = "over"
-ATTACHING = 3
-"""Ranks wait for each other so many times `PATIENCE` before an injected trace is attached."""
 _made = 0
 """Number of meetings made so far. It stands in the names of a meeting's entries in the store, so
 that no two meetings use the same names.
@@ -38,9 +36,9 @@ class Meeting:
     process group, without collectives.
 
     If a rank waits while another rank has begun a further forward pass, that other rank skipped the
-    step. If a rank has waited `WAITS` times and does not know why the others do not come, it gives
-    up. In both cases `lost(id, ranks, why)` is called once on every rank, nothing is compared any
-    more, and the training continues.
+    step. If a rank has waited for `PATIENCE`, and for as long as its own step took, and does not
+    know why the others do not come, it gives up. In both cases `lost(id, ranks, why)` is called
+    once on every rank, nothing is compared any more, and the training continues.
     """
 
     def __init__(self, comm: Comm, report: Callable[[str, tuple[int, ...], str], None]) -> None:
@@ -54,6 +52,7 @@ class Meeting:
         self.patience = timedelta(seconds=float(os.environ.get(VARIABLE, PATIENCE)))
         self.passes = self.steps = 0
         self.over = False
+        self.last = perf_counter()
         # A process that ends says so, or the others would go on waiting for it.
         atexit.register(self.leave)
 
@@ -71,6 +70,7 @@ class Meeting:
         self.steps += 1
         if self.over or self._is_over():
             return False
+        begin, self.last = self.last, perf_counter()
         # The last one to come tells the others.
         if self.store.add(f"step {number}", 1) == world:
             self.store.set(f"all {number}", "1")
@@ -78,19 +78,20 @@ class Meeting:
                 # All have come past it: a long run must not fill the store.
                 self.store.delete_key(f"step {number - 1}")
             return True
-        waits = 0
+        patience = max(self.patience.total_seconds(), self.last - begin)
         while not self._all(number):
             if self._is_over():
                 return False
-            waits += 1
-            finding = self._missing_ranks(number) or (
-                self._absent(number) if waits == WAITS else None
-            )
+            waited = perf_counter() - self.last
+            finding = self._missing_ranks(number)
+            if finding is None and waited >= patience:
+                finding = self._absent(number, waited)
             if finding:
                 self.store.set(OVER, json.dumps(finding))
                 self.over = True
                 self.lost(*finding)
                 return False
+        self.last = perf_counter()
         return True
 
     def _all(self, number: int) -> bool:
@@ -100,11 +101,10 @@ class Meeting:
             return False
         return True
 
-    def _absent(self, number: int) -> tuple[str, tuple[int, ...], str]:
+    def _absent(self, number: int, seconds: float) -> tuple[str, tuple[int, ...], str]:
         """Return the id, ranks and evidence of the finding that this rank waited in vain, for an
         unknown reason.
         """
-        seconds = WAITS * self.patience.total_seconds()
         evidence = f"rank {self.comm.rank} waited {seconds:.3g} s in step {number + 1} for ranks that did not come"
         return "rank-absent", (self.comm.rank,), evidence
 
@@ -177,7 +177,7 @@ def join_meeting(wait: float | None = None) -> bool:
     if store.add("here", 1) == dist.get_world_size():
         _decide_end(store, "together")
     elif not store.check(["decided"]):
-        patience = float(os.environ.get(VARIABLE, PATIENCE)) * ATTACHING if wait is None else wait
+        patience = float(os.environ.get(VARIABLE, PATIENCE)) if wait is None else wait
         try:
             store.wait(["decided"], timedelta(seconds=patience))
         except RuntimeError:  # what a store says once the time is over

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridge.trace.adaptive import Batch, Updates
 from bridge.trace.columns import ColumnReader, Columns, Gathering
@@ -27,6 +28,7 @@ from bridge.trace.tensor_pairs import (
     coarsest_epsilon,
     copies_of_pairs,
     phase_and_kind,
+    torch_epsilon,
 )
 from bridge.trace.verdicts import FAULTS, TensorVerdict
 
@@ -43,6 +45,9 @@ UNKNOWN = 100.0
 samples.
 """
 
+LOSS = "loss"
+"""Kind of the number from which backward started."""
+
 RUNNING = ("forward", "backward")
 """Names of the phases in which layers run. A tensor of such a phase is seen only if hooks can see
 its layer.
@@ -54,19 +59,22 @@ class Half:
     about them that is equal in similar steps.
     """
 
-    def __init__(self, pairs: Pairs, pairing: Pairing, run: TracedRun, late: bool) -> None:
+    def __init__(
+        self, pairs: Pairs, pairing: Pairing, runs: tuple[TracedRun, TracedRun], late: bool
+    ) -> None:
+        run = runs[0]
         self.pairs, self.late = pairs, late
         self.names = [one.name for one, _ in pairs.tensors]
-        self.copies = tuple(copies_of_pairs(pairs.tensors, pairing.patterns[0]))
-        self._rows = (
-            np.array([copy.row for copy in self.copies], np.int64),
-            np.array([copy.first for copy in self.copies], np.int64),
+        self.copies = tuple(copies_of_pairs(pairs.tensors, pairing.patterns))
+        self._rows = tuple(
+            (
+                np.array([copy.rows[side] for copy in self.copies], np.int64),
+                np.array([copy.firsts[side] for copy in self.copies], np.int64),
+            )
+            for side in (0, 1)
         )
         # Reversed: of two places with one name, the first stays.
-        layers, about = (
-            {layer: at + 1 for at, layer in reversed(list(enumerate(run.layers)))},
-            run.about,
-        )
+        layers = {layer: at + 1 for at, layer in reversed(list(enumerate(run.layers)))}
         places = [layers.get(name.layer, len(run.layers)) for name in self.names]
         # Backward comes after all of forward, and goes from the last layer to the first.
         depths = [
@@ -77,7 +85,7 @@ class Half:
         self.starts = np.array([name.phase == "init" for name in self.names], bool)
         # `units`: every format of the run may have rounded on the way; `own_units`: only its own.
         self.units = np.array(
-            [coarsest_epsilon(*pair, about.get("formats", ())) for pair in pairs.tensors]
+            [coarsest_epsilon(*pair, _formats_of(runs)) for pair in pairs.tensors]
         )
         self.own_units = np.array([coarsest_epsilon(*pair, ()) for pair in pairs.tensors])
         self._apart = {
@@ -100,6 +108,11 @@ class Half:
         )
         keys = tuple((self.names[at].layer, self.names[at].tensor) for at in rows.tolist())
         return rows, Batch(keys, Segments.of(self.pairs.segments.lengths[rows].tolist()))
+
+    @cached_property
+    def copied(self) -> set[Name]:
+        """The names of the tensors of which several ranks logged copies."""
+        return {copy.tensors[0].name._replace(step=0) for copy in self.copies}
 
     @cached_property
     def weights(self) -> tuple[Places, Batch]:
@@ -126,14 +139,16 @@ class Half:
         elements = self.pairs.segments.elements(rows)
         return np.stack([values[0][elements], values[1][elements]])
 
-    def differing(self, columns: Columns) -> list[Copy]:
-        """Return the copies in a step whose statistics differ from those of the copy that the
-        first rank logged.
+    def differing(self, both: tuple[Columns, Columns]) -> list[Copy]:
+        """Return the copies in a step whose statistics differ, in one of the runs, from those of
+        the copy that the first rank of this run logged.
         """
         if not self.copies:
             return []
-        numbers = np.concatenate([columns.raw, columns.factors[:, None]], axis=1)
-        apart = (numbers[self._rows[0]] != numbers[self._rows[1]]).any(axis=1)
+        apart = np.zeros(len(self.copies), bool)
+        for columns, (rows, firsts) in zip(both, self._rows, strict=True):
+            numbers = np.concatenate([columns.raw, columns.factors[:, None]], axis=1)
+            apart |= (numbers[rows] != numbers[firsts]).any(axis=1)
         return [self.copies[at] for at in apart.nonzero()[0].tolist()]
 
     def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
@@ -180,11 +195,26 @@ class Comparer:
 
     def __init__(self, first: TracedRun, second: TracedRun) -> None:
         self.runs = first, second
-        settings = {**second.about.get("settings", {}), **first.about.get("settings", {})}
+        # In an order that does not depend on which run is A.
+        several = sorted((run.about.get("settings", {}) for run in self.runs), key=str)
+        settings = {**several[0], **several[1]}
         self.updates = Updates.of(settings) if any(map(_is_adaptive, self.runs)) else None
         self.ratios = _layout_ratios(first, second)
         self._readers = ColumnReader(first), ColumnReader(second)
         self._last: int | None = None
+        self._equal, self._since = True, 0
+        """Whether both runs had equal weights and buffers before this step, as far as the logs
+        show, and the number of steps since they had.
+        """
+        self._early_equal = True
+        """Whether all tensors of this step before the update are equal, bit by bit."""
+        self._first_differing = 0.0
+        """The depth of the first layer in this step with a tensor that differs by a bit."""
+        self._copied: set[Name] = set()
+        self._apart: set[Name] = set()
+        """Tensors of which ranks logged different values when they first logged several: each rank
+        has its own, as buffers of norms under plain DDP.
+        """
         self._known: dict[tuple[int, int], tuple[Pairing, Half, Half]] = {}
         self._seen: tuple[set[Section], set[Section]] = set(), set()
         self._before: dict[tuple[str, str], Floats] = {}
@@ -202,32 +232,106 @@ class Comparer:
         pairing, early, late = self._pair_columns(both)
         if pairing.ours or pairing.theirs:
             # Updates that were not logged cannot be followed.
-            if self.updates is not None and self._last is not None and step > self._last + 1:
-                self.updates.drift = None
+            if self._last is not None and step > self._last + 1:
+                self._equal, self._since = False, self._since + step - self._last - 1
+                if self.updates is not None:
+                    self.updates.drift = None
             self._last = step
         for sections, own in zip(self._seen, pairing.sections, strict=True):
             sections |= own
         tables = Table.of(pairing.gatherings[0], both[0]), Table.of(pairing.gatherings[1], both[1])
-        scales = pairing.scales(tables[1])
+        scales = pairing.scales(tables)
+        equal = [half.pairs.equal(tables) for half in (early, late)]
+        self._early_equal = bool(equal[0].all())
+        depths = [half.depths[~same] for half, same in zip((early, late), equal, strict=True)]
+        self._first_differing = min(np.concatenate(depths), default=math.inf) if self._equal else 0
         results: list[TensorVerdict | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
+        losses = self._compare_losses(both, step)
         for half in (early, late):
             if half.names:
                 self._half(half, pairing, both, tables, scales, step, results)
         if self.updates is not None:
             self.updates.end()
+        self._end_step(early, late, equal, losses)
         for at in pairing.alone[0]:
             results[at] = self._alone(pairing.ours[at], step, True)
         for at, row in enumerate(pairing.alone[1], len(pairing.ours)):
             results[at] = self._alone(pairing.theirs[row], step, False)
         sequence = (results[at] for at in pairing.order)
-        return [line for line in sequence if line is not None]
+        return [*(line for line in sequence if line is not None), *losses]
+
+    def _end_step(
+        self,
+        early: Half,
+        late: Half,
+        equal: Sequence[NDArray[np.bool_]],
+        losses: Sequence[TensorVerdict],
+    ) -> None:
+        """Record whether both runs have equal weights and buffers after this step. They do if all
+        of them were logged and are equal, or if no logged number has differed so far.
+        """
+        whole = len(late.weights[0]) and not any(run.filter.notes() for run in self.runs)
+        alike = not losses and all(same.all() for same in equal)
+        if (whole and equal[1].all()) or (self._equal and alike):
+            self._equal, self._since = True, 0
+            if self.updates is not None:
+                self.updates.forget_drift()
+        elif early.names or late.names:
+            self._equal, self._since = False, self._since + 1
+
+    def _depths(self, half: Half) -> Floats:
+        """Return for each pair the square root of the number of layers, over all steps, in which
+        rounding may have moved the runs apart: it begins where the logs first differ.
+        """
+        depths = half.depths * (self._since + 1)
+        if self._equal:
+            depths = np.maximum(half.depths - self._first_differing + 1, 1)
+        roots: Floats = np.sqrt(depths)
+        return roots
+
+    def _compare_losses(self, both: tuple[Columns, Columns], step: int) -> list[TensorVerdict]:
+        """Compare the losses from which backward started: rank by rank if the same ranks have one,
+        else their means. Losses that rounding explains give no result.
+        """
+        losses = [list(columns.losses) for columns in both]
+        if [loss is None for loss in losses[0]] != [loss is None for loss in losses[1]]:
+            known = [[loss for loss in own if loss is not None] for own in losses]
+            losses = [[sum(own) / len(own)] if own else [None] for own in known]
+        formats = [torch_epsilon(name) for name in _formats_of(self.runs)]
+        depths = 2.0 * len(self.runs[0].layers) + 1
+        grown = depths * (self._since + 1)
+        bound = SLACK * max(formats, default=torch_epsilon("float32")) * math.sqrt(grown)
+        if self.updates is not None:
+            drift = self.updates.drift
+            bound = bound * UNKNOWN if drift is None else bound + GAIN * drift
+        worst, ranks, exact = 0.0, [], self._equal and self._first_differing == math.inf
+        for rank, (one, other) in enumerate(zip(*losses, strict=True)):
+            if one is None or other is None or one == other or (one != one and other != other):
+                continue
+            size = min(abs(one), abs(other))
+            # What rounding leaves of terms that cancel out is measured by the terms, about 1.
+            size = size if exact else max(size, 1.0)
+            distance = abs(one - other) / size if size else math.inf
+            worst = max(worst, distance) if distance == distance else math.inf
+            ranks += [rank] if not distance <= bound else []
+        if not worst > bound:
+            return []
+        means = [
+            float(np.mean([loss for loss in own if loss is not None] or [math.nan]))
+            for own in losses
+        ]
+        cause = f"the loss is {means[0]:.6g} in A, {means[1]:.6g} in B"
+        some = tuple(ranks) if len(ranks) < len(losses[0]) else ()
+        return [
+            TensorVerdict(Name(step, "forward", "", None, LOSS), "fault", worst, bound, cause, some)
+        ]
 
     def _pair_columns(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
         patterns = both[0].pattern, both[1].pattern
         key = id(patterns[0]), id(patterns[1])
         if key not in self._known:
             partial = any(run.keep.get("ranks") for run in self.runs)
-            pairing, run = Pairing(self.runs[0], patterns, partial), self.runs[0]
+            pairing, runs = Pairing(self.runs[0], patterns, partial), self.runs
             for one, other in (*pairing.early.tensors, *pairing.late.tensors):
                 if one.first.dtype != other.first.dtype:
                     formats = one.name, one.first.dtype, other.first.dtype
@@ -236,8 +340,8 @@ class Comparer:
                 self._known.clear()
             self._known[key] = (
                 pairing,
-                Half(pairing.early, pairing, run, False),
-                Half(pairing.late, pairing, run, True),
+                Half(pairing.early, pairing, runs, False),
+                Half(pairing.late, pairing, runs, True),
             )
         return self._known[key]
 
@@ -255,22 +359,21 @@ class Comparer:
         values = half.pairs.values(tables)
         if self.updates is not None and len(half.begins[0]):
             self.updates.begin(half.begins[1], half.select_rows(values, half.begins[0]))
-        rounding, bounds = self._bounds(half, values, scales, step)
+        rounding, bounds = self._bounds(half, values, scales)
+        if half.late and self._equal and self._early_equal:
+            scales = np.zeros(len(scales))  # an update from equal numbers rounds each by itself
         judgement = half.pairs.judge(tables, bounds, scales, self.ratios, rounding)
         ranks = {
             at: half.ranks(at, *both)
             for at, verdict in enumerate(judgement.verdicts)
             if verdict in FAULTS
         }
-        odd_copies = self._copies(half, pairing, both[0], tables, judgement, scales, ranks)
+        odd_copies = self._copies(half, pairing, both, judgement, scales, ranks)
         if self.updates is not None and len(half.gradients[0]):
             rows, batch = half.gradients
             # At least one rounding apart, even if the samples happen to be equal.
-            noise = np.where(
-                half.units[rows] > judgement.distances[rows],
-                half.units[rows],
-                judgement.distances[rows],
-            )
+            noise = np.maximum(half.units[rows], judgement.distances[rows])
+            noise[half.pairs.equal(tables)[rows] & self._equal] = 0.0
             self.updates.gradients(
                 batch, half.select_rows(values, rows), noise, usual["reduce", "gradient"]
             )
@@ -294,21 +397,23 @@ class Comparer:
             )
 
     def _bounds(
-        self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int
+        self, half: Half, values: tuple[Floats, Floats], scales: Floats
     ) -> tuple[Floats | None, Floats]:
         """Return two things: for each sample, the distance between the runs that rounding of
         gradients explains (None without an adaptive optimizer), and for each pair the bound of its
         distance.
 
         The bound is proportional to the machine epsilon of the coarsest number format that was
-        used. It grows with the square root of the number of layers and steps before, and with the
-        drift that earlier adaptive updates caused.
+        used. It grows with the square root of the number of layers and steps since the logs first
+        differ, and with the drift that adaptive updates caused since then.
         """
         # Rounding adds up as a random walk does: with the root of the number of roundings.
-        depths, updates = np.sqrt(half.depths * max(1, step)), self.updates
+        depths, updates = self._depths(half), self.updates
         plain = SLACK * half.units * depths
+        own = SLACK * half.own_units * depths
+        exact = half.late and self._equal and self._early_equal
         if updates is None:
-            return None, np.where(half.starts, 0.0, plain)
+            return None, np.where(half.starts, 0.0, own if exact else plain)
         drift = updates.drift
         if not half.late:
             wider = plain * UNKNOWN if drift is None else plain + GAIN * drift
@@ -325,7 +430,8 @@ class Comparer:
             updates.drift = None
         spread = np.zeros(half.pairs.segments.size)
         spread[half.pairs.segments.elements(rows)] = rounding
-        own = SLACK * half.own_units * depths
+        if exact:
+            return None, own
         return spread, np.where(
             half.pairs.sample_mask, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN
         )
@@ -334,52 +440,66 @@ class Comparer:
         self,
         half: Half,
         pairing: Pairing,
-        columns: Columns,
-        tables: tuple[Table, Table],
+        both: tuple[Columns, Columns],
         judgement: Judged,
         scales: Floats,
         ranks: dict[int, tuple[int, ...]],
     ) -> dict[int, Floats]:
-        """Compare copies with B. Several ranks of A may have logged copies of one tensor; all but
-        the first of these copies are compared here. Stores in `ranks`, by pair, the ranks of A
-        whose copy differs from B. Returns, by pair, the values of a copy that differs although the
-        first rank's copy equals B.
+        """Compare the copies of tensors that further ranks logged, rank by rank if both runs have
+        a copy of a rank. If one run alone has it, it is a difference only if it also differs from
+        the first rank's in its own run, which held copies before. Stores in `ranks`, by pair, the
+        ranks whose copy differs. Returns, by pair, the values (2, samples) of copies that differ
+        although the first rank's are equal.
         """
-        odd = half.differing(columns)
+        odd = half.differing(both)
+        new = {copy.tensors[0].name._replace(step=0) for copy in odd} - self._copied
+        self._apart |= {name for name in new if name.kind not in ("weight", "gradient", "moment")}
+        self._copied |= half.copied
         if not odd:
             return {}
-        gathering = Gathering([copy.tensor for copy in odd], columns.pattern)
-        table, each = Table.of(gathering, columns), np.array([copy.pair for copy in odd], np.int64)
-        answers = []
-        for side, which in ((1, half.pairs.theirs), (0, half.pairs.ours)):
-            tensors = tuple((copy.tensor, half.pairs.tensors[copy.pair][side]) for copy in odd)
-            pairs = Pairs(
-                (gathering, pairing.gatherings[side]), np.arange(len(odd)), which[each], tensors
-            )
-            answers.append(
-                (
-                    pairs,
-                    pairs.judge(
-                        (table, tables[side]), judgement.bounds[each], scales[each], self.ratios
-                    ),
-                )
-            )
-        (pairs, against), (_, own) = answers
+        each, places = np.array([copy.pair for copy in odd], np.int64), np.arange(len(odd))
+        gatherings = tuple(
+            Gathering([copy.tensors[side] for copy in odd], both[side].pattern) for side in (0, 1)
+        )
+        tables = tuple(map(Table.of, gatherings, both))
+
+        def judge(
+            sides: tuple[int, int], tensors: Sequence[Any], first: bool
+        ) -> tuple[Pairs, Judged]:
+            """Compare copies of two sides, or of one side with what its first rank logged."""
+            other = pairing.gatherings[sides[1]] if first else gatherings[sides[1]]
+            table = Table.of(other, both[sides[1]]) if first else tables[sides[1]]
+            which = (half.pairs.ours, half.pairs.theirs)[sides[1]][each] if first else places
+            pairs = Pairs((gatherings[sides[0]], other), places, which, tuple(tensors))
+            bounds = judgement.bounds[each], scales[each]
+            return pairs, pairs.judge((tables[sides[0]], table), *bounds, self.ratios)
+
+        pairs, against = judge((0, 1), [copy.tensors for copy in odd], False)
+        single = {copy.side for copy in odd} - {None}
+        own = {
+            side: judge(
+                (side, side),
+                [(copy.tensors[side], half.pairs.tensors[copy.pair][side]) for copy in odd],
+                True,
+            )[1]
+            for side in single
+            if side is not None
+        }
         odd_copies: dict[int, Floats] = {}
         faults = {copy.pair for copy in odd if judgement.verdicts[copy.pair] in FAULTS}
         fine: dict[int, set[int]] = {}
         for at, copy in enumerate(odd):
             beyond = against.verdicts[at] in FAULTS
-            if copy.pair in faults and not beyond:
+            if copy.side is not None:
+                replica = copy.tensors[0].name._replace(step=0) not in self._apart
+                counts = replica and own[copy.side].verdicts[at] in FAULTS
+            else:
+                counts = True
+            if copy.pair in faults and not beyond and copy.side != 1:
                 # This copy agrees with B's: its rank is not among those to report.
                 fine.setdefault(copy.pair, set()).add(copy.rank)
-            elif (
-                copy.pair not in faults
-                and copy.pair not in odd_copies
-                and beyond
-                and own.verdicts[at] in FAULTS
-            ):
-                # The first rank's copy is right; this one differs from it and from B's.
+            elif copy.pair not in faults and copy.pair not in odd_copies and beyond and counts:
+                # The first rank's copy is right; this one differs.
                 judgement.verdicts[copy.pair], judgement.distances[copy.pair] = (
                     against.verdicts[at],
                     against.distances[at],
@@ -389,7 +509,8 @@ class Comparer:
                     against.causes.get(at, ""),
                 )
                 ranks[copy.pair] = (copy.rank,)
-                odd_copies[copy.pair] = against.values[0][pairs.segments.elements(np.array([at]))]
+                elements = pairs.segments.elements(np.array([at]))
+                odd_copies[copy.pair] = np.stack([values[elements] for values in against.values])
         for pair, others in fine.items():
             one = half.pairs.tensors[pair][0]
             ranks[pair] = tuple(
@@ -416,11 +537,7 @@ class Comparer:
             if judgement.verdicts[at] == "fault" and at not in half.pairs.verdicts_without_values:
                 before = self._before.get(key)
                 # The copy that differs takes the place of the first rank's.
-                now = (
-                    pair
-                    if at not in odd_copies or odd_copies[at].shape != pair[0].shape
-                    else np.stack([odd_copies[at], pair[1]])
-                )
+                now = odd_copies.get(at, pair)
                 # Without weights before it, the change is not known: zeros, which say nothing.
                 change = (
                     now - before if before is not None and before.shape == now.shape else now - now
@@ -464,6 +581,11 @@ class Comparer:
 
 MOST = 64
 """Number of pairs of patterns, one of each run, whose pairing is remembered."""
+
+
+def _formats_of(runs: Sequence[TracedRun]) -> tuple[str, ...]:
+    """Return the names of the number formats of both runs."""
+    return tuple(name for run in runs for name in run.about.get("formats", ()))
 
 
 def _is_adaptive(run: TracedRun) -> bool:

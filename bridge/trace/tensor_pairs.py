@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from bridge.trace.columns import Columns, Gathering, Pattern
 from bridge.trace.patterns import pattern_causes
 from bridge.trace.record import MEMORY, SHARD, Name
-from bridge.trace.run import LoggedTensor, TracedRun, without_replicas
+from bridge.trace.run import LoggedPart, LoggedTensor, TracedRun, without_replicas
 from bridge.trace.segments import Floats, Places, Segments, join_ranges
 from bridge.trace.verdicts import Verdict
 
@@ -31,16 +33,24 @@ Section = tuple[str, str]
 """Phase and kind."""
 
 
-def matching_name(name: Name) -> Name:
+def matching_name(name: Name, words: bool = False) -> Name:
     """Return the name by which a tensor of one run is found in the other. For a parameter, the
     name of the layer is moved into the name of the tensor, because the runs may divide the full
-    name differently.
+    name differently. An input is found by its keyword if `words` is true, otherwise by its number.
     """
+    if name.kind == "input":
+        return name._replace(tensor=re.sub(r"^\d+:" if words else r":\S+", "", name.tensor))
     return (
         name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
         if name.kind in OWNED
         else name
     )
+
+
+def keywords_of(entries: Iterable[LoggedTensor]) -> dict[str, None]:
+    """Return the keywords with which a script passes the inputs among these tensors, in order."""
+    names = (entry.name.tensor for entry in entries if entry.name.kind == "input")
+    return {name.partition(":")[2].partition(" ")[0]: None for name in names if ":" in name}
 
 
 def phase_and_kind(name: Name) -> Section:
@@ -160,7 +170,7 @@ class Pairs:
                 continue
             elif (one.missing or other.missing) and self.partial:
                 verdicts[at] = "unseen", 0.0, ""
-            elif one.missing or other.missing:
+            elif (one.missing or other.missing) and not _have_equal_parts(one, other):
                 verdicts[at] = (
                     "fault",
                     math.inf,
@@ -225,6 +235,18 @@ class Pairs:
             arrays[0][unseen] = arrays[1][unseen] = 0.0
         return arrays
 
+    def equal(self, tables: tuple[Table, Table]) -> NDArray[np.bool_]:
+        """Return for each pair whether both runs logged the same numbers, bit by bit. Pairs of
+        which a log has no values count as equal.
+        """
+        values = self.values(tables)
+        differ = (~_are_equal(*values)).astype(np.float64)
+        figures = tables[0].figures[self.ours] == tables[1].figures[self.theirs]
+        result: NDArray[np.bool_] = (self.segments.sums(differ) == 0) & figures.all(axis=1)
+        for at, (verdict, *_) in self.verdicts_without_values.items():
+            result[at] = verdict in ("unseen", "too coarse")
+        return result
+
     def judge(
         self,
         tables: tuple[Table, Table],
@@ -240,17 +262,18 @@ class Pairs:
         """
         values = self.values(tables)
         with np.errstate(all="ignore"):
-            apart = np.abs(values[0] - values[1])
+            apart = np.where(_are_equal(*values), 0.0, np.abs(values[0] - values[1]))
             apart = apart if rounding is None else np.maximum(apart - rounding, 0)
-            own = self.segments.rms(values[1])
-            sizes = np.where(scales > own, scales, own)
-            # From zeros in B, every other value in A is infinitely far.
-            whole = np.where(self.segments.rms(values[0]) > 0, np.inf, 0.0)
+            # The smaller of both: so neither run is measured by what went wrong in the other.
+            each = [self.segments.rms(np.where(np.isfinite(one), one, 0.0)) for one in values]
+            sizes = np.maximum(np.minimum(*each), scales)
+            # From zeros, every other value is infinitely far.
+            whole = np.where(np.maximum(*each) > 0, np.inf, 0.0)
             distances = np.where(sizes != 0, self.segments.rms(apart) / sizes, whole)
         # Not `>`: so a distance that is NaN is beyond its bound.
         beyond = ~(distances <= bounds)
         figures = tables[0].figures[self.ours, 1:3], tables[1].figures[self.theirs, 1:3]
-        counts = figures[0].any(axis=1) | figures[1].any(axis=1)
+        counts = (figures[0] != figures[1]).any(axis=1)
         odd = [
             at for at in np.flatnonzero(counts).tolist() if at not in self.verdicts_without_values
         ]
@@ -294,42 +317,95 @@ class Pairs:
         )
 
 
+def _are_equal(one: Floats, other: Floats) -> NDArray[np.bool_]:
+    """Return for each number whether it is the same in both arrays; NaN is the same as NaN."""
+    result: NDArray[np.bool_] = (one == other) | (np.isnan(one) & np.isnan(other))
+    return result
+
+
+def _have_equal_parts(one: LoggedTensor, other: LoggedTensor) -> bool:
+    """Return whether both runs logged the same parts of a tensor, so that these can be compared
+    although others are missing.
+    """
+    places = [{part.record.placement for part in entry.parts} for entry in (one, other)]
+    return places[0] == places[1]
+
+
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy of a part of a tensor that a further rank of A logged. `pair` is the index of the
-    tensor's pair, `row` the index of the copy's record, and `first` the index of the record with
-    which the first rank logged this part.
+    """A copy of a part of a tensor that a further rank logged in A, in B or in both. `pair` is the
+    index of the tensor's pair. For A and for B: `rows` are the indices of the copy's records,
+    `firsts` those of the records with which the first rank logged this part, and `tensors` the
+    tensors, made with the copy instead of the first rank's part.
     """
 
     pair: int
     rank: int
-    row: int
-    first: int
-    tensor: LoggedTensor
-    """The tensor, made with this copy instead of the first rank's part."""
+    rows: tuple[int, int]
+    firsts: tuple[int, int]
+    tensors: tuple[LoggedTensor, LoggedTensor]
+    side: int | None
+    """The only run in which this rank logged a copy (0 for A, 1 for B); None if both have it."""
 
 
 def copies_of_pairs(
-    pairs: Sequence[tuple[LoggedTensor, LoggedTensor]], pattern: Pattern
+    pairs: Sequence[tuple[LoggedTensor, LoggedTensor]], patterns: tuple[Pattern, Pattern]
 ) -> Iterator[Copy]:
-    """Yield the copies that further ranks of A logged, for the tensors of all pairs."""
-    for at, (one, _) in enumerate(pairs):
-        first = {without_replicas(part.record.placement): part for part in one.parts}
-        for copy in one.replicas:
-            part = first[without_replicas(copy.record.placement)]
-            tensor = LoggedTensor(
-                one.name, tuple(copy if other is part else other for other in one.parts)
+    """Yield the copies that further ranks logged, for the tensors of all pairs. If a run lacks the
+    copy of a rank, the first rank's part takes its place.
+    """
+    for at, pair in enumerate(pairs):
+        if not (pair[0].replicas or pair[1].replicas):
+            continue
+        firsts = [
+            {without_replicas(part.record.placement): part for part in entry.parts}
+            for entry in pair
+        ]
+        copies = [_copies_by_place(entry) for entry in pair]
+        for place in dict.fromkeys((*copies[0], *copies[1])):
+            rows, first_rows, tensors, sides = [], [], [], []
+            for side, entry in enumerate(pair):
+                first = firsts[side].get(place[0])
+                copy = copies[side].get(place, first)
+                number = 0 if first is None else patterns[side].rows[id(first)]
+                first_rows.append(number)
+                rows.append(number if copy is None else patterns[side].rows[id(copy)])
+                parts = tuple(copy if part is first else part for part in entry.parts)
+                tensors.append(LoggedTensor(entry.name, parts, joined=entry.joined))  # type: ignore[arg-type]
+                if copy is not None and copy.rank == place[1]:
+                    sides.append(side)
+            yield Copy(
+                at,
+                place[1],
+                (rows[0], rows[1]),
+                (first_rows[0], first_rows[1]),
+                (tensors[0], tensors[1]),
+                sides[0] if len(sides) == 1 else None,
             )
-            yield Copy(at, copy.rank, pattern.rows[id(copy)], pattern.rows[id(part)], tensor)
+
+
+def _copies_by_place(entry: LoggedTensor) -> dict[tuple[Any, int, int], LoggedPart]:
+    """Return the copies of a tensor's parts by placement, rank, and number among those of the rank."""
+    places: dict[tuple[Any, int, int], LoggedPart] = {}
+    counts: dict[tuple[Any, int], int] = {}
+    for copy in entry.replicas:
+        key = without_replicas(copy.record.placement), copy.rank
+        counts[key] = counts.get(key, 0) + 1
+        places[*key, counts[key]] = copy
+    return places
 
 
 def coarsest_epsilon(one: LoggedTensor, other: LoggedTensor, formats: Iterable[str]) -> float:
     """Return the machine epsilon of the coarsest among the number formats of both tensors and
     `formats`; 0 if none of these is a floating-point format.
     """
-    formats = {one.first.dtype, other.first.dtype, *formats}
-    floating = (getattr(torch, name) for name in formats if getattr(torch, name).is_floating_point)
-    return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
+    return max(map(torch_epsilon, {one.first.dtype, other.first.dtype, *formats}))
+
+
+def torch_epsilon(name: str) -> float:
+    """Return the machine epsilon of a torch number format; 0 if it is no floating-point format."""
+    dtype = getattr(torch, name)
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 class Pairing:
@@ -350,10 +426,12 @@ class Pairing:
             {phase_and_kind(entry.name) for entry in entries}
             for entries in (self.ours, self.theirs)
         )
-        places = {matching_name(entry.name): at for at, entry in enumerate(self.theirs)}
+        words = all(map(keywords_of, (self.ours, self.theirs)))
+        places = {matching_name(entry.name, words): at for at, entry in enumerate(self.theirs)}
         # What is left of `places` is in B alone.
         pairs = [
-            (at, places.pop(matching_name(entry.name), None)) for at, entry in enumerate(self.ours)
+            (at, places.pop(matching_name(entry.name, words), None))
+            for at, entry in enumerate(self.ours)
         ]
         self.alone = [at for at, other in pairs if other is None], list(places.values())
         both = [(at, other) for at, other in pairs if other is not None]
@@ -367,10 +445,14 @@ class Pairing:
             *(self.theirs[at].name for at in self.alone[1]),
         ]
         self.order = sorted(range(len(names)), key=lambda at: first.order(names[at]))
-        self._by_section: dict[Section, list[int]] = defaultdict(list)
-        for at, entry in enumerate(self.theirs):
-            if self.gatherings[1].told[at]:
-                self._by_section[phase_and_kind(entry.name)].append(at)
+        self._by_section: tuple[dict[Section, list[int]], ...] = (
+            defaultdict(list),
+            defaultdict(list),
+        )
+        for side, entries in enumerate((self.ours, self.theirs)):
+            for at, entry in enumerate(entries):
+                if self.gatherings[side].told[at]:
+                    self._by_section[side][phase_and_kind(entry.name)].append(at)
 
     def _pairs(self, rows: Sequence[tuple[int, int]]) -> Pairs:
         ours, theirs = (np.array([row[side] for row in rows], np.int64) for side in (0, 1))
@@ -382,14 +464,16 @@ class Pairing:
             self._partial,
         )
 
-    def scales(self, table: Table) -> Mapping[Section, float]:
-        """Return the usual size of tensors in run B, by phase and kind: the median of their root
-        mean squares.
+    def scales(self, tables: tuple[Table, Table]) -> Mapping[Section, float]:
+        """Return the usual size of tensors, by phase and kind: the median of their root mean
+        squares in the run in which it is smaller.
         """
-        medians: dict[Section, float] = defaultdict(float)
-        for name, rows in self._by_section.items():
-            sizes = table.sizes[rows][table.finite[rows] != 0]
-            if len(sizes):
-                # The median: one tensor that exploded must not widen the bounds of all others.
-                medians[name] = float(np.median(sizes))
-        return medians
+        medians: dict[Section, float] = {}
+        for table, sections in zip(tables, self._by_section, strict=True):
+            for name, rows in sections.items():
+                sizes = table.sizes[rows][table.finite[rows] != 0]
+                if len(sizes):
+                    # The median: one tensor that exploded must not widen the bounds of all others.
+                    size = float(np.median(sizes))
+                    medians[name] = min(size, medians.get(name, size))
+        return defaultdict(float, medians)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.errors import BridgeError
 from bridge.trace.findings import Findings
+from bridge.trace.hook import Hook
 from bridge.trace.naming import freeze_names
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
@@ -90,13 +91,15 @@ class Tracer:
         layers = {name: module for name, module in self.source.layers.items() if name not in hidden}
         if layers and self._is_kind_observed(INPUT):
             self._handles.append(
-                layers[self.source.entrance].register_forward_pre_hook(self._batch_hook)
+                layers[self.source.entrance].register_forward_pre_hook(Hook(self._batch_hook))
             )
         for layer, module in layers.items():
             if self._is_kind_observed(OUTPUT):
-                self._handles.append(module.register_forward_hook(self._output_hook(layer)))
+                self._handles.append(module.register_forward_hook(Hook(self._output_hook(layer))))
             if self._is_kind_observed(GRADIENT):
-                self._handles.append(module.register_forward_pre_hook(self._input_hook(layer)))
+                self._handles.append(
+                    module.register_forward_pre_hook(Hook(self._input_hook(layer)))
+                )
         self._reach_moment_of_all(None)
         moments: tuple[Moment, ...] = ("reduced", "updated", "ended")
         for moment in moments if self.observers else ():
@@ -225,7 +228,7 @@ class Tracer:
             placement = self.source.activation(layer, gradient, False)
             self._saw(now, "backward", layer, GRADIENT, index, _local_part(gradient), placement)
 
-        handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        handle = tensor.register_hook(Hook(hook))  # type: ignore[no-untyped-call]
 
     def _saw(
         self,

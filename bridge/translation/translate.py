@@ -192,7 +192,8 @@ def translate(
     world = world_size or world_of(meaning) or config.world_size
     same, sidecar = dialect.name == config.dialect.name, carry
     if carry is None and same:
-        carry = Carry.of(config, config, meaning)
+        renewed = Values(dialect.renew(config.given))
+        carry = Carry.of(replace(config, given=renewed), config, meaning)
     if sidecar is not None:
         carry = replace(sidecar, given=sound(sidecar, dialect))
     way = (

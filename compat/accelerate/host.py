@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from bridge.errors import BridgeError, ConfigError
-from bridge.files import Document, Launch, Script, find, folder_of, load, parse
+from bridge.errors import BridgeError, ConfigError, nearest
+from bridge.files import Document, Launch, Script, find, folder_of, load, load_script, parse
 from bridge.shell import line_of, spell_pieces, text_if_known
-from bridge.stack.findings import Finding, Origin
+from bridge.shell.word_pieces import NOWHERE, Text
+from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
 from bridge.stack.sources import (
     Resolution,
@@ -22,10 +27,30 @@ from bridge.stack.sources import (
     Unheard,
     report_contradictions,
 )
-from compat.accelerate.launcher import SECTIONS, Given, Machine, read_options, set_environment
+from compat.accelerate import trainer
+from compat.accelerate.launcher import (
+    DEEPSPEED,
+    SECTIONS,
+    Given,
+    Machine,
+    read_options,
+    set_environment,
+)
 from compat.accelerate.plugins import CLIPS, Plugins
-from compat.accelerate.slots import FALSE, Refusal, Run, default, facts
+from compat.accelerate.slots import (
+    CHEAP,
+    FALSE,
+    QUIET,
+    Refusal,
+    Run,
+    at_release,
+    default,
+    facts,
+    releases,
+)
 
+NAME, PROGRAM = "accelerate", "train.py"
+"""The host's name, and the program that stands for the one that a config does not name."""
 PROGRAMS = frozenset(
     {
         "accelerate",
@@ -41,14 +66,8 @@ VARIABLES = re.compile(
 )
 """Variables that accelerate reads."""
 FILE = "deepspeed_config.deepspeed_config_file"
+WITHOUT = ("compute_environment",)
 FACTS = {"gpus": "GPUs of the machine", "cores": "cores of the machine"}
-QUIET = re.compile(r"(machine_rank|main_training_function|rdzv_backend|same_network|downcast_bf16|tpu_\w+|debug"
-                   r"|enable_cpu_affinity|compute_environment|deepspeed_config\.deepspeed_multinode_launcher"
-                   r"|--machine_rank|--deepspeed_multinode_launcher|ACCELERATE_DEBUG_MODE|ACCELERATE_USE_\w+)")  # fmt: skip
-"""Settings without an effect on a step, whatever they say."""
-CHEAP = re.compile(r"(?i).*(offload|prefetch|wrap|min_num_params|state_dict|checkpointing|ram_efficient|zero3|reshard"
-                   r"|sharding_strategy|zero_stage|dynamo|threads|cpu_affinity|use_orig_params|sync_module).*")  # fmt: skip
-"""Settings that change memory and speed alone."""
 REASONS: tuple[tuple[str, str], ...] = (
     (r"(deepspeed_config\.|--)offload_\w+_nvme_path", "the launcher does not pass it on; name a DeepSpeed file with the path"),
     (r"(deepspeed_config\.|--)zero3_init_flag", "it counts at ZeRO 3 alone"),
@@ -75,28 +94,33 @@ ASSUMED = (
     "accelerate launch without --config_file reads {} if it is there, which may set everything that no option gives;"
     " pass --user-config to read it, or name a file"
 )
+STRANGE = "accelerate does not know this key, and stops"
 TEXT = "this option takes any text for true, also 'false'; leave it out"
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a run is asked: facts of the machine by name, variables, and whether the user's own default config
-    is read.
+    """What a run is asked: facts of the machine by name, variables, whether the user's own default config is read,
+    arguments of the Trainer that are given beside it, and the number of ranks of a run that torchrun starts.
     """
 
     facts: Mapping[str, Any]
     outside: Mapping[str, str]
     user_config: bool = False
+    trainer: Mapping[str, Said] = field(default_factory=dict)
+    world: int | None = None
+    release: str | None = None
 
 
 def recognises(data: Any) -> bool:
-    """Return whether parsed `data` is a config of accelerate, or a script that starts a run by it alone."""
+    """Return whether parsed `data` is a config of accelerate, arguments of the Trainer with FSDP, or a script that
+    starts such a run.
+    """
     if isinstance(data, Script):
-        return any(map(is_launch, data.launches))
-    return (
-        isinstance(data, Mapping)
-        and any(name in data for name in SIGNS)
-        and not {"_target_", "optimizer"} & data.keys()
+        return any(is_launch(launch) or trainer.starts(launch) for launch in data.launches)
+    return isinstance(data, Mapping) and (
+        (any(name in data for name in SIGNS) and not {"_target_", "optimizer"} & data.keys())
+        or trainer.has_fsdp(data)
     )
 
 
@@ -105,51 +129,146 @@ def is_launch(launch: Launch) -> bool:
     return any(spell_pieces(word).rpartition("/")[2] in PROGRAMS for word in launch.launcher)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the sources of a run say: those of the launcher, the Trainer's arguments, the folder of its files, findings
+    of the reader, and the number of ranks of a run that torchrun starts.
+    """
+
+    given: Given
+    arguments: trainer.Arguments = field(default_factory=trainer.Arguments)
+    folder: Path | None = None
+    findings: tuple[Finding, ...] = ()
+    world: int | None = None
+
+
+def start(document: Document) -> tuple[Document, tuple[Finding, ...]]:
+    """Return a config of accelerate for DeepSpeed as the launch that names it, any other document as it is; and a
+    finding for each key of accelerate's section for DeepSpeed that nothing reads.
+
+    Raises `ConfigError` for a key or type with which accelerate stops.
+    """
+    script = isinstance(document.data, Script)
+    if not script and document.data.get("distributed_type") != "DEEPSPEED":
+        return document, ()
+    try:
+        told = read_sources(document, Question({}, {}))
+    except BridgeError:
+        return document, ()  # the reader of the stack says it in its words
+    config = told.given.config or {}
+    options = {row["name"] for row in facts()["options"]} | {"deepspeed_moe_layer_cls_names"}
+    found = []
+    for path, said in config.items():
+        section, dot, name = path.partition(".")
+        keys = options if dot else {*facts()["keys"], "fp16", "dynamo_backend"}
+        if not dot and section not in keys:
+            place = f"{said.source}: " if said.source else f"{document.name}: "
+            raise ConfigError(
+                f"{place}line {said.line}: {path}: {STRANGE}{nearest(path, tuple(keys))}"
+            )
+        if section == "deepspeed_config" and name not in keys:
+            origin = Origin(said.line, "", said.source)
+            found.append(
+                unknown(
+                    path, f"accelerate does not read it{nearest(name, DEEPSPEED)}", origin=origin
+                )
+            )
+    if not told.arguments.own:  # the Trainer fills in an "auto" by its own arguments
+        run = resolve_sources(told, Question({}, {}))
+        found += [one for one in run.findings if one.path == "deepspeed.gradient_clipping"]
+    if script:
+        return document, tuple(found)
+    text = f"accelerate launch --config_file {quote(Path(document.name).name)} {PROGRAM}\n"
+    return load_script(text, document.name), tuple(found)
+
+
 def resolve(document: Document, question: Question) -> ResolvedRun:
     """Return who wins for each setting of the run in a document. Raises `BridgeError` if it cannot be read."""
-    inputs, file, findings = (
-        _read_script(document, question)
-        if isinstance(document.data, Script)
-        else (
-            Given(config=read_config(document), environment=_read_variables(question.outside)),
-            folder_of(document.name),
-            [],
-        )
-    )
+    release = question.release or releases()[-1]
+    Releases(NAME, releases()).place(release)
+    with at_release(release):
+        return resolve_sources(read_sources(document, question), question)
+
+
+def read_sources(document: Document, question: Question) -> Told:
+    """Return what a config of accelerate or a script that starts a run by it says."""
     strange = sorted(set(question.facts) - FACTS.keys())
     BridgeError.raise_if(
         f"--auto {name}: no fact of a run of accelerate; known are {', '.join(FACTS)}"
         for name in strange
     )
-    machine = Machine(question.facts.get("gpus"), question.facts.get("cores", 1))
-    run, stop = Run(), None
-    try:
-        environment, has_ranks = set_environment(inputs, machine, run)
-        file_of_deepspeed = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-        inner = _read_deepspeed(str(file_of_deepspeed.value), file) if file_of_deepspeed else None
-        Plugins(environment, has_ranks, machine, run, inner).build()
-    except Refusal as error:
-        stop = error
-    unheard = () if stop else tuple(_find_unheard(inputs, run))
-    settings = (
-        run.settings if stop is None else [Settled(one.setting, one.value, one) for one in inputs]
+    if isinstance(document.data, Script):
+        return _read_script(document, question)
+    folder, variables, trained = (
+        folder_of(document.name),
+        _read_variables(question.outside),
+        dict(question.trainer),
     )
-    resolution = Resolution(tuple(_weigh_claims(settings)), unheard)
-    findings += (
+    given = Given(environment=variables, starter="torchrun")
+    if trainer.has_fsdp(document.data):
+        own = {
+            str(name): Said(str(name), value, "", document.line(name))
+            for name, value in document.data.items()
+        }
+        trained = {**own, **trained}
+    else:
+        own = read_config(document)
+        ranks = Said("--world-size", question.world)
+        options = {"num_processes": ranks} if question.world and "num_processes" not in own else {}
+        given = Given(options, own, variables)
+    return Told(
+        given,
+        trainer.sort_arguments(trained, partial(_open_keys, folder)),
+        folder,
+        (),
+        question.world,
+    )
+
+
+def resolve_sources(told: Told, question: Question) -> ResolvedRun:
+    """Return who wins for each setting of a run whose sources are known."""
+    machine = Machine(question.facts.get("gpus"), question.facts.get("cores", 1), world=told.world)
+    run, stop, given = Run(), None, told.given
+    unheard = list[Unheard]()
+    try:
+        environment, ranked = set_environment(given, machine, run)
+        environment, lost = trainer.pass_on(told.arguments, environment)
+        unheard += lost
+        if told.arguments.value(trainer.SWITCH) and not ranked:
+            raise Refusal("FSDP of the Trainer needs a run of several ranks", told.arguments.own[trainer.SWITCH])  # fmt: skip
+        named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+        inner = _read_deepspeed(str(named.value), told.folder) if named else None
+        Plugins(environment, ranked, machine, run, inner).build()
+        unheard += find_unheard(given, run)
+        run.settings += [
+            Settled(name, one.value, one)
+            for name, one in told.arguments.own.items()
+            if name in trainer.TRAINER and name not in trainer.PASSED
+        ]
+    except Refusal as error:
+        stop, unheard = error, []
+    settings = (
+        run.settings if stop is None else [Settled(one.setting, one.value, one) for one in given]
+    )
+    resolution = Resolution(tuple(_weigh_claims(settings)), tuple(unheard))
+    findings = (
         _find_stop(stop)
         if stop
-        else [*_find_traps(run, inputs), *report_contradictions(resolution)]
+        else [
+            *_find_traps(run, given),
+            *trainer.find_releases(told.arguments),
+            *report_contradictions(resolution),
+        ]
     )
     world = next((one.value for one in settings if one.setting == "num_processes"), None)
-    title = f"accelerate {facts()['release']}"
     return ResolvedRun(
         "accelerate",
-        title,
+        f"accelerate {facts()['release']}",
         facts()["release"],
         world,
         default("", "").source,
         resolution,
-        tuple(findings),
+        (*told.findings, *findings),
     )
 
 
@@ -178,12 +297,30 @@ def _read_variables(
     }
 
 
-def _read_script(
-    document: Document, question: Question
-) -> tuple[Given, Path | None, list[Finding]]:
-    """Return what the launch of a script gives, the folder of its files, and findings."""
+def _read_script(document: Document, question: Question) -> Told:
+    """Return what the launch of a script says."""
     script: Script = document.data
-    launch = script.launch(is_launch, "accelerate launch")
+    launch = script.launch(
+        lambda one: is_launch(one) or trainer.starts(one),
+        "accelerate launch or arguments of the Trainer",
+    )
+    folder = folder_of(script.name)
+    arguments = trainer.read_arguments(launch, partial(_open_keys, folder))
+    variables_of_launch = {
+        name: text
+        for name, word in launch.environment.items()
+        if (text := text_if_known(word)) is not None
+    }
+    places = {name: line_of(launch.environment[name], script.text) for name in variables_of_launch}
+    variables = {
+        **_read_variables(question.outside),
+        **_read_variables(variables_of_launch, places.get, ""),
+    }
+    if not is_launch(launch):
+        starter = "torchrun" if launch.ranks or launch.launcher else "python"
+        return Told(
+            Given(environment=variables, starter=starter), arguments, folder, (), launch.ranks
+        )
     first = next(
         at
         for at, word in enumerate(launch.launcher)
@@ -201,21 +338,11 @@ def _read_script(
             )
         texts.append((text, line_of(word, script.text) or launch.line))
     read = read_options(texts, "")
-    variables_of_launch = {
-        name: text
-        for name, word in launch.environment.items()
-        if (text := text_if_known(word)) is not None
-    }
-    places = {name: line_of(launch.environment[name], script.text) for name in variables_of_launch}
-    variables = {
-        **_read_variables(question.outside),
-        **_read_variables(variables_of_launch, places.get, ""),
-    }
-    folder, findings = folder_of(script.name), list[Finding]()
+    findings = list[Finding]()
     config = None
     option = read.options.get("config_file")
     if option is not None:
-        file = _open_config(str(option.value), folder, option)
+        file = _open_config(str(option.value), folder, option, launch)
         config = read_config(file, file.name)
     elif "cpu" not in read.options:
         place = _default_config()
@@ -233,7 +360,8 @@ def _read_script(
         for one in false
     ]
     options = {name: statement for name, statement in read.options.items() if name != "config_file"}
-    return replace(read, options=options, config=config, environment=variables), folder, findings
+    given = replace(read, options=options, config=config, environment=variables)
+    return Told(given, arguments, folder, tuple(findings))
 
 
 def _boolean_words(
@@ -258,16 +386,31 @@ def _default_config() -> Path:
     return Path(os.path.expanduser(home)) / "accelerate" / "default_config.yaml"
 
 
-def _open_config(name: str, folder: Path | None, statement: Said) -> Document:
+def _open_config(
+    name: str, folder: Path | None, statement: Said, launch: Launch | None = None
+) -> Document:
+    written = launch.file((Text(name, NOWHERE),)) if launch else None
     path = find(name, folder)
-    if path is None:
+    if written is not None:
+        document = parse(spell_pieces(written), name, Path(name).suffix)
+    elif path is not None:
+        document = load(path)
+    else:
         raise ConfigError(
             f"line {statement.line}: {statement.setting}: {name}: no such file in the folder of the script or the current one"
         )
-    document = load(path)
     if not isinstance(document.data, Mapping):
-        raise ConfigError(f"{name}: expected a config of accelerate, a mapping of keys")
+        raise ConfigError(f"{name}: expected a mapping of keys")
     return document
+
+
+def _open_keys(folder: Path | None, name: str, said: Said) -> dict[str, Said]:
+    """Return the settings of a file that an argument names, each with its place."""
+    document = _open_config(name, folder, said)
+    return {
+        str(key): Said(f"{said.setting.lstrip('-')}.{key}", value, name, document.line(key))
+        for key, value in document.data.items()
+    }
 
 
 def _read_deepspeed(name: str, folder: Path | None) -> Any:
@@ -275,18 +418,15 @@ def _read_deepspeed(name: str, folder: Path | None) -> Any:
     return load(path).data if path else None
 
 
-def _find_unheard(inputs: Given, run: Run) -> Iterator[Unheard]:
-    """Yield what is said and changes nothing, with the reason and its effect."""
-    for statement in inputs:
-        if (statement.setting, statement.source) in run.heard or statement.setting in (
-            "compute_environment",
-            FILE,
-        ):
+def find_unheard(given: Given, run: Run) -> Iterator[Unheard]:
+    """Yield what is said and changes nothing, with the reason and its effect; what two sources say alike is no news."""
+    alike = Counter((one.setting.lstrip("-"), str(one.value)) for one in given)
+    for said in given:
+        twice = alike[said.setting.lstrip("-"), str(said.value)] > 1
+        if (said.setting, said.source) in run.heard or said.setting in (*WITHOUT, FILE) or twice:
             continue
-        why = next(
-            (why for pattern, why in REASONS if re.fullmatch(pattern, statement.setting)), NOBODY
-        )
-        yield Unheard(statement, why, _weigh_unheard(statement, run))
+        why = next((why for pattern, why in REASONS if re.fullmatch(pattern, said.setting)), NOBODY)
+        yield Unheard(said, why, _weigh_unheard(said, run))
 
 
 def _weigh_unheard(statement: Said, run: Run) -> Effect:

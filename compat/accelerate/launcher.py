@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from bridge.errors import nearest
 from bridge.stack.sources import Said
-from compat.accelerate.slots import Refusal, Run, Slot, default, facts, is_true
+from compat.accelerate.slots import (
+    OVER_SECTIONS,
+    Refusal,
+    Run,
+    Slot,
+    default,
+    facts,
+    is_true,
+    since,
+)
 
 MODES = ("multi_gpu", "tpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
 """Options with which the config file's distributed_type does not count."""
@@ -96,11 +104,18 @@ class Given:
         yield from self.environment.values()
 
 
-@cache
 def by_flag() -> Mapping[str, Mapping[str, Any]]:
     """Return the options of the launcher by flag. accelerate takes each with hyphens as well."""
     rows = {flag: row for row in facts()["options"] for flag in row["flags"]}
     return {**{flag[:2] + flag[2:].replace("_", "-"): row for flag, row in rows.items()}, **rows}
+
+
+def name_option(section: str, key: str) -> str:
+    """Return the name of the option that a key in a section of the config file stands for."""
+    prefix = PREFIXES.get(section, "")
+    if key.startswith(prefix) or (section == "dynamo_config" and not since("1.14.0")):
+        return key
+    return f"{prefix.rstrip('_')}_{key}"
 
 
 def read_option(row: Mapping[str, Any], text: str) -> Any:
@@ -280,13 +295,14 @@ class _Launch:
         for path, one in config.items():
             section, _, key = path.partition(".")
             if key:
-                prefix = PREFIXES.get(section, "")
-                name = key if key.startswith(prefix) else f"{prefix.rstrip('_')}_{key}"
+                name = name_option(section, key)
                 slot = self.args.get(name)
-                by_option = name in self.given.options
-                self.args[name] = (
-                    slot.after(Slot(None, one)) if by_option and slot else Slot(one.value, one)
-                )
+                if name not in self.given.options or slot is None:
+                    self.args[name] = Slot(one.value, one)
+                elif since(OVER_SECTIONS):
+                    self.args[name] = slot.after(Slot(None, one))
+                else:
+                    self.args[name] = Slot(one.value, one).after(slot)
             elif path in ("use_cpu", "debug"):
                 continue
             elif path not in (*APART, *SECTIONS):
@@ -316,7 +332,9 @@ class _Launch:
         if self["dynamo_backend"] is None:
             self.args["dynamo_backend"] = Slot("no", default("dynamo_backend", "no"))
         if self["num_processes"] == -1:
-            raise Refusal("the config file has no num_processes; give --num_processes")
+            raise Refusal(
+                "the config file has no num_processes; give --num_processes to the launch, or --world-size here"
+            )
 
     def _check_config(self, values: Mapping[str, Any], config: Mapping[str, Said]) -> None:
         if values.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
@@ -493,7 +511,8 @@ class _Launch:
             )
         self._set(shell, "ACCELERATE_DYNAMO_BACKEND", slot, text)
         for name in DYNAMO:
-            self._set(shell, f"ACCELERATE_DYNAMO_{name.upper()}", self.args[f"dynamo_{name}"])
+            if f"dynamo_{name}" in self.args:
+                self._set(shell, f"ACCELERATE_DYNAMO_{name.upper()}", self.args[f"dynamo_{name}"])
 
     def _set_fsdp(self, shell: dict[str, Slot]) -> None:
         self._set(shell, "ACCELERATE_USE_FSDP", self.args["use_fsdp"], "true")
@@ -507,6 +526,9 @@ class _Launch:
             for row in facts()["options"]
             if row["name"].startswith("fsdp_")
         }
+        policy = self.args.get("fsdp_backward_prefetch_policy")
+        if policy and policy.value is not None and "fsdp_backward_prefetch_policy" in rows:
+            self.args["fsdp_backward_prefetch"] = policy.after(self.args["fsdp_backward_prefetch"])
         for name, usual in {**rows, "fsdp_ignored_modules": None}.items():
             variable = (
                 "TRANSFORMER_CLS_TO_WRAP" if name == WRAPS else name.removeprefix("fsdp_").upper()
@@ -554,9 +576,10 @@ class _Launch:
         self._set(shell, "ACCELERATE_USE_PARALLELISM_CONFIG", slot, "true")
         names_to_set = list(SHARED)
         for size, names in MORE.items():
-            value = self[prefix + size]
+            value = self[prefix + size] if prefix + size in self.args else 1
             if not isinstance(value, int):
                 raise Refusal("expected a whole number", self.args[prefix + size].said)
             names_to_set += names if value > 1 else ()
         for name in names_to_set:
-            self._set(shell, f"PARALLELISM_CONFIG_{name.upper()}", self.args[prefix + name])
+            if prefix + name in self.args:
+                self._set(shell, f"PARALLELISM_CONFIG_{name.upper()}", self.args[prefix + name])

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from bridge.stack.sources import Said
+from bridge.stack.sources import Said, Settled
 from compat.accelerate.launcher import Machine
-from compat.accelerate.slots import Refusal, Run, Slot, default, facts, is_true, one_of
+from compat.accelerate.slots import Refusal, Run, Slot, default, facts, is_true, one_of, since
 
 Environment = Mapping[str, Slot]
 Parse = Callable[[Any], Any]
@@ -50,6 +50,7 @@ MEGATRON: tuple[tuple[str, str, Parse, Any], ...] = (
 )
 """Settings of the plugin for Megatron-LM: name, variable, type and default."""
 USES = "ACCELERATE_USE_"
+OLD_MEGATRON = "stagebridge knows runs of Megatron-LM since accelerate 1.13.0 alone"
 KINDS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 BUILTIN = ("flash_attention_2", "flash_attention_3", "sdpa")
@@ -178,7 +179,8 @@ class Plugins:
         self.settle(
             "dynamo.use_regional_compilation", prefix + "USE_REGIONAL_COMPILATION", is_true, False
         )
-        self.settle("dynamo.dynamic", prefix + "USE_DYNAMIC", is_true, None)
+        usual = None if since("1.15.0") else False
+        self.settle("dynamo.dynamic", prefix + "USE_DYNAMIC", is_true, usual)
 
     def _settle_fsdp(self, run: Run) -> dict[str, Any]:
         """Return the values of FullyShardedDataParallelPlugin."""
@@ -194,7 +196,10 @@ class Plugins:
             values[name] = None
             run.add(f"fsdp.{name}", None)
 
-        version = settle("fsdp_version", int, 1, "VERSION")
+        if "fsdp_version" in {row["name"] for row in facts()["options"]}:
+            version = settle("fsdp_version", int, 1, "VERSION")
+        else:  # a release without FSDP 2 asks nobody
+            version = values["fsdp_version"] = 1
         if version not in (1, 2):
             raise Refusal(f"found {version}, expected 1 or 2", self.slot("FSDP_VERSION", 1).said)
         first = version == 1
@@ -231,9 +236,10 @@ class Plugins:
         state = settle(
             "state_dict_type", lambda text: one_of(states, text), states[0 if first else 2]
         )
-        if not first and state == "LOCAL_STATE_DICT":
+        sharded = "SHARDED_STATE_DICT"
+        if not first and (state == "LOCAL_STATE_DICT" or (state != sharded and not since("1.7.0"))):
             raise Refusal(
-                "FSDP 2 has no LOCAL_STATE_DICT; use SHARDED_STATE_DICT",
+                f"FSDP 2 has no {state} in this release; use {sharded}",
                 self.slot("FSDP_STATE_DICT_TYPE", "").said,
             )
         policy = settle("auto_wrap_policy", _read_policy, None)
@@ -287,6 +293,8 @@ class Plugins:
 
     def _settle_megatron(self, run: Run) -> dict[str, Any]:
         """Return the values of MegatronLMPlugin."""
+        if not since("1.13.0"):
+            raise Refusal(OLD_MEGATRON, self.slot(f"{USES}MEGATRON_LM", "").said)
         values = {
             name: self.settle(f"megatron_lm.{name}", f"MEGATRON_LM_{variable}", parse, usual)
             for name, variable, parse, usual in MEGATRON
@@ -359,7 +367,8 @@ class Plugins:
         """Return the distributed type, as PartialState and AcceleratorState choose it."""
         if uses["DEEPSPEED"] and not cpu:
             return "DEEPSPEED"
-        if self.ranked and cpu:
+        # Before 1.13 ranks without a GPU found each other on the CPU (state.py: _prepare_backend).
+        if self.ranked and (cpu or (self.machine.gpus == 0 and not since("1.13.0"))):
             return "MULTI_CPU"
         if not self.ranked or self.machine.gpus == 0:
             return "NO"
@@ -375,9 +384,14 @@ class Plugins:
         elif own:
             self.run.settle("distributed_type", Slot(kind, own.said))
         elif request:
-            slot = Slot(kind, request.said if request.lost else usual, request.lost)
-            why = f"asked for {request.value}, runs as {kind}"
-            self.run.settle("distributed_type", slot, str, why)
+            # What lost did so against what was asked for.
+            lost = self.run.claim("distributed_type", request, request.value, str)
+            said, why = (
+                request.said if request.lost else usual,
+                f"asked for {request.value}, runs as {kind}",
+            )
+            self.run.hear(said)
+            self.run.settings.append(Settled("distributed_type", kind, said, lost, why))
         else:
             self.run.add("distributed_type", kind)
 
@@ -446,7 +460,8 @@ class Plugins:
             name = "parallelism.dp_replicate_size"
             self.run.settings = [one for one in self.run.settings if one.setting != name]
             self.run.add(name, world, self.env["num_processes"].said)
-        if kind == "FSDP" and version == 2 and sizes["dp_shard"] == 1 and sizes["cp"] == 1:
+        splits_sequence = sizes["dp_shard"] * sizes["cp"] > 1 or not since("1.15.0")
+        if kind == "FSDP" and version == 2 and not splits_sequence:
             raise Refusal(
                 "FSDP 2 has no dimension to shard over: dp_shard_size and cp_size are 1", statement
             )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -16,15 +19,84 @@ OPTION = "an option of the launch wins over the config file and over variables o
 CONFIG = "the launcher writes this variable by its config file; drop one of the two"
 USUAL = "the launcher writes this variable also where nobody gives the option; give the option"
 OTHER = "{} is read instead; drop one of the two"
+QUIET = re.compile(r"(machine_rank|main_training_function|rdzv_backend|same_network|downcast_bf16|tpu_\w+|debug"
+                   r"|enable_cpu_affinity|compute_environment|deepspeed_config\.deepspeed_multinode_launcher"
+                   r"|--machine_rank|--deepspeed_multinode_launcher|ACCELERATE_DEBUG_MODE|ACCELERATE_USE_\w+)")  # fmt: skip
+"""Settings without an effect on a step, whatever they say."""
+CHEAP = re.compile(r"(?i).*(offload|prefetch|wrap|min_num_params|state_dict|checkpointing|ram_efficient|zero3|reshard"
+                   r"|sharding_strategy|zero_stage|dynamo|threads|cpu_affinity|use_orig_params|sync_module).*")  # fmt: skip
+"""Settings that change memory and speed alone."""
 
 
 @cache
-def facts() -> Mapping[str, Any]:
-    """Return what `harvest` read from accelerate's code."""
-    rows: Mapping[str, Any] = json.loads(
-        files("compat.accelerate").joinpath("release.json").read_text("utf-8")
+def _read(name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(
+        files("compat.accelerate").joinpath(name).read_text("utf-8")
     )
-    return rows
+    return found
+
+
+def releases() -> tuple[str, ...]:
+    """Return the known releases, oldest first."""
+    changes = _read("changes.json")
+    return (changes["oldest"], *(row["release"] for row in changes["changes"]))
+
+
+RELEASE: ContextVar[str] = ContextVar("RELEASE")
+"""The release that a run is read for; the newest one, unless somebody names another."""
+
+
+@contextmanager
+def at_release(release: str) -> Iterator[None]:
+    """Context in which `facts` are those of a release."""
+    token = RELEASE.set(release)
+    try:
+        yield
+    finally:
+        RELEASE.reset(token)
+
+
+def since(release: str) -> bool:
+    """Return whether the run's release is `release`, which is known, or a newer one."""
+    known = releases()
+    return known.index(RELEASE.get(known[-1])) >= known.index(release)
+
+
+OVER_SECTIONS = "1.5.2"
+"""First known release in which options of the launch win over sections of the config file; before, the sections win
+(commands/launch.py: _validate_launch_command).
+"""
+SECTION = "before accelerate 1.5 a section of the config file wins over an option of the launch; drop one of the two"
+
+
+def facts() -> Mapping[str, Any]:
+    """Return what `harvest` read from the code of the run's release."""
+    return _facts_of(RELEASE.get(releases()[-1]))
+
+
+@cache
+def _facts_of(release: str) -> Mapping[str, Any]:
+    """Return the newest facts without what came after a release, and with what went after it."""
+    found = {**_read("release.json"), "release": release}
+    for row in reversed(_read("changes.json")["changes"]):
+        if row["release"] == release:
+            break
+        new, gone = row.get("new", ()), row.get("gone", [])
+        changed = row.get("before", {})
+        found["options"] = [
+            {**one, "default": changed.get(one["name"], one["default"])} for one in found["options"]
+        ]
+        found["options"] = [*(one for one in found["options"] if one["name"] not in new), *gone]
+        keys = {
+            name: value
+            for name, value in found["keys"].items()
+            if name not in row.get("new_keys", ())
+        }
+        found["keys"] = {**keys, **dict.fromkeys(row.get("gone_keys", ()))}
+        for name in ("types", "backends", "launchers"):
+            rest = [one for one in found[name] if one not in row.get(f"new_{name}", ())]
+            found[name] = [*rest, *row.get(f"gone_{name}", ())]
+    return found
 
 
 def default(name: str, value: Any) -> Said:
@@ -86,30 +158,40 @@ class Run:
         kind = type(slot.value) if isinstance(slot.value, (int, float)) else str
         reads = parse or (is_true if kind is bool else kind)
         value = _parse_slot(reads, slot) if parse else slot.value
-        claims = []
-        for statement in slot.lost:
-            if (statement.setting, statement.source) in self.heard:
-                continue
-            claim = Claim(name, _value_if_parsed(reads, statement), statement, _advice_on(slot))
-            if claim.is_met_by(value):
-                self.heard |= {(statement.setting, statement.source)} if slot.is_given else set()
-            else:
-                self.hear(statement)
-                claims.append(claim)
-        self.settings.append(Settled(name, value, slot.said, tuple(claims), why))
+        self.settings.append(
+            Settled(name, value, slot.said, self.claim(name, slot, value, reads), why)
+        )
         return value
+
+    def claim(
+        self, name: str, slot: Slot, value: Any, reads: Callable[[Any], Any]
+    ) -> tuple[Claim, ...]:
+        """Return what a slot replaced and what is not met by its value; record what is heard."""
+        claims = []
+        for said in slot.lost:
+            if (said.setting, said.source) in self.heard:
+                continue
+            claim = Claim(name, _value_if_parsed(reads, said), said, _advice_on(slot, said))
+            if claim.is_met_by(value):
+                self.heard |= {(said.setting, said.source)} if slot.is_given else set()
+            else:
+                self.hear(said)
+                claims.append(claim)
+        return tuple(claims)
 
     def add(self, name: str, value: Any, statement: Said | None = None, why: str = "") -> None:
         """Record a setting that follows from others."""
         self.settings.append(Settled(name, value, statement or default(name, value), (), why))
 
 
-def _advice_on(slot: Slot) -> str:
-    """Return why a slot's source wins, and what to do."""
+def _advice_on(slot: Slot, said: Said) -> str:
+    """Return why a slot's source wins over what was said, and what to do."""
     if not slot.is_given:
         return USUAL
     if slot.said.setting.startswith("--"):
         return OPTION
+    if said.setting.startswith("--"):
+        return SECTION
     return OTHER.format(slot.said.setting) if slot.said.setting.isupper() else CONFIG
 
 

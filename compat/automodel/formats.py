@@ -3,9 +3,7 @@ objects into typed values by path, and writes explicit YAML."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from bridge.files import (
     own,
     read_text,
     scalar,
+    spell_yaml,
 )
 from bridge.files.shown import show_value
 from bridge.plan.families import NULL
@@ -523,63 +522,4 @@ def program(release: Release) -> tuple[str, ...]:
 def text(settings: Mapping[str, Any], release: Release) -> str:
     """Return a recipe as YAML that sets every value explicitly."""
     data = nest_recipe(settings, release)
-    return "\n".join(_block_lines(data, "")) + "\n" if data else "{}\n"
-
-
-def _block_lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for name, value in data.items():
-        key = f"{indent}{_quote_word(name)}:"
-        if isinstance(value, Mapping) and value:
-            yield key
-            yield from _block_lines(value, indent + "  ")
-        elif isinstance(value, list | tuple) and any(
-            isinstance(item, Mapping | list | tuple) for item in value
-        ):
-            yield key
-            yield from (f"{indent}- {_inline_text(item)}" for item in value)
-        else:
-            yield f"{key} {_inline_text(value)}"
-
-
-def _inline_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(
-                f"{_quote_word(name)}: {_inline_text(inner)}" for name, inner in value.items()
-            )
-            + "}"
-        )
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_inline_text(item) for item in value) + "]"
-    if isinstance(value, float):
-        # YAML 1.1 takes 1e-08 for a text: it wants a point before the exponent, and a sign in it.
-        digits, exponent, power = repr(value).partition("e")
-        if "." not in digits:
-            digits += ".0"
-        if exponent and power[0] not in "+-":
-            power = "+" + power
-        return digits + exponent + power
-    return _quote_word(value) if isinstance(value, str) else json.dumps(value)
-
-
-PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
-
-
-def _quote_word(text: str) -> str:
-    """Return a text for YAML, in quotes if a loader would read the bare text as another type."""
-    if (
-        PLAIN.fullmatch(text)
-        and text.isascii()
-        and text not in (".", "..")
-        and scalar(text) == text
-    ):
-        return text
-    # YAML refuses characters that do not print, except as escapes.
-    word = ""
-    for char in json.dumps(text, ensure_ascii=False):
-        if char.isprintable():
-            word += char
-        else:
-            word += f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
-    return word
+    return spell_yaml(data)

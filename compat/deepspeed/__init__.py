@@ -16,7 +16,7 @@ from bridge.stack.dialect import Config, PackagedDialect, Program, Reading, Save
 from bridge.stack.findings import Finding
 from bridge.stack.launch_command import torchrun
 from bridge.stack.rules import Effect, How
-from bridge.stack.sources import Placed
+from bridge.stack.sources import NO_SOURCES, Placed
 from compat.deepspeed.names import install, listen, resolve_name
 
 if TYPE_CHECKING:
@@ -163,12 +163,12 @@ class DeepSpeedDialect(PackagedDialect):
     def _arguments(self, values: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         if values is None:
             return None
-        from compat.deepspeed.trainer import arguments
+        from compat.deepspeed.trainer import arguments, rename_recipe
 
-        # Every dump of TrainingArguments has its output_dir. A
+        settings = rename_recipe(Placed({}, {}).overlay(values))
+        # Every dump of TrainingArguments has its output_dir, and axolotl's recipes have further names. A
         # dump also holds names that no DeepSpeed key needs.
-        filling = arguments(values, "output_dir" in values)
-        settings = Placed({}, {}).overlay(values)
+        filling = arguments(settings, "output_dir" in values or settings.keys() != values.keys())
         return Placed(filling, settings.places, settings.lost)
 
     def _parse_source(
@@ -226,7 +226,8 @@ class DeepSpeedDialect(PackagedDialect):
         # So does what an argument of the Trainer asked for.
         paths |= {one.path for one in config.sources.claims} & {"gradient_clipping"}
         findings = tuple(one for one in inspect(config) if one.path not in paths)
-        if config.entry == PARTIAL and config.effective.get(BATCH) is None:
+        alone = config.entry == PARTIAL and config.sources == NO_SOURCES
+        if alone and config.effective.get(BATCH) is None:
             message = (
                 "the source sets no batch size; DeepSpeed refuses the file until you add this key"
             )

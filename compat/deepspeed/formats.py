@@ -24,7 +24,7 @@ from bridge.stack.findings import UNTOLD, Finding, Origin
 from bridge.stack.reader import Reader, flaw, mapping
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
-from compat.deepspeed import auto, free_section_keys, scripts, trainer
+from compat.deepspeed import PARTIAL, auto, free_section_keys, scripts, trainer
 from compat.deepspeed.precedence import ENVIRONMENT, PRECISION, Run, find_sources
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
@@ -242,7 +242,8 @@ def read(
     ranks = script.ranks if script else None
     reading = Reading(
         Values(reader.given),
-        entry,
+        # The program of a launch brings the sizes of its batch.
+        PARTIAL if script and script.facts and auto.MICRO in reader.left else entry,
         reader.origins,
         tuple(reader.findings),
         reader.opaque,

@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from bridge.errors import ConfigError, nearest
 from bridge.files.shown import show_value
+from bridge.stack.sources import Placed
 
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -346,6 +347,22 @@ class Filling:
                     f" {show_value(demand)}, and the Trainer refuses two values; use the same value in"
                     ' both places, or write "auto"',
                 )
+
+
+AXOLOTL = {"micro_batch_size": "per_device_train_batch_size", "lr_scheduler": "lr_scheduler_type", "optimizer": "optim",
+           "num_epochs": "num_train_epochs"}  # fmt: skip
+"""The TrainingArgument of each name that axolotl's recipes give another name."""
+
+
+def rename_recipe(said: Placed) -> Placed:
+    """Return settings of an axolotl recipe by the names of TrainingArguments; others as they are."""
+    if "micro_batch_size" not in said:
+        return said
+    names = {name: AXOLOTL.get(name, name) for name in said}
+    places = {names[name]: place for name, place in said.places.items()}
+    # A recipe may leave the precision to the device.
+    values = {names[name]: value for name, value in said.items() if value != "auto"}
+    return Placed(values, places, said.lost)
 
 
 def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:

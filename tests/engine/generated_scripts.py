@@ -165,6 +165,7 @@ class Played:
     notes: list[tuple[str, float]] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     refused: str | None = None
+    layers: int = 1
 
 
 class Side:
@@ -193,6 +194,10 @@ class Side:
     def state(self) -> dict[str, Tensor]:
         """Final weights."""
         return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def layers(self) -> int:
+        """Layers that the model is divided into."""
+        return 1
 
 
 class Engine(Side):
@@ -226,6 +231,9 @@ class Engine(Side):
     def state(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.engine.module_state_dict().items()}
 
+    def layers(self) -> int:
+        return len(self.engine.native.chain.layers)
+
 
 def play(side: Side) -> Played:
     """Run a script, and note what plain torch and the engine have to agree on."""
@@ -235,6 +243,7 @@ def play(side: Side) -> Played:
         played.weights = side.state()
     except BridgeError as error:
         played.refused = str(error).splitlines()[0]
+    played.layers = side.layers()
     return played
 
 
@@ -388,10 +397,16 @@ def outcome(script: Script, runs: list[Played]) -> str:
     return "equal"
 
 
+CUT = Counter[tuple[str, bool]]()
+"""How many models of more than one module were divided into layers, by kind, and how many were not."""
+
+
 def tried(script: Script, level: int, pool: Pool | None) -> str:
     """Run a script at one level, on the ranks of a pool or in this process."""
     try:
         runs = pool.run(on_rank, script, level) if pool else [on_rank(0, 1, script, level)]
+        if script.model != "module":
+            CUT[script.model, runs[0].layers > 1] += 1
         return outcome(script, runs)
     except (
         Exception
@@ -449,6 +464,9 @@ def main() -> int:
                 print(f"{script.number} ZeRO {level}: {said}: {least}", flush=True)
     for said, number in counts.most_common():
         print(f"{number:6} {said}", flush=True)
+    cut = sum(count for (_, divided), count in CUT.items() if divided)
+    whole = {model: count for (model, divided), count in CUT.items() if not divided}
+    print(f"{cut} of {CUT.total()} models of several modules are cut; whole: {whole}", flush=True)
     if pool:
         pool.close()
     return int(any(said.startswith("BUG") for said in counts))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bridge.engine.randomness import seed_of
+from bridge.engine.randomness import seed_of, seed_of_script
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 RANKS = 2
@@ -64,7 +64,7 @@ class Engine(nn.Module):
         self.clip = config.get("gradient_clipping") or torch.inf
         self.number = config["train_batch_size"] // config["train_micro_batch_size_per_gpu"]
         self.micro = self.turn = self.global_steps = 0
-        self.last, self.norm, self.iterator, self.seed = False, None, None, torch.initial_seed()
+        self.last, self.norm, self.iterator, self.seed = False, None, None, seed_of_script(model)
         self.device = torch.device("cpu")
 
     def __getattr__(self, name: str) -> Any:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from generated_scripts import OPTIMIZERS, Script, drawn, on_rank, outcome
 from torch import Tensor, nn
 
 import compat.deepspeed as deepspeed
+from bridge.engine import initialize
 from bridge.errors import BridgeError, ConfigError
+from bridge.plan.plan import Plan
 
 SUITE = 20
 
@@ -120,6 +125,64 @@ def test_a_forward_that_draws_or_counts_is_that_of_one_call() -> None:
     torch.testing.assert_close(
         found, transformers.LlamaForCausalLM.forward(plain, input_ids=hidden, labels=labels).loss
     )
+
+
+def test_trials_of_a_model_leave_no_trace_in_what_its_code_reaches() -> None:
+    transformers = pytest.importorskip("transformers")
+    outputs: list[Any] = []
+    calls, generator, noise = 0, torch.Generator(), random.Random(1)
+    generator.manual_seed(1)
+    numbers = numpy.random.default_rng(1)
+    total = torch.zeros(1)
+
+    class Recorder:
+        def __init__(self) -> None:
+            self.by_name: dict[str, list[Any]] = {"one": []}
+            self.calls = 0
+
+        def record(self, module: nn.Module, given: Any, output: Any) -> None:
+            self.by_name["one"].append(output)
+            self.calls += 1
+
+    class Counting(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        seen = 0
+
+        def forward(self, **given: Any) -> Any:
+            nonlocal calls
+            self.seen, calls = self.seen + 1, calls + 1
+            total.add_(torch.rand(1, generator=generator) + noise.random() + numbers.random())
+            HISTORY.append(calls)
+            return super().forward(**given)
+
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    model, recorder = Counting(transformers.LlamaConfig(**sizes)), Recorder()
+    model.model.layers[0].register_forward_hook(
+        lambda module, given, output: outputs.append(output)
+    )
+    model.model.layers[1].register_forward_hook(recorder.record)
+    model.lm_head.weight.register_hook(outputs.append)
+    states = (generator.get_state(), noise.getstate(), numbers.bit_generator.state)
+    HISTORY.clear()
+    engine_of(model, 3)
+    assert (model.seen, calls, recorder.calls, HISTORY, outputs) == (0, 0, 0, [], [])
+    assert recorder.by_name == {"one": []} and total.item() == 0
+    assert torch.equal(generator.get_state(), states[0])
+    assert (noise.getstate(), numbers.bit_generator.state) == states[1:]
+
+
+HISTORY: list[int] = []
+
+
+@pytest.mark.parametrize("kind", ["branches", "module"])
+def test_a_model_that_its_first_call_divides_calls_hooks_as_often_as_plain_torch(kind: str) -> None:
+    script = Script(0, kind, ("hidden loss",), 1, "sgd")
+    assert outcome(script, [on_rank(0, 1, script, 3)]) == "equal"
 
 
 def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_differently() -> (
@@ -324,3 +387,158 @@ def _dropped(rank: int, world: int) -> bool:
 
 def test_gradients_of_a_backward_pass_by_hand_can_be_dropped(run: Any) -> None:
     assert run(2, _dropped) == [True, True]
+
+
+class ToDouble(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value.double()
+
+
+class Odd(nn.Module):
+    """Parameters without elements, without dimensions, of one element, and not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.scalar = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.ones(()))
+        self.one, self.turned = nn.Parameter(torch.ones(1)), nn.Parameter(torch.randn(5, 6).t())
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.layer(value) @ self.turned * self.scalar + self.one + self.none.sum()
+
+
+@dataclass
+class Row:
+    value: Tensor
+    scale: float
+
+
+@dataclass
+class Answer:
+    """What no layer of torch's knows."""
+
+    loss: Tensor
+
+
+class Rows(nn.Module):
+    """A model with blocks that takes and returns what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, row: Any, *, weight: Tensor | None = None) -> Answer:
+        row = Row(**row) if isinstance(row, dict) else row
+        value = row.value * row.scale
+        for layer in self.layers:
+            value = value + torch.tanh(layer(value))
+        return Answer((value if weight is None else value * weight).square().mean())
+
+
+def _inputs(step: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(step))
+
+
+def _convolutions() -> nn.Module:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], Tensor]]] = {
+    "a head in fp64": (
+        lambda: nn.Sequential(nn.Linear(6, 6), ToDouble(), nn.Linear(6, 2).double()),
+        lambda model, step: model(_inputs(step, 4, 6)).square().mean(),
+    ),
+    "odd parameters": (
+        lambda: nn.Sequential(nn.Linear(6, 6), Odd()),
+        lambda model, step: model(_inputs(step, 4, 6)).square().mean(),
+    ),
+    "channels last": (
+        _convolutions,
+        lambda model, step: (
+            model(_inputs(step, 2, 3, 8, 8).to(memory_format=torch.channels_last)).square().mean()
+        ),
+    ),
+    "a mapping": (
+        Rows,
+        lambda model, step: model({"value": _inputs(step, 4, 6), "scale": 2.0}).loss,
+    ),
+    "a data class": (Rows, lambda model, step: model(Row(_inputs(step, 4, 6), 2.0)).loss),
+    "a keyword": (
+        Rows,
+        lambda model, step: model(Row(_inputs(step, 4, 6), 2.0), weight=_inputs(9, 6)).loss,
+    ),
+}
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_parameters_and_arguments_are_those_of_plain_torch(name: str, level: int) -> None:
+    make, run_model = ODD[name]
+    torch.manual_seed(0)
+    model = make()
+    plain = copy.deepcopy(model)
+    engine = engine_of(model, level)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    for step in range(3):
+        loss = run_model(engine, step)
+        engine.backward(loss)
+        engine.step()
+        optimizer.zero_grad()
+        expected = run_model(plain, step)
+        expected.backward()
+        optimizer.step()
+        assert float(loss) == float(expected)
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(engine.module_state_dict()[key], value)
+
+
+def test_engines_of_one_script_draw_different_numbers() -> None:
+    torch.manual_seed(0)
+    engines = [engine_of(nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5))) for _ in range(2)]
+    one, other = (engine(torch.ones(4, 32)) == 0 for engine in engines)
+    assert not torch.equal(one, other)
+
+
+class Scaled(nn.Module):
+    """A layer that draws from the generators of Python and numpy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 6), 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(self.layer(value)) * (random.random() + numpy.random.rand())
+
+
+def test_recomputation_keeps_the_random_numbers_of_python_and_numpy() -> None:
+    results = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        random.seed(1)
+        numpy.random.seed(1)
+        model = nn.Sequential(nn.Linear(6, 6), Scaled(), Scaled(), nn.Linear(6, 1))
+        recompute = {"granularity": "full", "method": "uniform", "layers": 2} if again else {}
+        values = {f"recompute.{name}": value for name, value in recompute.items()}
+        plan = Plan.of({"optimizer.name": "sgd", "optimizer.lr": 0.1, **values})
+        engine = initialize(model, plan, nn.functional.mse_loss)
+        losses = [
+            engine.train_batch([(_inputs(step, 4, 6), torch.zeros(4, 1))]) for step in range(3)
+        ]
+        results.append((losses, random.random(), numpy.random.rand()))
+        assert model[1].calls == (6 if again else 3)
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_weights_that_a_script_loads_are_those_that_train(level: int) -> None:
+    model, other = (nn.Sequential(linear(), nn.Tanh(), linear()) for _ in range(2))
+    engine = engine_of(model, level)
+    engine.module.load_state_dict(other.state_dict())
+    engine.backward(engine(batch()).square().mean())
+    engine.step()
+    other(batch()).square().mean().backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(engine.module_state_dict()[key], value)

@@ -140,6 +140,32 @@ def test_a_script_is_watched_without_an_edit(tmp_path: Path) -> None:
     assert TracedRun.read(folder).steps == (0, 1, 2, 3)
 
 
+def test_a_fault_that_is_meant_is_accepted_by_its_id_and_place(tmp_path: Path) -> None:
+    script, place = tmp_path / "train.py", "gradient-stale:0.weight"
+    script.write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stagebridge",
+        "trace",
+        "run",
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    ends = []
+    for more in ((place,), (place, "update-unexplained:the run"), ("stale:x",), ("same-data:",)):
+        flags = [word for one in more for word in ("--accept", one)]
+        words = [*command, *flags, "--", sys.executable, str(script)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
+        ends.append((done.returncode, done.stdout + done.stderr))
+    assert "trace run: 1 faults and 0 remarks (1 more were accepted)" in ends[0][1]
+    assert "fault: gradient-stale: step 2: 0.weight" in ends[0][1]
+    assert "--accept update-unexplained:the run: there was no such finding" in ends[1][1]
+    assert [code for code, _ in ends] == [2, 2, 1, 1]
+    assert all("expected ID:PLACE" in text for _, text in ends[2:])
+
+
 STAGES = """
 import sys
 import torch

@@ -204,9 +204,9 @@ class Grid:
         return 2
 
 
-def adagrad(parameters: Any) -> Any:
-    """An update rule that the engine does not have."""
-    return torch.optim.Adagrad(parameters)
+def lbfgs(parameters: Any) -> Any:
+    """An optimizer that calls the model itself."""
+    return torch.optim.LBFGS(parameters)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -215,12 +215,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "config: found 2 of them, expected a config in exactly one of config=",
     ),
     (
-        {"optimizer": adagrad},
-        "optimizer: found Adagrad, but the engine has no kernel .* use torch.optim.AdamW, Adam or SGD",
+        {"optimizer": lbfgs},
+        "optimizer: found LBFGS, which the engine cannot run .*closure.*; use AdamW or SGD",
     ),
     (
-        {"optimizer": partial(torch.optim.Adam, amsgrad=True)},
-        "optimizer: group 0 has amsgrad=True, which the engine does not support",
+        {"optimizer": lambda parameters: parameters},
+        r"optimizer: found list, expected a torch.optim.Optimizer",
     ),
     (
         {"lr_scheduler": 3},

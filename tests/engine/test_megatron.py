@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -327,3 +328,21 @@ def test_queries_and_keys_are_found_in_heads_of_any_width() -> None:
     assert found["block0.attention.key.weight"][16:, 0].tolist() == list(range(96, 112)), (
         "behind the two queries of its group"
     )
+
+
+def test_a_model_whose_queries_keys_and_values_alone_have_biases_is_traced_with_these() -> None:
+    from compat.megatron.runtime.tracing import _shape
+
+    flags = {"add_bias_linear": False, "add_qkv_bias": True, "normalization": "RMSNorm"}
+    sizes = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "num_query_groups": 1}
+    config = SimpleNamespace(**sizes, **flags, ffn_hidden_size=16, gated_linear_unit=True)
+    model = SimpleNamespace(
+        config=config,
+        vocab_size=16,
+        max_sequence_length=8,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=True,
+    )
+    name = "decoder.layers.0.self_attention.linear_qkv.bias"
+    names = [piece.name for piece in pieces(name, _shape(model), Share())]
+    assert len(names) == 3 and all(name.endswith(".bias") for name in names)

@@ -226,3 +226,48 @@ def test_sizes_that_do_not_fit_come_with_the_command_that_would(
         in streams.err
     )
     assert streams.out.splitlines()[1].startswith("step 2  loss ")
+
+
+SETTINGS = (
+    "--attention-dropout 0.1",
+    "--attention-dropout 0.9",
+    "--hidden-dropout 0.1",
+    "--norm-epsilon 0.5",
+    "--window-size (3,0)",
+    "--init-method-std 0.1",
+    "--normalization RMSNorm",
+    "--swiglu",
+    "--kv-channels 32",
+    "--qk-layernorm",
+    "--untie-embeddings-and-output-weights",
+    "--position-embedding-type rope",
+    "--position-embedding-type rope --rotary-base 50",
+    "--position-embedding-type rope --rotary-percent 0.5",
+    "--disable-bias-linear",
+    "--num-experts 4",
+    "--multi-latent-attention",
+)
+
+
+def test_the_model_of_a_file_has_the_settings_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "launch.args"
+    usual = (
+        "--micro-batch-size 2 --global-batch-size 4 --num-layers 2 --hidden-size 32 --lr 1e-2"
+        " --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --train-iters 20"
+    )
+    drops = ("--attention-dropout 0", "--hidden-dropout 0")
+    losses: dict[str, str] = {}
+    for setting in ("", *SETTINGS):
+        others = [drop for drop in drops if drop.split()[0] not in setting]
+        path.write_text(" ".join((usual, *others, setting)))
+        code = cli(["train", str(path), "--steps", "2", "--model", "file", "--json"])
+        streams = capsys.readouterr()
+        if code:
+            assert "error: " in streams.err
+            continue
+        steps = [json.loads(line) for line in streams.out.splitlines()]
+        losses[setting] = str([step["loss"] for step in steps])
+    assert len(losses) >= len(SETTINGS) - 2
+    assert len({*losses.values()}) == len(losses), losses

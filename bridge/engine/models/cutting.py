@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from inspect import Parameter, signature
 from math import nan
 from typing import Any
@@ -26,6 +26,7 @@ from bridge.engine.models.blocks import (
     find_layer_drop,
     find_requests,
 )
+from bridge.engine.models.reach import unchanged
 from bridge.engine.models.trial import WHOLE, Uncut, cut
 from bridge.engine.randomness import Keyed, other_states, restore_others, scope
 from bridge.engine.stage import differentiable
@@ -107,6 +108,7 @@ def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[s
     with still(model), _train_all_weights(model):
         constants = without_cache(model)
         arguments, output = ran(model, trials(model, sample, *_trial_arguments(model)), constants)
+        Uncut.raise_if(_find_hidden(output))
         model_cut = cut(model, arguments, constants, blocks)
         around = _around(model, model_cut)
         Uncut.raise_if(
@@ -142,6 +144,26 @@ def _packs(model: nn.Module, arguments: Arguments, constants: Mapping[str, Any])
             return False
         other = model(input_ids=ids, position_ids=positions, **constants)
     return not _same(logits_in(plain), logits_in(other))
+
+
+def _find_hidden(output: Any) -> Iterator[str]:
+    """Yield a problem if a model's output has tensors where the engine does not see them, so that layers
+    would lose their gradients: in a data class or another object that torch's pytree does not know.
+    """
+    leaves = tree_leaves(output)
+    for leaf in leaves:
+        values = (
+            []
+            if isinstance(leaf, Tensor)
+            else tree_leaves([*getattr(leaf, "__dict__", {}).values()])
+        )
+        if any(isinstance(value, Tensor) for value in values) or is_dataclass(leaf):
+            yield (
+                f"{type(leaf).__name__}: the tensors in it, which the model returns, are known to no layer;"
+                f" return a dict or a tuple, or register the class with torch's pytree; {WHOLE}"
+            )
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        yield f"the model returns no tensor; {WHOLE}"
 
 
 _OTHER = "the layers, run one by one, give another output than the model"
@@ -364,15 +386,16 @@ def words(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor | None:
 
 @contextmanager
 def still(model: nn.Module) -> Iterator[None]:
-    """Context in which the model is in evaluation mode. At the end, modes, buffers and torch's
-    random generators are as before.
+    """Context in which the model is in evaluation mode. At the end, modes, buffers, torch's random
+    generators and what the model's code can change (`unchanged`) are as before.
     """
     modes = [(module, module.training) for module in model.modules()]
     copies = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         model.eval()
         # Wherever the weights are: on a device, its own generator draws.
-        with scope(next((weight.device for weight in model.parameters()), torch.device("cpu"))):
+        device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+        with scope(device), unchanged(model):
             yield
     finally:
         for module, mode in modes:

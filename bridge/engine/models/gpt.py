@@ -121,9 +121,14 @@ class Core(nn.Module):
     because it is cheap and its scores take much memory.
     """
 
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention output. Each tensor is (batch, heads, sequence, width)."""
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, None, dropout, True)
 
 
 class Attention(nn.Module):
@@ -148,7 +153,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(hidden, inner, qkv)
         self.value = nn.Linear(hidden, inner, qkv)
         self.out = nn.Linear(outer, hidden, output)
-        self.core: nn.Module = Core()
+        self.core: nn.Module = Core(architecture.attention_dropout)
         self.again = False
 
     def forward(self, stream: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from bridge.trace import naming
 from bridge.trace.findings import Findings, TraceFinding
 from bridge.trace.gather import gather_tensor, gather_values
+from bridge.trace.hook import Hook
 from bridge.trace.invariants.causality import Causal
 from bridge.trace.invariants.check import NOTHING, Check
 from bridge.trace.invariants.copies import Buffers, Calls, Ties
@@ -105,11 +106,10 @@ class Invariants:
                 if getattr(type(check), name) is not getattr(Check, name)
             ]
         self.source.passing.append(self._passing)
-        # Other ranks than data ranks meet in collectives inside of the model.
-        if self.source.comm.mesh.world == self.source.data.size > 1:
+        if self.source.comm.mesh.world > 1:
             self.source.meeting = Meeting(self.source.comm, self._report_missing_ranks)
         self._handles += [
-            root.register_forward_hook(self._hook_output) for root in self.source.roots
+            root.register_forward_hook(Hook(self._hook_output)) for root in self.source.roots
         ]
 
     def _report_missing_ranks(self, name: str, ranks: tuple[int, ...], why: str) -> None:
@@ -143,7 +143,7 @@ class Invariants:
 
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(begins)  # type: ignore[no-untyped-call]
+                leaf.register_hook(Hook(begins))  # type: ignore[no-untyped-call]
 
     def reach_moment(self, moment: Moment | None) -> None:
         step = self.source.now().step

@@ -4,13 +4,16 @@ tokens.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bridge.engine.randomness import other_states, restore_others
 from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource, in_order
@@ -121,41 +124,55 @@ class Causal(Check):
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
         """Run the model on `tokens` in evaluation mode, and return the output of each layer.
-        Afterwards, torch's generators and the modes, buffers and attributes of the model's modules
+        Afterwards, random generators and the modes, buffers and attributes of the model's modules
         are as before.
         """
         assert self.given is not None
         source, model, outputs = self.source, self.source.model, dict[str, Tensor]()
         arguments = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
         modes = [
-            (module, module.training, dict(module.__dict__), _copy_buffers(module))
+            (module, dict(module.__dict__), _copy_containers(module), _copy_buffers(module))
             for module in model.modules()
         ]
-        hooks = [
+        # Hooks of the user's may count or collect; a pass that the user did not start is not for them.
+        for module, *_ in modes:
+            module.__dict__ |= {name: OrderedDict() for name in HOOKS}
+        for name, layer in source.layers.items():
             layer.register_forward_hook(_make_hook(outputs, name))
-            for name, layer in source.layers.items()
-        ]
         # These passes are not of the training.
         quiet, source.quiet = source.quiet, True
+        others = other_states()
         try:
             model.eval()
-            with torch.no_grad(), torch.random.fork_rng([]):
+            devices = {weight.get_device() for weight in model.parameters() if weight.is_cuda}
+            with torch.no_grad(), torch.random.fork_rng(sorted(devices)):
                 model(*arguments[0], **arguments[1])
         finally:
             source.quiet = quiet
-            for module, mode, attributes, buffers in modes:
+            restore_others(others)
+            for module, attributes, containers, buffers in modes:
                 module.__dict__.update(attributes)
                 for name in set(module.__dict__) - set(attributes):
                     del module.__dict__[name]
-                module.training = mode
+                for container, content in containers:
+                    container.clear()
+                    (container.extend if isinstance(container, list) else container.update)(content)
                 for name, (buffer, old) in buffers.items():
                     module._buffers[name] = buffer.copy_(old)
-            for hook in hooks:
-                hook.remove()
         return outputs
 
     def end_step(self) -> None:
         self.close()
+
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+"""Names of the attributes with the hooks that a module calls in a forward pass."""
+
+
+def _copy_containers(module: nn.Module) -> list[tuple[Any, Any]]:
+    """Return the lists, dicts and sets that are attributes of a module, each with a copy."""
+    values = vars(module).values()
+    return [(value, copy(value)) for value in values if isinstance(value, list | dict | set)]
 
 
 def _copy_buffers(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:

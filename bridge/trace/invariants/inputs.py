@@ -12,11 +12,24 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.trace.digest import digest_tensor
 from bridge.trace.findings import TraceFinding
+from bridge.trace.hook import Hook
 from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource
 
 KEPT = 64
 """Number of passes whose random states are kept for the comparison with later passes."""
+
+
+def drops_elements(module: nn.Module) -> bool:
+    """Return whether a module is a dropout that drops something."""
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+
+
+def digest_generator(where: Tensor | None) -> Tensor:
+    """Return the digest of the state of torch's random generator on the device of a tensor."""
+    if where is not None and where.is_cuda:
+        return digest_tensor(torch.cuda.default_generators[where.get_device()].get_state())
+    return digest_tensor(torch.get_rng_state())
 
 
 class Samples(Check):
@@ -79,22 +92,14 @@ class Randomness(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.drops = any(
-            isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
-            for part in source.model.modules()
-        )
+        self.drops = any(drops_elements(part) for part in source.model.modules())
         self.states: deque[int] = deque(maxlen=KEPT)
         self.begun = self.first = 0
         self.used = False
         self.repeated = 0
 
     def _state(self) -> int:
-        weight = next(iter(self.source.model.parameters()), None)
-        if weight is not None and weight.is_cuda:
-            return int(
-                digest_tensor(torch.cuda.default_generators[weight.get_device()].get_state())[0]
-            )
-        return int(digest_tensor(torch.get_rng_state())[0])
+        return int(digest_generator(next(self.source.model.parameters(), None))[0])
 
     def passing(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         if self.drops:
@@ -155,7 +160,7 @@ class Positions(Check):
                 hook = self.safe(
                     lambda module, arguments, name=name: self._record_start(name, module, arguments)
                 )
-                self.handles.append(module.register_forward_pre_hook(hook))
+                self.handles.append(module.register_forward_pre_hook(Hook(hook)))
 
     def _record_start(self, name: str, module: nn.Module, arguments: Any) -> None:
         if (

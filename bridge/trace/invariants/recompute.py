@@ -5,17 +5,17 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from bridge.trace import naming
 from bridge.trace.findings import TraceFinding
+from bridge.trace.hook import Hook
 from bridge.trace.invariants.check import Check, few_names
+from bridge.trace.invariants.inputs import digest_generator, drops_elements
 from bridge.trace.invariants.sketch import sample_tensor
 from bridge.trace.module import ModuleSource
 from bridge.trace.tracer import is_recomputing
@@ -34,28 +34,44 @@ class Recomputed(Check):
     far as samples show.
 
     Non-reentrant checkpoints of torch stop recomputing as soon as backward has all that it needs,
-    before the hooks of the last modules run. In the observed steps they are made to run to the end.
+    so that the last modules may not be seen again. They are not made to run to the end: code that
+    draws from other generators than torch's, or that counts, would give other numbers then.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.seen: dict[str, list[Tensor]] = {}
         self.odd: dict[str, float] = {}
+        self.states: dict[str, list[Tensor]] = {}
+        self.redrawn: dict[str, None] = {}
         self.any = False
         self.step = 1
-        self.whole = ExitStack()
         self._watch()
 
     def _watch(self) -> None:
         if self.source.hidden:
             return
-        self.whole.enter_context(set_checkpoint_early_stop(False))
         for name, module in naming.modules_by_path(self.source.module):
             if name:
                 hook = self.safe(
                     lambda module, arguments, output, name=name: self._ran(name, module, output)
                 )
-                self.handles.append(module.register_forward_hook(hook))
+                self.handles.append(module.register_forward_hook(Hook(hook)))
+            if drops_elements(module):
+                begin = self.safe(
+                    lambda module, arguments, name=name: self._draws(name, module, arguments)
+                )
+                self.handles.append(module.register_forward_pre_hook(Hook(begin)))
+
+    def _draws(self, name: str, module: nn.Module, arguments: Any) -> None:
+        """Compare the random numbers that a dropout is about to draw with those that it drew."""
+        if not module.training or self.source.quiet or not arguments:
+            return
+        state = digest_generator(arguments[0])
+        if not is_recomputing():
+            self.states.setdefault(name, []).append(state)
+        elif name in self.states and not any(torch.equal(state, old) for old in self.states[name]):
+            self.redrawn.setdefault(name)
 
     def _ran(self, name: str, module: nn.Module, output: Any) -> None:
         if not module.training or self.source.quiet:
@@ -85,23 +101,22 @@ class Recomputed(Check):
                 self.odd[name] = apart / size
 
     def local(self, step: int) -> Iterator[TraceFinding]:
-        if self.odd:
-            names = list(self.odd)
+        names = list(self.odd or self.redrawn)
+        if names:
             layer = naming.layer_of(names[0], self.source.layers)[0]
-            evidence = (
-                f"{few_names(names)}: the recomputed outputs differ from those of the forward pass by up to "
+            what = (
+                "the recomputed outputs differ from those of the forward pass by up to "
                 f"{max(self.odd.values()):.2g} of their size"
+                if self.odd
+                else "recomputed with other random numbers than those of the forward pass"
             )
+            evidence = f"{few_names(names)}: {what}"
             yield TraceFinding("recompute-differs", step, layer or names[0], evidence)
 
     def end_step(self) -> None:
-        self.seen.clear()
-        self.odd.clear()
+        for record in (self.seen, self.odd, self.states, self.redrawn):
+            record.clear()
         self.step += 1
         self.close()
         if self.step <= PROBED or (self.any and self.step % EVERY == 0):
             self._watch()
-
-    def close(self) -> None:
-        super().close()
-        self.whole.close()

@@ -21,7 +21,8 @@ from bridge.engine import comm
 from bridge.engine.environment import detect
 from bridge.engine.fields import accumulation_of, check
 from bridge.engine.layers import logits_in
-from bridge.engine.optimizer import Make, maker_of
+from bridge.engine.optimizer import Make
+from bridge.engine.own_rules import maker_of
 from bridge.engine.runner import Engine
 from bridge.engine.training import Report, report_of_step
 from bridge.errors import ConfigError

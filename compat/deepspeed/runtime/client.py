@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from bridge.engine.optimizer import HYPER, ParameterGroupSettings
+from bridge.engine.optimizer import HYPER, Make, ParameterGroupSettings, Whole
+from bridge.engine.own_rules import rule_of_instance
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Optimizer as Settings
+from bridge.plan.plan import Plan
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from compat.deepspeed.runtime.names.optimizers import FusedAdam
@@ -25,11 +27,8 @@ CLASSES: Mapping[str, Callable[..., Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 """The torch optimizer class for each update rule that the engine has."""
-CHOICE = "torch.optim.AdamW, Adam or SGD"
 OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
-"""Switches of the classes in `CLASSES` that the engine supports only if they are off."""
-
-
+"""Switches of the classes in `CLASSES` with which the class itself runs, and not the engine's kernel."""
 DECOUPLED = "decoupled_weight_decay"
 """Switch of torch's Adam by which weight decay is not added to the gradients."""
 
@@ -48,57 +47,72 @@ def make_optimizer(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
 
 def optimizer_of_script(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
     """Return the script's optimizer. `optimizer` is an instance, or a function that makes an
-    optimizer from the parameters. Raises `ConfigError` if the engine does not have the optimizer's
-    update rule or one of its settings.
+    optimizer from the parameters. Raises `ConfigError` if it is none, or has made updates.
     """
-    instance = (
+    made = (
         optimizer(list(parameters))
         if callable(optimizer) and not isinstance(optimizer, Optimizer)
         else optimizer
     )
-    ConfigError.raise_if(_find_unfit(instance))
-    return instance  # type: ignore[no-any-return]
-
-
-def name_of(optimizer: Any) -> str | None:
-    """Return the name of an optimizer's update rule; None if the engine does not have the rule."""
-    if isinstance(optimizer, FusedAdam) or type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
-        modes = {bool(group.get(DECOUPLED)) for group in optimizer.param_groups}
-        return "adamw" if modes == {True} else "adam"
-    return next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
-
-
-def _find_unfit(optimizer: Any) -> Iterator[str]:
-    if name_of(optimizer) is None:
-        kind = type(optimizer).__name__
-        yield (
-            f"optimizer: found {kind}, but the engine has no kernel for this update rule; use"
-            f" {CHOICE}"
+    if not isinstance(made, Optimizer):
+        raise ConfigError(
+            f"optimizer: found {type(made).__name__}, expected a torch.optim.Optimizer"
         )
-        return
-    if optimizer.state:
-        yield (
+    # Adagrad makes its state before the first step, with a count of 0.
+    if any(float(state.get("step", 1)) for state in made.state.values()):
+        raise ConfigError(
             "optimizer: found state of earlier steps, but the engine starts with none; pass an"
             " optimizer that has made no step, and restore a run by engine.load_checkpoint(folder)"
         )
-    usual = name_of(optimizer) == "adamw"
-    for number, group in enumerate(optimizer.param_groups):
-        if DECOUPLED in group and bool(group[DECOUPLED]) is not usual:
-            yield f"optimizer: group {number} has another {DECOUPLED} than other groups; use one value"
-        for name in OFF:
-            if group.get(name):
-                yield (
-                    f"optimizer: group {number} has {name}={group[name]}, which the engine does"
-                    f" not support; leave {name} out"
-                )
+    return made
+
+
+def name_of(optimizer: Optimizer) -> str | None:
+    """Return the name of the engine's update rule that is an optimizer's; None if it is none of them."""
+    groups = optimizer.param_groups
+    if any(group.get(name) for group in groups for name in OFF):
+        return None
+    if isinstance(optimizer, FusedAdam) or type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
+        modes = {bool(group.get(DECOUPLED)) for group in groups}
+        names = {True: "adamw", False: "adam"}
+        return names[modes.pop()] if len(modes) == 1 else None
+    return next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
+
+
+def rule_of(optimizer: Optimizer, plan: Plan) -> tuple[Make | None, dict[str, Any], list[Finding]]:
+    """Return how the engine makes the optimizer of a script, None for one of the engine's own rules;
+    plan values that change with it; and findings. A rule that needs whole parameters runs at ZeRO 0,
+    which stage 1 becomes. Raises `ConfigError` if the plan divides parameters, or the engine cannot
+    run the optimizer.
+    """
+    if name_of(optimizer) is not None:
+        return None, {}, []
+    make = rule_of_instance(optimizer)
+    stage, parallel = plan.zero.effective_stage or 0, plan.parallel
+    if not isinstance(make, Whole):
+        return make, {}, []
+    group, name = optimizer.param_groups[0], type(optimizer).__name__
+    if type(optimizer) in CLASSES.values():
+        name += "".join(f" with {switch}={group[switch]}" for switch in OFF if group.get(switch))
+    if stage > 1 or (parallel.tensor or 1) * (parallel.pipeline or 1) > 1:
+        raise ConfigError(
+            f"optimizer: found {name}, whose rule needs whole parameters, but ZeRO {stage} or the"
+            " parallel ranks divide them; set zero_optimization.stage to 0 or 1 and use data ranks"
+            " alone, or use torch.optim.AdamW, Adam or SGD"
+        )
+    message = f"{name} needs whole parameters, so that its state is not sharded: ZeRO 0 runs"
+    cost = [Finding("zero_optimization.stage", message, Effect.COST, True, before=stage)]
+    return make, {"zero.stage": 0}, cost if stage else []
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     """Return the optimizer's update rule and the settings of its first group, as plan values by
-    path.
+    path. Of a rule that is none of the engine's, the rate alone: the optimizer has its settings.
     """
     name = name_of(optimizer)
     group = optimizer.param_groups[0]
+    if name is None:
+        return {"optimizer.lr": float(group["lr"])} if "lr" in group else {}
     momentum = (
         {"momentum": max(group["momentum"] for group in optimizer.param_groups)}
         if name == "sgd"
@@ -227,6 +241,19 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str],
             vars(optimizer).pop(name, None)
 
     return free
+
+
+def announce_step(optimizer: Optimizer) -> None:
+    """Run the hooks of an optimizer's `step` after the engine's update. For one of the engine's rules,
+    `step` itself runs them: it changes no weights, which have no gradients now. Others may.
+    """
+    if name_of(optimizer) is not None:
+        optimizer.step()
+        return
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask for it
+    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+        for hook in [*hooks.values()]:
+            hook(optimizer, (), {})
 
 
 def _refusing(line: str) -> Callable[..., Any]:

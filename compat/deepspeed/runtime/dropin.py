@@ -124,10 +124,10 @@ def initialize(
                     " its first batch does not run in training mode",
                     stacklevel=2,
                 )
-                again = make()
+                again = make(seed=native.seed)
                 again.findings = native.findings
                 return again
-            engine_of_layers = make(arguments)
+            engine_of_layers = make(arguments, native.seed)
             _warn(engine_of_layers, read, paths)
             return engine_of_layers
 
@@ -345,6 +345,7 @@ def _native(
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
     sample: Arguments | None = None,
+    seed: int | None = None,
 ) -> Engine:
     """Return the native engine, set up to round as DeepSpeed does. First, weights are rounded to
     the compute format, and then masters are copied from them. Buffers are not rounded, as in
@@ -353,6 +354,7 @@ def _native(
     """
     groups = client.groups_of(face, model) if face else ()
     own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
+    make, level, costs = client.rule_of(face, plan) if face else (None, {}, [])
     frozen = list(client.freeze_others(model, groups)) if face else []
     formats = _formats(model, plan)
     if plan.precision.compute in ("bf16", "fp16"):
@@ -363,18 +365,22 @@ def _native(
                 else weight.data
             )
     settings = {path: read.given[path] for path in sorted(read.given)}
-    whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
+    wide: dict[str, Any] = WIDE if formats == {torch.float64} else {}
+    if formats == {torch.float32, torch.float64}:
+        wide = dict.fromkeys(WIDE)
+    whole = Plan.of({**plan.values(), **own, **level, **wide})
     engine = bridge.engine.initialize(
         model,
         whole,
         loss_fn,
-        seed=None,
+        seed=seed,
         environment=here,
         groups=groups,
         alike=settings,
         sample=sample,
+        optimizer=make,
     )
-    engine.findings += (*findings, *frozen, *_narrow(formats))
+    engine.findings += (*findings, *frozen, *costs, *_narrow(formats))
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
@@ -383,7 +389,8 @@ def _native(
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
 """Plan fields of formats, each with the value that the field gets if the model's weights are in fp64
-and the config sets no format.
+and the config sets no format. If they are in fp32 and fp64, no format is set, and each weight keeps
+its own.
 """
 
 

@@ -1006,14 +1006,11 @@ class DeepSpeedEngine(nn.Module):
             raise BridgeError(f"{what}: {NO_OPTIMIZER}")
 
     def _tell(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """Call the optimizer's `step`, which runs the optimizer's hooks, and then the scheduler's
-        `step`. The parameters have no gradients at this time, so the optimizer's `step` changes no
-        weights.
-        """
+        """Run the hooks of the optimizer's `step`, and then the scheduler's `step`."""
         assert self.optimizer is not None
         self._stepping = True
         try:
-            self.optimizer.step()
+            client.announce_step(self.optimizer)
         finally:
             self._stepping = False
         if self.lr_scheduler is not None:

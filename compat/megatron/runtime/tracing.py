@@ -16,6 +16,7 @@ from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
 from bridge.plan.plan import Parallel
+from bridge.trace.hook import Hook
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.source import Held, Kind, Moment, Now
@@ -95,7 +96,7 @@ class Window(nn.Module):
 
         first = self._ends[0]
         return (
-            first.register_forward_pre_hook(call_with_window, with_kwargs=True)
+            first.register_forward_pre_hook(Hook(call_with_window), with_kwargs=True)
             if first
             else Nothing()
         )
@@ -108,7 +109,7 @@ class Window(nn.Module):
             hook(module, inputs, stream.transpose(0, 1)[..., : self._columns])
 
         last = self._ends[1]
-        return last.register_forward_hook(call_with_window) if last else Nothing()
+        return last.register_forward_hook(Hook(call_with_window)) if last else Nothing()
 
 
 HIDDEN = "hidden_states"
@@ -166,7 +167,7 @@ class MegatronSource:
             "ended": [],
         }
         for index, chunk in enumerate(self.chunks):
-            chunk.register_forward_pre_hook(self._entering(index), with_kwargs=True)
+            chunk.register_forward_pre_hook(Hook(self._entering(index)), with_kwargs=True)
         self._watch()
 
     def _entering(self, index: int) -> Callable[..., None]:
@@ -448,4 +449,5 @@ def _shape(part: Any) -> Architecture:
         rotary=part.position_embedding_type == "rope",
         tied=part.share_embeddings_and_output_weights,
         bias=config.add_bias_linear,
+        qkv_bias=config.add_bias_linear or config.add_qkv_bias,
     )

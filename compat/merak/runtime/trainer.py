@@ -18,7 +18,8 @@ from bridge.checkpoint.folder_lock import remove_path
 from bridge.engine import comm
 from bridge.engine.formats import name_of
 from bridge.engine.layers import Arguments, logits_in
-from bridge.engine.optimizer import HYPER, Make, ParameterGroupSettings, maker_of
+from bridge.engine.optimizer import HYPER, Make, ParameterGroupSettings
+from bridge.engine.own_rules import maker_of
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.tensor import TensorPlan

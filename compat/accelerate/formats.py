@@ -1,0 +1,224 @@
+"""Reads a run under accelerate into typed values by path, and writes its config file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import ConfigError, SourceError
+from bridge.files import Document, load, spell_yaml
+from bridge.plan.section import Values, fields, nest
+from bridge.stack.dialect import Reading, Written
+from bridge.stack.findings import Origin
+from bridge.stack.launch_command import HEAD, nodes
+from bridge.stack.rules import Effect
+from bridge.stack.sources import Said
+from compat.accelerate import host, trainer
+from compat.accelerate.launcher import TYPES, Given, Machine, name_option, set_environment
+from compat.accelerate.plugins import Plugins
+from compat.accelerate.schema import ARGUMENTS, FSDP, OPTIONS, SCHEMA, TRAINER, path_of
+from compat.accelerate.slots import OVER_SECTIONS, Refusal, Run, facts, is_true, since
+
+FILE, KIND, RANKS = "accelerate.yaml", "distributed_type", "num_processes"
+OWN = {"MEGATRON_LM": "Megatron-LM", "XLA": "TPUs", "DEEPSPEED": "DeepSpeed"}
+"""Types of runs that this dialect does not translate."""
+ARGUMENTS_FILE = ".arguments.json"
+
+
+def read(source: Any, question: host.Question) -> Reading:
+    """Read a config of accelerate, or a script that starts a run by it: a path, text, mapping or document.
+
+    Raises one error with everything that stops the run.
+    """
+    text = source.text if isinstance(source, Written) else source
+    document = Document(text, {}, "yaml") if isinstance(text, Mapping) else load(text)
+    if not host.recognises(document.data):
+        raise SourceError(
+            f"{document.name}: no config of accelerate, and no script that starts a run by it"
+        )
+    told = host.read_sources(document, question)
+    run = host.resolve_sources(told, question)
+    settings = dict(_sort_settings(told))
+    given = {path: said.value for path, said in settings.items()}
+    origins = {
+        path: Origin(said.line, said.setting, said.source) for path, said in settings.items()
+    }
+    kind = str(given.get(KIND))
+    refused = (
+        [f"{KIND}: found {kind}: stagebridge reads runs of {OWN[kind]} by `resolve` alone"]
+        if kind in OWN
+        else []
+    )
+    stops = [one for one in run.findings if one.effect is Effect.STOPS]
+    findings = tuple(one for one in run.findings if one.effect is not Effect.STOPS)
+    return Reading(Values(given), "file", origins, findings, world_size=given.get(RANKS)).unless(
+        [
+            *(f"{one.origin or ''}: {one.path}: {one.message}".lstrip(": ") for one in stops),
+            *refused,
+        ]
+    )
+
+
+def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
+    """Yield the settings in force by path: of the config file, then of options, then what the Trainer says."""
+    given, arguments = told.given, told.arguments
+    config = dict[str, Said]()
+    for path, said in (given.config or {}).items():
+        section, dot, key = path.partition(".")
+        config[f"{section}.{name_option(section, key)}" if dot else path] = said
+    for path, said in config.items():
+        yield from _type_setting(path, said)
+    modes = {option: kind for kind, option in reversed([*TYPES.items()])}
+    for name, said in given.options.items():
+        if name in modes and said.value:
+            yield KIND, Said(said.setting, modes[name], said.source, said.line)
+        elif name == "cpu" and said.value:
+            yield KIND, Said(said.setting, "NO", said.source, said.line)
+        path = path_of(name)
+        if since(OVER_SECTIONS) or "." not in path or path not in config:
+            yield from _type_setting(path, said)
+    many = given.options.get(RANKS)
+    if given.config is None and many is not None and not modes.keys() & given.options.keys():
+        yield (
+            KIND,
+            Said(many.setting, "MULTI_GPU" if many.value != 1 else "NO", many.source, many.line),
+        )
+    for name, said in arguments.own.items():
+        if name in TRAINER:
+            yield from _type_setting(ARGUMENTS + name, said)
+    if arguments.value(trainer.SWITCH):
+        switch = arguments.own[trainer.SWITCH]
+        yield KIND, Said(switch.setting, "FSDP", switch.source, switch.line)
+        environment, _ = trainer.pass_on(arguments, {})
+        for variable, slot in environment.items():
+            name = (
+                variable.removeprefix("FSDP_")
+                .lower()
+                .replace("transformer_cls", "transformer_layer_cls")
+            )
+            if variable.startswith("FSDP_"):
+                yield from _type_setting(
+                    FSDP + name,
+                    Said(slot.said.setting, slot.value, slot.said.source, slot.said.line),
+                )
+    if told.world:
+        yield RANKS, Said("ranks", told.world)
+
+
+def _type_setting(path: str, said: Said) -> Iterator[tuple[str, Said]]:
+    """Yield a setting with a value of its type; nothing for one without a value, or of no such path."""
+    if path not in fields(SCHEMA) or said.value is None:
+        return
+    kind, value = str(fields(SCHEMA)[path].annotation), said.value
+    try:
+        if kind.startswith("bool"):
+            value = is_true(value)
+        elif kind.startswith(("int", "float")):
+            value = int(value) if kind.startswith("int") else float(value)
+        elif kind.startswith("str"):
+            value = (
+                ",".join(value)
+                if isinstance(value, list)
+                else "no"
+                if value is False
+                else str(value)
+            )
+    except (Refusal, TypeError, ValueError):
+        return  # the launcher has refused it, or reads it as something else
+    yield path, Said(said.setting, value, said.source, said.line)
+
+
+def has_setting(path: str) -> bool:
+    """Return whether the release of the run has a setting of our schema."""
+    top, _, name = path.partition(".")
+    known = {row["name"] for row in facts()["options"]}
+    return path.startswith(ARGUMENTS) or (
+        top in facts()["keys"] and (name in known or name not in OPTIONS)
+    )
+
+
+def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str, Any]:
+    """Return all values of a run: those given, and the defaults of its kind. Those of the Trainer are filled in where
+    its arguments were `read`; what a plan leaves open stays so. Raises `ConfigError` if the run is refused.
+    """
+    found = dict(given)
+    ranks = found.get(RANKS)
+    if world and ranks and ranks != world:
+        raise ConfigError(f"{RANKS}: found {ranks}, expected {world}, the number of ranks")
+    config = {
+        path: Said(path, value) for path, value in found.items() if not path.startswith(ARGUMENTS)
+    }
+    for name, value in ((RANKS, world or 2), (KIND, "NO")):
+        config.setdefault(name, Said(name, value))
+    run = Run()
+    try:
+        environment, ranked = set_environment(Given(config=config), Machine(), run)
+        Plugins(environment, ranked, Machine(), run).build()
+    except Refusal as error:
+        raise ConfigError(
+            f"{error.said.setting if error.said else KIND}: {error.message}"
+        ) from None
+    usual = {ARGUMENTS + name: value for name, (_, value) in TRAINER.items()}
+    if not read or not any(path in usual for path in found):
+        usual = {}
+    sections = ("fsdp_",) if found.get(KIND) == "FSDP" else ()
+    for name, row in OPTIONS.items():
+        if name.startswith((*sections, "parallelism_config_")) and row["default"] is not None:
+            usual |= {
+                path: said.value
+                for path, said in _type_setting(path_of(name), Said(name, row["default"]))
+            }
+    return {
+        "mixed_precision": "no",
+        KIND: "NO",
+        **usual,
+        **({RANKS: world} if world else {}),
+        **found,
+    }
+
+
+GONE = (
+    "backward_prefetch",
+    "forward_prefetch",
+    "sync_module_states",
+    "use_orig_params",
+    "sharding_strategy",
+)
+"""Keys of FSDP 1 that FSDP 2 does not have."""
+GATHERED = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "NO_SHARD")
+"""Strategies of FSDP 1 that keep weights whole after the forward pass."""
+
+
+def convert_to_fsdp2(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings of FSDP 1 as those of FSDP 2 (accelerate/commands/to_fsdp2.py); others as they are."""
+    if given.get(KIND) != "FSDP" or given.get(FSDP + "version") == 2:
+        return given
+    kept = {path: value for path, value in given.items() if path.removeprefix(FSDP) not in GONE}
+    strategy = given.get(FSDP + "sharding_strategy")
+    again = {FSDP + "reshard_after_forward": strategy not in GATHERED} if strategy else {}
+    return {**kept, **again, FSDP + "version": 2}
+
+
+def write(given: Mapping[str, Any]) -> Written:
+    """Return the config file, with the arguments of the Trainer in a file beside it, and the command."""
+    own = {"compute_environment": "LOCAL_MACHINE", **given}
+    words = {
+        path.removeprefix(ARGUMENTS): value
+        for path, value in own.items()
+        if path.startswith(ARGUMENTS)
+    }
+    text = spell_yaml(
+        nest({path: value for path, value in own.items() if not path.startswith(ARGUMENTS)})
+    )
+    machines, _ = nodes(given.get(RANKS) or 1)
+    several = (
+        ("--num_machines", str(machines), "--machine_rank", "RANK", "--main_process_ip", HEAD)
+        if machines > 1
+        else ()
+    )
+    beside = {ARGUMENTS_FILE: json.dumps(words, indent=2) + "\n"} if words else {}
+    names = (str(Path(FILE).with_suffix(ARGUMENTS_FILE)),) if words else ()
+    launch = ("accelerate", "launch", "--config_file", FILE, *several, "train.py", *names)
+    return Written("accelerate", text, "yaml", launch=launch, file=FILE, beside=beside)

@@ -1,0 +1,411 @@
+"""The table of rules between settings of a run under accelerate and `Plan`."""
+
+from __future__ import annotations
+
+from bridge.plan.plan import paths
+from bridge.plan.section import fields
+from bridge.stack.rules import (
+    EFFECTS,
+    Context,
+    Effect,
+    Group,
+    Rule,
+    Use,
+    Why,
+    always,
+    complete_rules,
+    convert,
+    longest,
+    only_ours,
+    rename,
+)
+from compat.accelerate.schema import ARGUMENTS as A
+from compat.accelerate.schema import FSDP, SCHEMA, SIZES
+from compat.accelerate.slots import CHEAP, QUIET
+
+KIND, RANKS, MACHINES = "distributed_type", "num_processes", "num_machines"
+VERSION, STRATEGY, RESHARD = (
+    FSDP + "version",
+    FSDP + "sharding_strategy",
+    FSDP + "reshard_after_forward",
+)
+AXES = {"dp_replicate_size": "zero.replicas", "dp_shard_size": "parallel.data", "tp_size": "parallel.tensor",
+        "cp_size": "parallel.context"}  # fmt: skip
+STAGES = {
+    "FULL_SHARD": 3,
+    "HYBRID_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "HYBRID_SHARD_ZERO2": 2,
+    "NO_SHARD": 0,
+}
+"""The ZeRO level of each strategy of FSDP 1."""
+
+
+def _read_mesh(values: Group, context: Context) -> Group:
+    world, (replicas, _, tensor, split) = (
+        values.get(RANKS) or context.world_size,
+        [values.get(SIZES + axis) or 1 for axis in AXES],
+    )
+    copies = tensor * split
+    found = {
+        "parallel.data": world // copies if world and world % copies == 0 else None,
+        "parallel.tensor": tensor,
+        "parallel.context": split,
+        "zero.stage": 0,
+        "zero.replicas": replicas,
+    }
+    if values.get(KIND) != "FSDP":
+        return found
+    if values.get(VERSION) == 2:
+        return {**found, "zero.stage": 3 if values.get(RESHARD) else 2}
+    strategy = str(values.get(STRATEGY))
+    # FSDP 1 shards within a machine, and holds a copy on each.
+    copies = values.get(MACHINES) or 1 if strategy.startswith("HYBRID") else 1
+    return {**found, "zero.stage": STAGES.get(strategy, 3), "zero.replicas": copies}
+
+
+def _write_mesh(values: Group, context: Context) -> Group:
+    data, tensor, split, replicas = (
+        values.get(path) or 1
+        for path in ("parallel.data", "parallel.tensor", "parallel.context", "zero.replicas")
+    )
+    world = data * tensor * split if values.get("parallel.data") else context.world_size
+    stage = values.get("zero.stage") or 0
+    if not stage and tensor * split == 1:
+        return {KIND: "NO" if world == 1 else "MULTI_GPU", RANKS: world}
+    axes = {"dp_replicate_size": replicas, "dp_shard_size": data // replicas, "tp_size": tensor, "cp_size": split}  # fmt: skip
+    many = tensor * split * replicas > 1
+    return {
+        KIND: "FSDP",
+        RANKS: world,
+        VERSION: 2,
+        RESHARD: stage == 3,
+        FSDP + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **({SIZES + axis: size for axis, size in axes.items()} if many else {}),
+    }
+
+
+MESH = convert(
+    (KIND, RANKS, VERSION, STRATEGY, RESHARD, FSDP + "auto_wrap_policy", *(SIZES + axis for axis in AXES)),
+    ("parallel.data", "parallel.tensor", "parallel.context", "zero.stage", "zero.replicas"),
+    _read_mesh,
+    _write_mesh,
+    effect=Effect.COST,
+    sees=(MACHINES,),
+    carries={
+        **{SIZES + axis: path for axis, path in AXES.items()},
+        RANKS: "parallel.data",
+        KIND: "zero.stage",
+        STRATEGY: ("zero.stage", "zero.replicas"),
+        RESHARD: "zero.stage",
+        VERSION: (),
+        FSDP + "auto_wrap_policy": (),
+    },
+    lossy="FSDP 2 shards weights and gradients: reshard_after_forward is ZeRO level 3, without it level 2",
+    source="accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin; accelerator.py: prepare_model",
+)  # fmt: skip
+
+FORMATS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
+
+
+def _precision(values: Group) -> str:
+    """Return the precision of a run; the Trainer's own arguments win over accelerate's."""
+    return next((name for name in ("fp16", "bf16") if values.get(A + name)), None) or str(
+        values.get("mixed_precision") or "no"
+    )
+
+
+def _read_precision(values: Group, context: Context) -> Group:
+    name = _precision(values)
+    half, sharded = FORMATS.get(name, "fp32"), values.get(KIND) == "FSDP"
+    scaled = {"precision.loss_scale.initial": 65536.0, "precision.loss_scale.window": 2000,
+              "precision.loss_scale.hysteresis": 1} if name == "fp16" else {}  # fmt: skip
+    return {
+        # FSDP computes in its own format; without it, weights stay as they are, under autocast.
+        "precision.compute": half if sharded else "fp32",
+        "precision.master": "fp32",
+        "precision.reduce": half if sharded else "fp32",
+        "precision.autocast": None if half == "fp32" else half,
+        "precision.fp8": "hybrid" if name == "fp8" else None,
+        **scaled,
+    }
+
+
+def _write_precision(values: Group, context: Context) -> Group:
+    compute, cast = values.get("precision.compute"), values.get("precision.autocast")
+    half = cast or compute
+    name = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}.get(str(half))
+    return {"mixed_precision": "fp8" if values.get("precision.fp8") else name}
+
+
+SCALES = tuple(f"precision.loss_scale.{name}" for name in ("initial", "window", "hysteresis"))
+PRECISION = convert(
+    ("mixed_precision", A + "bf16", A + "fp16"),
+    ("precision.compute", "precision.master", "precision.reduce", "precision.autocast", "precision.fp8", *SCALES),
+    _read_precision,
+    _write_precision,
+    sees=(KIND,),
+    lossy="under accelerate weights are fp32, and FSDP computes and reduces in the format of mixed_precision, under"
+    " autocast; the scale of fp16 is torch's own",
+    source="accelerate/utils/fsdp_utils.py: fsdp2_prepare_model; accelerator.py: prepare_model",
+)  # fmt: skip
+
+MICRO, STEPS = A + "per_device_train_batch_size", A + "gradient_accumulation_steps"
+
+
+def _read_batch(values: Group, context: Context) -> Group:
+    micro, steps = values.get(MICRO), values.get(STEPS)
+    data = _read_mesh(values, context)["parallel.data"]
+    return {
+        "batch.micro": micro,
+        "batch.accumulation": steps,
+        "batch.global_": micro * steps * data if micro and steps and data else None,
+    }
+
+
+BATCH = convert(
+    (MICRO, STEPS),
+    ("batch.micro", "batch.accumulation", "batch.global_"),
+    _read_batch,
+    lambda values, context: {
+        MICRO: values.get("batch.micro"),
+        STEPS: values.get("batch.accumulation"),
+    },
+    sees=(KIND, RANKS, VERSION, STRATEGY, RESHARD, MACHINES, *(SIZES + axis for axis in AXES)),
+    carries={MICRO: "batch.micro", STEPS: "batch.accumulation"},
+    source="transformers/training_args.py: train_batch_size",
+)
+
+OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw",
+              "sgd": "sgd", "adagrad": "adagrad", "adafactor": "adafactor"}  # fmt: skip
+BETAS = (A + "adam_beta1", A + "adam_beta2")
+DECAY = A + "weight_decay"
+PLAIN = {"optimizer.amsgrad": False, "optimizer.bias_correction": True}
+SHAPES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+SHAPE, WARMUP, LENGTH, EPOCHS = (
+    A + "lr_scheduler_type",
+    A + "warmup_steps",
+    A + "max_steps",
+    A + "num_train_epochs",
+)
+
+
+def _read_schedule(values: Group, context: Context) -> Group:
+    name = SHAPES.get(values.get(SHAPE) or "")
+    steps, warm = values.get(LENGTH) or 0, values.get(WARMUP) or 0
+    if values.get(SHAPE) == "constant":
+        warm = 0
+    # A number below 1 is a share of the run.
+    warmup = int(warm) if warm >= 1 or not warm else -(-warm * steps // 1) if steps > 0 else None
+    decays = name in ("linear", "cosine")
+    return {
+        "optimizer.schedule.name": name,
+        "optimizer.schedule.warmup_steps": int(warmup) if name and warmup is not None else None,
+        "optimizer.schedule.warmup_from": 0.0 if name and warm else None,
+        "optimizer.schedule.total_steps": steps if decays and steps > 0 else None,
+        "optimizer.schedule.minimum": 0.0 if decays else None,
+        "run.steps": steps if steps > 0 else None,
+        "run.epochs": None if steps > 0 else values.get(EPOCHS),
+    }
+
+
+def _write_schedule(values: Group, context: Context) -> Group:
+    name, warmup = (
+        values.get("optimizer.schedule.name"),
+        values.get("optimizer.schedule.warmup_steps"),
+    )
+    steps = values.get("run.steps") or values.get("optimizer.schedule.total_steps")
+    shape = "constant_with_warmup" if name == "constant" and warmup else name
+    return {
+        SHAPE: shape if shape in SHAPES else None,
+        WARMUP: None if warmup is None else float(warmup),
+        LENGTH: steps,
+        EPOCHS: None if steps else values.get("run.epochs"),
+    }
+
+
+SCHEDULE = convert(
+    (SHAPE, WARMUP, LENGTH, EPOCHS),
+    (*(f"optimizer.schedule.{name}" for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum")),
+     "run.steps", "run.epochs"),
+    _read_schedule,
+    _write_schedule,
+    carries={SHAPE: ("optimizer.schedule.name", "optimizer.schedule.minimum"),
+             WARMUP: ("optimizer.schedule.warmup_steps", "optimizer.schedule.warmup_from"),
+             LENGTH: ("run.steps", "optimizer.schedule.total_steps"), EPOCHS: "run.epochs"},
+    blurs=lambda values: values.get(SHAPE) not in (*SHAPES, None),
+    lossy="the Trainer's rate rises from 0, falls to 0 at the end of the run, and has few shapes",
+    source="transformers/optimization.py; training_args.py: get_warmup_steps",
+)  # fmt: skip
+
+OFFLOAD = FSDP + "offload_params"
+CHECKPOINTS = (FSDP + "activation_checkpointing", A + "gradient_checkpointing")
+RECOMPUTE = ("recompute.granularity", "recompute.method", "recompute.layers")
+
+
+def _read_offload(values: Group, context: Context) -> Group:
+    device = "cpu" if values.get(KIND) == "FSDP" and values.get(OFFLOAD) else "none"
+    return {"zero.offload.parameters": device, "zero.offload.optimizer": device}
+
+
+def _write_offload(values: Group, context: Context) -> Group:
+    devices = {
+        values.get(path) or "none" for path in ("zero.offload.parameters", "zero.offload.optimizer")
+    }
+    return {OFFLOAD: True} if devices != {"none"} and values.get("zero.stage") else {}
+
+
+def _read_recompute(values: Group, context: Context) -> Group:
+    if any(values.get(path) for path in CHECKPOINTS):
+        return dict(zip(RECOMPUTE, ("full", "uniform", 1), strict=True))
+    return {"recompute.granularity": "none"}
+
+
+def _write_recompute(values: Group, context: Context) -> Group:
+    again = values.get("recompute.granularity") in ("full", "selective")
+    return {CHECKPOINTS[0 if values.get("zero.stage") else 1]: True} if again else {}
+
+
+def _every(theirs: str, ours: str) -> Rule:
+    """Return the rule for an interval in steps; a number below 1 is a share of the run."""
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: {ours: max(1, round(values[theirs]))} if values.get(theirs) else {},
+        lambda values, context: {theirs: float(values[ours]) if values.get(ours) else None},
+        effect=EFFECTS[ours],
+        blurs=lambda values: 0 < (values.get(theirs) or 0) < 1,
+        lossy="stagebridge translates only intervals in whole steps",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    MESH,
+    PRECISION,
+    BATCH,
+    SCHEDULE,
+    rename(A + "learning_rate", "optimizer.lr"),
+    rename(DECAY, "optimizer.weight_decay"),
+    rename(A + "adam_epsilon", "optimizer.eps"),
+    rename(A + "max_grad_norm", "optimizer.clip", source="transformers/trainer.py: 0 is off"),
+    rename(A + "seed", "run.seed"),
+    _every(A + "logging_steps", "run.log_interval"),
+    _every(A + "save_steps", "run.save_interval"),
+    convert(
+        BETAS,
+        "optimizer.betas",
+        lambda values, context: (
+            {"optimizer.betas": tuple(values[path] for path in BETAS)}
+            if all(values.get(path) is not None for path in BETAS)
+            else {}
+        ),
+        lambda values, context: dict(
+            zip(BETAS, values.get("optimizer.betas") or (None, None), strict=True)
+        ),
+    ),
+    convert(
+        A + "optim",
+        "optimizer.name",
+        lambda values, context: {"optimizer.name": OPTIMIZERS.get(values.get(A + "optim") or "")},
+        lambda values, context: {
+            A + "optim": {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())}.get(
+                values.get("optimizer.name") or ""
+            )
+        },
+        blurs=lambda values: values.get(A + "optim") not in ("adamw_torch", *[*OPTIMIZERS][4:]),
+        lossy="the Trainer builds few of the plan's optimizers",
+        source="transformers/trainer_optimizer.py",
+    ),
+    Rule(
+        (),
+        ("optimizer.decay_scope", *PLAIN),
+        lambda values, context: (
+            {"optimizer.decay_scope": "matrices", **PLAIN} if DECAY in values else {}
+        ),
+        lambda values, context: {},
+        Effect.NUMBERS,
+        note="the Trainer leaves biases and norms out of weight decay, and its AdamW is plain",
+        source="transformers/trainer.py: get_decay_parameter_names",
+        sees=(DECAY,),
+        carries={DECAY: ("optimizer.decay_scope", *PLAIN)},
+    ),
+    always(
+        "loss",
+        "mean_of_microbatches",
+        "accelerate divides each loss by the steps of accumulation (accelerator.py: backward)",
+    ),
+    convert(
+        OFFLOAD,
+        ("zero.offload.parameters", "zero.offload.optimizer"),
+        _read_offload,
+        _write_offload,
+        effect=Effect.COST,
+        sees=(KIND, "zero.stage"),
+        lossy="FSDP moves parameters, gradients and optimizer states to the host together, and has no NVMe",
+    ),
+    convert(
+        CHECKPOINTS,
+        RECOMPUTE,
+        _read_recompute,
+        _write_recompute,
+        effect=Effect.COST,
+        sees=("zero.stage",),
+        carries=dict.fromkeys(CHECKPOINTS, "recompute.granularity"),
+        lossy="accelerate and the Trainer recompute whole layers",
+    ),
+)
+SCRIPTS = "accelerate has no setting for this field; the training script decides"
+SECTIONS = (
+    "model",
+    "parallel",
+    "stages",
+    "schedule",
+    "zero",
+    "precision",
+    "optimizer",
+    "run",
+    "adapters",
+)
+LACKS = dict.fromkeys((*SECTIONS, "recompute", "debug", "loss", "batch"), SCRIPTS)
+
+
+IDLE = (
+    "main_process_ip",
+    "main_process_port",
+    "num_machines",
+    "gpu_ids",
+    "use_cpu",
+    "command_file",
+    "commands",
+)
+"""Settings of the machines, and what such a run does not read."""
+
+
+def _why(path: str) -> Why:
+    cheap = Use.PLACES if CHEAP.fullmatch(path) else Use.COMPUTES
+    use = Use.UNREAD if QUIET.fullmatch(path) or path in IDLE else cheap
+    return Why("a setting of accelerate itself", use)
+
+
+LOSSES = {
+    "stages": Effect.COST,
+    "schedule": Effect.COST,
+    "zero": Effect.COST,
+    "parallel": Effect.ROUNDING,
+}
+
+
+def table() -> tuple[Rule, ...]:
+    """Return all rules."""
+    known = {path for rule in RULES for path in rule.ours}
+    rest = (
+        only_ours(path, note=SCRIPTS, effect=longest(path, LOSSES, Effect.NUMBERS))
+        for path in paths()
+        if path not in known and path not in EFFECTS
+    )
+    return complete_rules((*RULES, *rest), LACKS, fields(SCHEMA), _why)

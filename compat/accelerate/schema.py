@@ -1,0 +1,115 @@
+"""Settings of a run that accelerate starts: keys of its config file, and arguments of Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field as field
+from pydantic import create_model
+
+from bridge.plan.section import Section
+from compat.accelerate.slots import facts
+
+FSDP, SIZES, ARGUMENTS = "fsdp_config.fsdp_", "parallelism_config.parallelism_config_", "arguments."
+"""What paths of these sections begin with."""
+KINDS: Mapping[str, Any] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str_to_bool": bool,
+    "str": str,
+}
+TRAINER: Mapping[str, tuple[Any, Any]] = {
+    "per_device_train_batch_size": (int, 8),
+    "gradient_accumulation_steps": (int, 1),
+    "learning_rate": (float, 5e-5),
+    "weight_decay": (float, 0.0),
+    "adam_beta1": (float, 0.9),
+    "adam_beta2": (float, 0.999),
+    "adam_epsilon": (float, 1e-8),
+    "max_grad_norm": (float, 1.0),
+    "optim": (str, "adamw_torch"),
+    "lr_scheduler_type": (str, "linear"),
+    "warmup_steps": (float, 0.0),
+    "max_steps": (int, -1),
+    "num_train_epochs": (float, 3.0),
+    "seed": (int, 42),
+    "logging_steps": (float, 500),
+    "save_steps": (float, 500),
+    "bf16": (bool, False),
+    "fp16": (bool, False),
+    "gradient_checkpointing": (bool, False),
+}
+"""TrainingArguments that a plan has, each with its type and the Trainer's default (training_args.py)."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {row["name"]: row for row in facts()["options"]}
+
+
+def path_of(name: str) -> str:
+    """Return the path of the config file at which the launcher's option `name` is."""
+    sections = {"fsdp_": "fsdp_config.", "dynamo_": "dynamo_config.",
+                "parallelism_config_": "parallelism_config."}  # fmt: skip
+    return (
+        next((section for start, section in sections.items() if name.startswith(start)), "") + name
+    )
+
+
+def _kind(name: str) -> Any:
+    """Return the type of a key; what is spelled true or false is a switch."""
+    row = OPTIONS.get(name)
+    if row is None or row["kind"] in ("switch", "off"):
+        return Any
+    default = row["default"]
+    return (
+        bool
+        if default in ("true", "false")
+        else int
+        if name == "fsdp_version"
+        else KINDS[row["kind"]]
+    )
+
+
+def _open(kind: Any) -> Any:
+    return kind if kind is Any else kind | None
+
+
+create: Any = create_model
+"""pydantic's function; its types know no fields of a mapping."""
+
+
+def _section(name: str, keys: Mapping[str, Any], about: str) -> Any:
+    made = create(
+        name,
+        __base__=Section,
+        **{key: (_open(kind), field(None, description=f"{about}: {key}.")) for key, kind in keys.items()},
+    )  # fmt: skip
+    return made, field(made(), description=f"{about}.")
+
+
+def _build() -> type[Section]:
+    own = {
+        title: {name: _kind(name) for name in OPTIONS if name.startswith(start)}
+        for title, start in (
+            ("fsdp_config", "fsdp_"),
+            ("parallelism_config", "parallelism_config_"),
+            ("dynamo_config", "dynamo_"),
+        )
+    }
+    own["fsdp_config"]["fsdp_ignored_modules"] = str
+    sections = {title: _section(title, keys, f"Key of {title}") for title, keys in own.items()}
+    trainer = {name: kind for name, (kind, _) in TRAINER.items()}
+    sections["arguments"] = _section("arguments", trainer, "TrainingArgument")
+    top = {
+        name: (
+            Any if (kind := _kind(name)) is Any else kind | None,
+            field(None, description=f"Key {name}."),
+        )
+        for name in facts()["keys"]
+        if name not in sections and name != "deepspeed_config"
+    }
+    made: type[Section] = create("Accelerate", __base__=Section, **top, **sections)
+    return made
+
+
+SCHEMA = _build()
+"""The schema of all settings."""
