@@ -22,7 +22,7 @@ from bridge.report import json_types
 from bridge.report.exit_codes import Exit
 from bridge.report.tables import Grid
 from bridge.stack.extras import install_command, need_engine
-from bridge.trace.findings import FILE
+from bridge.trace.findings import FILE, MEANINGS
 from bridge.trace.injected_watch import APART, ATTACHED, SETTINGS
 
 if TYPE_CHECKING:
