@@ -56,7 +56,7 @@ class _Reach:
     """Objects that code can change, each with a function in `restores` that undoes the changes."""
 
     def __init__(self) -> None:
-        self.restores: list[Callable[[], None]] = []
+        self.restores: list[Callable[[], object]] = []
         self._visits: dict[int, Any] = {}  # the objects too, so that no other one gets their `id`
 
     def note(self, value: Any, depth: int) -> None:
