@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -201,6 +202,84 @@ def test_a_config_of_megatron_is_refused_by_rows_of_checks_or_by_the_reader() ->
 def test_no_cycles() -> None:
     graph = {name: imports(name, at_load=True) for name in modules()}
     assert list(TopologicalSorter(graph).static_order())
+
+
+def dependencies() -> dict[str, set[str]]:
+    """What each module imports anywhere, for types and inside functions too. Packages do not count: they are faces."""
+    packages = {name for name, path in modules().items() if path.name == "__init__.py"}
+    return {name: imports(name, at_load=False) - packages for name in modules()}
+
+
+MOST_FLOORS = 26
+"""Longest chain of modules of which each imports the next."""
+MOST_LATE = 300
+"""Most imports of our own inside functions. One more has to be worth the start that it saves."""
+
+
+@pytest.mark.once
+def test_no_cycles_of_types_and_late_imports() -> None:
+    graph = dependencies()
+    floors: dict[str, int] = {}
+    for name in TopologicalSorter(graph).static_order():
+        floors[name] = 1 + max((floors[other] for other in graph[name]), default=0)
+    assert max(floors.values()) <= MOST_FLOORS, max(floors, key=lambda name: floors[name])
+
+
+@pytest.mark.once
+def test_imports_of_our_own_stand_at_the_top() -> None:
+    late = {
+        (name, node.lineno, module)
+        for name in modules()
+        for function in ast.walk(_tree(name))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        for module in _imported(node)
+    }
+    assert len(late) <= MOST_LATE
+
+
+IRREGULAR = frozenset(
+    re.findall(
+        r"\w+",
+        "told said held kept seen known found given meant written drawn taken shown spelt left lost made sent spent"
+        " built bound begun driven dealt led thrown gone done",
+    )
+)
+"""Past participles that do not end in -ed."""
+NO_PARTICIPLE = {"need", "seed", "embed", "speed", "feed", "indeed", "hundred", "shed", "breed"}
+
+
+def is_participle(name: str) -> bool:
+    """Whether a name is a past participle alone, which says that something was done and not what the thing is."""
+    word = name.strip("_")
+    regular = word.endswith("ed") and len(word) > 4 and word not in NO_PARTICIPLE
+    return "_" not in word and (regular or word in IRREGULAR)
+
+
+def test_participles_are_seen() -> None:
+    assert all(map(is_participle, ("found", "_parsed", "held", "sharded")))
+    assert not any(map(is_participle, ("seed", "read_launch", "found_rows", "rows", "need")))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("top", ROOTS)
+def test_names_say_what_things_are(top: str) -> None:
+    """A function is a verb with its object or a noun, a variable is what it holds."""
+    functions, variables, at_the_top = list[str](), list[str](), list[str]()
+    for name in modules():
+        tree = _tree(name)
+        for node in ast.walk(tree) if name.split(".")[0] == top else ():
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions.append(node.name)
+                at_the_top += [node.name] if node in tree.body else []
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                variables.append(node.id)
+            elif isinstance(node, ast.arg):
+                variables.append(node.arg)
+    one_word = [name for name in at_the_top if "_" not in name.strip("_")]
+    assert sum(map(is_participle, functions)) <= 0.01 * len(functions)
+    assert sum(map(is_participle, variables)) <= 0.02 * len(variables)
+    assert len(one_word) <= 0.5 * len(at_the_top)
 
 
 @everyone

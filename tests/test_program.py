@@ -155,7 +155,8 @@ def test_what_a_script_is_told_it_takes_or_names(path: str) -> None:
 
     def written(values: Mapping[str, Any]) -> tuple[str, set[str]]:
         lacking = {
-            finding.path for finding in script_writer._lacking(values, {}, "run.model.json", None)
+            finding.path
+            for finding in script_writer._find_lacking(values, {}, "run.model.json", None)
         }
         return script_writer.program(
             values, {}, {}, "run.json", "run.model.json", "deepspeed"

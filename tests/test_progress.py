@@ -11,7 +11,7 @@ import pytest
 
 import compat
 from bridge.cli import checkpoint, fuzz, progress
-from bridge.cli.verify import ProgressPrinter
+from bridge.cli.rank_messages import ProgressPrinter
 from bridge.files.progress import Course, count_items, listening
 from bridge.testing.fuzz import Covered, Task
 

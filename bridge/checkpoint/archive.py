@@ -155,11 +155,11 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
     A dimension of 0 counts as 1, as in torch.
     """
-    found, step = [], 1
+    strides, step = [], 1
     for size in reversed(shape):
-        found.append(step)
+        strides.append(step)
         step *= max(size, 1)
-    return tuple(reversed(found))
+    return tuple(reversed(strides))
 
 
 TENSORS: Known = {
@@ -236,11 +236,11 @@ class Window:
 
     def read(self, count: int = -1) -> bytes:
         """As a file does."""
-        left = max(0, self.size - self.at)
+        rest = max(0, self.size - self.at)
         self.file.seek(self.begin + self.at)
-        found = self.file.read(left if count < 0 else min(count, left))
-        self.at += len(found)
-        return found
+        content = self.file.read(rest if count < 0 else min(count, rest))
+        self.at += len(content)
+        return content
 
     def seekable(self) -> bool:
         """As a file does."""
@@ -268,25 +268,25 @@ def read_archive(
     Raises `SourceError` if the file is damaged or contains other names.
     """
     with _open_file(path, root) as file:
-        found = archive_entries(
+        entries = archive_entries(
             path, file, begin, path.stat().st_size - begin if size is None else size
         )
-        name = next((name for name in found if name.endswith("/data.pkl")), "")
+        name = next((name for name in entries if name.endswith("/data.pkl")), "")
         top = name.removesuffix("data.pkl")
         if not name:
             raise SourceError(f"{path}: found an archive without a pickle of torch.save; {DAMAGED}")
-        order = found.get(f"{top}byteorder")
+        order = entries.get(f"{top}byteorder")
         if order is not None and _entry_content(file, order) != b"little":
             raise SourceError(
                 f"{path}: the numbers in this file are not little-endian; save it again on a "
                 "little-endian machine"
             )
-        content = _entry_content(file, found[name])
+        content = _entry_content(file, entries[name])
     # The storages are not read here: the pickle refers to them by key, and a lazy tensor notes
     # where its bytes lie.
     storages = {
         key.removeprefix(f"{top}data/"): entry
-        for key, entry in found.items()
+        for key, entry in entries.items()
         if key.startswith(f"{top}data/")
     }
     return unpickle.unpickle_value(
@@ -294,11 +294,11 @@ def read_archive(
     )
 
 
-def advice_on(error: Exception, damaged: str) -> str:
+def advice_on(error: Exception, otherwise: str) -> str:
     """Return advice for a file that could not be read: the system refused it, or it is damaged."""
     # An offset in a damaged file leads to EINVAL.
-    refused = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
-    return "expected a file that can be read" if refused else damaged
+    is_refusal = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+    return "expected a file that can be read" if is_refusal else otherwise
 
 
 @contextmanager
@@ -317,10 +317,10 @@ def _entry_content(file: IO[bytes], entry: ArchiveEntry) -> bytes:
     if entry.size > unpickle.MOST:
         raise zipfile.BadZipFile(f"found a pickle of {entry.size} bytes, which is too large")
     file.seek(entry.begin)
-    found = file.read(entry.size)
-    if zlib.crc32(found) != entry.checksum:
+    content = file.read(entry.size)
+    if zlib.crc32(content) != entry.checksum:
         raise zipfile.BadZipFile("the checksum of a file in the archive does not match")
-    return found
+    return content
 
 
 def _storage_of_reference(
@@ -350,18 +350,18 @@ def archive_entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[
             f"{path}: expected a file that torch.save of PyTorch 1.6 or later wrote; load it with the "
             "program that wrote it, and save it again"
         )
-    listed = zipfile.ZipFile(whole).infolist()
-    if any(info.filename.endswith("/constants.pkl") for info in listed):
+    infos = zipfile.ZipFile(whole).infolist()
+    if any(info.filename.endswith("/constants.pkl") for info in infos):
         raise SourceError(
             f"{path}: found a TorchScript program, expected weights; save the program's state_dict() instead"
         )
-    found: dict[str, ArchiveEntry] = {}
+    entries: dict[str, ArchiveEntry] = {}
     # torch stores its entries uncompressed, so a tensor's bytes can be read in place. `zipfile`
     # itself accepts all that is refused here: a second entry of a name would replace the first
     # without a word.
-    for info in listed:
+    for info in infos:
         if (
-            info.filename in found
+            info.filename in entries
             or info.compress_type != zipfile.ZIP_STORED
             or info.flag_bits & 0x1
         ):
@@ -373,14 +373,14 @@ def archive_entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[
             raise SourceError(
                 f"{path}: {show_value(info.filename)} reaches beyond the end of the archive; {DAMAGED}"
             )
-        found[info.filename] = ArchiveEntry(start, info.file_size, info.CRC)
-    ends = sorted((entry.begin, entry.begin + entry.size, name) for name, entry in found.items())
+        entries[info.filename] = ArchiveEntry(start, info.file_size, info.CRC)
+    ends = sorted((entry.begin, entry.begin + entry.size, name) for name, entry in entries.items())
     for (_, end, name), (start, _, other) in pairwise(ends):
         if end > start:
             raise SourceError(
                 f"{path}: {show_value(name)} and {show_value(other)} in the archive share bytes; {DAMAGED}"
             )
-    return found
+    return entries
 
 
 def _content_offset(whole: Window, info: zipfile.ZipInfo) -> int:
@@ -427,10 +427,10 @@ def verify_archive(
                 if at == len(begins) or begins[at] >= entry.begin + entry.size:
                     continue
             file.seek(entry.begin)
-            left, found = entry.size, 0
-            while left and (content := file.read(min(left, 2**22))):
-                found, left = zlib.crc32(content, found), left - len(content)
-            if found != entry.checksum:
+            rest, checksum = entry.size, 0
+            while rest and (content := file.read(min(rest, 2**22))):
+                checksum, rest = zlib.crc32(content, checksum), rest - len(content)
+            if checksum != entry.checksum:
                 raise SourceError(
                     f"{path}: the checksum of {show_value(name)} does not match its content; {DAMAGED}"
                 )

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, stored_parts, torch_save, unpickle
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File, size_of
-from bridge.checkpoint.formats import PlannedFiles, RootedFormat, Used, Wanted
 from bridge.checkpoint.hub import (
     BESIDE,
     Hub,
@@ -22,6 +22,7 @@ from bridge.checkpoint.hub import (
     loss_finding,
     weights_of,
 )
+from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
 from bridge.checkpoint.run_state import hub_of_entries
 from bridge.checkpoint.torch_save import Size
@@ -116,11 +117,11 @@ class Dcp(RootedFormat):
             self.root,
         )
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files that one rank would write. Their keys `model` and `optimizer` are as
         torch's get_state_dict returns them. For a parameter with a master, the master is written.
         """
-        values = dict(_values_to_save(hub, wanted.dtype))
+        values = dict(_values_to_save(hub, target.dtype))
         files = files_of(
             [Saved.of(_entry_key(path), value) for path, value in values.items()],
             {_entry_key(path): path for path in values},
@@ -134,7 +135,7 @@ class Dcp(RootedFormat):
 def hub_of(
     format: str,
     place: Path,
-    found: Mapping[str, StoredEntry],
+    stored_entries: Mapping[str, StoredEntry],
     files: tuple[Path, ...],
     root: str | None = None,
 ) -> Hub:
@@ -144,45 +145,45 @@ def hub_of(
     origin = Origin(
         format, layout={"ranks": len(list(files[-1].parent.glob("*.distcp")))}, files=files
     )
-    entries = {entry.path: entry.value for entry in found.values()}
+    entries = {entry.path: entry.value for entry in stored_entries.values()}
     return hub_of_entries(origin, place, entries, root)
 
 
-def verify_checksums(place: Path, known: Known, used: Used | None = None) -> None:
+def verify_checksums(place: Path, names: Known, used: Used | None = None) -> None:
     """Check the checksums within every file. Raises `SourceError` if one does not match. `used`
     limits the check as in `archive.verify`.
     """
-    found = unpickle.unpickle_value(
-        read_bytes(place / METADATA, place, unpickle.MOST), known, place / METADATA
+    metadata = unpickle.unpickle_value(
+        read_bytes(place / METADATA, place, unpickle.MOST), names, place / METADATA
     )
-    for info in found.state["storage_data"].values():
+    for info in metadata.state["storage_data"].values():
         archive.verify_archive(*_place_of_part(place, info.state), used)
 
 
 def read_entries(
-    place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True
+    place: Path, names: Known = KNOWN, accepts: Callable[[str], bool] = lambda key: True
 ) -> dict[str, StoredEntry]:
-    """Return the entries whose keys `wanted` accepts, by key. `known` are the names that pickles
+    """Return the entries whose keys `accepts` accepts, by key. `names` are the names that pickles
     may contain. Raises `SourceError` if the checkpoint is damaged, for instance if an element of a
     tensor is missing or stored twice.
     """
     path = place / METADATA
-    found = unpickle.unpickle_value(read_bytes(path, place, unpickle.MOST), known, path)
+    metadata = unpickle.unpickle_value(read_bytes(path, place, unpickle.MOST), names, path)
     try:
-        paths, stored = found.state["planner_data"] or {}, found.state["storage_data"]
+        paths, storage = metadata.state["planner_data"] or {}, metadata.state["storage_data"]
         chunks: dict[str, list[tuple[Any, Any]]] = {}
-        for index, info in stored.items():
+        for index, info in storage.items():
             chunks.setdefault(index.state["fqn"], []).append(
                 (index.state.get("offset"), info.state)
             )
         rows = [
-            (key, held, chunks.get(key, []), tuple(paths.get(key, (key,))))
-            for key, held in found.state["state_dict_metadata"].items()
-            if wanted(key)
+            (key, about, chunks.get(key, []), tuple(paths.get(key, (key,))))
+            for key, about in metadata.state["state_dict_metadata"].items()
+            if accepts(key)
         ]
         return {
-            key: StoredEntry(where, _value_of_entry(place, key, held, places, known))
-            for key, held, places, where in rows
+            key: StoredEntry(where, _value_of_entry(place, key, about, places, names))
+            for key, about, places, where in rows
         }
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise SourceError(
@@ -191,28 +192,28 @@ def read_entries(
 
 
 def _value_of_entry(
-    place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known
+    place: Path, key: str, about: Record, places: list[tuple[Any, Any]], names: Known
 ) -> Any:
     """Return the tensor or the value that is stored under `key`. The boxes of a tensor are stored
     at `places`; a value has one place.
     """
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
-        return _read_value(place, info, known)
+        return _read_value(place, info, names)
     dtype, shape = str(about.state["properties"].state[""][0]), tuple(about.state["size"])
     boxes = []
     for offset, info in places:
-        held = _read_value(place, info, known)
-        if not isinstance(held, Lazy) or held.dtype != dtype:
+        value = _read_value(place, info, names)
+        if not isinstance(value, Lazy) or value.dtype != dtype:
             raise SourceError(
                 f"{place / info['relative_path']}: expected a tensor of {dtype} for {show_value(key)}; {DAMAGED}"
             )
-        boxes.append(Placed(Box(tuple(offset or ()), held.shape), held))
-    listed = [
+        boxes.append(Placed(Box(tuple(offset or ()), value.shape), value))
+    chunks = [
         (tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"]))
         for chunk in about.state["chunks"]
     ]
-    if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(listed):
+    if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(chunks):
         raise SourceError(
             f"{place}: {METADATA} lists other parts of {show_value(key)} than the files have; {DAMAGED}"
         )
@@ -224,10 +225,10 @@ def _value_of_entry(
     return Boxed(tuple(boxes), shape, dtype)
 
 
-def _read_value(place: Path, info: Mapping[str, Any], known: Known) -> Any:
+def _read_value(place: Path, info: Mapping[str, Any], names: Known) -> Any:
     """Return the value that torch.save wrote into one part of a file; a tensor is lazy."""
     path, root, begin, size = _place_of_part(place, info)
-    return archive.read_archive(path, root, known, begin, size)
+    return archive.read_archive(path, root, names, begin, size)
 
 
 def _place_of_part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
@@ -252,18 +253,18 @@ def _values_to_save(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ..
     """Yield the values to write with the keys that lead to them, in the order of a state dict."""
     import torch
 
-    for name, held in hub.parameters.items():
-        yield ("model", name), weights_of(held.best, dtype)
+    for name, entry in hub.parameters.items():
+        yield ("model", name), weights_of(entry.best, dtype)
     yield from (
         (("model", alias), weights_of(hub.parameters[name].best, dtype))
         for alias, name in hub.ties.items()
     )
-    yield from ((("model", name), held) for name, held in hub.buffers.items())
-    for name, held in hub.trainable_parameters.items():
-        if held.step is not None:
-            yield ("optimizer", "state", name, "step"), Held(torch.tensor(float(held.step)))
+    yield from ((("model", name), entry) for name, entry in hub.buffers.items())
+    for name, entry in hub.trainable_parameters.items():
+        if entry.step is not None:
+            yield ("optimizer", "state", name, "step"), Held(torch.tensor(float(entry.step)))
         yield from (
-            (("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items()
+            (("optimizer", "state", name, kind), moment) for kind, moment in entry.moments.items()
         )
     groups = hub.groups or (
         (ParameterGroup(tuple(hub.trainable_parameters), {}),) if hub.moments else ()
@@ -317,34 +318,34 @@ class Saved:
 
 
 def files_of(
-    saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None
+    entries: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None
 ) -> tuple[File, ...]:
     """Return the files that one rank would write: the data and `.metadata`. If the saved
     dictionary is nested, `paths` has for each key the keys that lead to the value.
     """
-    body, places = _data_file(saved)
-    return File(DATA, tuple(body)), File(METADATA, (_metadata_file(saved, places, paths),))
+    body, places = _data_file(entries)
+    return File(DATA, tuple(body)), File(METADATA, (_metadata_file(entries, places, paths),))
 
 
-def _data_file(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
+def _data_file(entries: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
     """Return the parts of which the data file consists, and for each value its offset and size in
     this file.
     """
     body: list[Any] = []
     places = []
     at = 0
-    for held in saved:
-        found = list(torch_save.parts_of("archive", held.value))
-        size = sum(map(size_of, found))
+    for entry in entries:
+        parts = list(torch_save.parts_of("archive", entry.value))
+        size = sum(map(size_of, parts))
         # Each value is an archive of its own within the file, as torch's FileSystemWriter has it.
         places.append((at, size))
-        body += found
+        body += parts
         at += size
     return body, places
 
 
 def _metadata_file(
-    saved: Sequence[Saved],
+    entries: Sequence[Saved],
     places: Sequence[tuple[int, int]],
     paths: Mapping[str, tuple[Any, ...]] | None,
 ) -> bytes:
@@ -353,14 +354,14 @@ def _metadata_file(
     """
     # A tensor that several ranks hold has a box for each of them, all under its one key.
     boxes: dict[str, list[Saved]] = {}
-    for held in saved:
-        boxes.setdefault(held.key, []).append(held)
-    stored = {}
-    for held, (begin, size) in zip(saved, places, strict=True):
+    for entry in entries:
+        boxes.setdefault(entry.key, []).append(entry)
+    places_by_index = {}
+    for entry, (begin, size) in zip(entries, places, strict=True):
         # torch finds a box by its key and offsets, and a value by its key alone.
-        offset = None if held.shape is None else Size(held.offsets)
+        offset = None if entry.shape is None else Size(entry.offsets)
         index = Record(
-            f"{OWN} MetadataIndex", (), {"fqn": held.key, "offset": offset, "index": None}
+            f"{OWN} MetadataIndex", (), {"fqn": entry.key, "offset": offset, "index": None}
         )
         place = {
             "relative_path": DATA,
@@ -368,7 +369,7 @@ def _metadata_file(
             "length": size,
             "transform_descriptors": None,
         }
-        stored[index] = Record(PLACES, (), place)
+        places_by_index[index] = Record(PLACES, (), place)
     meta = Record(
         f"{OWN} StorageMeta",
         (),
@@ -377,7 +378,7 @@ def _metadata_file(
     state = {
         "state_dict_metadata": {key: _about_boxes(parts) for key, parts in boxes.items()},
         "planner_data": None if paths is None else dict(paths),
-        "storage_data": stored,
+        "storage_data": places_by_index,
         "storage_meta": meta,
         "version": VERSION,
     }
@@ -399,9 +400,9 @@ def _about_boxes(boxes: Sequence[Saved]) -> Record:
         Record(
             f"{OWN} ChunkStorageMetadata",
             (),
-            {"offsets": Size(held.offsets), "sizes": Size(held.value.shape)},
+            {"offsets": Size(box.offsets), "sizes": Size(box.value.shape)},
         )
-        for held in boxes
+        for box in boxes
     ]
     return Record(
         f"{OWN} TensorStorageMetadata",
@@ -445,9 +446,9 @@ def _find_losses(hub: Hub) -> Iterator[Finding]:
             "torch's checkpoint cannot hold random states; a run that resumes from it draws other numbers",
             Effect.NUMBERS,
         )
-    skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
-    if skipped:
+    names = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
+    if names:
         message = (
-            f"{', '.join(skipped)}: torch's checkpoint keeps only the step of the run's progress"
+            f"{', '.join(names)}: torch's checkpoint keeps only the step of the run's progress"
         )
         yield loss_finding("run", message, Effect.NONE)

@@ -43,7 +43,7 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
     """
     path = folder / SUMS
     text = read_text(path, root, MOST)
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     if text and not text.endswith("\n"):
         raise SourceError(f"{path}: the last line has no end; the file is damaged")
     for number, line in enumerate(text.split("\n")[:-1], 1):
@@ -56,19 +56,19 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
         # refused.
         for part in match[2].split("/"):
             plain(part.removeprefix("."), f"{path}:{number}: in {show_value(match[2])}")
-        if found.setdefault(match[2], match[1]) != match[1]:
+        if digests.setdefault(match[2], match[1]) != match[1]:
             raise SourceError(
                 f"{path}:{number}: found a second digest of {show_value(match[2])}; the file is damaged"
             )
-    return found
+    return digests
 
 
 def without_digest(folder: Path, files: Iterable[Path]) -> list[Path]:
     """Return those of the files in a folder, or beside it, for which its SHA256SUMS has no line; all if
     there is no such file.
     """
-    known = read_digests(folder, folder) if (folder / SUMS).is_file() else {}
-    return [path for path in files if os.path.relpath(path, folder) not in known]
+    digests = read_digests(folder, folder) if (folder / SUMS).is_file() else {}
+    return [path for path in files if os.path.relpath(path, folder) not in digests]
 
 
 def verify_digests(
@@ -88,10 +88,10 @@ def _digest_problem(path: Path, root: Path, expected: str | None) -> str:
     if expected is None:
         return f"{path}: {SUMS} has no line for this file; the checkpoint is damaged"
     try:
-        found, size = digest_of(regular(path, root)), path.stat().st_size
+        digest, size = digest_of(regular(path, root)), path.stat().st_size
     except SourceError as error:
         return str(error)
     except OSError as error:
         return f"{path}: {error.strerror}; expected a file that can be read"
-    changed = f"{path}: the {size} bytes of this file have changed (SHA-256 {found[:12]}, {SUMS} has {expected[:12]})"
-    return "" if found == expected else f"{changed}; the file is damaged: load another checkpoint"
+    message = f"{path}: the {size} bytes of this file have changed (SHA-256 {digest[:12]}, {SUMS} has {expected[:12]})"
+    return "" if digest == expected else f"{message}; the file is damaged: load another checkpoint"

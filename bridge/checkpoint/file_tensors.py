@@ -32,20 +32,21 @@ def tensors_by_file(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tup
     Bytes that come from no tensor are left out.
     """
     # By identity: two parameters may hold equal lazy tensors, and each has its own name.
-    known = {id(held): (name, kind) for name, kind, held in hub.tensors()}
+    names = {id(tensor): (name, kind) for name, kind, tensor in hub.tensors()}
     for file in files:
-        found: dict[int, Lazy] = {}
+        tensors: dict[int, Lazy] = {}
         for part in file.parts:
             if isinstance(part, ElementRun):
-                found |= {id(held): held for held in _tensors_within(part, known)}
+                tensors |= {id(tensor): tensor for tensor in _tensors_within(part, names)}
         rows = [
-            (known[key], held, sorted({path.name for path in _paths_within(held)}))
-            for key, held in found.items()
+            (names[key], tensor, sorted({path.name for path in _paths_within(tensor)}))
+            for key, tensor in tensors.items()
         ]
         yield (
             file,
             tuple(
-                Made(*named, held.shape, held.dtype, tuple(paths)) for named, held, paths in rows
+                Made(*name_and_kind, tensor.shape, tensor.dtype, tuple(paths))
+                for name_and_kind, tensor, paths in rows
             ),
         )
 
@@ -54,34 +55,34 @@ def offsets_by_file(files: Sequence[File]) -> dict[Path, list[int]]:
     """Return for each source file the offsets of the tensors that go into the files to write, in
     ascending order.
     """
-    found: dict[Path, set[int]] = {}
+    offsets: dict[Path, set[int]] = {}
     # Runs of one tensor stand in many files: each lazy value is walked once.
-    seen: set[int] = set()
+    visits: set[int] = set()
     for file in files:
         for part in file.parts:
-            for span in _spans_within(part, seen) if isinstance(part, ElementRun) else ():
-                found.setdefault(span.path, set()).add(span.begin)
-    return {path: sorted(begins) for path, begins in found.items()}
+            for span in _spans_within(part, visits) if isinstance(part, ElementRun) else ():
+                offsets.setdefault(span.path, set()).add(span.begin)
+    return {path: sorted(begins) for path, begins in offsets.items()}
 
 
-def _spans_within(value: Any, seen: set[int]) -> Iterator[Span]:
+def _spans_within(value: Any, visits: set[int]) -> Iterator[Span]:
     if isinstance(value, Span):
         yield value
-    elif not isinstance(value, Lazy) or id(value) not in seen:
-        seen.add(id(value))
+    elif not isinstance(value, Lazy) or id(value) not in visits:
+        visits.add(id(value))
         for inner in _values_within(value):
-            yield from _spans_within(inner, seen)
+            yield from _spans_within(inner, visits)
 
 
-def _tensors_within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
-    """Yield the checkpoint's tensors from which a lazy value is made. `known` maps Python's `id` of
+def _tensors_within(value: Any, names: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
+    """Yield the checkpoint's tensors from which a lazy value is made. `names` maps Python's `id` of
     each tensor of the checkpoint to the tensor's name and kind.
     """
-    if isinstance(value, Lazy) and id(value) in known:
+    if isinstance(value, Lazy) and id(value) in names:
         yield value
         return
     for inner in _values_within(value):
-        yield from _tensors_within(inner, known)
+        yield from _tensors_within(inner, names)
 
 
 def _paths_within(value: Any) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.checkpoint.hub import Hub, ParameterGroup
+from bridge.engine.learning_rate import learning_rate
 from bridge.errors import SourceError
 from bridge.files.contained import read_text
 from bridge.files.shown import show_value
@@ -47,8 +48,8 @@ def base_rate(group: ParameterGroup) -> float | None:
     """Return the learning rate of a group before the schedule changes it: `initial_lr`, which
     torch's schedulers set, or else `lr`.
     """
-    found = group.settings.get("initial_lr", group.settings.get("lr"))
-    return float(found) if isinstance(found, int | float) else None
+    rate = group.settings.get("initial_lr", group.settings.get("lr"))
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 def rate_ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
@@ -57,21 +58,19 @@ def rate_ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
     rate is the rate of the group with most elements.
     """
     rates, steps = [base_rate(group) for group in hub.groups], hub.where.steps or 0
-    planned = [optimizer.lr]
+    plan_rates = [optimizer.lr]
     if optimizer.lr is not None:
-        from bridge.engine.learning_rate import learning_rate
-
         # DeepSpeed's schedulers are one step behind: the rate of the step before is the config's
         # too.
         near = (steps, max(0, steps - 1))
-        planned += [learning_rate(optimizer.lr, optimizer.schedule, step) for step in near]
-    known = (
+        plan_rates += [learning_rate(optimizer.lr, optimizer.schedule, step) for step in near]
+    matches = (
         rate
         for rate in rates
-        if rate is not None and any(_are_same(rate, other) for other in planned)
+        if rate is not None and any(_are_same(rate, other) for other in plan_rates)
     )
     usual = (
-        next(known, None)
+        next(matches, None)
         or max(
             zip(map(hub.elements, hub.groups), rates, strict=True),
             default=(0, None),
@@ -114,11 +113,15 @@ def fits_config(hub: Hub) -> bool:
     """
     decays = {effective_setting(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
-    flat = {name for name, held in hub.trainable_parameters.items() if len(held.weight.shape) <= 1}
-    spared = {
+    flat = {
+        name
+        for name, parameter in hub.trainable_parameters.items()
+        if len(parameter.weight.shape) <= 1
+    }
+    undecaying = {
         name for group in hub.groups if effective_setting(group, DECAY) == 0 for name in group.names
     }
-    return len(others) == 1 and len(decays) == 2 and spared == flat and _one_rate(hub.groups)
+    return len(others) == 1 and len(decays) == 2 and undecaying == flat and _one_rate(hub.groups)
 
 
 def needs_group_file(hub: Hub, scope: str | None, by_place: bool) -> bool:
@@ -128,20 +131,24 @@ def needs_group_file(hub: Hub, scope: str | None, by_place: bool) -> bool:
     """
     if not hub.groups:
         return False
-    spared = scope == SPARED and fits_config(hub)
+    fits = scope == SPARED and fits_config(hub)
     if not by_place:
-        return groups_differ(hub.groups) and not spared
+        return groups_differ(hub.groups) and not fits
     names = [list(group.names) for group in hub.groups]
     if len(names) == 1:
         return names != [list(hub.trainable_parameters)]
-    flat = {name for name, held in hub.trainable_parameters.items() if len(held.weight.shape) <= 1}
+    flat = {
+        name
+        for name, parameter in hub.trainable_parameters.items()
+        if len(parameter.weight.shape) <= 1
+    }
     # The groups that a script makes for this scope: matrices first, then what does not decay, each
     # in the model's order.
-    made = [
+    names_by_scope = [
         [name for name in hub.trainable_parameters if (name in flat) is side]
         for side in (False, True)
     ]
-    return not (spared and names == made)
+    return not (fits and names == names_by_scope)
 
 
 def groups_to_write(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
@@ -149,44 +156,48 @@ def groups_to_write(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
     group is the optimizer's rate times the group's ratio; otherwise it is the rate that the group
     has.
     """
-    steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
-    found = []
+    has_schedule = (
+        optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
+    )
+    rows = []
     for group, ratio in zip(hub.groups, rate_ratios(hub, optimizer), strict=True):
-        rate = optimizer.lr * ratio if steered and optimizer.lr is not None else base_rate(group)
+        rate = (
+            optimizer.lr * ratio if has_schedule and optimizer.lr is not None else base_rate(group)
+        )
         settings = {
             name: effective_setting(group, name)
             for name in TREATED
             if group.settings.get(name) is not None
         }
-        found.append(
+        rows.append(
             {"params": list(group.names), **({} if rate is None else {"lr": rate}), **settings}
         )
-    return tuple(row for row in found if row["params"])
+    return tuple(row for row in rows if row["params"])
 
 
-def text_of(found: Sequence[Row]) -> str:
+def text_of(rows: Sequence[Row]) -> str:
     """Return the content of a file with these groups, as JSON."""
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps(rows, indent=1) + "\n"
 
 
 def read_groups(path: Path) -> tuple[Row, ...]:
     """Return the groups of a file. Raises a `SourceError` with a line for each invalid value."""
     try:
-        found = json.loads(read_text(path, path.parent, MOST))
+        rows = json.loads(read_text(path, path.parent, MOST))
     except (ValueError, RecursionError) as error:
         raise SourceError(
             f"{path}: expected JSON as `stagebridge move` writes it ({error})"
         ) from None
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise SourceError(
-            f"{path}: found {show_value(found, 40)}, expected a list of groups, each with `params` and settings"
+            f"{path}: found {show_value(rows, 40)}, expected a list of groups, each with `params` and settings"
         )
     SourceError.raise_if(
         f"{path}: group {number}: {problem}"
-        for number, row in enumerate(found)
+        for number, row in enumerate(rows)
         for problem in _find_odd_values(row)
     )
-    return tuple(found)
+    return tuple(rows)
 
 
 def _find_odd_values(row: Mapping[str, Any]) -> Iterator[str]:
@@ -214,11 +225,11 @@ def _are_numbers(value: Any, count: int) -> bool:
     )
 
 
-def check_groups(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
-    """Raise `SourceError` unless the groups have exactly the `trained` parameters, each of them
+def check_groups(rows: Sequence[Row], names_to_train: Iterable[str], where: str) -> None:
+    """Raise `SourceError` unless the groups have exactly the `names_to_train` parameters, each of them
     once. `where` is the place in the message.
     """
-    counts, own = Counter(name for row in found for name in row["params"]), set(trained)
+    counts, own = Counter(name for row in rows for name in row["params"]), set(names_to_train)
     problems = {
         "{} is not a trained parameter of the model": sorted(counts.keys() - own),
         "{} is in no group": sorted(own - counts.keys()),
@@ -232,12 +243,12 @@ def check_groups(found: Sequence[Row], trained: Iterable[str], where: str) -> No
 
 
 def build_groups(
-    found: Sequence[Row], named: Mapping[str, Any], where: str
+    rows: Sequence[Row], parameters: Mapping[str, Any], where: str
 ) -> list[dict[str, Any]]:
-    """Return the groups as torch's optimizers expect them, with the parameters that `named` has by
+    """Return the groups as torch's optimizers expect them, with the parameters that `parameters` has by
     name. Raises `SourceError` if the groups do not fit the trained parameters.
     """
-    trained = {name: weight for name, weight in named.items() if weight.requires_grad}
-    check_groups(found, trained, where)
-    known = [{**row, "params": [trained[name] for name in row["params"]]} for row in found]
-    return [{**row, **({"betas": tuple(row["betas"])} if "betas" in row else {})} for row in known]
+    weights = {name: weight for name, weight in parameters.items() if weight.requires_grad}
+    check_groups(rows, weights, where)
+    groups = [{**row, "params": [weights[name] for name in row["params"]]} for row in rows]
+    return [{**row, **({"betas": tuple(row["betas"])} if "betas" in row else {})} for row in groups]

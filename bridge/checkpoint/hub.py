@@ -99,8 +99,8 @@ class Origin:
         """Number of ranks that saved the checkpoint (the product of its data, tensor and pipeline
         ranks); None if it is unknown.
         """
-        shared = self.layout.get("tensor", 1) * self.layout.get("pipeline", 1)
-        return self.layout["ranks"] * shared if "ranks" in self.layout else None
+        copies = self.layout.get("tensor", 1) * self.layout.get("pipeline", 1)
+        return self.layout["ranks"] * copies if "ranks" in self.layout else None
 
 
 @dataclass(frozen=True)
@@ -171,19 +171,21 @@ class Hub:
     @property
     def trainable_parameters(self) -> dict[str, Parameter]:
         """The parameters that the optimizer updates, by name."""
-        return {name: held for name, held in self.parameters.items() if held.trained}
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.trained}
 
     @property
     def weight_dtype(self) -> str:
         """The number format that most of the weights have."""
-        found = [held.weight.dtype for held in self.parameters.values()]
-        return max(dict.fromkeys(found), key=found.count) if found else "F32"
+        dtypes = [parameter.weight.dtype for parameter in self.parameters.values()]
+        return max(dict.fromkeys(dtypes), key=dtypes.count) if dtypes else "F32"
 
     @property
     def moments(self) -> tuple[str, ...]:
         """The names of all moments that some parameter has."""
         return tuple(
-            dict.fromkeys(kind for held in self.parameters.values() for kind in held.moments)
+            dict.fromkeys(
+                kind for parameter in self.parameters.values() for kind in parameter.moments
+            )
         )
 
 
@@ -196,37 +198,37 @@ def beside_of(hub: Hub) -> dict[str, Plain]:
     findings, as plain values.
     """
     parts = {"where": hub.where, "scale": hub.scale, "model": hub.model}
-    found = {
+    values_by_part = {
         name: {key: value for key, value in vars(part).items() if value is not None}
         for name, part in parts.items()
         if part
     }
     more = {"schedule": hub.schedule, "config": hub.config, "client": dict(hub.client)}
-    return {name: value for name, value in {**found, **more}.items() if value}
+    return {name: value for name, value in {**values_by_part, **more}.items() if value}
 
 
-def with_beside(hub: Hub, held: Any) -> Hub:
-    """Return the checkpoint, with its missing values taken from `held`, a result of `beside_of`.
+def with_beside(hub: Hub, values: Any) -> Hub:
+    """Return the checkpoint, with its missing values taken from `values`, a result of `beside_of`.
     Raises `TypeError` for a value of another type.
     """
-    kept = held if isinstance(held, Mapping) else {}
+    entries = values if isinstance(values, Mapping) else {}
     where = {
         key: value
-        for key, value in (kept.get("where") or {}).items()
+        for key, value in (entries.get("where") or {}).items()
         if getattr(hub.where, key) is None
     }
     model: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in (kept.get("model") or {}).items()
+        for key, value in (entries.get("model") or {}).items()
     }
     return replace(
         hub,
         where=replace(hub.where, **where),
-        scale=hub.scale or (Scale(**kept["scale"]) if kept.get("scale") else None),
-        schedule=hub.schedule or kept.get("schedule"),
-        config=hub.config or kept.get("config"),
+        scale=hub.scale or (Scale(**entries["scale"]) if entries.get("scale") else None),
+        schedule=hub.schedule or entries.get("schedule"),
+        config=hub.config or entries.get("config"),
         model=hub.model or (Model(**model) if model else None),
-        client={**(kept.get("client") or {}), **hub.client},
+        client={**(entries.get("client") or {}), **hub.client},
     )
 
 
@@ -254,9 +256,9 @@ def find_misshapen_states(states: Iterable[tuple[str, str]]) -> Iterator[Finding
     names: dict[str, list[str]] = {}
     for name, kind in states:
         names.setdefault(kind, []).append(name)
-    for kind, found in names.items():
+    for kind, parameters in names.items():
         message = (
-            f"{kind} of {len(found)} parameters, such as {found[0]}, has another shape than the weight, and "
+            f"{kind} of {len(parameters)} parameters, such as {parameters[0]}, has another shape than the weight, and "
             f"is not kept; the optimizer may fail to load without {kind}"
         )
         yield loss_finding(f"moments.{kind}", message, Effect.NUMBERS)
@@ -270,8 +272,10 @@ def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], l
         key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value
         for key, value in row.items()
     }
-    found, left = as_plain({key: value for key, value in numbers.items() if key != "params"}, where)
-    return tuples_to_lists(found), left
+    settings, findings = as_plain(
+        {key: value for key, value in numbers.items() if key != "params"}, where
+    )
+    return tuples_to_lists(settings), findings
 
 
 def tuples_to_lists(value: Plain) -> Plain:
@@ -288,14 +292,14 @@ def as_plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
     that was replaced. `where` is the path at which the paths in findings begin. Raises
     `SourceError` if `value` is nested too deeply or has too many values.
     """
-    left: list[Finding] = []
+    findings: list[Finding] = []
     # A pickle may refer to one list many times: a small file could unfold into values without end.
     budget = [MOST_VALUES]
-    return _plain_within(value, where, 0, budget, left), left
+    return _plain_within(value, where, 0, budget, findings), findings
 
 
 def _plain_within(
-    value: Any, where: str, depth: int, budget: list[int], left: list[Finding]
+    value: Any, where: str, depth: int, budget: list[int], findings: list[Finding]
 ) -> Plain:
     budget[0] -= 1
     if depth > DEEPEST or budget[0] < 0:
@@ -307,20 +311,20 @@ def _plain_within(
     if isinstance(value, Mapping):
         # Keys too may be tuples, or records that are not plain.
         keys = (
-            (_plain_within(key, f"{where}, a key", depth + 1, budget, left), key, inner)
+            (_plain_within(key, f"{where}, a key", depth + 1, budget, findings), key, inner)
             for key, inner in value.items()
         )
         return {
-            own: _plain_within(inner, f"{where}.{key}", depth + 1, budget, left)
+            own: _plain_within(inner, f"{where}.{key}", depth + 1, budget, findings)
             for own, key, inner in keys
         }
     if isinstance(value, list | tuple | set | frozenset):
-        found = [
-            _plain_within(inner, f"{where}.{number}", depth + 1, budget, left)
+        values = [
+            _plain_within(inner, f"{where}.{number}", depth + 1, budget, findings)
             for number, inner in enumerate(value)
         ]
-        return found if isinstance(value, list) else KINDS[type(value)](found)
-    left.append(
+        return values if isinstance(value, list) else KINDS[type(value)](values)
+    findings.append(
         loss_finding(
             where,
             f"a value of type {_kind_of_value(value)}, which only the program that saved it can read, is not kept",

@@ -53,8 +53,8 @@ def torch_type(code: str) -> torch.dtype:
     """Return torch's dtype for a number format of safetensors."""
     import torch
 
-    found: torch.dtype = getattr(torch, TORCH[code])
-    return found
+    dtype: torch.dtype = getattr(torch, TORCH[code])
+    return dtype
 
 
 class Lazy(ABC):
@@ -91,12 +91,12 @@ class Lazy(ABC):
             return self.whole()
         row = prod(self.shape[1:])
         first, rows = place.offsets[0], place.sizes[0]
-        found = self.flat(first * row, (first + rows) * row).view(rows, *self.shape[1:])
+        rows_of_box = self.flat(first * row, (first + rows) * row).view(rows, *self.shape[1:])
         for dim, (offset, size) in enumerate(
             zip(place.offsets[1:], place.sizes[1:], strict=True), 1
         ):
-            found = found.narrow(dim, offset, size)
-        return found
+            rows_of_box = rows_of_box.narrow(dim, offset, size)
+        return rows_of_box
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,20 @@ def read_into(path: Path, begin: int, content: bytearray) -> None:
     """Fill `content` with bytes of a file, read from byte `begin` on. Raises `SourceError` if the
     file cannot be read or is too short.
     """
-    view, done = memoryview(content), 0
+    view, count = memoryview(content), 0
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            while done < len(content):
+            while count < len(content):
                 # One call reads 2 GiB at most (see `man 2 read`), and a network file system may
                 # return less than asked for.
-                got = os.preadv(descriptor, [view[done:]], begin + done)
+                got = os.preadv(descriptor, [view[count:]], begin + count)
                 if not got:
                     raise SourceError(
-                        f"{path}: the file ends at byte {begin + done}, though it was longer before; it "
+                        f"{path}: the file ends at byte {begin + count}, though it was longer before; it "
                         "changed while it was read"
                     )
-                done += got
+                count += got
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -172,8 +172,8 @@ class Strided(Lazy):
             if self.count
             else 0
         )
-        found = self.base.flat(self.offset, self.offset + reach)
-        return found.as_strided(self.shape, self.strides).reshape(-1)[start:stop]
+        span = self.base.flat(self.offset, self.offset + reach)
+        return span.as_strided(self.shape, self.strides).reshape(-1)[start:stop]
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,8 +204,8 @@ class Turned(Lazy):
                 self,
                 whole.t().contiguous().view(-1),
             ]  # what it was made of may have been turned too
-        found: Tensor = _TURNED[1][start:stop]
-        return found
+        elements: Tensor = _TURNED[1][start:stop]
+        return elements
 
 
 _TURNED: list[Any] = []
@@ -238,15 +238,15 @@ class Joined(Lazy):
         """Return elements, which are read from the runs that hold them."""
         import torch
 
-        found, at = [], 0
+        pieces, at = [], 0
         for run in self.runs:
             first, last = max(start, at), min(stop, at + len(run))
             if first < last:
-                found.append(run.source.flat(run.start + first - at, run.start + last - at))
+                pieces.append(run.source.flat(run.start + first - at, run.start + last - at))
             at += len(run)
-        if len(found) == 1:
-            return found[0]
-        return torch.cat(found) if found else torch.empty(0, dtype=torch_type(self.dtype))
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch_type(self.dtype))
 
 
 @dataclass(frozen=True)
@@ -271,27 +271,27 @@ class Boxed(Lazy):
 
         if len(self.parts) == 1:
             return self.parts[0].source.flat(start, stop)
-        found = torch.empty(max(0, stop - start), dtype=torch_type(self.dtype))
+        target = torch.empty(max(0, stop - start), dtype=torch_type(self.dtype))
         at = 0
         # A run of elements is a few boxes: the rest of a row, whole rows, the beginning of a row.
-        for wanted in boxes_of_range(self.shape, start, stop):
-            self._fill(found[at : at + prod(wanted.sizes)].view(wanted.sizes), wanted)
-            at += prod(wanted.sizes)
-        return found
+        for box in boxes_of_range(self.shape, start, stop):
+            self._fill(target[at : at + prod(box.sizes)].view(box.sizes), box)
+            at += prod(box.sizes)
+        return target
 
-    def _fill(self, target: Tensor, wanted: Box) -> None:
+    def _fill(self, target: Tensor, box: Box) -> None:
         for part in self.parts:
             # The box that both have in common, as a range in each dimension; an empty range if they
             # do not meet there.
             ranges = [
                 range(max(start, begin), min(start + size, begin + length))
                 for start, size, begin, length in zip(
-                    wanted.offsets, wanted.sizes, part.place.offsets, part.place.sizes, strict=True
+                    box.offsets, box.sizes, part.place.offsets, part.place.sizes, strict=True
                 )
             ]
             if all(ranges):
                 place = target
-                for dim, (common, offset) in enumerate(zip(ranges, wanted.offsets, strict=True)):
+                for dim, (common, offset) in enumerate(zip(ranges, box.offsets, strict=True)):
                     place = place.narrow(dim, common.start - offset, len(common))
                 offsets = tuple(
                     common.start - origin

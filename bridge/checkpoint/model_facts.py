@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.lazy import read_strips
-from bridge.checkpoint.parameter_names import (
+from bridge.checkpoint.parameter_names import neutral_shapes, read_names
+from bridge.checkpoint.renaming import (
     all_namings,
     naming_that_fits,
-    neutral_shapes,
-    read_names,
     shapes_by_name,
     try_namings,
     unwrap_names,
@@ -62,9 +61,9 @@ OUTPUT, EMBEDDING = "head.logits.weight", "embedding.tokens.weight"
 def describe_config(config: Config) -> Model:
     """Return what a config says about its model."""
     model = lift(config).model
-    found = [naming.describe_model(config) for naming in config.dialect.namings]
-    family = next((family for family, _ in found if family), None)
-    refused = tuple(dict.fromkeys(line for _, lines in found for line in lines))
+    descriptions = [naming.describe_model(config) for naming in config.dialect.namings]
+    family = next((family for family, _ in descriptions if family), None)
+    refusals = tuple(dict.fromkeys(line for _, lines in descriptions for line in lines))
     return Model(
         model.kv_heads or model.heads,
         model.vocab,
@@ -79,14 +78,14 @@ def describe_config(config: Config) -> Model:
         model.moe.shared_ffn or None,
         model.embedding.max_positions if model.embedding.positions == "learned" else None,
         model.tied,
-        refused,
+        refusals,
     )
 
 
 def model_of(hub: Hub) -> Model:
     """Return what the checkpoint's own record says about its model."""
-    carried = (naming.carry_facts(hub) for naming in all_namings().values())
-    return hub.model or next((model for model in carried if model is not None), Model())
+    records = (naming.carry_facts(hub) for naming in all_namings().values())
+    return hub.model or next((model for model in records if model is not None), Model())
 
 
 def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
@@ -95,30 +94,30 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
     places if two places, or a place and the shapes, contradict each other.
     """
     folder = hub.origin.files[0].parent if hub.origin.files else hub.origin.format
-    said = [(f"{folder}, its own record of the model", model_of(hub)), *configs]
-    refused = tuple(dict.fromkeys(line for _, model in said for line in model.refused))
-    measured = [] if refused else list(_measure(hub))
-    found: dict[str, tuple[str, Any]] = {}
+    statements = [(f"{folder}, its own record of the model", model_of(hub)), *configs]
+    refusals = tuple(dict.fromkeys(line for _, model in statements for line in model.refused))
+    measures = [] if refusals else list(_measure(hub))
+    claims_by_fact: dict[str, tuple[str, Any]] = {}
     problems: dict[tuple[str, str], str] = {}
-    for place, model in said:
+    for place, model in statements:
         claims = {**_stated(model), **_products(model)}
         for fact, value in claims.items():
-            there, other = found.setdefault(fact, (place, value))
+            there, other = claims_by_fact.setdefault(fact, (place, value))
             if other != value:
                 problems[place, fact] = f"found {value}, but {there}: {other}"
-        for fact, size, name in measured:
+        for fact, size, name in measures:
             value = claims.get(fact, size)
             # An embedding may have more rows than words: what is left is padding.
             if value > size if fact == "vocab" else value != size:
                 problems[place, fact] = f"found {value}, but the weights have {size} ({name})"
-        if not refused and (line := _untrue_tie(hub, model.tied)):
+        if not refusals and (line := _untrue_tie(hub, model.tied)):
             problems[place, "tied"] = f"found {model.tied}, but {line}"
     SourceError.raise_if(
         f"{place}: {WORDS[fact]}: {line}; name the config that belongs to this checkpoint"
         for (place, fact), line in problems.items()
     )
-    facts = {fact: value for fact, (_, value) in found.items() if fact in _NAMES}
-    return Model(**facts, refused=refused)
+    facts = {fact: value for fact, (_, value) in claims_by_fact.items() if fact in _NAMES}
+    return Model(**facts, refused=refusals)
 
 
 _NAMES = tuple(field.name for field in fields(Model) if field.name != "refused")
@@ -141,12 +140,14 @@ def _neutral_of(hub: Hub) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Return the shapes of the neutral parameters in a checkpoint, and for each the name under which
     the checkpoint has it. Both are empty if no family has these names.
     """
-    known = try_namings(hub)
-    if known is None:
+    recognition = try_namings(hub)
+    if recognition is None:
         return {}, {}
     try:
         # All rows of queries, keys and values together are as many with any number of groups.
-        pieces = read_names(known.naming, known.table, shapes_by_name(hub), Model(kv_heads=1))
+        pieces = read_names(
+            recognition.naming, recognition.table, shapes_by_name(hub), Model(kv_heads=1)
+        )
         shapes = neutral_shapes(pieces)
     except SourceError:
         # Shapes that no model of the family has: renaming refuses them, and other formats keep them.
@@ -157,7 +158,7 @@ def _neutral_of(hub: Hub) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
 def _measure(hub: Hub) -> Iterator[tuple[str, int, str]]:
     """Yield each fact that shapes show, with the size and the name of the parameter that shows it."""
     shapes, names = _neutral_of(hub)
-    counted: dict[str, dict[int, str]] = {"layers": {}, "experts": {}}
+    numbers: dict[str, dict[int, str]] = {"layers": {}, "experts": {}}
     for ours, shape in shapes.items():
         for pattern, facts in MEASURED.items():
             if re.fullmatch(pattern, ours):
@@ -167,8 +168,12 @@ def _measure(hub: Hub) -> Iterator[tuple[str, int, str]]:
             (r"block\d+\.mlp\.experts\.(\d+)\.", "experts"),
         ):
             if match := re.match(part, ours):
-                counted[fact].setdefault(int(match[1]), names[ours])
-    yield from ((fact, len(held), held[max(held)]) for fact, held in counted.items() if held)
+                numbers[fact].setdefault(int(match[1]), names[ours])
+    yield from (
+        (fact, len(names_by_number), names_by_number[max(names_by_number)])
+        for fact, names_by_number in numbers.items()
+        if names_by_number
+    )
 
 
 def _untrue_tie(hub: Hub, tied: bool | None) -> str:
@@ -190,12 +195,12 @@ def _untrue_tie(hub: Hub, tied: bool | None) -> str:
     return "" if equal else f"{output} and {words} are different tensors"
 
 
-def rename_under(hub: Hub, wanted: str | None, usual: str | None, configs: Sequence[Said]) -> Hub:
+def rename_under(hub: Hub, target: str | None, usual: str | None, configs: Sequence[Said]) -> Hub:
     """Return the checkpoint that `naming_that_fits` returns, with the facts about its model, which
     `establish_model` holds against `configs`.
     """
-    if wanted or usual:
+    if target or usual:
         hub = unwrap_names(hub)
     facts = establish_model(hub, configs)
-    known = replace(hub, model=None if facts == Model() else facts)
-    return naming_that_fits(known, wanted, usual, facts)
+    hub_with_facts = replace(hub, model=None if facts == Model() else facts)
+    return naming_that_fits(hub_with_facts, target, usual, facts)

@@ -28,10 +28,10 @@ def find_impossible(hub: Hub) -> Iterator[Finding]:
     """Yield a finding for each parameter whose two moments cannot come from one run of Adam with
     the betas in the checkpoint.
     """
-    known = {name: group.settings for group in hub.groups for name in group.names}
-    for name, held in hub.trainable_parameters.items():
-        bound = _moment_bound(held, known.get(name, hub.settings), hub.where.steps)
-        if bound is not None and (times := _ratio_to_bound(held, bound)) > 1:
+    settings = {name: group.settings for group in hub.groups for name in group.names}
+    for name, parameter in hub.trainable_parameters.items():
+        limit = _moment_bound(parameter, settings.get(name, hub.settings), hub.where.steps)
+        if limit is not None and (times := _ratio_to_bound(parameter, limit)) > 1:
             yield loss_finding(
                 f"moments.{name}",
                 f"{FIRST} is up to {times**0.5:.3g} times the largest value that Adam can reach with this "
@@ -41,17 +41,19 @@ def find_impossible(hub: Hub) -> Iterator[Finding]:
             )
 
 
-def _moment_bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
+def _moment_bound(
+    parameter: Parameter, settings: Mapping[str, Any], steps: int | None
+) -> float | None:
     """Return the bound K for the number of updates that a parameter's moments have seen. Return
     None if they are not moments of Adam in fp32, or if the betas or the number of updates
     are unknown.
     """
-    kinds, betas = set(held.moments), settings.get("betas")
+    kinds, betas = set(parameter.moments), settings.get("betas")
     if kinds - {LARGEST} != {FIRST, SECOND} or any(
-        held.moments[kind].dtype != "F32" for kind in kinds
+        parameter.moments[kind].dtype != "F32" for kind in kinds
     ):
         return None
-    step = steps if held.step is None else held.step
+    step = steps if parameter.step is None else parameter.step
     if not isinstance(betas, list | tuple) or len(betas) != 2 or step is None or step < 1:
         return None
     # Adam's betas are below 1; with second == 0 the bound would divide by zero.
@@ -64,15 +66,15 @@ def _moment_bound(held: Parameter, settings: Mapping[str, Any], steps: int | Non
     return float((1 - first) ** 2 / (1 - second) * (1 - ratio**step) / (1 - ratio))
 
 
-def _ratio_to_bound(held: Parameter, bound: float) -> float:
+def _ratio_to_bound(parameter: Parameter, limit: float) -> float:
     """Return the largest m^2 / (K * v) in the checked elements, after the share that rounding
-    explains is taken off; `bound` is K. The result is infinite if v is 0 in an element in which m
+    explains is taken off; `limit` is K. The result is infinite if v is 0 in an element in which m
     is not 0.
     """
     import torch
 
-    count = min(SAMPLE, held.weight.count)
-    first, second = (held.moments[kind].flat(0, count).double() for kind in (FIRST, SECOND))
+    count = min(SAMPLE, parameter.weight.count)
+    first, second = (parameter.moments[kind].flat(0, count).double() for kind in (FIRST, SECOND))
     square = first.square()
-    ratio = torch.where(square > TINY, square / (ROUNDING * bound * second.clamp(min=0)), 0.0)
+    ratio = torch.where(square > TINY, square / (ROUNDING * limit * second.clamp(min=0)), 0.0)
     return float(ratio.max()) if ratio.numel() else 0.0

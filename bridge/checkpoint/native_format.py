@@ -14,7 +14,6 @@ from typing import Any
 from bridge.checkpoint import digests, schema, stored_parts, tagged_json
 from bridge.checkpoint.files import File
 from bridge.checkpoint.folder_lock import LATEST
-from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.hub import (
     Hub,
     Model,
@@ -27,6 +26,7 @@ from bridge.checkpoint.hub import (
     tuples_to_lists,
     weights_of,
 )
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
 from bridge.checkpoint.safetensors_format import file_of as safetensors
 from bridge.checkpoint.safetensors_format import read_header
@@ -69,16 +69,16 @@ class Checkpoint:
                 f"{folder / STATE}: found format {state.format}, expected {FORMAT}; load this checkpoint with the release"
                 " that wrote it"
             )
-        found = digests.read_digests(folder, root)
-        expected = {STATE, *map(file_of, range(state.world))}
-        if set(found) != expected:
-            name = min(set(found) ^ expected)
-            what = "found no line for" if name in expected else "found a line for"
+        sums = digests.read_digests(folder, root)
+        names = {STATE, *map(file_of, range(state.world))}
+        if set(sums) != names:
+            name = min(set(sums) ^ names)
+            what = "found no line for" if name in names else "found a line for"
             raise SourceError(
                 f"{folder / digests.SUMS}: {what} {show_value(name)} in a checkpoint of {state.world} ranks; the"
                 " checkpoint is damaged"
             )
-        return cls(folder, root, state, found)
+        return cls(folder, root, state, sums)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
         """Compare state.json and some of the files with their digests. These are the file of rank
@@ -94,26 +94,26 @@ class Checkpoint:
         """Return the stored parts of every tensor by the tensor's name. Raises `SourceError`
         unless the files have exactly the tensors that state.json lists, and each element once.
         """
-        found: dict[str, list[stored_parts.Stored]] = {name: [] for name in self.state.tensors}
+        parts: dict[str, list[stored_parts.Stored]] = {name: [] for name in self.state.tensors}
         for rank in range(self.state.world):
             path = self.folder / file_of(rank)
             for part in stored_parts.read_parts(path, self.root):
-                if part.name not in found:
+                if part.name not in parts:
                     raise SourceError(
                         f"{path}: found the tensor {show_value(part.name)}, which"
                         f" {STATE} does not list; the checkpoint is damaged"
                     )
-                found[part.name].append(part)
+                parts[part.name].append(part)
         problems = (
-            stored_parts.check_cover(name, self.state.tensors[name], saved)
-            for name, saved in found.items()
+            stored_parts.check_cover(name, self.state.tensors[name], own_parts)
+            for name, own_parts in parts.items()
         )
         SourceError.raise_if(
             f"{self.folder}: {problem}; the checkpoint is damaged"
             for problem in problems
             if problem
         )
-        return dict(found)
+        return dict(parts)
 
 
 class Native(Format):
@@ -152,8 +152,8 @@ class Native(Format):
             Origin(self.name, layout={"ranks": state.world}, files=files),
             parameters,
             {
-                name.split("/", 2)[2]: held
-                for name, held in tensors.items()
+                name.split("/", 2)[2]: tensor
+                for name, tensor in tensors.items()
                 if name.startswith(f"{BUFFERS}/0/")
             },
             {str(name): str(of) for name, of in _carry_value(state, "ties", {}).items()},
@@ -175,21 +175,22 @@ class Native(Format):
         )
         return _adopt_own_state(hub)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files that one rank would write. The engine can load them with any layout of
         ranks.
         """
         tag = f"step{hub.where.steps or 0}"
         tensors = dict(_tensors_by_file_name(hub))
         text = json.dumps(
-            _state_to_write(hub, {name: held.shape for name, held in tensors.items()}), indent=1
+            _state_to_write(hub, {name: tensor.shape for name, tensor in tensors.items()}), indent=1
         )
         schema.parse_state(text, Path(STATE))
-        keyed = {
-            f"{name}@{','.join('0' for _ in held.shape)}": held for name, held in tensors.items()
+        tensors_by_key = {
+            f"{name}@{','.join('0' for _ in tensor.shape)}": tensor
+            for name, tensor in tensors.items()
         }
         files = (
-            safetensors(f"{tag}/{file_of(0)}", keyed),
+            safetensors(f"{tag}/{file_of(0)}", tensors_by_key),
             File(f"{tag}/{STATE}", (text.encode(),)),
             File(LATEST, (tag.encode(),)),
         )
@@ -204,14 +205,14 @@ def _adopt_own_state(hub: Hub) -> Hub:
     """Return the checkpoint with its schedule, groups and script state in their own fields.
     Drop-in engines save all three together as client state.
     """
-    said = [
+    states = [
         value
         for key, value in hub.client.items()
         if key != CLIENT and isinstance(value, Mapping) and "groups" in value
     ]
-    if CLIENT not in hub.client or len(said) != 1:
+    if CLIENT not in hub.client or len(states) != 1:
         return hub
-    settings, names = said[0]["groups"] or [], said[0].get("names")
+    settings, names = states[0]["groups"] or [], states[0].get("names")
     # A single group needs no names: it has every trained parameter.
     if names is None and len(settings) == 1:
         names = [list(hub.trainable_parameters)]
@@ -220,7 +221,7 @@ def _adopt_own_state(hub: Hub) -> Hub:
     return replace(
         hub,
         groups=hub.groups or groups,
-        schedule=said[0].get("lr_scheduler"),
+        schedule=states[0].get("lr_scheduler"),
         client=hub.client[CLIENT],
     )
 
@@ -229,16 +230,16 @@ def _checkpoint_tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
     """Return the lazy tensors of a checkpoint by name. The caller must have checked the stored
     parts.
     """
-    found: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
+    parts: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
     for rank in range(checkpoint.state.world):
         path = checkpoint.folder / file_of(rank)
         for key, span in read_header(path, checkpoint.root).items():
             name, place = stored_parts.place_of(key, span.shape, path)
-            found[name].append(Placed(place, span))
+            parts[name].append(Placed(place, span))
     return {
-        name: Boxed(held, checkpoint.state.tensors[name], held[0].source.dtype)
-        for name, held in found.items()
-        if held
+        name: Boxed(boxes, checkpoint.state.tensors[name], boxes[0].source.dtype)
+        for name, boxes in parts.items()
+        if boxes
     }
 
 
@@ -252,9 +253,9 @@ def _build_parameter(
     }
     exact, dtype = tensors[f"{WEIGHTS}/{name}"], _carry_value(state, "formats", {}).get(name)
     weight = weights_of(exact, dtype)
-    trained = name not in _carry_value(state, "frozen", [])
+    is_trainable = name not in _carry_value(state, "frozen", [])
     step = float(state.progress.steps) if moments else None
-    return Parameter(weight, exact if weight is not exact else None, moments, step, trained)
+    return Parameter(weight, exact if weight is not exact else None, moments, step, is_trainable)
 
 
 def _carry_value(state: State, name: str, default: Any) -> Any:
@@ -267,12 +268,12 @@ def _where_fields(state: State) -> dict[str, Any]:
     """
     # state.json has no empty figures: nan, and the list of names in `unsaid`, stand for those that
     # the source did not have.
-    found = {**state.progress.model_dump(), "seed": state.seed}
+    fields = {**state.progress.model_dump(), "seed": state.seed}
     unknown = {
         *_carry_value(state, "unsaid", []),
-        *(name for name, value in found.items() if isinstance(value, float) and math.isnan(value)),
+        *(name for name, value in fields.items() if isinstance(value, float) and math.isnan(value)),
     }
-    return {name: value for name, value in found.items() if name not in unknown}
+    return {name: value for name, value in fields.items() if name not in unknown}
 
 
 def _generator_states(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
@@ -283,35 +284,35 @@ def _generator_states(state: State, tensors: Mapping[str, Lazy]) -> dict[str, La
     if RANDOM in _carry_value(state, "unsaid", []):
         return {}
     return {
-        name.partition("/")[2]: held
-        for name, held in tensors.items()
+        name.partition("/")[2]: tensor
+        for name, tensor in tensors.items()
         if name.startswith(f"{GENERATORS}/") and name.count("/") == 1
     }
 
 
 def _loss_scale(state: State) -> Scale | None:
-    found = state.scaler
+    scaler = state.scaler
     if "scale" in state.carried:
         return Scale(
             **{
                 **_carry_value(state, "scale", {}),
-                "value": found.scale,
-                "good": found.good,
-                "tolerated": found.tolerated,
+                "value": scaler.scale,
+                "good": scaler.good,
+                "tolerated": scaler.tolerated,
             }
         )
-    if found.window is None and found.scale == 1.0:
+    if scaler.window is None and scaler.scale == 1.0:
         return None
-    dynamic = found.window is not None
+    dynamic = scaler.window is not None
     return Scale(
-        found.scale,
+        scaler.scale,
         dynamic,
         2.0,
-        found.window,
-        found.minimum,
-        found.hysteresis,
-        found.tolerated,
-        found.good,
+        scaler.window,
+        scaler.minimum,
+        scaler.hysteresis,
+        scaler.tolerated,
+        scaler.good,
     )
 
 
@@ -327,10 +328,10 @@ def _find_other_copies(state: State) -> Iterator[Finding]:
 
 def _tensors_by_file_name(hub: Hub) -> Iterator[tuple[str, Lazy]]:
     """Yield every tensor with the name that it has in the files of a native checkpoint."""
-    for name, held in hub.parameters.items():
-        yield f"{WEIGHTS}/{name}", held.best
-        yield from ((f"{kind}/{name}", moment) for kind, moment in held.moments.items())
-    yield from ((f"{BUFFERS}/0/{name}", held) for name, held in hub.buffers.items())
+    for name, entry in hub.parameters.items():
+        yield f"{WEIGHTS}/{name}", entry.best
+        yield from ((f"{kind}/{name}", moment) for kind, moment in entry.moments.items())
+    yield from ((f"{BUFFERS}/0/{name}", entry) for name, entry in hub.buffers.items())
     random = hub.random.get("0")
     if random is None:
         import torch
@@ -380,13 +381,13 @@ def _values_of_other_engines(hub: Hub) -> dict[str, Any]:
     another format can restore them.
     """
     formats = {
-        name: held.weight.dtype
-        for name, held in hub.parameters.items()
-        if held.weight.dtype != held.best.dtype
+        name: parameter.weight.dtype
+        for name, parameter in hub.parameters.items()
+        if parameter.weight.dtype != parameter.best.dtype
     }
     return {
         "formats": formats,
-        "frozen": [name for name, held in hub.parameters.items() if not held.trained],
+        "frozen": [name for name, parameter in hub.parameters.items() if not parameter.trained],
         "groups": [
             {"names": list(group.names), "settings": dict(group.settings)} for group in hub.groups
         ],
@@ -427,7 +428,9 @@ def _find_missing_values(hub: Hub) -> Iterator[Finding]:
             Effect.NUMBERS,
         )
     steps = {
-        held.step for held in hub.parameters.values() if held.step is not None and held.moments
+        parameter.step
+        for parameter in hub.parameters.values()
+        if parameter.step is not None and parameter.moments
     }
     if len(steps) > 1 or (steps and steps != {float(hub.where.steps or 0)}):
         message = (

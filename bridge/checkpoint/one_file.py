@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.checkpoint import archive
-from bridge.checkpoint.formats import RootedFormat, Used
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import Hub, Origin
+from bridge.checkpoint.interface import RootedFormat
 from bridge.checkpoint.run_state import flatten_value, hub_of_entries
 from bridge.checkpoint.safetensors_format import read_header
 from bridge.errors import SourceError
@@ -30,17 +31,17 @@ class OneFile(RootedFormat):
     def read(self, place: Path) -> Hub:
         """Return the checkpoint. A pickled dictionary keeps the order of the model."""
         if place.suffix == SAFETENSORS:
-            entries = {(name,): held for name, held in read_header(place, place.parent).items()}
+            entries = {(name,): tensor for name, tensor in read_header(place, place.parent).items()}
         else:
-            found = archive.read_archive(place, place.parent)
-            if not isinstance(found, dict):
+            contents = archive.read_archive(place, place.parent)
+            if not isinstance(contents, dict):
                 raise SourceError(
-                    f"{place}: found {show_value(type(found).__name__)}, expected a dictionary with the state of a model"
+                    f"{place}: found {show_value(type(contents).__name__)}, expected a dictionary with the state of a model"
                 )
-            entries = dict(flatten_value(found))
+            entries = dict(flatten_value(contents))
         origin = Origin(self.name, files=(place,))
-        ordered = place.suffix != SAFETENSORS
-        return hub_of_entries(origin, place, entries, self.root, ordered)
+        in_order = place.suffix != SAFETENSORS
+        return hub_of_entries(origin, place, entries, self.root, in_order)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Check the checksums within the archive."""

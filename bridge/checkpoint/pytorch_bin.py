@@ -8,8 +8,9 @@ from collections import OrderedDict
 from pathlib import Path
 
 from bridge.checkpoint import archive, torch_save
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted, only_weights
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import Hub
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.lazy import Lazy
 from bridge.checkpoint.safetensors_format import (
     FileNames,
@@ -34,18 +35,18 @@ def tensors_of_file(path: Path, root: Path) -> dict[str, Lazy]:
     """Return the tensors of a file by name. Raises `SourceError` if the file contains anything
     else than tensors by name.
     """
-    found = archive.read_archive(path, root)
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    tensors = archive.read_archive(path, root)
+    if not isinstance(tensors, dict) or not all(isinstance(key, str) for key in tensors):
         raise SourceError(
-            f"{path}: found {show_value(type(found).__name__)}, expected tensors by name"
+            f"{path}: found {show_value(type(tensors).__name__)}, expected tensors by name"
         )
-    for name, held in found.items():
-        if not isinstance(held, Lazy):
+    for name, value in tensors.items():
+        if not isinstance(value, Lazy):
             raise SourceError(
-                f"{path}: found a {type(held).__name__} as {show_value(name)}, expected a tensor; is this a "
+                f"{path}: found a {type(value).__name__} as {show_value(name)}, expected a tensor; is this a "
                 "trainer's checkpoint?"
             )
-    return found
+    return tensors
 
 
 class Binary(Format):
@@ -69,8 +70,10 @@ class Binary(Format):
         # `state_dict()` lists parameters in the order of the modules, and a pickled dictionary
         # keeps its order.
         paths = list_files(place, BINARY) or ()
-        found = check_tensors(place, BINARY, {path: tensors_of_file(path, place) for path in paths})
-        return with_trainer_state(hub_of(self.name, found, paths, ordered=True), place)
+        tensors = check_tensors(
+            place, BINARY, {path: tensors_of_file(path, place) for path in paths}
+        )
+        return with_trainer_state(hub_of(self.name, tensors, paths, in_order=True), place)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Check the files against SHA256SUMS if there is one, and check the checksums within each
@@ -80,9 +83,9 @@ class Binary(Format):
         for path in list_files(place, BINARY) or ():
             archive.verify_archive(path, place, used=used)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return one file, or several files with an index; each tensor has its own storage."""
-        parts = divide_into_shards(weights_to_write(hub, wanted.dtype), wanted.shard)
+        parts = divide_into_shards(weights_to_write(hub, target.dtype), target.shard)
         files = [
             torch_save.torch_file(name, OrderedDict(part))
             for name, part in index_files(BINARY, parts)
@@ -90,5 +93,5 @@ class Binary(Format):
         return PlannedFiles(
             (*files, *index_file(BINARY, parts)),
             "SHA256SUMS",
-            tuple(only_weights(hub, wanted.dtype, self.title)),
+            tuple(only_weights(hub, target.dtype, self.title)),
         )

@@ -51,12 +51,12 @@ class Scaled(Lazy):
 
         height, width = self.shape[-2:]
         first, last = start // width, -(-stop // width)
-        found = self.base.flat(first * width, last * width).float().view(-1, width)
+        values = self.base.flat(first * width, last * width).float().view(-1, width)
         scales = self.scales.whole().float().view(-1, *self.scales.shape[-2:])
         at = torch.arange(first, last)
-        picked = scales[at // height, (at % height) // self.rows]
-        wide = picked.repeat_interleave(self.columns, 1)[:, :width]
-        whole = (found * wide).to(torch_type(self.dtype))
+        scale_rows = scales[at // height, (at % height) // self.rows]
+        wide = scale_rows.repeat_interleave(self.columns, 1)[:, :width]
+        whole = (values * wide).to(torch_type(self.dtype))
         return whole.view(-1)[start - first * width : stop - first * width]
 
 
@@ -81,21 +81,21 @@ class Packed(Lazy):
         import torch
 
         one = prod(self.shape[1:])
-        found = [
+        pieces = [
             self._unpack(expert)[max(0, start - expert * one) : stop - expert * one]
             for expert in range(start // one, -(-stop // one))
         ]
-        return torch.cat(found) if found else torch.empty(0, dtype=torch_type(self.dtype))
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch_type(self.dtype))
 
     def _unpack(self, expert: int) -> Tensor:
         import torch
 
         _, outputs, count, size = self.blocks.shape
         one = outputs * count
-        packed = self.blocks.flat(expert * one * size, (expert + 1) * one * size).view(one, size)
+        codes = self.blocks.flat(expert * one * size, (expert + 1) * one * size).view(one, size)
         exponents = self.scales.flat(expert * one, (expert + 1) * one).int() - BIAS
         numbers = torch.tensor(FOUR, dtype=torch_type(self.dtype))
-        pairs = torch.stack([numbers[(packed & 15).int()], numbers[(packed >> 4).int()]], -1)
+        pairs = torch.stack([numbers[(codes & 15).int()], numbers[(codes >> 4).int()]], -1)
         whole = torch.ldexp(pairs.view(one, 2 * size), exponents[:, None]).to(numbers.dtype)
         return whole.view(outputs, -1).t().reshape(-1)
 
@@ -107,34 +107,34 @@ def read_quantized(
     and how many there are. `blocks` is the size of a block in the model's config. Raises `SourceError`
     for weights that are quantized in another way.
     """
-    found: dict[str, Lazy] = {}
+    weights: dict[str, Lazy] = {}
     used: set[str] = set()
-    for name, held in tensors.items():
-        if name.endswith(BLOCKS) and len(held.shape) == 4 and held.dtype == "U8":
+    for name, tensor in tensors.items():
+        if name.endswith(BLOCKS) and len(tensor.shape) == 4 and tensor.dtype == "U8":
             scales = tensors.get(name.removesuffix(BLOCKS) + SCALES)
-            if scales is not None and (scales.shape, scales.dtype) == (held.shape[:-1], "U8"):
+            if scales is not None and (scales.shape, scales.dtype) == (tensor.shape[:-1], "U8"):
                 used |= {name, name.removesuffix(BLOCKS) + SCALES}
-                found[name.removesuffix(BLOCKS)] = Packed(held, scales)
-        elif held.dtype in EIGHT and (scales := tensors.get(name + SCALE)) is not None:
+                weights[name.removesuffix(BLOCKS)] = Packed(tensor, scales)
+        elif tensor.dtype in EIGHT and (scales := tensors.get(name + SCALE)) is not None:
             used |= {name, name + SCALE}
-            found[name] = _scaled(name, held, scales, blocks)
-    rest = {name: held for name, held in tensors.items() if name not in used}
+            weights[name] = _scaled(name, tensor, scales, blocks)
+    rest = {name: tensor for name, tensor in tensors.items() if name not in used}
     SourceError.raise_if(list(_find_unread(rest))[:1])
-    count = len(found)
-    order = {name: found.get(name, held) for name, held in rest.items()}
-    return {**order, **found}, count
+    count = len(weights)
+    order = {name: weights.get(name, tensor) for name, tensor in rest.items()}
+    return {**order, **weights}, count
 
 
-def _scaled(name: str, held: Lazy, scales: Lazy, blocks: tuple[int, int] | None) -> Scaled:
+def _scaled(name: str, tensor: Lazy, scales: Lazy, blocks: tuple[int, int] | None) -> Scaled:
     """Return a weight with its scales. Raises `SourceError` unless these are a grid of blocks of one size."""
     fits = (
-        len(held.shape) > 1
+        len(tensor.shape) > 1
         and scales.dtype in FLOATING
-        and len(scales.shape) == len(held.shape)
-        and scales.shape[:-2] == held.shape[:-2]
+        and len(scales.shape) == len(tensor.shape)
+        and scales.shape[:-2] == tensor.shape[:-2]
         and all(scales.shape)
     )
-    sizes, grid = held.shape[-2:], scales.shape[-2:]
+    sizes, grid = tensor.shape[-2:], scales.shape[-2:]
     if (
         fits
         and blocks is None
@@ -150,10 +150,10 @@ def _scaled(name: str, held: Lazy, scales: Lazy, blocks: tuple[int, int] | None)
         )
     ):
         raise SourceError(
-            f"{name}: found weights of shape {held.shape} in {held.dtype} with scales of shape {scales.shape} in "
+            f"{name}: found weights of shape {tensor.shape} in {tensor.dtype} with scales of shape {scales.shape} in "
             f"{scales.dtype}, expected one for each block of {blocks or 'one size'}; convert a checkpoint that is not quantized"
         )
-    return Scaled(held, scales, *blocks)
+    return Scaled(tensor, scales, *blocks)
 
 
 def _find_unread(tensors: Mapping[str, Lazy]) -> Iterator[str]:
@@ -163,10 +163,10 @@ def _find_unread(tensors: Mapping[str, Lazy]) -> Iterator[str]:
         if any(sign in own for sign in SIGNS):
             beside[module] = name
             beside.setdefault(module.rpartition(".")[0], name)
-    for name, held in tensors.items():
+    for name, tensor in tensors.items():
         scale = beside.get(name.rpartition(".")[0]) or beside.get(name)
-        if held.dtype not in FLOATING and len(held.shape) > 1 and scale not in (None, name):
+        if tensor.dtype not in FLOATING and len(tensor.shape) > 1 and scale not in (None, name):
             yield (
-                f"{show_value(name)}: found quantized weights in {held.dtype}, whose scales are in {show_value(scale)}; "
+                f"{show_value(name)}: found quantized weights in {tensor.dtype}, whose scales are in {show_value(scale)}; "
                 "weights are read with scales of blocks in 8 bits (FP8) or 4 (MXFP4); convert a checkpoint that is not quantized"
             )

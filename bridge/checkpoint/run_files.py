@@ -52,8 +52,8 @@ def read_run_files(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], tuple
     files: list[Path] = []
     for path, key in _state_files(place):
         if path.is_dir():
-            found = dcp.read_entries(path)
-            entries |= {(key[0], *entry.path[1:]): entry.value for entry in found.values()}
+            stored_entries = dcp.read_entries(path)
+            entries |= {(key[0], *entry.path[1:]): entry.value for entry in stored_entries.values()}
             files += [path / dcp.METADATA, *sorted(path.glob("*.distcp"))]
         else:
             entries |= dict(flatten_value(archive.read_archive(path, place), key))

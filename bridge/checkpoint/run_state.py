@@ -25,7 +25,7 @@ from bridge.checkpoint.hub import (
     with_beside,
 )
 from bridge.checkpoint.lazy import FLOATING, Boxed, Lazy, read_strips
-from bridge.checkpoint.parameter_names import module_order
+from bridge.checkpoint.renaming import module_order
 from bridge.checkpoint.safetensors_format import read_model
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
@@ -66,39 +66,43 @@ def flatten_value(value: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
 
 
 def hub_of_entries(
-    origin: Origin, place: Path, entries: Entries, root: str | None = None, ordered: bool = False
+    origin: Origin, place: Path, entries: Entries, root: str | None = None, in_order: bool = False
 ) -> Hub:
     """Return the checkpoint in the folder or file `place` that consists of these entries. If
-    `ordered` is true, the tensors of a model come in the model's order. `root` has the keys, joined by
+    `in_order` is true, the tensors of a model come in the model's order. `root` has the keys, joined by
     dots, under which the model to be read lies. Raises `SourceError` if there is no model, or if
     several may be meant.
     """
     optimizers, entries = _find_optimizers(entries)
     model, others, rest = _choose_model(entries, root, place)
-    model, quantized = read_model(model, place if place.is_dir() else place.parent)
+    model, notes = read_model(model, place if place.is_dir() else place.parent)
     model, ties = _tied_by_storage(model)
-    order = list(model) if ordered else module_order(model)
+    order = list(model) if in_order else module_order(model)
     if order is not None:
         model = {name: model[name] for name in dict.fromkeys((*order, *model))}
-    groups, states, found = _read_optimizers(optimizers, model, order or [], place)
+    groups, states, remarks = _read_optimizers(optimizers, model, order or [], place)
     # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
     # the optimizer knows decides; without an optimizer everything that floats is a trained
     # parameter.
-    known = {name for group in groups for name in group.names} | set(states)
-    equal = dict(_tie_pairs(model, known))
-    kinds = {name: _is_buffer(name, model, known) for name in model}
+    optimizer_names = {name for group in groups for name in group.names} | set(states)
+    equal = dict(_tie_pairs(model, optimizer_names))
+    kinds = {name: _is_buffer(name, model, optimizer_names) for name in model}
     parameters = {
-        name: _build_parameter(held, states.get(name, {}), not known or name in known)
-        for name, held in model.items()
+        name: _build_parameter(
+            tensor, states.get(name, {}), not optimizer_names or name in optimizer_names
+        )
+        for name, tensor in model.items()
         if name not in equal and not kinds[name]
     }
-    steps = {held.step for held in parameters.values() if held.step is not None}
+    steps = {parameter.step for parameter in parameters.values() if parameter.step is not None}
     run = take_run(rest)
-    said = dict(run.client)
-    beside = said.pop(BESIDE, None)
-    made = int(max(steps)) if steps else _counted_steps(said)
-    if said.get("step") == made:
-        said.pop("step", None)  # a script's own counter that says something else stays the script's
+    values = dict(run.client)
+    beside = values.pop(BESIDE, None)
+    steps_made = int(max(steps)) if steps else _counted_steps(values)
+    if values.get("step") == steps_made:
+        values.pop(
+            "step", None
+        )  # a script's own counter that says something else stays the script's
     # States that are no moments of their parameter, such as Adafactor's rows and columns.
     unfit = (
         (name, kind)
@@ -110,22 +114,22 @@ def hub_of_entries(
     hub = Hub(
         origin,
         parameters,
-        {name: held for name, held in model.items() if kinds[name]},
+        {name: tensor for name, tensor in model.items() if kinds[name]},
         {**{alias: name for alias, name in ties.items() if name in parameters}, **equal},
         ordered=order is not None,
         groups=groups,
-        where=Where(made, lr=rate if isinstance(rate, int | float) else None),
+        where=Where(steps_made, lr=rate if isinstance(rate, int | float) else None),
         schedule=run.schedule,
         scale=run.scale,
         random=run.random,
-        client={key: value for key, value in said.items() if value is not None},
+        client={key: value for key, value in values.items() if value is not None},
         findings=(
             *run.findings,
-            *found,
-            *quantized,
+            *remarks,
+            *notes,
             *others,
             *find_misshapen_states(unfit),
-            *_find_guesses(parameters, equal, known),
+            *_find_guesses(parameters, equal, optimizer_names),
         ),
     )
     return with_beside(hub, beside)
@@ -141,11 +145,11 @@ def _join_keys(entries: Entries) -> dict[str, Any]:
     }
 
 
-def _counted_steps(said: Mapping[str, Any]) -> int | None:
+def _counted_steps(values: Mapping[str, Any]) -> int | None:
     """Return the number of steps that a script counted itself, at the top or one key below it."""
     for depth in (0, 1):
         for name in STEPS:
-            for key, value in said.items():
+            for key, value in values.items():
                 if key.count(".") == depth and key.split(".")[-1] == name and type(value) is int:
                     return value
     return None
@@ -161,15 +165,15 @@ def _choose_model(
     other entries. Raises `SourceError` if there is no model at `root`, or if it is unclear which is
     meant.
     """
-    found: dict[Key, int] = {}
+    counts: dict[Key, int] = {}
     for path, value in entries.items():
         # Counters, figures and random states are tensors too, but have no dimension or do not float.
         if isinstance(value, Lazy) and value.shape and value.dtype in FLOATING:
-            found[_model_root(path)] = found.get(_model_root(path), 0) + 1
-    shown = ", ".join(
-        f"{_root_text(key)} ({count} tensors)" for key, count in [*found.items()][:SHOWN]
+            counts[_model_root(path)] = counts.get(_model_root(path), 0) + 1
+    overview = ", ".join(
+        f"{_root_text(key)} ({count} tensors)" for key, count in [*counts.items()][:SHOWN]
     )
-    if not found:
+    if not counts:
         raise SourceError(f"{place}: found no tensors of a model; {DAMAGED}")
     if root is not None:
         names = {
@@ -179,13 +183,13 @@ def _choose_model(
         }
         if not any(names.values()):
             raise SourceError(
-                f"--root: found no tensor under {show_value(root)} in {place}; it has {shown}"
+                f"--root: found no tensor under {show_value(root)} in {place}; it has {overview}"
             )
     else:
-        order = {key: _rank_of_root(key) for key in found}
-        best = [key for key in found if order[key] == min(order.values())]
+        order = {key: _rank_of_root(key) for key in counts}
+        best = [key for key in counts if order[key] == min(order.values())]
         if len(best) > 1:
-            raise SourceError(f"{place}: found several models: {shown}; choose one with --root")
+            raise SourceError(f"{place}: found several models: {overview}; choose one with --root")
         names = {
             path: ".".join(map(str, path[len(best[0]) :]))
             for path, value in entries.items()
@@ -196,7 +200,7 @@ def _choose_model(
     model = {name: entries[path] for path, name in names.items() if name}
     own = {path for path, name in names.items() if name}
     roots = {_model_root(path) for path in own}
-    unread = {key: count for key, count in found.items() if key not in roots}
+    unread = {key: count for key, count in counts.items() if key not in roots}
     others = [
         loss_finding(
             _root_text(key),
@@ -244,12 +248,16 @@ def _tied_by_storage(model: Model) -> tuple[Model, dict[str, str]]:
     """Return the tensors without further names of the same bytes, and these names, each with the first."""
     places: dict[Any, str] = {}
     ties = {}
-    for name, held in model.items():
+    for name, tensor in model.items():
         # Boxes are lists, which have no hash, and keep no ties.
-        first = name if isinstance(held, Boxed) or not held.count else places.setdefault(held, name)
+        first = (
+            name
+            if isinstance(tensor, Boxed) or not tensor.count
+            else places.setdefault(tensor, name)
+        )
         if first != name:
             ties[name] = first
-    return {name: held for name, held in model.items() if name not in ties}, ties
+    return {name: tensor for name, tensor in model.items() if name not in ties}, ties
 
 
 # The optimizers
@@ -282,11 +290,11 @@ def _find_optimizers(entries: Entries) -> tuple[tuple[_Optimizer, ...], dict[Key
             rest[path] = value
         else:
             parts.setdefault(path[:depth], {})[path[depth:]] = value
-    found = []
+    optimizers = []
     for root, own in parts.items():
         groups, odd = _optimizer_groups(own)
-        found.append(_Optimizer(_root_text(root), groups, _optimizer_states(own), tuple(odd)))
-    return tuple(found), rest
+        optimizers.append(_Optimizer(_root_text(root), groups, _optimizer_states(own), tuple(odd)))
+    return tuple(optimizers), rest
 
 
 def _top_of(key: Any) -> str:
@@ -298,9 +306,9 @@ def _optimizer_depths(path: Key) -> Iterator[int]:
     its states under a key that names an optimizer.
     """
     for at, key in enumerate(path):
-        named = [str(name) for name in path[:at] if not isinstance(name, int)]
+        names = [str(name) for name in path[:at] if not isinstance(name, int)]
         groups = _top_of(key) == "param_groups" and (at + 1 < len(path) or "." in str(key))
-        if groups or (_top_of(key) == "state" and named and OPTIMIZERS.match(named[-1])):
+        if groups or (_top_of(key) == "state" and names and OPTIMIZERS.match(names[-1])):
             yield at
 
 
@@ -317,12 +325,12 @@ def _flatten_path(path: Key) -> tuple[str, ...]:
 
 
 def _optimizer_states(optimizer: Entries) -> States:
-    found: States = {}
+    states: States = {}
     for path, value in optimizer.items():
         top, name, kind = _flatten_path(path)
         if top == "state":
-            found.setdefault(name, {})[kind] = value
-    return found
+            states.setdefault(name, {})[kind] = value
+    return states
 
 
 def _optimizer_groups(optimizer: Entries) -> tuple[tuple[ParameterGroup, ...], list[Finding]]:
@@ -340,11 +348,11 @@ def _optimizer_groups(optimizer: Entries) -> tuple[tuple[ParameterGroup, ...], l
     for name, row in rows.items():
         # An optimizer that was made of named parameters keeps the names beside the numbers.
         names = row.pop("param_names", None) or row.get("params")
-        settings, left = settings_of(row, f"param_groups.{name}")
-        odd += left
+        settings, losses = settings_of(row, f"param_groups.{name}")
+        odd += losses
         own = isinstance(names, list | tuple) and name.isdigit()
-        held = together.setdefault(name if own else repr(settings), ([], settings))
-        held[0].extend(map(str, names) if own and names is not None else [name])
+        group = together.setdefault(name if own else repr(settings), ([], settings))
+        group[0].extend(map(str, names) if own and names is not None else [name])
     return tuple(
         ParameterGroup(tuple(names), settings) for names, settings in together.values()
     ), odd
@@ -364,8 +372,8 @@ def _read_optimizers(
         names = {name: name for name in one.states}
         strange = sorted(name for name in one.states if name not in model)
         if one.numbered:
-            found = _assign_numbers(one, order, model)
-            if found is None:
+            matches = _assign_numbers(one, order, model)
+            if matches is None:
                 why = (
                     "fit the shapes of the model's parameters in no way or in several"
                     if order
@@ -374,7 +382,7 @@ def _read_optimizers(
                 message = f"the optimizer has {len(one.states)} states by number, which {why}; they are not read"
                 findings.append(loss_finding("moments", f"{one.root}: {message}", Effect.NUMBERS))
                 continue
-            names = found
+            names = matches
             message = "the optimizer has numbers for names; in the model's order they fit all shapes in one way"
             findings.append(loss_finding("groups", f"{one.root}: {message}", Effect.NONE))
         elif strange and len(optimizers) > 1:
@@ -416,31 +424,31 @@ def _assign_numbers(
     ways: dict[Key, int] = {(0,) * len(rows): 1}
     steps: list[dict[Key, tuple[Key, int | None]]] = []
     for number, name in enumerate(order):
-        reached: dict[Key, int] = {}
+        next_ways: dict[Key, int] = {}
         last: dict[Key, tuple[Key, int | None]] = {}
         for at, count in ways.items():
             for group, row in enumerate(rows):
                 if at[group] < len(row) and row[at[group]][1] in (None, model[name].shape):
                     to = (*at[:group], at[group] + 1, *at[group + 1 :])
-                    reached[to] = min(2, reached.get(to, 0) + count)
+                    next_ways[to] = min(2, next_ways.get(to, 0) + count)
                     last[to] = (at, group)
             if number - sum(at) < spare:
-                reached[at] = min(2, reached.get(at, 0) + count)
+                next_ways[at] = min(2, next_ways.get(at, 0) + count)
                 last[at] = (at, None)
-        if len(reached) > MOST_WAYS:
+        if len(next_ways) > MOST_WAYS:
             return None
-        ways = reached
+        ways = next_ways
         steps.append(last)
     at = tuple(map(len, rows))
     if ways.get(at) != 1:
         return None
-    found = {}
+    matches = {}
     for name, last in zip(reversed(order), reversed(steps), strict=True):
-        before, placed = last[at]
-        if placed is not None:
-            found[rows[placed][before[placed]][0]] = name
+        before, group_of_name = last[at]
+        if group_of_name is not None:
+            matches[rows[group_of_name][before[group_of_name]][0]] = name
         at = before
-    return found
+    return matches
 
 
 def _moment_shape(state: Mapping[str, Any] | None) -> tuple[int, ...] | None:
@@ -453,69 +461,71 @@ def _moment_shape(state: Mapping[str, Any] | None) -> tuple[int, ...] | None:
     return shapes.pop() if len(shapes) == 1 else None
 
 
-def _is_moment(value: Any, held: Lazy) -> bool:
-    return isinstance(value, Lazy) and value.shape == held.shape
+def _is_moment(value: Any, weight: Lazy) -> bool:
+    return isinstance(value, Lazy) and value.shape == weight.shape
 
 
-def _build_parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
+def _build_parameter(weight: Lazy, state: Mapping[str, Any], is_trainable: bool) -> Parameter:
     moments = {
-        kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, held)
+        kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, weight)
     }
     step = state.get("step")
     if isinstance(step, Lazy):
         step = float(step.whole())
-    return Parameter(held, None, moments, None if step is None else float(step), trained)
+    return Parameter(weight, None, moments, None if step is None else float(step), is_trainable)
 
 
-def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
+def _is_buffer(name: str, model: Model, optimizer_names: set[str]) -> bool:
     """Return whether to take a tensor for a buffer, because the format does not tell. A tensor is
     taken for a buffer if its elements are not floating-point numbers. It is also taken for one if
     it is stored whole and unknown to the optimizer, while all parameters that the optimizer knows
     are stored in several boxes.
     """
-    held = model[name]
-    if held.dtype not in FLOATING:
+    tensor = model[name]
+    if tensor.dtype not in FLOATING:
         return True
-    others = [model[key] for key in known if key in model]
-    sharded = [isinstance(other, Boxed) and len(other.parts) > 1 for other in others]
-    alone = not isinstance(held, Boxed) or len(held.parts) == 1
-    return name not in known and alone and bool(sharded) and all(sharded)
+    others = [model[key] for key in optimizer_names if key in model]
+    splits = [isinstance(other, Boxed) and len(other.parts) > 1 for other in others]
+    alone = not isinstance(tensor, Boxed) or len(tensor.parts) == 1
+    return name not in optimizer_names and alone and bool(splits) and all(splits)
 
 
-def _tie_pairs(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
+def _tie_pairs(model: Model, optimizer_names: set[str]) -> Iterator[tuple[str, str]]:
     """Yield pairs of tied names: a tensor that the optimizer does not know, and a parameter of the
     optimizer with the same elements.
     """
     import torch
 
-    for name, held in model.items() if known else ():
-        if name in known or held.count < 2:
+    for name, tensor in model.items() if optimizer_names else ():
+        if name in optimizer_names or tensor.count < 2:
             continue
         # Equal elements throughout tell nothing: norms begin as ones, and biases as zeros.
-        first = held.flat(0, 1)
-        if all(bool((strip == first).all()) for strip in read_strips(held)):
+        first = tensor.flat(0, 1)
+        if all(bool((strip == first).all()) for strip in read_strips(tensor)):
             continue
-        for other in sorted(known):
+        for other in sorted(optimizer_names):
             if other not in model or (model[other].shape, model[other].dtype) != (
-                held.shape,
-                held.dtype,
+                tensor.shape,
+                tensor.dtype,
             ):
                 continue
             if all(
-                torch.equal(left, right)
-                for left, right in zip(read_strips(held), read_strips(model[other]), strict=True)
+                torch.equal(mine, right)
+                for mine, right in zip(read_strips(tensor), read_strips(model[other]), strict=True)
             ):
                 yield name, other
                 break
 
 
 def _find_guesses(
-    parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]
+    parameters: Mapping[str, Parameter], ties: Mapping[str, str], optimizer_names: set[str]
 ) -> Iterator[Finding]:
     for name, other in ties.items():
         message = f"{name}: the optimizer does not know this tensor, which is equal to {other}; both are read as one parameter"
         yield loss_finding("ties", message, Effect.NONE)
-    frozen = [name for name, held in parameters.items() if known and not held.trained]
+    frozen = [
+        name for name, parameter in parameters.items() if optimizer_names and not parameter.trained
+    ]
     if frozen:
         message = (
             f"{', '.join(frozen)}: the optimizer does not know these tensors; they are read as frozen "
@@ -542,9 +552,9 @@ def take_run(entries: Entries) -> Run:
     """Return what entries without model and optimizers say about a run."""
     schedule, rest = _take_schedule(entries)
     scale, rest = _take_scale(rest)
-    random, lost, rest = _take_random(rest)
-    said, left = as_plain(_join_keys(rest), "client")
-    return Run(schedule, scale, random, said, (*left, *lost))
+    random, other_generators, rest = _take_random(rest)
+    values, losses = as_plain(_join_keys(rest), "client")
+    return Run(schedule, scale, random, values, (*losses, *other_generators))
 
 
 def _below(entries: Entries, root: Key) -> dict[Key, Any]:
@@ -563,9 +573,9 @@ def _take_schedule(entries: Entries) -> tuple[dict[str, Any] | None, dict[Key, A
     """
     for path in entries:
         if path[-1:] == ("last_epoch",) and (*path[:-1], "_step_count") in entries:
-            held, left = as_plain(nest_entries(_below(entries, path[:-1])), "schedule")
-            if not left:
-                return held, _without(entries, path[:-1])
+            schedule, losses = as_plain(nest_entries(_below(entries, path[:-1])), "schedule")
+            if not losses:
+                return schedule, _without(entries, path[:-1])
     return None, dict(entries)
 
 
@@ -576,9 +586,9 @@ def nest_entries(entries: Entries) -> Any:
     inner: dict[Any, dict[Key, Any]] = {}
     for path, value in entries.items():
         inner.setdefault(path[0], {})[path[1:]] = value
-    found = {key: nest_entries(rows) for key, rows in inner.items()}
-    listed = list(found) == list(range(len(found)))
-    return list(found.values()) if listed else found
+    values = {key: nest_entries(rows) for key, rows in inner.items()}
+    is_list = list(values) == list(range(len(values)))
+    return list(values.values()) if is_list else values
 
 
 def _take_scale(entries: Entries) -> tuple[Scale | None, dict[Key, Any]]:
@@ -598,18 +608,22 @@ def _take_random(entries: Entries) -> tuple[dict[str, Lazy], list[Finding], dict
     """Return the states of torch's generator on the CPU by rank, a finding that names the states of
     other generators beside them, and the other entries.
     """
-    found: dict[str, Lazy] = {}
-    lost: dict[str, None] = {}
+    generators: dict[str, Lazy] = {}
+    other_names: dict[str, None] = {}
     rest = dict(entries)
     for path, value in entries.items():
         if isinstance(value, Lazy) and (value.dtype, value.shape) == ("U8", GENERATOR):
             rank = next((key for key in reversed(path) if isinstance(key, int)), 0)
-            if str(rank) in found:
+            if str(rank) in generators:
                 continue
-            found[str(rank)] = value
+            generators[str(rank)] = value
             beside = _below(entries, path[:-1]) if len(path) > 1 else {path: value}
-            lost |= {str(key[0]): None for key in beside if key[0] not in (path[-1], "step")}
+            other_names |= {str(key[0]): None for key in beside if key[0] not in (path[-1], "step")}
             rest = _without(rest, path[:-1] if len(path) > 1 else path)
-    names = ", ".join(lost)
+    names = ", ".join(other_names)
     message = f"{names}: of the random states, those of torch's generator on the CPU are read alone"
-    return found, [loss_finding("random", message, Effect.NUMBERS)] if lost else [], rest
+    return (
+        generators,
+        [loss_finding("random", message, Effect.NUMBERS)] if other_names else [],
+        rest,
+    )

@@ -13,8 +13,8 @@ from typing import Any
 
 from bridge.checkpoint.archive import advice_on
 from bridge.checkpoint.files import File, all_of
-from bridge.checkpoint.formats import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.lazy import FLOATING, WIDTH, Lazy, Span
 from bridge.checkpoint.quantized import EIGHT, read_quantized
 from bridge.errors import SourceError
@@ -46,7 +46,7 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: {error}; {advice_on(error, DAMAGED)}") from None
     rows = parse_object(text, path)
-    found = {
+    spans = {
         name: _span_of_row(path, name, row, 8 + length)
         for name, row in rows.items()
         if name != "__metadata__"
@@ -54,7 +54,7 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
     # The format begins with the header's size in 8 bytes. Places are relative to the end of the
     # header, and there are no gaps.
     end = 8 + length
-    for name, span in sorted(found.items(), key=lambda item: item[1].begin):
+    for name, span in sorted(spans.items(), key=lambda item: item[1].begin):
         if span.begin != end:
             raise SourceError(
                 f"{path}: the tensor {show_value(name)} begins at byte {span.begin}, expected byte {end}; {DAMAGED}"
@@ -64,7 +64,7 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
         raise SourceError(
             f"{path}: found {size} bytes, but the tensors end at byte {end}; {DAMAGED}"
         )
-    return found
+    return spans
 
 
 def _span_of_row(path: Path, name: str, row: Any, base: int) -> Span:
@@ -94,13 +94,13 @@ def file_of(
     rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for key in order:
-        held = tensors[key]
+        tensor = tensors[key]
         rows[key] = {
-            "dtype": held.dtype,
-            "shape": list(held.shape),
-            "data_offsets": [at, at + held.size],
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.size],
         }
-        at += held.size
+        at += tensor.size
     text = json.dumps(rows, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNED)
     return File(
@@ -128,15 +128,15 @@ def divide_into_shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str,
     """Divide tensors into files, in order. Returns the tensors of each file. A file has at most
     `most` bytes, unless a single tensor is larger.
     """
-    found: list[dict[str, Lazy]] = []
+    shards: list[dict[str, Lazy]] = []
     size = 0
-    for name, held in tensors.items():
-        if not found or (size and size + held.size > most):
-            found.append({})
+    for name, tensor in tensors.items():
+        if not shards or (size and size + tensor.size > most):
+            shards.append({})
             size = 0
-        found[-1][name] = held
-        size += held.size
-    return found or [{}]
+        shards[-1][name] = tensor
+        size += tensor.size
+    return shards or [{}]
 
 
 def index_files(
@@ -153,7 +153,7 @@ def index_files(
 def index_file(names: FileNames, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
     """Yield the file with the index, if there are several files."""
     if len(parts) > 1:
-        total = sum(held.size for part in parts for held in part.values())
+        total = sum(tensor.size for part in parts for tensor in part.values())
         where = {name: file for file, part in index_files(names, parts) for name in part}
         text = (
             json.dumps(
@@ -188,15 +188,15 @@ def weight_map(folder: Path, names: FileNames) -> dict[str, str]:
 
 
 def check_tensors(
-    folder: Path, names: FileNames, found: Mapping[Path, Mapping[str, Lazy]]
+    folder: Path, names: FileNames, tensors_by_path: Mapping[Path, Mapping[str, Lazy]]
 ) -> dict[str, Lazy]:
-    """Return the tensors of all files together. `found` has the tensors of each file. Raises
+    """Return the tensors of all files together. `tensors_by_path` has the tensors of each file. Raises
     `SourceError` if a tensor is in two files, or in another file than the index says, or missing.
     """
     where = weight_map(folder, names) if (folder / names.index).is_file() else None
     tensors: dict[str, Lazy] = {}
-    for path, held in found.items():
-        for name, tensor in held.items():
+    for path, own_tensors in tensors_by_path.items():
+        for name, tensor in own_tensors.items():
             if name in tensors or (where is not None and where.get(name) != path.name):
                 other = (
                     f"{names.index} lists this tensor in {where.get(name)}"
@@ -221,26 +221,28 @@ def weights_to_write(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
     of the weight. The master is written if it has exactly the format `dtype`; otherwise the weight,
     with which the model computes, is converted.
     """
-    found = {}
-    for name, held in hub.parameters.items():
-        exact = held.best if dtype == held.best.dtype else held.weight
-        found[name] = weights_of(exact, dtype)
-    return {**found, **{alias: found[name] for alias, name in hub.ties.items()}, **hub.buffers}
+    weights = {}
+    for name, parameter in hub.parameters.items():
+        exact = parameter.best if dtype == parameter.best.dtype else parameter.weight
+        weights[name] = weights_of(exact, dtype)
+    return {**weights, **{alias: weights[name] for alias, name in hub.ties.items()}, **hub.buffers}
 
 
 def _name_tied_by_config(hub: Hub) -> str | None:
     """Return the name that transformers gives a parameter which the file has under its other name,
     as the model's config ties the two; None if the config does not tie them.
     """
-    from bridge.checkpoint.parameter_names import try_namings
+    from bridge.checkpoint.renaming import try_namings
 
-    known = try_namings(hub) if hub.model and hub.model.tied else None
-    pair = known.table.tied if known else None
+    recognition = try_namings(hub) if hub.model and hub.model.tied else None
+    pair = recognition.table.tied if recognition else None
     both = any({alias, name} == set(pair or ()) for alias, name in hub.ties.items())
     return pair[0] if pair and both else None
 
 
-def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
+def hub_of(
+    format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], in_order: bool
+) -> Hub:
     """Return a checkpoint that consists of these tensors. Floating-point tensors are parameters,
     all others are buffers. Two names of the same bytes are a tie. Raises `SourceError` for weights that
     are quantized in a way that is not read.
@@ -250,14 +252,16 @@ def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], or
     places: dict[Lazy, str] = {}
     ties = {
         name: first
-        for name, held in tensors.items()
-        if held.count and (first := places.setdefault(held, name)) != name
+        for name, tensor in tensors.items()
+        if tensor.count and (first := places.setdefault(tensor, name)) != name
     }
-    own = {name: held for name, held in tensors.items() if name not in ties}
-    parameters = {name: Parameter(held) for name, held in own.items() if held.dtype in FLOATING}
-    buffers = {name: held for name, held in own.items() if name not in parameters}
+    own = {name: tensor for name, tensor in tensors.items() if name not in ties}
+    parameters = {
+        name: Parameter(tensor) for name, tensor in own.items() if tensor.dtype in FLOATING
+    }
+    buffers = {name: tensor for name, tensor in own.items() if name not in parameters}
     return Hub(
-        Origin(format, files=files), parameters, buffers, ties, ordered, findings=tuple(findings)
+        Origin(format, files=files), parameters, buffers, ties, in_order, findings=tuple(findings)
     )
 
 
@@ -267,17 +271,17 @@ def read_model(
     """Return the tensors of a model, those of quantized weights as numbers, and a finding if there are any.
     The config in `folder` says how large their blocks are.
     """
-    eight = any(isinstance(held, Lazy) and held.dtype in EIGHT for held in tensors.values())
+    eight = any(isinstance(tensor, Lazy) and tensor.dtype in EIGHT for tensor in tensors.values())
     path = folder / "config.json" if folder and eight else None
     data = parse_object(read_text(path, path.parent, MOST), path) if path and path.is_file() else {}
-    said = data.get("quantization_config")
-    sizes = said.get("weight_block_size") if isinstance(said, dict) else None
+    section = data.get("quantization_config")
+    sizes = section.get("weight_block_size") if isinstance(section, dict) else None
     blocks = None
     if isinstance(sizes, list) and [type(size) for size in sizes] == [int, int] and min(sizes) > 0:
         blocks = sizes[0], sizes[1]
-    found, count = read_quantized(tensors, blocks)
+    numbers, count = read_quantized(tensors, blocks)
     message = f"{count} weights are quantized with a scale for each block, and are read as bf16"
-    return found, [loss_finding("weights", message, Effect.NONE)] if count else []
+    return numbers, [loss_finding("weights", message, Effect.NONE)] if count else []
 
 
 TRAINER = "trainer_state.json"
@@ -291,13 +295,13 @@ def read_trainer_state(place: Path) -> dict[str, Any]:
     number of steps.
     """
     path = place / TRAINER
-    found = parse_object(read_text(path, place, MOST), path)
-    steps = found.get("global_step")
+    state = parse_object(read_text(path, place, MOST), path)
+    steps = state.get("global_step")
     if type(steps) is not int or steps < 0:
         raise SourceError(
             f"{path}: found {show_value(steps)} as global_step, expected a number of steps; {DAMAGED}"
         )
-    return found
+    return state
 
 
 def with_trainer_state(hub: Hub, place: Path) -> Hub:
@@ -310,8 +314,8 @@ def with_trainer_state(hub: Hub, place: Path) -> Hub:
     message = (
         f"{', '.join(names)} hold the moments and the rest of the run's state, which is not read"
     )
-    left = [loss_finding("moments", message, Effect.NUMBERS)] if names else []
-    return replace(hub, where=replace(hub.where, steps=steps), findings=(*hub.findings, *left))
+    findings = [loss_finding("moments", message, Effect.NUMBERS)] if names else []
+    return replace(hub, where=replace(hub.where, steps=steps), findings=(*hub.findings, *findings))
 
 
 class Safe(Format):
@@ -335,19 +339,19 @@ class Safe(Format):
         """
         paths = list_files(place, SAFE) or ()
         tensors = check_tensors(place, SAFE, {path: read_header(path, place) for path in paths})
-        return with_trainer_state(hub_of(self.name, tensors, paths, ordered=False), place)
+        return with_trainer_state(hub_of(self.name, tensors, paths, in_order=False), place)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files that would hold the weights: one file, or several files with an index.
         Tied names are written twice, as the format has no ties, unless the config ties them.
         """
-        tensors = weights_to_write(hub, wanted.dtype)
+        tensors = weights_to_write(hub, target.dtype)
         if (alias := _name_tied_by_config(hub)) is not None:
             del tensors[alias]
-        parts = divide_into_shards(tensors, wanted.shard)
+        parts = divide_into_shards(tensors, target.shard)
         files = [file_of(name, part, {"format": "pt"}) for name, part in index_files(SAFE, parts)]
-        found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))
+        findings: tuple[Finding, ...] = tuple(only_weights(hub, target.dtype, self.title))
         if alias is not None:
             message = f"{alias} is written under the name that the model's config ties it to"
-            found = (*found, loss_finding("ties", message, Effect.NONE))
-        return PlannedFiles((*files, *index_file(SAFE, parts)), "SHA256SUMS", found)
+            findings = (*findings, loss_finding("ties", message, Effect.NONE))
+        return PlannedFiles((*files, *index_file(SAFE, parts)), "SHA256SUMS", findings)

@@ -82,17 +82,17 @@ def parse_state(text: str, path: Path) -> State:
     `SourceError` with a line for each invalid value.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_unique_keys)
+        state = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: expected JSON ({error}); the checkpoint is damaged") from None
-    if not isinstance(found, dict):
+    if not isinstance(state, dict):
         raise SourceError(
-            f"{path}: found {show_value(found, 30)}, expected an object; the checkpoint is damaged"
+            f"{path}: found {show_value(state, 30)}, expected an object; the checkpoint is damaged"
         )
-    if found.get("format") not in (1, FORMAT):
-        said = show_value(found.get("format"))
+    if state.get("format") not in (1, FORMAT):
+        version = show_value(state.get("format"))
         raise SourceError(
-            f"{path}: format: found {said}, expected {FORMAT}; load it with the release that wrote it"
+            f"{path}: format: found {version}, expected {FORMAT}; load it with the release that wrote it"
         )
     # Once more from the text: `strict` takes a JSON list as a tuple only if pydantic reads the JSON
     # itself.
@@ -105,10 +105,10 @@ def parse_state(text: str, path: Path) -> State:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return mapping
 
 
 def _problem_line(path: Path, problem: Any) -> str:

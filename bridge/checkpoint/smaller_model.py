@@ -22,11 +22,11 @@ is left as it is.
 
 def layers_of(hub: Hub) -> dict[str, int]:
     """Return the number of layers in each list of layers of the model, by the list's name."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in hub.parameters:
         if match := NUMBERED.match(name):
-            found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
-    return found
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    return counts
 
 
 def count_elements(hub: Hub, layers: int | None = None) -> int:
@@ -34,8 +34,8 @@ def count_elements(hub: Hub, layers: int | None = None) -> int:
     are left after a cut to so many layers.
     """
     return sum(
-        held.weight.count
-        for name, held in hub.parameters.items()
+        parameter.weight.count
+        for name, parameter in hub.parameters.items()
         if layers is None or _stays_in_model(name, layers)
     )
 
@@ -58,9 +58,11 @@ def cut_layers(hub: Hub, layers: int) -> Hub:
     return replace(
         hub,
         parameters={
-            name: held for name, held in hub.parameters.items() if _stays_in_model(name, layers)
+            name: value for name, value in hub.parameters.items() if _stays_in_model(name, layers)
         },
-        buffers={name: held for name, held in hub.buffers.items() if _stays_in_model(name, layers)},
+        buffers={
+            name: value for name, value in hub.buffers.items() if _stays_in_model(name, layers)
+        },
         ties={
             name: of
             for name, of in hub.ties.items()
@@ -99,5 +101,5 @@ def without_dropout(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[st
     dropout = (
         name for name in config if DROPOUT.fullmatch(name) and not name.startswith(OTHER_HEADS)
     )
-    found = tuple(name for name in dropout if isinstance(config[name], float) and config[name])
-    return {**config, **dict.fromkeys(found, 0.0)}, found
+    settings = tuple(name for name in dropout if isinstance(config[name], float) and config[name])
+    return {**config, **dict.fromkeys(settings, 0.0)}, settings

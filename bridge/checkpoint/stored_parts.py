@@ -64,12 +64,12 @@ class Stored:
         """Return the elements in these slices of the part, one slice for each dimension. Raises
         `SafetensorError` if they cannot be read.
         """
-        found: Tensor = (
+        tensor: Tensor = (
             self.file.get_slice(self.key)[tuple(within)]
             if within
             else self.file.get_tensor(self.key)
         )
-        return found
+        return tensor
 
 
 def write_parts(path: Path, parts: Iterable[LocalBox]) -> None:
@@ -112,11 +112,11 @@ def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
     return match[1], Box(offsets, sizes)
 
 
-def check_cover(name: str, shape: Shape, found: Sequence[Stored]) -> str:
+def check_cover(name: str, shape: Shape, parts: Sequence[Stored]) -> str:
     """Return the reason why these parts do not cover a tensor of this shape exactly once, or an
     empty text if they do.
     """
-    boxes = [part.box for part in found]
+    boxes = [part.box for part in parts]
     for box in boxes:
         fits = len(box.sizes) == len(shape) and all(
             offset + size <= length
@@ -127,7 +127,7 @@ def check_cover(name: str, shape: Shape, found: Sequence[Stored]) -> str:
     count, elements = sum(prod(box.sizes) for box in boxes), prod(shape)
     if count != elements:
         return f"{name}: the parts have {count} elements, but the tensor's shape {shape} has {elements}"
-    if len({part.dtype for part in found}) > 1:
+    if len({part.dtype for part in parts}) > 1:
         return f"{name}: the parts of this tensor have several number formats"
     # As many elements as the shape, all within it: the parts cover it exactly if no two overlap.
     if not _are_disjoint([box for box in boxes if prod(box.sizes)], 2 * len(shape) + 2):
@@ -164,13 +164,13 @@ def _cut_boxes(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
 
 
 @torch.no_grad()
-def fill_parts(parts: Iterable[LocalBox], saved: Mapping[str, Sequence[Stored]]) -> None:
+def fill_parts(parts: Iterable[LocalBox], sources: Mapping[str, Sequence[Stored]]) -> None:
     """Copy the stored elements into `parts`. The caller must have checked names and shapes. Raises
     `SourceError` if the files cannot be read.
     """
     for part in parts:
-        for found in saved[part.name]:
-            mine, theirs = part.box, found.box
+        for source in sources[part.name]:
+            mine, theirs = part.box, source.box
             # What both boxes have in common, dimension by dimension; a range is empty if they do
             # not meet there.
             ranges = [
@@ -180,17 +180,17 @@ def fill_parts(parts: Iterable[LocalBox], saved: Mapping[str, Sequence[Stored]])
                 )
             ]
             if all(ranges):
-                _copy_elements(part, found, ranges)
+                _copy_elements(part, source, ranges)
 
 
-def _copy_elements(part: LocalBox, found: Stored, ranges: Sequence[range]) -> None:
+def _copy_elements(part: LocalBox, source: Stored, ranges: Sequence[range]) -> None:
     place = part.tensor.detach()
     for dim, (common, offset) in enumerate(zip(ranges, part.offsets, strict=True)):
         place = place.narrow(dim, common.start - offset, len(common))
-    origins = zip(ranges, found.box.offsets, strict=True)
+    origins = zip(ranges, source.box.offsets, strict=True)
     within = [slice(common.start - origin, common.stop - origin) for common, origin in origins]
     try:
-        place.copy_(found.read(within))
+        place.copy_(source.read(within))
     except SafetensorError as error:
         raise SourceError(
             f"{part.name}: {error}; the checkpoint changed while it was read"

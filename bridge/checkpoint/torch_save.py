@@ -87,8 +87,8 @@ class Pickle:
 
     def text(self, value: str) -> None:
         """A text."""
-        encoded = value.encode("utf-8", "surrogatepass")
-        self.out += b"X" + struct.pack("<I", len(encoded)) + encoded
+        content = value.encode("utf-8", "surrogatepass")
+        self.out += b"X" + struct.pack("<I", len(content)) + content
 
     def items(self, values: Sequence[Any]) -> None:
         """A tuple."""
@@ -230,7 +230,7 @@ def parts_of(top: str, value: Any) -> Iterator[bytes | ElementRun | Late]:
     }
     bodies: dict[str, bytes | ElementRun] = {
         **small,
-        **{f"data/{at}": all_of(held) for at, held in enumerate(pickle.storages)},
+        **{f"data/{at}": all_of(storage) for at, storage in enumerate(pickle.storages)},
     }
     yield from _zip_parts(
         {f"{top}/{name}": body for name, body in {**bodies, "version": b"3\n"}.items()}
@@ -262,8 +262,8 @@ def _zip_parts(bodies: Mapping[str, bytes | ElementRun]) -> Iterator[bytes | Ele
             at += behind.size
     runs = tuple(body for _, body, _, _ in places if isinstance(body, ElementRun))
     # The list is as long with any checksums, so its size is known now.
-    listed = _zip_directory(places, dict.fromkeys(range(len(runs)), 0), at)
-    yield Late(len(listed), runs, lambda sums: _zip_directory(places, dict(enumerate(sums)), at))
+    directory = _zip_directory(places, dict.fromkeys(range(len(runs)), 0), at)
+    yield Late(len(directory), runs, lambda sums: _zip_directory(places, dict(enumerate(sums)), at))
 
 
 def _zip_descriptor(size: int, sums: Sequence[int]) -> bytes:
@@ -284,12 +284,12 @@ def _local_header(name: str, body: bytes | ElementRun, size: int, at: int) -> by
     """Return the zip header before the content of a file, padded so that the content begins at a
     multiple of `ALIGNED`. Sizes have 64 bits.
     """
-    encoded = name.encode()
+    content_of_name = name.encode()
     sizes = struct.pack("<HHQQ", 1, 16, size, size)
-    padding = -(at + struct.calcsize(LOCAL) + len(encoded) + len(sizes) + 4) % ALIGNED
+    padding = -(at + struct.calcsize(LOCAL) + len(content_of_name) + len(sizes) + 4) % ALIGNED
     extra = sizes + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
     sum_ = zlib.crc32(body) if isinstance(body, bytes) else 0
-    fixed = (
+    fields = (
         b"PK\x03\x04",
         45,
         _zip_flags(body),
@@ -299,10 +299,10 @@ def _local_header(name: str, body: bytes | ElementRun, size: int, at: int) -> by
         sum_,
         LARGE,
         LARGE,
-        len(encoded),
+        len(content_of_name),
         len(extra),
     )
-    return struct.pack(LOCAL, *fixed) + encoded + extra
+    return struct.pack(LOCAL, *fields) + content_of_name + extra
 
 
 def _zip_directory(
@@ -317,7 +317,7 @@ def _zip_directory(
         if isinstance(body, ElementRun):
             runs += 1
         extra = struct.pack("<HHQQQ", 1, 24, size, size, begin)
-        fixed = (
+        fields = (
             b"PK\x01\x02",
             45,
             45,
@@ -336,7 +336,7 @@ def _zip_directory(
             0,
             LARGE,
         )
-        out += struct.pack(CENTRAL, *fixed) + name + extra
+        out += struct.pack(CENTRAL, *fields) + name + extra
     # Sizes and places have 64 bits: the 32-bit fields hold LARGE, and zip64's end record and its
     # locator come before the usual end record.
     size, count = len(out), len(places)

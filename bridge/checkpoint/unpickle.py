@@ -100,22 +100,22 @@ def refuse_repetition(value: Any, most: int) -> None:
     sizes: dict[int, int] = {}
     stack: list[tuple[Any, list[Any] | None]] = [(value, None)]
     while stack:
-        found, inner = stack.pop()
+        item_to_visit, inner = stack.pop()
         if inner is None:
-            if id(found) in sizes:
-                if not sizes[id(found)]:
+            if id(item_to_visit) in sizes:
+                if not sizes[id(item_to_visit)]:
                     raise ValueError("found a value that contains itself")
                 continue
-            inner = _values_inside(found)
-            sizes[id(found)] = 0
-            stack.append((found, inner))
+            inner = _values_inside(item_to_visit)
+            sizes[id(item_to_visit)] = 0
+            stack.append((item_to_visit, inner))
             stack += [(item, None) for item in inner if isinstance(item, CONTAINERS)]
         else:
             count = 1 + len(inner)
             count += sum(sizes[id(item)] for item in inner if isinstance(item, CONTAINERS))
             if count > most:
                 raise ValueError("found values that are repeated without end")
-            sizes[id(found)] = count
+            sizes[id(item_to_visit)] = count
 
 
 def _values_inside(value: Any) -> list[Any]:
@@ -169,8 +169,8 @@ class Machine:
     of a reference to something outside the pickle, such as a storage.
     """
 
-    def __init__(self, data: bytes, known: Known, persistent: Builder | None = None) -> None:
-        self.data, self.known, self.persistent = data, known, persistent
+    def __init__(self, data: bytes, names: Known, persistent: Builder | None = None) -> None:
+        self.data, self.known, self.persistent = data, names, persistent
         self.at = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -195,11 +195,11 @@ class Machine:
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
-        found = self.data[self.at : self.at + count]
-        if len(found) != count:
+        content = self.data[self.at : self.at + count]
+        if len(content) != count:
             raise ValueError(f"the pickle ends too early, at byte {len(self.data)}")
         self.at += count
-        return found
+        return content
 
     def number(self, form: str) -> Any:
         """Return the next number; `form` is its format as in the module `struct`."""
@@ -216,9 +216,9 @@ class Machine:
         """Return the values above the last mark on the stack. They and the mark are removed."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is MARK:
-                found = self.stack[place + 1 :]
+                values = self.stack[place + 1 :]
                 del self.stack[place:]
-                return found
+                return values
         raise ValueError(f"found no mark on the stack at byte {self.at}")
 
     def look_up(self, module: str, name: str) -> Any:
@@ -253,9 +253,9 @@ def _put_memo(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
 
 def _get_memo(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
     def get(machine: Machine) -> None:
-        found = machine.memo[key(machine)]
-        machine.repeated = machine.repeated or isinstance(found, CONTAINERS)
-        machine.stack.append(found)
+        value = machine.memo[key(machine)]
+        machine.repeated = machine.repeated or isinstance(value, CONTAINERS)
+        machine.stack.append(value)
 
     return get
 
@@ -302,10 +302,10 @@ def _container_on_top(machine: Machine, kind: type[Any]) -> Any:
     `kind`.
     """
     # The exact type: an operation must not reach a method of anything else that a pickle put there.
-    found = machine.stack[-1]
-    if type(found) is not kind:
+    container = machine.stack[-1]
+    if type(container) is not kind:
         raise ValueError(f"found no {kind.__name__} on the stack at byte {machine.at}")
-    return found
+    return container
 
 
 def _append_items(machine: Machine) -> None:
@@ -349,8 +349,8 @@ def _call_builder(machine: Machine) -> None:
 
 
 def _new_with_names(machine: Machine) -> None:
-    named = machine.stack.pop()
-    if named:
+    keywords = machine.stack.pop()
+    if keywords:
         raise ValueError(f"found keyword arguments at byte {machine.at}, which are not read")
     _call_builder(machine)
 
@@ -464,7 +464,7 @@ FLAWS = (
 
 
 def unpickle_value(
-    data: bytes, known: Known, where: object, persistent: Builder | None = None
+    data: bytes, names: Known, where: object, persistent: Builder | None = None
 ) -> Any:
     """Return the value of the pickle `data`. Raises `SourceError` if it is damaged or contains a
     name that is not listed; `where` is the place in the message.
@@ -474,7 +474,7 @@ def unpickle_value(
             f"{where}: found a pickle of {len(data)} bytes, expected at most {MOST}; this is no checkpoint"
         )
     try:
-        return Machine(data, known, persistent).run()
+        return Machine(data, names, persistent).run()
     except Unlisted as error:
         raise SourceError(
             f"{where}: the pickle names {show_value(str(error))}, which no checkpoint of this kind needs; no "

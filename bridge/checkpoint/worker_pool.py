@@ -37,24 +37,28 @@ LOST = "\1"
 """First character of an error message between processes if the disk failed."""
 
 
-def share_work(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
+def share_work(
+    processes: int, count: int, work: Callable[[int, Told], object], report: Told
+) -> None:
     """Call `work(number, told)` in forked processes, once for each number below `count`. What they
-    report is passed to `told` in this process.
+    report is passed to `report` in this process.
 
     Raises `SourceError` with the first error, or `UnwrittenError` if a disk or a process failed. If
     this process is killed, the forked ones end at their next report, because nobody reads the pipe
     any more.
     """
     numbers = _number_file(count)
-    words, said = os.pipe()
+    words, reports = os.pipe()
     wrong, error = os.pipe()
-    children = [_start_worker(numbers, said, error, (words, wrong), work) for _ in range(processes)]
+    children = [
+        _start_worker(numbers, reports, error, (words, wrong), work) for _ in range(processes)
+    ]
     # A pipe ends for its reader when the last writer closes it, and this process is one until it
     # closes its own copies.
-    for descriptor in (numbers, said, error):
+    for descriptor in (numbers, reports, error):
         os.close(descriptor)
     try:
-        _pass_reports(words, told)
+        _pass_reports(words, report)
         problem = os.read(wrong, LONGEST).decode(errors="replace")
         codes = _wait_for_children(children)
     finally:
@@ -82,14 +86,14 @@ def _number_file(count: int) -> int:
         return os.dup(file.fileno())
 
 
-def _pass_reports(words: int, told: Told) -> None:
-    """Pass the reports of the forked processes to `told`, until all of these processes have ended."""
+def _pass_reports(words: int, report: Told) -> None:
+    """Pass the reports of the forked processes to `report`, until all of these processes have ended."""
     rest = b""
     while content := os.read(words, SIZE * 512):
         rest += content
         whole = len(rest) // SIZE * SIZE
         for size, fresh in struct.iter_unpack(RECORD, rest[:whole]):
-            told(size, fresh)
+            report(size, fresh)
         rest = rest[whole:]
 
 
@@ -102,7 +106,7 @@ def _wait_for_children(children: list[int]) -> list[int]:
 
 def _start_worker(
     numbers: int,
-    said: int,
+    reports: int,
     error: int,
     others: tuple[int, int],
     work: Callable[[int, Told], object],
@@ -113,7 +117,7 @@ def _start_worker(
         return child
 
     def say(size: int, fresh: bool) -> None:
-        os.write(said, struct.pack(RECORD, size, fresh))
+        os.write(reports, struct.pack(RECORD, size, fresh))
 
     code = 1
     try:

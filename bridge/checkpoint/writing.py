@@ -23,7 +23,7 @@ from bridge import __version__
 from bridge.checkpoint import digests, worker_pool
 from bridge.checkpoint.files import File, Late, size_of
 from bridge.checkpoint.folder_lock import remove_path, sync_folder, write_text
-from bridge.checkpoint.formats import PlannedFiles
+from bridge.checkpoint.interface import PlannedFiles
 from bridge.checkpoint.lazy import STRIP, WIDTH, ElementRun, raw_bytes, read_strips
 from bridge.checkpoint.worker_pool import UnwrittenError
 from bridge.errors import SourceError
@@ -49,7 +49,7 @@ or by an earlier run of the command.
 
 
 def write_checkpoint(
-    written: PlannedFiles, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1
+    plan: PlannedFiles, target: Path, sources: Iterable[Path], report: Moved, processes: int = 1
 ) -> None:
     """Write the files into the new folder `target`. Raises `SourceError` if that fails.
 
@@ -65,13 +65,13 @@ def write_checkpoint(
     try:
         stamps = stamps_of(sources)
         with _lock_staging(staging):
-            _write_into(written, staging, stamps, moved, processes)
+            _write_into(plan, staging, stamps, report, processes)
             staging.rename(target)
             sync_folder(target.parent)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        kept = full or os.path.isdir(staging)
-        advice = _advice_after_failure(staging) if kept else "name another folder"
+        keeps_part = full or os.path.isdir(staging)
+        advice = _advice_after_failure(staging) if keeps_part else "name another folder"
         raise SourceError(f"{error.filename or target}: {error.strerror}; {advice}") from None
     except UnwrittenError as error:
         raise SourceError(
@@ -83,27 +83,27 @@ def write_checkpoint(
 
 
 def _write_into(
-    written: PlannedFiles, staging: Path, stamps: Mapping[Path, Stamp], moved: Moved, processes: int
+    plan: PlannedFiles, staging: Path, stamps: Mapping[Path, Stamp], report: Moved, processes: int
 ) -> None:
     """Write all files into the folder `staging`. If the source checkpoint turns out to be damaged,
     or differs from its `stamps`, the folder is removed.
     """
-    done = _read_finished_digests(staging, _task_digest(written, stamps))
-    left = [file for file in written.files if file.name not in done]
-    resumed = bool(done) or any(_partial_file(staging, file).size for file in left)
+    sums_by_name = _read_finished_digests(staging, _task_digest(plan, stamps))
+    rest = [file for file in plan.files if file.name not in sums_by_name]
+    continues = bool(sums_by_name) or any(_partial_file(staging, file).size for file in rest)
     try:
         # Too little room must not remove what an earlier try has written; a source that is refused
         # later does.
-        _check_room(staging, left)
-        resumed = False
-        moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
-        done |= _write_all(staging, left, moved, processes)
-        _close_staging(staging, written, done)
+        _check_room(staging, rest)
+        continues = False
+        report(sum(file.size for file in plan.files) - sum(file.size for file in rest), False)
+        sums_by_name |= _write_all(staging, rest, report, processes)
+        _close_staging(staging, plan, sums_by_name)
         refuse_changes(stamps)
     except UnwrittenError:
         raise
     except SourceError as error:
-        if resumed:
+        if continues:
             raise UnwrittenError(*error.problems) from None
         remove_path(staging)
         raise
@@ -111,37 +111,37 @@ def _write_into(
 
 def _advice_after_failure(staging: Path) -> str:
     """Return what the user can do after a failure, as the end of a message."""
-    kept = (
+    advice = (
         f"{staging} keeps the finished part: make room and repeat the command to continue, or "
         "remove this folder"
     )
-    return kept if os.path.isdir(staging) else "make room on the disk, or name another folder"
+    return advice if os.path.isdir(staging) else "make room on the disk, or name another folder"
 
 
 def _write_all(
-    staging: Path, files: Sequence[File], moved: Moved, processes: int
+    staging: Path, files: Sequence[File], report: Moved, processes: int
 ) -> dict[str, str]:
     """Write these files, in several processes if there are several files. Returns the digests of
     all finished files by name.
     """
     if min(processes, len(files)) < 2:
-        return {file.name: _finish_file(staging, file, moved) for file in files}
+        return {file.name: _finish_file(staging, file, report) for file in files}
     # The largest first: one that began last would keep one process busy while all others have
     # ended.
     largest = sorted(files, key=lambda file: -file.size)
     worker_pool.share_work(
         min(processes, len(files)),
         len(files),
-        lambda number, told: _finish_file(staging, largest[number], told),
-        moved,
+        lambda number, tell: _finish_file(staging, largest[number], tell),
+        report,
     )
-    found = _read_journal(staging)
+    sums = _read_journal(staging)
     SourceError.raise_if(
         f"{staging / file.name}: the process that writes this file ended too early"
         for file in files
-        if file.name not in found
+        if file.name not in sums
     )
-    return found
+    return sums
 
 
 @contextmanager
@@ -176,23 +176,23 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _task_digest(written: PlannedFiles, stamps: Mapping[Path, Stamp]) -> str:
+def _task_digest(plan: PlannedFiles, stamps: Mapping[Path, Stamp]) -> str:
     """Return a digest of the task: the source files and the parts of each file to write. Finished
     files are reused only if this digest is the same.
     """
-    found = hashlib.sha256(__version__.encode())
+    digest = hashlib.sha256(__version__.encode())
     for path, stamp in sorted(stamps.items()):
-        found.update(f"{path.resolve()}\0{stamp}\n".encode(errors="surrogateescape"))
-    for file in written.files:
-        found.update(f"{file.name}\0{file.size}\n".encode())
+        digest.update(f"{path.resolve()}\0{stamp}\n".encode(errors="surrogateescape"))
+    for file in plan.files:
+        digest.update(f"{file.name}\0{file.size}\n".encode())
         for part in file.parts:
             if isinstance(part, bytes):
-                found.update(part)
+                digest.update(part)
             elif isinstance(part, ElementRun):
-                found.update(
+                digest.update(
                     f"{part.start} {part.stop} {part.source.dtype} {part.source.shape}\n".encode()
                 )
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _read_finished_digests(staging: Path, mark: str) -> dict[str, str]:
@@ -200,11 +200,11 @@ def _read_finished_digests(staging: Path, mark: str) -> dict[str, str]:
     of another task are removed. Raises `SourceError` if the folder is not of this command.
     """
     path = staging / MARK
-    said = path.read_bytes()[: len(mark) + 1].decode(errors="replace") if path.is_file() else None
-    if said == mark:
+    note = path.read_bytes()[: len(mark) + 1].decode(errors="replace") if path.is_file() else None
+    if note == mark:
         return _read_journal(staging)
     # A killed command leaves the mark of its task, or a part of one.
-    if any(staging.iterdir()) and (said is None or not re.fullmatch(r"[0-9a-f]{0,64}", said)):
+    if any(staging.iterdir()) and (note is None or not re.fullmatch(r"[0-9a-f]{0,64}", note)):
         raise SourceError(
             f"{staging}: found files that no command of stagebridge left here; move this folder away"
         )
@@ -227,13 +227,13 @@ def _read_journal(staging: Path) -> dict[str, str]:
     }
 
 
-def _check_room(staging: Path, left: Iterable[File]) -> None:
+def _check_room(staging: Path, rest: Iterable[File]) -> None:
     """Raise `SourceError` unless the disk has space for all that is left to write."""
-    needed = sum(file.size - _partial_file(staging, file).size for file in left) + SPARE
+    need = sum(file.size - _partial_file(staging, file).size for file in rest) + SPARE
     free = shutil.disk_usage(staging).free
-    if free < needed:
+    if free < need:
         raise SourceError(
-            f"{staging.parent}: {free:,} bytes are free, but {needed:,} are needed; make room on the disk, or name another folder"
+            f"{staging.parent}: {free:,} bytes are free, but {need:,} are needed; make room on the disk, or name another folder"
         )
 
 
@@ -253,18 +253,18 @@ def _partial_file(staging: Path, file: File) -> Kept:
     if not beside.is_file() or not note.is_file():
         return Kept()
     digest, _, size = note.read_text().partition(" ")
-    found = Kept(int(size), digest) if size.isdigit() and len(digest) == 64 else Kept()
-    return found if beside.stat().st_size >= found.size <= file.size else Kept()
+    part = Kept(int(size), digest) if size.isdigit() and len(digest) == 64 else Kept()
+    return part if beside.stat().st_size >= part.size <= file.size else Kept()
 
 
-def _finish_file(staging: Path, file: File, moved: Moved) -> str:
+def _finish_file(staging: Path, file: File, report: Moved) -> str:
     """Write one file, add it to the list of finished files, and return its digest."""
     path = staging / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = _partial_file(staging, file)
+    part = _partial_file(staging, file)
     # If the bytes that were kept are not those that were noted, the file is written again from its
     # beginning.
-    digest = _fill_file(path, file, kept, moved) or _fill_file(path, file, Kept(), moved)
+    digest = _fill_file(path, file, part, report) or _fill_file(path, file, Kept(), report)
     path.with_name(path.name + PART).rename(path)
     path.with_name(path.name + KEPT).unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -278,24 +278,24 @@ def _finish_file(staging: Path, file: File, moved: Moved) -> str:
     return digest
 
 
-def _fill_file(path: Path, file: File, kept: Kept, moved: Moved) -> str:
-    """Write the rest of a file. Its first bytes, which `kept` describes, are on the disk already.
+def _fill_file(path: Path, file: File, part: Kept, report: Moved) -> str:
+    """Write the rest of a file. Its first bytes, which `part` describes, are on the disk already.
     Returns the digest of the file, or an empty text if these bytes have changed.
     """
     beside, digest = path.with_name(path.name + PART), hashlib.sha256()
-    with beside.open("r+b" if kept.size else "wb") as stream:
-        stream.truncate(kept.size)
-        at, noted = 0, kept.size
-        for piece in content_pieces(file, stream, kept.size):
+    with beside.open("r+b" if part.size else "wb") as stream:
+        stream.truncate(part.size)
+        at, last_note = 0, part.size
+        for piece in content_pieces(file, stream, part.size):
             digest.update(piece)
-            if at >= kept.size:
+            if at >= part.size:
                 stream.write(piece)
             at += len(piece)
-            if at == kept.size and digest.hexdigest() != kept.digest:
+            if at == part.size and digest.hexdigest() != part.digest:
                 return ""
-            moved(len(piece), at > kept.size)
-            if at - noted >= STAGE:
-                noted = _write_note(stream, path, at, digest.hexdigest())
+            report(len(piece), at > part.size)
+            if at - last_note >= STAGE:
+                last_note = _write_note(stream, path, at, digest.hexdigest())
         stream.flush()
         os.fsync(stream.fileno())
     return digest.hexdigest()
@@ -314,15 +314,17 @@ def _write_note(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
 
 
 def content_pieces(
-    file: File, before: IO[bytes] | None = None, kept: int = 0
+    file: File, before: IO[bytes] | None = None, size_on_disk: int = 0
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file to write, in pieces of at most one strip. An earlier run of the
-    command has written the first `kept` bytes, which are read from the stream `before`.
+    command has written the first `size_on_disk` bytes, which are read from the stream `before`.
     """
     sums: dict[int, int] = {}
     at = 0
     for part in file.parts:
-        for piece in _part_bytes(part, sums, file.sums, before if at < kept else None, kept - at):
+        for piece in _part_bytes(
+            part, sums, file.sums, before if at < size_on_disk else None, size_on_disk - at
+        ):
             at += len(piece)
             yield piece
 
@@ -330,17 +332,17 @@ def content_pieces(
 def _part_bytes(
     part: bytes | ElementRun | Late,
     sums: dict[int, int],
-    counted: bool,
+    with_sum: bool,
     before: IO[bytes] | None,
-    kept: int,
+    size_on_disk: int,
 ) -> Iterator[bytes | memoryview]:
     if isinstance(part, ElementRun):
-        yield from _run_bytes(part, sums, counted, before, kept)
+        yield from _run_bytes(part, sums, with_sum, before, size_on_disk)
         return
-    found = part if isinstance(part, bytes) else _late_bytes(part, sums)
+    content = part if isinstance(part, bytes) else _late_bytes(part, sums)
     if before is not None:
-        found = before.read(len(found))
-    yield found
+        content = before.read(len(content))
+    yield content
 
 
 def _late_bytes(part: Late, sums: dict[int, int]) -> bytes:
@@ -351,36 +353,40 @@ def _late_bytes(part: Late, sums: dict[int, int]) -> bytes:
 
 
 def _run_bytes(
-    part: ElementRun, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int
+    part: ElementRun,
+    sums: dict[int, int],
+    with_sum: bool,
+    before: IO[bytes] | None,
+    size_on_disk: int,
 ) -> Iterator[bytes | memoryview]:
     sum_, width = 0, WIDTH[part.source.dtype]
     start = part.start
-    while before is not None and kept > 0 and start < part.stop:
+    while before is not None and size_on_disk > 0 and start < part.stop:
         count = min(part.stop - start, max(1, STRIP // width))
         content: bytes | memoryview = before.read(count * width)
-        sum_ = zlib.crc32(content, sum_) if counted else 0
-        start, kept = start + count, kept - len(content)
+        sum_ = zlib.crc32(content, sum_) if with_sum else 0
+        start, size_on_disk = start + count, size_on_disk - len(content)
         yield content
     for strip in read_strips(part.source, start, part.stop):
         content = raw_bytes(strip)
-        sum_ = zlib.crc32(content, sum_) if counted else 0
+        sum_ = zlib.crc32(content, sum_) if with_sum else 0
         yield content
     sums[id(part)] = sum_  # a `Late` behind it asks for it; without one it stays 0
 
 
-def _close_staging(staging: Path, written: PlannedFiles, done: dict[str, str]) -> None:
+def _close_staging(staging: Path, plan: PlannedFiles, sums_by_name: dict[str, str]) -> None:
     """Write SHA256SUMS with the digests of all files, remove the notes, and wait until every name
     is on the disk.
     """
-    top = written.sums.rpartition("/")[0]
+    top = plan.sums.rpartition("/")[0]
     prefix = f"{top}/" if top else ""
-    found = {
+    own_sums = {
         name.removeprefix(prefix): digest
-        for name, digest in done.items()
+        for name, digest in sums_by_name.items()
         if name.startswith(prefix)
     }
-    write_text(staging / written.sums, digests.text_of(found))
+    write_text(staging / plan.sums, digests.text_of(own_sums))
     for name in (MARK, DONE):
         (staging / name).unlink(missing_ok=True)
-    for folder in {staging, *((staging / file.name).parent for file in written.files)}:
+    for folder in {staging, *((staging / file.name).parent for file in plan.files)}:
         sync_folder(folder)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from bridge.errors import BridgeError
 from bridge.files.printable import brief, clean_block
+from bridge.files.secrets import HIDDEN
 from bridge.report.exit_codes import Exit
 
 COMPLETE = "_STAGEBRIDGE_COMPLETE"
@@ -79,8 +80,6 @@ def _command() -> Callable[..., Any]:
 def run(arguments: list[str]) -> int:
     """Run the command line with `arguments` and return its exit code."""
     import typer
-
-    from bridge.files.secrets import HIDDEN
 
     if COMPLETE in os.environ:
         from bridge.cli import shell_completion

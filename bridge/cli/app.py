@@ -7,6 +7,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from bridge import __version__
+from bridge.cli import run
 from bridge.cli.job import Job
 from bridge.cli.options import (
     CHOOSING,
@@ -486,8 +488,6 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from bridge import __version__
-
         typer.echo(f"stagebridge {__version__}")
         raise typer.Exit
 
@@ -523,8 +523,6 @@ def help_of(
     ] = None,
 ) -> None:
     """Show the help of stagebridge, or of one command: stagebridge help convert."""
-    from bridge.cli import run
-
     code = run([*(words or ()), "--help"])
     if code:
         raise typer.Exit(code)

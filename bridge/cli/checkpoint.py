@@ -13,9 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.checkpoint import formats, interface
+from bridge.checkpoint.digests import SUMS, without_digest
+from bridge.checkpoint.file_tensors import tensors_by_file
+from bridge.checkpoint.lazy import STRIP, WIDTH, torch_type
+from bridge.checkpoint.model_facts import describe_config, rename_under
+from bridge.checkpoint.tagged_json import encode_value
+from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
 from bridge.cli.companions import Companions, companions, config_beside, is_of_transformers
+from bridge.cli.convert import read_job
+from bridge.cli.job import Job
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.errors import BridgeError
 from bridge.files import as_private_as
@@ -24,14 +33,16 @@ from bridge.files.printable import clean
 from bridge.files.progress import count_items
 from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
+from bridge.report import as_json as report
 from bridge.report import json_types
+from bridge.report.as_json import finding_json
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.formats import Format, PlannedFiles
     from bridge.checkpoint.hub import Hub, Model
+    from bridge.checkpoint.interface import Format, PlannedFiles
     from bridge.checkpoint.lazy import Lazy
 
 
@@ -79,10 +90,6 @@ def inspect(
     """Show one checkpoint. Returns the exit code."""
 
     def work() -> int:
-        from bridge.checkpoint import formats
-        from bridge.checkpoint.tagged_json import encode_value
-        from bridge.report import as_json as report
-
         format, place = formats.find_checkpoint(folder, name, root)
         if check:
             with progress.show_progress("the files"):
@@ -107,8 +114,6 @@ def inspect(
 
 def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
     from dataclasses import asdict
-
-    from bridge.report.as_json import finding_json
 
     about = {
         "format": hub.origin.format,
@@ -166,8 +171,6 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
         settings = {key: value for key, value in group.items() if key != "parameters"}
         say(f"group of {group['parameters']}: {_settings_text(settings)}")
     if check:
-        from bridge.checkpoint.digests import SUMS, without_digest
-
         left = without_digest(place, origin.files)
         unseen = any(finding.path == "checksums" for finding in hub.findings)
         how = "what each file says of itself" + (", which does not show all" if unseen else "")
@@ -185,18 +188,18 @@ def list_targets(hub: Hub, place: Path) -> list[json_types.WritableFormat]:
     """Return each format that can be written, with what it loses of the checkpoint in the folder `place`, or why
     it cannot hold it.
     """
-    from bridge.checkpoint import formats
+    from bridge.checkpoint import formats, interface
     from bridge.checkpoint.model_facts import rename_under
     from bridge.stack.rules import Effect
 
     configs = _describe_configs(place, None)
     rows: list[json_types.WritableFormat] = []
     for target in formats.all_formats().values():
-        if type(target).plan is formats.Format.plan:
+        if type(target).plan is interface.Format.plan:
             continue  # a format that is only read
         try:
             named = rename_under(hub, None, target.names, configs)
-            written = formats.plan_files(target, named, formats.Wanted())
+            written = formats.plan_files(target, named, interface.Wanted())
         except BridgeError as error:
             rows.append({"to": target.name, "lost": [], "refused": error.problems[0]})
             continue
@@ -248,9 +251,6 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
     """Write one checkpoint in another format. Returns the exit code."""
 
     def work() -> int:
-        from bridge.checkpoint import formats
-        from bridge.report import as_json as report
-
         source, place = formats.find_checkpoint(folder, options.from_, options.root)
         target = formats.format_of_name(options.to)
         BridgeError.raise_if(_option_mistakes(options, target, folder))
@@ -261,7 +261,7 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
             "dtype": None if dtype is None else DTYPES[dtype],
             "shard": _gigabytes_to_bytes(options.wanted["shard"]),
         }
-        wanted = formats.Wanted(**{**options.wanted, **asked})
+        wanted = interface.Wanted(**{**options.wanted, **asked})
         # A dry run reads the headers alone, and checksums need every byte.
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
@@ -333,8 +333,6 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
-    from bridge.checkpoint.model_facts import rename_under
-
     configs = _describe_configs(place, options.config)
     return rename_under(hub, options.names, target.names, configs)
 
@@ -343,10 +341,6 @@ def _describe_configs(place: Path, given: Path | None) -> list[tuple[str, Model]
     """Return what the config next to a checkpoint, and one that the user gives, say of the model, each with
     its path. Raises `BridgeError` if the user's cannot be read.
     """
-    from bridge.checkpoint.model_facts import describe_config
-    from bridge.cli.convert import read_job
-    from bridge.cli.job import Job
-
     configs = []
     for path in dict.fromkeys(filter(None, (config_beside(place), given))):
         try:
@@ -377,8 +371,6 @@ LARGEST = 2.0**30
 def _write_folder(
     written: PlannedFiles, folder: Path, hub: Hub, options: CheckpointOptions
 ) -> None:
-    from bridge.checkpoint.writing import write_checkpoint
-
     meter = Progress(sum(file.size for file in written.files))
     with as_private_as(folder, *hub.origin.files):
         write_checkpoint(
@@ -426,16 +418,12 @@ def _print_outcome(
 ) -> None:
     from dataclasses import asdict
 
-    from bridge.checkpoint.file_tensors import tensors_by_file
-
     made = (
         list(tensors_by_file(hub, written.files))
         if options.dry_run
         else [(file, ()) for file in written.files]
     )
     if options.json:
-        from bridge.report.as_json import finding_json
-
         files = [
             {
                 "name": file.name,
@@ -503,9 +491,6 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
     """Compare two checkpoints. Returns the exit code."""
 
     def work() -> int:
-        from bridge.checkpoint import formats
-        from bridge.checkpoint.tagged_json import encode_value
-
         one, other = formats.read_checkpoint(first), formats.read_checkpoint(second)
         with progress.show_progress("the tensors"):
             lines = list(_compare_tensors(one, other))
@@ -651,8 +636,6 @@ def _largest_difference(one: Lazy, other: Lazy) -> float:
     number formats; infinite if exactly one of two elements is NaN.
     """
     import torch
-
-    from bridge.checkpoint.lazy import STRIP, WIDTH, torch_type
 
     # fp32 beside bf16 is compared as bf16: the finer copy has digits that the other cannot have.
     coarse = min((one.dtype, other.dtype), key=lambda dtype: WIDTH[dtype])

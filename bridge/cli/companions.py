@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.checkpoint.files import File
+from bridge.checkpoint.model_facts import describe_config, establish_model
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import read_bytes
+from bridge.stack import registry
+from bridge.translation.translate import translate
 
 if TYPE_CHECKING:
     from bridge.checkpoint.hub import Hub
@@ -89,10 +92,6 @@ def _config_of_record(hub: Hub) -> Companions | None:
     """Return the config of transformers that the arguments of a run in a checkpoint come to, held against
     its weights, or why there is none; None if it has no arguments.
     """
-    from bridge.checkpoint.model_facts import describe_config, establish_model
-    from bridge.stack import registry
-    from bridge.translation.translate import translate
-
     try:
         found = ((name, registry.load(name).recorded(hub)) for name in registry.OWN)
         stack, config = next(((name, config) for name, config in found if config), ("", None))

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from bridge.cli.progress import Pace
 from bridge.cli.terminal import print_json
 from bridge.errors import BridgeError
+from bridge.plan.section import fields
 from bridge.report import json_types
 from bridge.report.exit_codes import Exit
 from bridge.stack import registry
+from bridge.stack.dialect import code_beside
 from bridge.stack.extras import install_command
 
 if TYPE_CHECKING:
@@ -76,7 +78,6 @@ def _progress_printer(task: Task) -> Callable[[Covered], None]:
 
 
 def _report_lines(task: Task, coverage: Covered, failure: Failure | None, file: str) -> list[str]:
-    from bridge.plan.section import fields
     from bridge.testing.fuzz import command
 
     releases = len(coverage.releases)
@@ -110,8 +111,6 @@ def _report_lines(task: Task, coverage: Covered, failure: Failure | None, file: 
 
 def _path_beside(file: str) -> str:
     from pathlib import Path
-
-    from bridge.stack.dialect import code_beside
 
     return str(code_beside(Path(file)))
 

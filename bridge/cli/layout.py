@@ -18,6 +18,7 @@ from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.folder import model_in
 from bridge.cli.job import Job
 from bridge.cli.pictures import refuse_other_file
+from bridge.cli.rank_bars import Bar, draw, figure, ranks_text
 from bridge.cli.terminal import console, print_json, say
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
@@ -219,8 +220,6 @@ def _find_omissions(plan: Plan, outline: Outline, world: int | None) -> Iterator
 
 def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
     """Yield a finding on the ranks that keep more bytes than a device has memory."""
-    from bridge.cli.rank_bars import ranks_text
-
     if memory is None:
         return
     totals = {rank: sum(outline.bytes(rank).values()) for rank in range(outline.mesh.world)}
@@ -235,8 +234,6 @@ def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
 
 
 def _draw_layout(outline: Outline, path: Path, memory: int | None) -> None:
-    from bridge.cli.rank_bars import Bar, draw, figure
-
     bars = [Bar(tuple(ranks), content["bytes"]) for ranks, content in _group_alike(outline)]
     sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
     count = outline.shape.size()

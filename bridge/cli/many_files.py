@@ -18,6 +18,8 @@ from bridge.cli.project_settings import project
 from bridge.cli.terminal import complain, console, print_json, say
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, nearest
 from bridge.files import read_text, write_text
+from bridge.report import as_text
+from bridge.report.as_json import exit_of
 from bridge.report.exit_codes import Exit
 from bridge.report.row_choice import View
 from bridge.report.sarif import (
@@ -117,8 +119,6 @@ class Looked:
 
     def exit(self, job: Job) -> Exit:
         """Return the exit code for this file."""
-        from bridge.report.as_json import exit_of
-
         return Exit.ERROR if self.problems else exit_of(self.findings, job.threshold)
 
     @property
@@ -205,8 +205,6 @@ def report_files(
 
 
 def _print_texts(files: Sequence[Looked], view: View) -> None:
-    from bridge.report import as_text
-
     out = console(sys.stdout)
     for one in files:
         if one.stranger:

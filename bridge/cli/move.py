@@ -15,19 +15,40 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, cast
 
+from bridge.checkpoint import formats, groups, interface, model_facts, smaller_model
+from bridge.checkpoint.files import File
+from bridge.checkpoint.groups import (
+    DECAY,
+    SPARED,
+    effective_setting,
+    fits_config,
+    needs_group_file,
+    rate_ratios,
+    text_of,
+)
+from bridge.checkpoint.model_facts import describe_config, rename_under
+from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import convert
 from bridge.cli.budget import read_within_limits, stay_within_limits
 from bridge.cli.checkpoint import Progress
 from bridge.cli.file_search import STDIN, limit_access
+from bridge.cli.folder import CONFIG
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
+from bridge.cli.rank_messages import MARK, ProgressPrinter, end_orderly, load_engines
 from bridge.cli.terminal import console, content, note, print_json
-from bridge.cli.verify import MARK, ProgressPrinter, end_orderly
+from bridge.cli.train import end_process
+from bridge.engine.backends import backends
+from bridge.engine.environment import detect
+from bridge.engine.interface import Workload
+from bridge.engine.learning_rate import learning_rate
+from bridge.engine.native import BACKEND
 from bridge.errors import BridgeError, SourceError
 from bridge.files import Script, as_private_as, read_text
 from bridge.files.printable import clean
 from bridge.files.progress import listening
 from bridge.files.shown import show_value
+from bridge.layout.architecture import Architecture
 from bridge.report import as_json, as_text, json_types
 from bridge.report.exit_codes import Exit
 from bridge.stack import launch_command, registry
@@ -35,14 +56,16 @@ from bridge.stack.dialect import Config, Saves, Written
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How
-from bridge.translation.edit import without
+from bridge.translation.edit import edit_config, without
+from bridge.translation.lift import lift
 from bridge.translation.translate import Result
+from bridge.verify.size import NO_NUMBERS
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.formats import Format
-    from bridge.checkpoint.formats import PlannedFiles as Files
     from bridge.checkpoint.groups import Row
     from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.interface import Format
+    from bridge.checkpoint.interface import PlannedFiles as Files
     from bridge.engine.interface import Backend
 
 NATIVE = "native"
@@ -165,8 +188,6 @@ def _move_run(job: Job, options: MoveOptions) -> int:
 
 def _write_run(job: Job, options: MoveOptions) -> Moved:
     """Translate a run and write it, unless it is a dry run."""
-    from bridge.checkpoint import formats
-
     source, job = _read_source(job, options)
     target = _make_target(job, options, source)
     hub = _count_samples(target.hub, source, target)
@@ -176,7 +197,7 @@ def _write_run(job: Job, options: MoveOptions) -> Moved:
             hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)}
         )
     format = formats.format_of_name(target.saves.format)
-    wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
+    wanted = interface.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.plan_files(format, hub, wanted)
     odd = tuple(_find_other_settings(source))
     findings = (*target.findings, *hub.findings, *files.findings, *odd)
@@ -200,8 +221,6 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
 
     If nothing else sets the number of ranks, the job uses the number that saved the checkpoint.
     """
-    from bridge.checkpoint import formats
-
     format, place = formats.find_checkpoint(options.checkpoint, options.from_)
     verified = options.verify and not options.dry_run
     if verified:
@@ -227,9 +246,6 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
 
 def _spares_norms(config: Config, hub: Hub) -> bool:
     """Return whether the checkpoint's groups exclude biases and norms from weight decay while the config does not."""
-    from bridge.checkpoint.groups import SPARED, fits_config
-    from bridge.translation.lift import lift
-
     scope = lift(config).optimizer.decay_scope
     return (
         bool(config.dialect.spared) and scope is not None and scope != SPARED and fits_config(hub)
@@ -286,8 +302,6 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
 
 def _fit_names(source: MoveSource, target: Config, usual: str | None) -> Hub:
     """Return the checkpoint with the parameter names that the target uses."""
-    from bridge.checkpoint.model_facts import describe_config, rename_under
-
     configs = [
         (place, describe_config(config))
         for place, config in (("the config", source.config), ("the translated config", target))
@@ -300,9 +314,6 @@ def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row
 
     `scoped`: the run itself excludes from weight decay the parameters that the config names.
     """
-    from bridge.checkpoint import groups
-    from bridge.translation.lift import lift
-
     optimizer = lift(config).optimizer
     needed = groups.needs_group_file(
         hub, optimizer.decay_scope if scoped else None, config.dialect.by_place
@@ -311,8 +322,6 @@ def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row
 
 
 def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
-    from bridge.checkpoint.groups import text_of
-
     return {FILE: text_of(groups)} if groups else {}
 
 
@@ -324,8 +333,6 @@ def _place_groups(
     `told`: the run reads the checkpoint's groups from a file. Otherwise the checkpoint's groups are removed,
     unless the code that is written makes the same, with this `scope` of weight decay.
     """
-    from bridge.checkpoint.groups import DECAY, effective_setting, needs_group_file
-
     if not by_place or hub.parameters is source.hub.parameters:
         return hub
     if told:
@@ -350,10 +357,6 @@ def _place_groups(
 
 def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
     """Return the checkpoint with the state of the scheduler, and with the next step's learning rate in the groups."""
-    from bridge.checkpoint.groups import rate_ratios
-    from bridge.engine.learning_rate import learning_rate
-    from bridge.translation.lift import lift
-
     optimizer = lift(config).optimizer
     if schedule is None or optimizer.lr is None:
         return hub
@@ -370,8 +373,6 @@ def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None
 
 def _count_samples(hub: Hub, source: MoveSource, target: MoveTarget) -> Hub:
     """Return the checkpoint with the number of samples seen, computed from the steps, if the target's schedule counts samples."""
-    from bridge.translation.lift import lift
-
     where, each = hub.where, lift(source.config).batch.global_
     if not target.saves.samples or where.samples is not None or where.steps is None or each is None:
         return hub
@@ -401,16 +402,11 @@ def _translate_source(job: Job, options: MoveOptions) -> Result:
 
 
 def _model_config(folder: Path) -> Config:
-    from bridge.cli.folder import CONFIG
-
     return convert.read_job(Job(str(folder / CONFIG)))
 
 
 def _apply_model(config: Config, folder: Path) -> Config:
     """Return the config with the model of a folder."""
-    from bridge.translation.edit import edit_config
-    from bridge.translation.lift import lift
-
     model = {
         path: value
         for path, value in lift(_model_config(folder)).values().items()
@@ -423,8 +419,6 @@ def _write_program(written: Written, result: Result, folder: Path) -> tuple[Writ
     """Return the target with a complete training script for the model of a folder, and the
     translation with the settings that the script still lacks.
     """
-    from bridge.translation.lift import lift
-
     model = _model_config(folder)
     plan = {**result.plan.values(), **lift(model).values()}
     plan.pop("model.embedding.padded_vocab", None)  # the checkpoint has the rows of words alone
@@ -437,8 +431,6 @@ def _keep_config(job: Job, source: MoveSource, options: MoveOptions) -> MoveTarg
 
     A launch script is rewritten as a self-contained file of its stack.
     """
-    from bridge.cli.folder import CONFIG
-
     config, dialect = source.config, source.config.dialect
     hub = _fit_names(source, config, RUNNING if options.model else dialect.native_parameters)
     groups = _groups_to_write(hub, config)
@@ -478,8 +470,6 @@ def _find_other_settings(source: MoveSource) -> Iterator[Finding]:
 
     A resumed run uses the value of the checkpoint.
     """
-    from bridge.translation.lift import lift
-
     optimizer = lift(source.config).optimizer
     # Under a schedule the checkpoint has the rate of its step, and the config that of the peak: both may be right.
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
@@ -511,8 +501,6 @@ def _gather_files(target: MoveTarget, files: Files, said: str) -> Files:
     """Return all files of the move: the checkpoint in a folder of its own, and next to that folder
     the config, the launch script and the report.
     """
-    from bridge.checkpoint.files import File
-
     texts = {**target.texts, LAUNCH: _launch_text(target), REPORT: said}
     small = tuple(File(name, (text.encode(),)) for name, text in texts.items())
     moved = tuple(replace(file, name=f"{CHECKPOINT}/{file.name}") for file in files.files)
@@ -543,8 +531,6 @@ def _launch_text(target: MoveTarget) -> str:
 
 
 def _write_move(whole: Files, job: Job, options: MoveOptions, source: MoveSource) -> None:
-    from bridge.checkpoint.writing import write_checkpoint
-
     progress = Progress(sum(file.size for file in whole.files))
     config = [] if job.file == STDIN else [job.file]
     private: list[str | Path] = [options.checkpoint, *source.hub.origin.files, *config]
@@ -722,7 +708,6 @@ def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: M
 
     Raises `BridgeError`, before anything is written, if the proof cannot run.
     """
-    from bridge.checkpoint import model_facts, smaller_model
     from bridge.verify.proof import WEIGHTLESS
 
     if source.format.name in WEIGHTLESS:
@@ -770,10 +755,8 @@ def _groups_within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
 
 def _engine_for_format(config: Config, format: str) -> Backend:
     """Return the engine that can resume from a checkpoint of `format` with `config`."""
-    from bridge.engine.native import BACKEND
-
     name = config.dialect.name
-    backend = registry.backends(name).get(name)
+    backend = backends(name).get(name)
     if format == NATIVE:
         return (backend.inside if backend else None) or BACKEND
     if format not in config.dialect.loads or backend is None:
@@ -791,8 +774,6 @@ def _engine_for_format(config: Config, format: str) -> Backend:
 
 def _layers_for_proof(hub: Hub, most: int) -> int | None:
     """Return the number of layers to run of a model that is too large for this machine; None: all layers."""
-    from bridge.checkpoint import smaller_model
-
     count = max(smaller_model.layers_of(hub).values(), default=0)
     if smaller_model.count_elements(hub) <= most or count < 2:
         return None
@@ -880,8 +861,6 @@ def _proof_starts(
 
     The checkpoint on disk is used if the ranks of the proof can read it; else a new one is written.
     """
-    from bridge.checkpoint import formats, smaller_model
-
     format, place = formats.find_checkpoint(options.output / CHECKPOINT)
     target = formats.read_at(format, place)
     sides = {
@@ -916,11 +895,8 @@ def _write_checkpoint(
     folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None
 ) -> Path:
     """Write a checkpoint for the proof. Returns the tag folder inside `folder`."""
-    from bridge.checkpoint import formats
-    from bridge.checkpoint.writing import write_checkpoint
-
     files = formats.plan_files(
-        format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero"))
+        format, hub, interface.Wanted(dtype, world, hub.origin.layout.get("zero"))
     )
     write_checkpoint(files, folder, hub.origin.files, lambda count, fresh: None)
     return formats.find_checkpoint(folder, format.name)[1]
@@ -931,9 +907,6 @@ def _write_checkpoint(
 
 def main(text: str) -> None:
     """Prove a move on one rank. The first rank prints progress and result."""
-    from bridge.cli.train import end_process
-    from bridge.engine.environment import detect
-
     spec, rank, out = json.loads(text), detect(), sys.stdout
 
     def tell(**words: Any) -> None:
@@ -949,8 +922,6 @@ def main(text: str) -> None:
 
 def warm(text: str) -> None:
     """Load the engines before ranks are forked."""
-    from bridge.cli.verify import load_engines
-
     spec = json.loads(text)
     load_engines(
         {
@@ -962,14 +933,8 @@ def warm(text: str) -> None:
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
-    from bridge.checkpoint import model_facts
     from bridge.engine.device import join
-    from bridge.engine.environment import detect
-    from bridge.engine.interface import Workload
-    from bridge.layout.architecture import Architecture
-    from bridge.translation.lift import lift
     from bridge.verify.proof import Party, prove, small
-    from bridge.verify.size import NO_NUMBERS
 
     here, job = detect(), Job(**spec["job"])
     join(here)

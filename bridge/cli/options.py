@@ -12,6 +12,8 @@ from typing import Annotated, Any, Optional
 import typer
 
 from bridge.cli.job import Job, effect_named
+from bridge.errors import SourceError
+from bridge.files import obstacles
 from bridge.limits import COUNT, RANKS
 from bridge.report.row_choice import View
 
@@ -24,9 +26,6 @@ def output_file(path: Path | None) -> Path | None:
     Raises `SourceError` if no file can be written there, before any work is done.
     """
     if path is not None and str(path) != STDOUT:
-        from bridge.errors import SourceError
-        from bridge.files import obstacles
-
         SourceError.raise_if(obstacles(path))
     return path
 
@@ -42,8 +41,6 @@ def own_place(path: Path | None) -> Path | None:
     Raises `SourceError` for -, which stands for standard output.
     """
     if path is not None and str(path) == STDOUT:
-        from bridge.errors import SourceError
-
         raise SourceError(
             "-: only convert and drift write to standard output; name a file or folder"
         )

@@ -24,8 +24,7 @@ from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
-from bridge.stack.sources import ResolvedRun, default_source
-from bridge.stack.sources import resolve as settle
+from bridge.stack.sources import ResolvedRun
 
 HOST_FILE = "deepspeed"
 """The argument of Hugging Face's Trainer that names the DeepSpeed file."""
@@ -124,8 +123,8 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     title = as_text.name(config)
     told = stops or as_json.all_of(config)
     return ResolvedRun(
-        config.dialect.name, title, config.version, config.world_size, default_source(config),
-        settle(config, bool(stops)), told,
+        config.dialect.name, title, config.version, config.world_size, config.default_source,
+        config.resolve(bool(stops)), told,
     )  # fmt: skip
 
 

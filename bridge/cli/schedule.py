@@ -14,6 +14,7 @@ from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.job import Job
 from bridge.cli.pictures import refuse_other_file
+from bridge.cli.schedule_picture import draw_picture
 from bridge.cli.schedule_rows import (
     COLOURS,
     NAMES,
@@ -66,8 +67,6 @@ def schedule(job: Job, options: ScheduleOptions) -> int:
         if options.csv:
             write_all({options.csv: schedule_to_csv(timeline.schedule)})
         if options.png:
-            from bridge.cli.schedule_picture import draw_picture
-
             draw_picture(timeline, options.png)
         print_json({**as_json(timeline), "notes": list(notes)}) if job.json else _print_schedule(
             timeline, notes

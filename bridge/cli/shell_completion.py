@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import BridgeError
+from bridge.files import load
+from bridge.plan.section import fields
 from bridge.stack import registry
+from bridge.stack.dialect import Dialect
 
 EFFECTS = ("stops", "numbers", "rounding", "memory", "same-numbers")
 ANY = "*"
@@ -89,8 +92,6 @@ def _targets(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str
 
 def _movable(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     """The stacks for which `move` writes a checkpoint, and the native engine."""
-    from bridge.stack.dialect import Dialect
-
     # A stack for which none is written has the method of the base class.
     for stack in registry.names():
         if type(registry.load(stack)).saves is not Dialect.saves:
@@ -110,8 +111,6 @@ def _releases(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[st
 
 def _stack_of(file: Any) -> str | None:
     """Return the stack that recognises the file; None if no stack does, or if several do equally well."""
-    from bridge.files import load
-
     path = file[0] if isinstance(file, (list, tuple)) and file else file
     if not isinstance(path, str) or not Path(path).is_file():
         return None
@@ -137,8 +136,6 @@ def _rules(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
 
 
 def _fields(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
-    from bridge.plan.section import fields
-
     stack = options.get("dialect")
     return fields(registry.load(stack).schema) if stack else ()
 
@@ -150,7 +147,8 @@ def _reports(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str
 
 
 def _checkpoints(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
-    from bridge.checkpoint.formats import Format, all_formats
+    from bridge.checkpoint.formats import all_formats
+    from bridge.checkpoint.interface import Format
 
     # A format that only its stack writes has the method of the base class.
     writable = [

@@ -22,6 +22,8 @@ from bridge.report import json_types
 from bridge.report.exit_codes import Exit
 from bridge.report.tables import Grid
 from bridge.stack.extras import install_command, need_engine
+from bridge.trace.findings import FILE, MEANINGS
+from bridge.trace.injected_watch import APART, ATTACHED, SETTINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -189,8 +191,6 @@ def start_traced(
     import os
     import subprocess
 
-    from bridge.trace.findings import FILE, MEANINGS
-    from bridge.trace.injected_watch import APART, ATTACHED, SETTINGS
     from bridge.trace.schema import RUN
 
     need_engine("trace")

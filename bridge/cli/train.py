@@ -20,14 +20,17 @@ from bridge.cli.file_search import limit_access
 from bridge.cli.folder import is_folder, model_in
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, print_json, say
+from bridge.engine.backends import backends, opener
 from bridge.engine.choose import choose
+from bridge.engine.environment import detect, find_dead_ranks, neighbours
+from bridge.engine.fields import check
+from bridge.engine.fit import fit
 from bridge.engine.interface import MICRO, Workload
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.layout.mesh import Mesh
 from bridge.plan.model import Model
 from bridge.plan.plan import Plan
 from bridge.report.exit_codes import Exit
-from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
@@ -154,7 +157,6 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
 def train(job: Job, options: TrainOptions) -> int:
     """Train. Returns the exit code."""
     need_engine("train")
-    from bridge.engine.environment import detect
 
     here = detect()
     with limit_access(job):
@@ -186,8 +188,6 @@ def _train_natively(
     here: Environment,
     job: Job,
 ) -> None:
-    from bridge.engine.fields import check
-
     plan, changes = _fit_plan(plan, here, architecture, options.fit, job.file, check)
     training = _make_training(plan, architecture, options)
     if here.rank == 0:
@@ -205,7 +205,7 @@ def _train_named_model(config: Config, options: TrainOptions, here: Environment,
         if value
     )
     watch = options.watch
-    training = registry.opener(config.dialect.name)(
+    training = opener(config.dialect.name)(
         config,
         here.world,
         planned=watch.add_to_plan,
@@ -235,16 +235,14 @@ def _choose_backend(
     A note names the engine and the reason.
     """
     if (
-        check_choice(
-            "--engine", options.engine, (NATIVE, "auto", *registry.backends(options.engine))
-        )
+        check_choice("--engine", options.engine, (NATIVE, "auto", *backends(options.engine)))
         == NATIVE
     ):
         return None
     # The choice is made for the sizes that will run; what was shrunk is said once, when the engine opens.
     plan, _ = _fit_plan(plan, here, architecture, options.fit, file, _mesh_of_plan)
     name = None if options.engine == "auto" else options.engine
-    choice = choose(plan, registry.backends(options.engine), here.world, name)
+    choice = choose(plan, backends(options.engine), here.world, name)
     if here.rank == 0:
         note(str(choice))
     if choice.backend.name == NATIVE:
@@ -417,8 +415,6 @@ def _fit_plan(
     With `shrinks`, sizes are shrunk until they fit; otherwise `check` raises `ConfigError` for a
     plan that the engine cannot run.
     """
-    from bridge.engine.fit import fit
-
     if shrinks:
         return fit(plan, here.world, architecture)
     try:
@@ -432,8 +428,6 @@ def _advice_line(plan: Plan, file: str) -> str:
     """Return a line of advice with commands: the command that runs the plan unchanged, if there is
     one, and the command that shrinks the sizes.
     """
-    from bridge.engine.fields import check
-
     command = f"-m stagebridge train {shlex.quote(file)}"
     parallel = plan.parallel
     ranks = (parallel.data or 1) * (parallel.tensor or 1) * (parallel.pipeline or 1)
@@ -500,8 +494,6 @@ def _name_lost_ranks(options: TrainOptions) -> Iterator[None]:
     """Return a context for training: if a collective fails because another rank of this machine has
     ended, raise `BridgeError` that names that rank.
     """
-    from bridge.engine.environment import find_dead_ranks, neighbours
-
     processes = neighbours()
     try:
         yield

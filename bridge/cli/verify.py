@@ -5,11 +5,10 @@ whether they are the same run.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,14 @@ from bridge.cli.convert import answer_job, read_job, standard_input
 from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
-from bridge.cli.progress import Meter
 from bridge.cli.project_settings import apply_project_settings
-from bridge.cli.terminal import console, note, print_json
+from bridge.cli.rank_messages import MARK, Fields, ProgressPrinter, end_orderly, load_engines
+from bridge.cli.terminal import console, print_json
+from bridge.cli.train import end_process
+from bridge.engine.backends import backends
+from bridge.engine.environment import detect
+from bridge.engine.native import BACKEND
+from bridge.engine.plain import BACKENDS
 from bridge.errors import BridgeError
 from bridge.files import as_private_as, write_text
 from bridge.files.progress import listening
@@ -30,15 +34,14 @@ from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.extras import need_engine
 from bridge.translation.translate import Result, translate
+from bridge.verify.own import engines_of, pair_configs
+from bridge.verify.pair import fit_pair
 
 if TYPE_CHECKING:
     from bridge.engine.interface import Backend
     from bridge.verify.pair import Side, TranslationPair
 
 RANK = "bridge.cli.verify"
-MARK = "@stagebridge "
-"""Prefix of our own output lines, as stacks print to the same stream."""
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -146,25 +149,6 @@ def verify(job: Job, options: VerifyOptions) -> int:
     return answer_job(job, work)
 
 
-@contextmanager
-def end_orderly() -> Iterator[None]:
-    """Context in which SIGTERM raises `SystemExit`, so that the ranks are ended and temporary files
-    removed.
-    """
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = None
-    with suppress(ValueError):  # only the main thread may say what signals do
-        before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
 def _at_hand(job: Job, folder: Path) -> Job:
     """Return the job.
 
@@ -192,24 +176,6 @@ def _print_and_measure(job: Job, options: VerifyOptions) -> Fields:
     return fields
 
 
-class ProgressPrinter:
-    """Prints the notes and the progress of ranks on stderr."""
-
-    def __init__(self, what: str = "the runs") -> None:
-        self.what = what
-        self.meter: Meter | None = None
-
-    def hear(self, message: Fields) -> None:
-        """Print a message of the first rank: a note, or its progress."""
-        if "at" in message:
-            self.meter = self.meter or Meter(self.what)
-            self.meter(*message["at"])
-        elif self.meter:
-            self.meter.clear()
-        if "note" in message:
-            note(f"  {message['note']}")
-
-
 def run_tasks(
     tasks: Sequence[tuple[Job, VerifyOptions]], world: int, printer: ProgressPrinter | None = None
 ) -> Iterator[Fields]:
@@ -228,14 +194,9 @@ def run_tasks(
 
 def _make_pair(job: Job, options: VerifyOptions) -> TranslationPair:
     """Return both sides of the translation, at small sizes."""
-    from bridge.verify.pair import fit_pair
-
     source = read_job(job)
     return fit_pair(
-        source,
-        _translate_target(source, options),
-        registry.backends(options.to, job.dialect),
-        options.ranks,
+        source, _translate_target(source, options), backends(options.to, job.dialect), options.ranks
     )
 
 
@@ -243,13 +204,9 @@ def _make_own_pair(
     job: Job, own: Own, limit: int
 ) -> tuple[TranslationPair, Mapping[Side, Backend]]:
     """Return both configs at small sizes, and the engine of each config."""
-    from bridge.engine.native import BACKEND
-    from bridge.engine.plain import BACKENDS
-    from bridge.verify.own import engines_of, pair_configs
-
     configs = read_job(job), _read_config(apply_project_settings(job, own.other))
     options = {
-        **registry.backends(*(config.dialect.name for config in configs)),
+        **backends(*(config.dialect.name for config in configs)),
         **BACKENDS,
         BACKEND.name: BACKEND,
     }
@@ -265,7 +222,7 @@ def _read_config(job: Job) -> Config:
 def _translate_target(source: Config, options: VerifyOptions) -> Result:
     """Translate for the release of --to-version, else for the release that is installed here."""
     assert options.to is not None, "--to is required if there is no second config"
-    dialect, backend = registry.load(options.to), registry.backends(options.to).get(options.to)
+    dialect, backend = registry.load(options.to), backends(options.to).get(options.to)
     # A run on the stack that is here proves nothing about a file for another release.
     release = backend.release if backend and backend.release in dialect.versions else None
     return translate(source, dialect, options.to_version or release)
@@ -353,24 +310,10 @@ def warm(text: str) -> None:
     )
 
 
-def load_engines(names: Iterable[str | None]) -> None:
-    """Load the native engine and the installed engines of the stacks in `names`."""
-    from bridge.engine.native import BACKEND
-
-    with redirect_stdout(sys.stderr):
-        stacks = sorted(name for name in names if name in registry.names())
-        for backend in (BACKEND, *registry.backends(*stacks).values()):
-            if backend.release is not None:
-                backend.load()
-
-
 def main(text: str) -> None:
     """Verify one file after the other on one rank. The first rank prints the progress and the
     reports.
     """
-    from bridge.cli.train import end_process
-    from bridge.engine.environment import detect
-
     tasks, here, out = json.loads(text), detect(), sys.stdout
 
     def tell(**words: Any) -> None:
@@ -416,7 +359,6 @@ def _judge_own(job: Job, options: VerifyOptions, own: Own, note: Any) -> Fields:
 
 def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
     from bridge.engine.device import join
-    from bridge.engine.environment import detect
     from bridge.verify.judge import verify
 
     here = detect()
@@ -427,11 +369,7 @@ def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
                 return _judge_own(job, options, options.own, note)
             pair = _make_pair(job, options)
             fields = verify(
-                pair,
-                registry.backends(options.to, job.dialect),
-                options.steps,
-                options.padded,
-                note,
+                pair, backends(options.to, job.dialect), options.steps, options.padded, note
             ).fields()
             return {**fields, "judged_release": _release_line(pair.target)}
     except BridgeError as error:

@@ -11,6 +11,7 @@ from bridge.cli.terminal import say
 from bridge.errors import BridgeError, nearest
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine
+from bridge.trace.findings import FILE
 
 
 def watch(folder: Path, interval: float) -> int:
@@ -18,7 +19,6 @@ def watch(folder: Path, interval: float) -> int:
     Returns the exit code.
     """
     need_engine("trace")
-    from bridge.trace.findings import FILE
     from bridge.trace.follow import Follower, step_text
     from bridge.trace.pages.series import FindingOfFile
     from bridge.trace.run_liveness import is_alive

@@ -41,7 +41,7 @@ def choose(
     need).
 
     This is the native engine if it can run the plan, else the first of `backends` that can.
-    (`bridge.stack.registry.backends` returns such engines.) `wanted` names the only engine that is tried.
+    (`bridge.engine.backends` returns such engines.) `wanted` names the only engine that is tried.
     Raises `BridgeError` with every reason if none can run it.
     """
     world = world or prod(

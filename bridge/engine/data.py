@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bridge.engine.randomness import seed_of
 from bridge.engine.runner import Engine
+from bridge.engine.text import sonnets
 from bridge.errors import SourceError
 
 BYTES = 256
@@ -34,8 +35,6 @@ class Text:
         """Return samples of the file at `path`, or of the bundled text. Raises `SourceError` if the
         text is too short.
         """
-        from bridge.engine.text import sonnets
-
         content = _read(path) if path else sonnets()
         if len(content) <= sequence:
             raise SourceError(

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
     from bridge.checkpoint.groups import Row
     from bridge.checkpoint.hub import Hub
-    from bridge.engine.rows import Rows
-
-    Batch = tuple[Tensor, Tensor]
-    """Tokens and targets of a microbatch, each (sequences, tokens), int64; the loss leaves out
-    targets of -100.
-    """
+    from bridge.engine.rows import Batch, Rows
 
 MICRO = 4
 """Default number of sequences in a microbatch, used if neither the config nor the caller sets it.
@@ -138,7 +133,7 @@ class Trainer(Protocol):
 
 
 class Backend(ABC):
-    """One engine. `bridge.stack.registry.backends` finds the engines of stacks: each is the constant
+    """One engine. `bridge.engine.backends` finds the engines of stacks: each is the constant
     `BACKEND` of a stack's module `runtime.backend`.
 
     Loading this module must be fast: neither torch nor the stack is imported before `open` is

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from bridge.engine.formats import name_of
-from bridge.engine.tensor_parallel import Mark
 from bridge.errors import ConfigError
 from bridge.layout.partition import Layers
 from bridge.layout.shard import Parameter
@@ -218,3 +217,16 @@ def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[
         }:
             stages_by_weight.setdefault(weight, []).append(stage)
     return {weight: tuple(users) for weight, users in stages_by_weight.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What conversion did to a parameter. If `split` is a dimension, the parameter is cut along it:
+    the dimension has `whole` elements in all, and this rank's part begins at `start`. With
+    `partial`, each rank has only a share of the gradient, and the shares must be summed.
+    """
+
+    split: int | None = None
+    start: int = 0
+    whole: int = 0
+    partial: bool = False

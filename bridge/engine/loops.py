@@ -21,14 +21,15 @@ from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models.dense import model_to_train
-from bridge.engine.models.gpt import IGNORED, mean_cross_entropy
+from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.optimizer import groups_without_decay, setting
+from bridge.engine.rows import IGNORED
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.trace import naming
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 
 class PlainTrainer:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import __version__
+from bridge.checkpoint.groups import FILE, check_groups
+from bridge.engine import initialize
 from bridge.engine.fields import check
 from bridge.engine.interface import Backend, Step, Workload
 from bridge.errors import ConfigError
@@ -19,8 +21,7 @@ from bridge.translation.lift import lift
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bridge.engine.interface import Batch
-    from bridge.engine.rows import Rows
+    from bridge.engine.rows import Batch, Rows
     from bridge.engine.runner import Engine
 
 
@@ -48,8 +49,6 @@ class NativeBackend(Backend):
         return ()
 
     def open(self, run: Config | Plan, workload: Workload) -> NativeTrainer:
-        from bridge.checkpoint.groups import FILE, check_groups
-        from bridge.engine import initialize
         from bridge.engine.layers import logits_in
         from bridge.engine.models.dense import native
         from bridge.engine.models.gpt import mean_cross_entropy, sum_cross_entropy

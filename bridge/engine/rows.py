@@ -7,17 +7,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bridge.engine.models.gpt import IGNORED
 from bridge.errors import SourceError
 
-if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
-
+IGNORED = -100
+"""Target of a token that has no loss, such as padding."""
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets of a microbatch, each (sequences, tokens), int64; the loss leaves out
+targets of -100.
+"""
 INPUTS = ("input_ids", "tokens", "inputs", "0")
 """Names that the tokens may have in a batch, the most likely first. "0" is the first element of a
 tuple.

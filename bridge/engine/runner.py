@@ -24,7 +24,7 @@ from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import LATE, MISSING, Gradients
-from bridge.engine.layers import Arguments, Chain, chain_of, facts, loss_in, parameter_facts
+from bridge.engine.layers import Arguments, Chain, Mark, chain_of, facts, loss_in, parameter_facts
 from bridge.engine.learning_rate import learning_rate, weight_decay
 from bridge.engine.loss_scale import LIMIT, LossScaler
 from bridge.engine.messages import Messages
@@ -41,7 +41,7 @@ from bridge.engine.optimizer import (
 )
 from bridge.engine.sequence import attach
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
-from bridge.engine.tensor_parallel import Conversion, Mark, Split, join_split
+from bridge.engine.tensor_parallel import Conversion, Split, join_split
 from bridge.engine.timers import UPDATE, Timers
 from bridge.engine.training_state import Progress
 from bridge.engine.weights import EXPORT, Weights

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from bridge.engine.tensor_parallel import Conversion, Mark, Split, scatter_tokens
+from bridge.engine.layers import Mark
+from bridge.engine.tensor_parallel import Conversion, Split, scatter_tokens
 from bridge.layout.tensor import Site, Tokens
 
 

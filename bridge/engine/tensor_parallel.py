@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import register_pytree_node
 
 from bridge.engine.comm import Comm, Group, Wait
+from bridge.engine.layers import Mark
 from bridge.engine.randomness import draw_apart, draw_together
 from bridge.errors import ConfigError
 from bridge.layout.tensor import Site, SiteKind, TensorPlan, cut_range, name_matches
@@ -544,19 +545,6 @@ class TokenDropout(nn.Module):
         shape[TOKENS] *= self._split.group.size
         mask = F.dropout(inputs.new_ones(shape), self.p)
         return inputs * self._split.slice(mask)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What conversion did to a parameter. If `split` is a dimension, the parameter is cut along it:
-    the dimension has `whole` elements in all, and this rank's part begins at `start`. With
-    `partial`, each rank has only a share of the gradient, and the shares must be summed.
-    """
-
-    split: int | None = None
-    start: int = 0
-    whole: int = 0
-    partial: bool = False
 
 
 class Conversion:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import ConfigError
+from bridge.files import path_of_name, read_text
 from bridge.layout.partition import Layers, cut_within, partition_layers
 from bridge.layout.schedule import (
     SCHEDULES,
@@ -273,8 +274,6 @@ def text_of(plan: Plan) -> str | None:
     Raises `SourceError` if the file does not exist. Within `bridge.files.reaching`, also raises
     `SourceError` if the file is outside the allowed folders.
     """
-    from bridge.files import path_of_name, read_text
-
     if name_of(plan) != "csv" or not plan.schedule.csv:
         return None
     return read_text(path_of_name(plan.schedule.csv))

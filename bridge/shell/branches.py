@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from bridge.shell.expand import GROUPS
 from bridge.shell.patterns import Pattern, Unread
+from bridge.shell.state import ShellState
 from bridge.shell.tokens import Token
 from bridge.shell.word_pieces import text_if_known
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from bridge.shell.interpreter import ShellReader
 
-
-def if_(reader: ShellReader, node: Node) -> None:
+def if_(reader: ShellState, node: Node) -> None:
     """Read the first branch of an `if` whose condition is true.
 
     If a condition is not known, read all branches that may be taken.
@@ -28,7 +27,7 @@ def if_(reader: ShellReader, node: Node) -> None:
 
 
 def _branch(
-    reader: ShellReader, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node
+    reader: ShellState, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node
 ) -> None:
     if not clauses:
         reader.scope.status = 0
@@ -56,7 +55,7 @@ def _branch(
         _branch(reader, clauses[1:], node)
 
 
-def case(reader: ShellReader, node: Node) -> None:
+def case(reader: ShellState, node: Node) -> None:
     """Read a `case`, its patterns in order.
 
     `;&` continues with the next body, `;;&` with the next pattern.
@@ -73,7 +72,7 @@ def case(reader: ShellReader, node: Node) -> None:
     _items(reader, text, [child for child in node.children if child.type == "case_item"], node)
 
 
-def _items(reader: ShellReader, text: str | None, items: Sequence[Node], node: Node) -> None:
+def _items(reader: ShellState, text: str | None, items: Sequence[Node], node: Node) -> None:
     for index, item in enumerate(items):
         fits = _fits(reader, text, item)
         rest = items[index + 1 :]
@@ -86,7 +85,7 @@ def _items(reader: ShellReader, text: str | None, items: Sequence[Node], node: N
 
 
 def _read_item_branches(
-    reader: ShellReader, text: str | None, items: Sequence[Node], node: Node
+    reader: ShellState, text: str | None, items: Sequence[Node], node: Node
 ) -> None:
     item, rest = items[0], items[1:]
     line = reader.source.line(node.start_byte)
@@ -101,7 +100,7 @@ def _read_item_branches(
 
 
 def _body(
-    reader: ShellReader, text: str | None, item: Node, rest: Sequence[Node], node: Node
+    reader: ShellState, text: str | None, item: Node, rest: Sequence[Node], node: Node
 ) -> None:
     close = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
     reader.statements(item.children[close + 1 :])
@@ -114,7 +113,7 @@ def _body(
         _items(reader, text, rest, node)
 
 
-def _fits(reader: ShellReader, text: str | None, item: Node) -> bool | None:
+def _fits(reader: ShellState, text: str | None, item: Node) -> bool | None:
     """Return whether one of the patterns of a `case` item matches; None if that is not known."""
     close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
     fold = "nocasematch" in reader.scope.options
@@ -140,7 +139,7 @@ def _fits(reader: ShellReader, text: str | None, item: Node) -> bool | None:
     return None if unsure else False
 
 
-def _check_groups(reader: ShellReader, token: Token) -> None:
+def _check_groups(reader: ShellState, token: Token) -> None:
     """Raise `SourceError` for a pattern like `@(a|b)` unless `extglob` is on.
 
     The option must be set on an earlier line, because a shell parses a whole line before it runs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from bridge.shell import arithmetic, file_contents, formatting, getopts_builtin, signals, variables
 from bridge.shell.decide import Bad, evaluate_test
@@ -15,6 +14,7 @@ from bridge.shell.options import LETTERS, OFF, SET, SHOPT, Options
 from bridge.shell.patterns import Unread
 from bridge.shell.scope import RUN, SOURCED, Value, several
 from bridge.shell.source import ShellSource, Sourced, check_ends, check_syntax
+from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import (
     DEFAULT_IFS,
     NOWHERE,
@@ -27,9 +27,6 @@ from bridge.shell.word_pieces import (
     unknowns,
     words,
 )
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
 MOST_CHARACTERS = 2**20
 TOOLS = re.compile(
@@ -48,11 +45,11 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),) if text else ()
 
 
-def _unknown(reader: ShellReader, name: str, why: str = OUTPUT, loose: bool = False) -> Pieces:
+def _unknown(reader: ShellState, name: str, why: str = OUTPUT, loose: bool = False) -> Pieces:
     return (Unknown(f"${name}", NOWHERE, reader.source.line(reader.place), why, loose=loose),)
 
 
-def _number(reader: ShellReader, argv: Sequence[Pieces], default: int) -> int:
+def _number(reader: ShellState, argv: Sequence[Pieces], default: int) -> int:
     """Return the number that is the argument of a command, such as the 2 of `break 2`; `default` without an argument."""
     if len(argv) < 2:
         return default
@@ -68,7 +65,7 @@ def _number(reader: ShellReader, argv: Sequence[Pieces], default: int) -> int:
 # Output
 
 
-def echo(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def echo(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `echo`, which writes its arguments with spaces between them."""
     rest, flags = list(argv[1:]), "e" if reader.scope.on("xpg_echo") else ""
     # A word with any other letter is text, and so is everything behind it.
@@ -91,7 +88,7 @@ def echo(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     reader.write((*output, *(() if "n" in flags else _text("\n"))))
 
 
-def printf(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def printf(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `printf`, which writes into a variable with `-v`."""
     rest = list(argv[1:])
     target: Pieces | None = None
@@ -122,7 +119,7 @@ def printf(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
         variables.put(reader, name, Value((output or (Text("", NOWHERE),),)))
 
 
-def working_folder(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def working_folder(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `pwd`."""
     value = reader.scope.get("PWD")
     reader.scope.status = 0
@@ -133,17 +130,17 @@ def working_folder(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> N
 # Status and paths
 
 
-def return_success(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def return_success(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `:` and `true`."""
     reader.scope.status = 0
 
 
-def fail(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def fail(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `false`."""
     reader.scope.status = 1
 
 
-def outside(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def outside(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model a command whose status is unknown and which sets no variables."""
     # `wait` without arguments succeeds. With a process number it returns that program's status.
     waits = spell_pieces(argv[0]) == "wait"
@@ -167,7 +164,7 @@ def outside(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
         reader.write(_unknown(reader, f"({spell_pieces(argv[0])})"))
 
 
-def end(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def end(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `exit`, `return`, `break` and `continue`."""
     name = spell_pieces(argv[0])
     if name in ("break", "continue"):
@@ -192,7 +189,7 @@ def end(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     reader.scope.ended, reader.scope.left_at = name, reader.source.line(place)
 
 
-def test(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def test(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `test` and `[`."""
     inside = argv[1:]
     try:
@@ -209,7 +206,7 @@ def test(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
         reader.answer(None)
 
 
-def let(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def let(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `let`."""
     for word in argv[1:]:
         expander = reader.expander
@@ -236,7 +233,7 @@ def let(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
 # Input
 
 
-def read(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def read(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `read`, which sets variables from a line of the input.
 
     Where the input is not known, the variables become unknown.
@@ -311,7 +308,7 @@ def _options(words_: Sequence[Pieces], value_letters: str) -> tuple[dict[str, st
 
 
 def _ask(
-    reader: ShellReader,
+    reader: ShellState,
     names: Sequence[str],
     array: str | None,
     status: int | None,
@@ -327,7 +324,7 @@ def _ask(
         reader.scope.input = _unknown(reader, "(input)")
 
 
-def _line(reader: ShellReader, end_: str, escapes: bool) -> str | None:
+def _line(reader: ShellState, end_: str, escapes: bool) -> str | None:
     """Return the next line of the input; None if it is not known.
 
     Sets the status to 1 if the line has no end. With `escapes`, a character after a backslash
@@ -397,7 +394,7 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
     return [*values, alone[1] if alone else rest]
 
 
-def map_file(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def map_file(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `mapfile [-t] [-d MARK] [-s SKIP] [-n COUNT] NAME`."""
     options, names = _options(argv[1:], "dnOsucC")
     name = text_if_known(names[0]) if names else "MAPFILE"
@@ -428,7 +425,7 @@ def map_file(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
 # Arguments and options
 
 
-def shift(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def shift(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `shift`."""
     arguments = reader.scope.positional_arguments
     count = (
@@ -454,7 +451,7 @@ def shift(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
         reader.scope.status = 0
 
 
-def set_(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def set_(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `set`, which sets shell options and the arguments of the script."""
     rest = list(argv[1:])
     reader.scope.status = 0
@@ -481,7 +478,7 @@ def set_(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
             _switch(reader, place, SET, name, text[0] == "-")
 
 
-def _switch(reader: ShellReader, place: int, options: Options, name: str | None, on: bool) -> None:
+def _switch(reader: ShellState, place: int, options: Options, name: str | None, on: bool) -> None:
     """Turn an option on or off. Raises `SourceError` for options that are not supported."""
     if name is not None and not options.has(name):
         reader.scope.status = None  # a shell reports it, and goes on
@@ -502,7 +499,7 @@ def _switch(reader: ShellReader, place: int, options: Options, name: str | None,
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
-def shopt(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def shopt(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `shopt`."""
     flags, words_ = _options(argv[1:], "")
     names = [text_if_known(word) for word in words_]
@@ -525,7 +522,7 @@ def shopt(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
         )
 
 
-def unset(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def unset(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `unset NAME`, `unset NAME[index]`, `unset -f NAME`."""
     option = text_if_known(argv[1] if len(argv) > 1 else ())
     functions = option == "-f"
@@ -557,7 +554,7 @@ def unset(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
             reader.scope.marks.pop(name, None)
 
 
-def _unset_element(reader: ShellReader, name: str, index: str) -> None:
+def _unset_element(reader: ShellState, name: str, index: str) -> None:
     value = reader.scope.get(name)
     if value is None:
         return
@@ -580,7 +577,7 @@ def _unset_element(reader: ShellReader, name: str, index: str) -> None:
 # Other shells, files and commands
 
 
-def eval_(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def eval_(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `eval TEXT`."""
     reader.scope.status = 0
     words_ = argv[2:] if len(argv) > 1 and text_if_known(argv[1]) == "--" else argv[1:]
@@ -596,7 +593,7 @@ def eval_(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     reader.read_inner_text(place, pieces)
 
 
-def take_file(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def take_file(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `source FILE`.
 
     If the file cannot be read, the variables that it may set become unknown.
@@ -615,7 +612,7 @@ def take_file(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
         _run_file(reader, path, text, argv[2:])
 
 
-def _pass_by(reader: ShellReader, path: Pieces, text: Pieces | None) -> None:
+def _pass_by(reader: ShellState, path: Pieces, text: Pieces | None) -> None:
     """Record a sourced file that is not read.
 
     It may set every variable, unless it is a file that sets up tools.
@@ -635,7 +632,7 @@ def _pass_by(reader: ShellReader, path: Pieces, text: Pieces | None) -> None:
         reader.scope.overtaken(f"the file that is sourced on line {line}")
 
 
-def _run_file(reader: ShellReader, path: Pieces, text: Pieces, arguments: Sequence[Pieces]) -> None:
+def _run_file(reader: ShellState, path: Pieces, text: Pieces, arguments: Sequence[Pieces]) -> None:
     if reader.depth >= 30:
         raise reader.refuse(
             reader.place, "a file sources itself without end; is this the right file?"
@@ -666,7 +663,7 @@ def _run_file(reader: ShellReader, path: Pieces, text: Pieces, arguments: Sequen
         _put_back(reader, before)
 
 
-def _put_back(reader: ShellReader, before: tuple[Pieces, ...] | None) -> None:
+def _put_back(reader: ShellState, before: tuple[Pieces, ...] | None) -> None:
     """Restore the script's arguments after a sourced file that was given arguments.
 
     The arguments stay changed if that file called `set` outside of functions.
@@ -685,7 +682,7 @@ def _put_back(reader: ShellReader, before: tuple[Pieces, ...] | None) -> None:
     reader.scope.placed = False
 
 
-def change_folder(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def change_folder(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `cd`, `pushd` and `popd`.
 
     The new folder is known if it is the script's folder or was made by the script.
@@ -708,7 +705,7 @@ def change_folder(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> No
         reader.write(_unknown(reader, f"({name})"))
 
 
-def _enter(reader: ShellReader, away: str, words_: Sequence[Pieces]) -> None:
+def _enter(reader: ShellState, away: str, words_: Sequence[Pieces]) -> None:
     """Enter a folder. `away` stands for the folder if its location is not known."""
     scope = reader.scope
     words_ = [word for word in words_ if text_if_known(word) not in ("--", "-P", "-L")]
@@ -726,7 +723,7 @@ def _enter(reader: ShellReader, away: str, words_: Sequence[Pieces]) -> None:
     scope.folder, scope.status = (folder, 0) if exists else (away, None)
 
 
-def run_in_place(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def run_in_place(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `exec COMMAND`, `nohup`, `command` and `builtin`, which run the command in their arguments."""
     name, rest = spell_pieces(argv[0]), list(argv[1:])
     if name == "command" and rest and re.fullmatch(r"-[vVp]+", text_if_known(rest[0]) or ""):
@@ -745,7 +742,7 @@ def run_in_place(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> Non
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
-def alias(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def alias(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `alias`, which has an effect only in a script that may turn on `expand_aliases`, on words behind its line."""
     reader.scope.status = 0
     if not any("=" in spell_pieces(word) for word in argv[1:]):
@@ -758,7 +755,7 @@ def alias(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
             raise reader.refuse(place, problem)
 
 
-BUILTINS: Mapping[str, Callable[[ShellReader, int, Sequence[Pieces]], None]] = {
+BUILTINS: Mapping[str, Callable[[ShellState, int, Sequence[Pieces]], None]] = {
     "echo": echo,
     "printf": printf,
     "pwd": working_folder,

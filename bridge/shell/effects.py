@@ -9,16 +9,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from bridge.shell import file_contents
 from bridge.shell.files import is_gone
 from bridge.shell.launchers import Walk
 from bridge.shell.patterns import Unread
+from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
 CHANGING = frozenset(
     (
@@ -155,7 +152,7 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),)
 
 
-def leave(reader: ShellReader, argv: Sequence[Pieces], search: Walk, has_model: bool) -> None:
+def leave(reader: ShellState, argv: Sequence[Pieces], search: Walk, has_model: bool) -> None:
     """Record the files that a program may have changed.
 
     With `has_model`, the effects of the program are already applied.
@@ -201,7 +198,7 @@ def _outputs(argv: Sequence[Pieces]) -> list[Pieces]:
     return targets
 
 
-def touch_named(reader: ShellReader, argv: Sequence[Pieces]) -> None:
+def touch_named(reader: ShellState, argv: Sequence[Pieces]) -> None:
     """Mark each file as uncertain if its name is, or may be, among the arguments of a program."""
     line = reader.source.line(reader.place)
     program = spell_pieces(argv[0])
@@ -226,13 +223,13 @@ def touch_named(reader: ShellReader, argv: Sequence[Pieces]) -> None:
         _touch_file(reader, word, why)
 
 
-def _touch_file(reader: ShellReader, word: Pieces, why: str) -> None:
+def _touch_file(reader: ShellState, word: Pieces, why: str) -> None:
     # The file itself, or one of its name in the working directory, into which some programs write.
     for key in (reader.key(word), reader.scope.folder + spell_pieces(word).rpartition("/")[2]):
         _doubt_file(reader, key, spell_pieces(word), why)
 
 
-def _doubt_file(reader: ShellReader, key: str, spelling: str, why: str) -> None:
+def _doubt_file(reader: ShellState, key: str, spelling: str, why: str) -> None:
     reader.scope.files.doubt(key, Unknown(spelling, NOWHERE, reader.source.line(reader.place), why))
 
 
@@ -257,7 +254,7 @@ def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
     return letters, rest
 
 
-def remove(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def remove(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `rm [-f] [-r] FILE ...`."""
     letters, names = _operands(texts, "frRv")
     files = reader.scope.files
@@ -276,14 +273,14 @@ def remove(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-def _remove_folder(reader: ShellReader, key: str) -> None:
+def _remove_folder(reader: ShellState, key: str) -> None:
     files, inside = reader.scope.files, f"{key.removesuffix('/')}/"
     for path in [path for path in files.held if path.startswith(inside) or path == key]:
         files.remove(path)
     files.folders = {folder for folder in files.folders if not folder.startswith(inside)}
 
 
-def copy(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def copy(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `cp FILE TARGET` and `mv FILE TARGET` for a single file.
 
     The content of the file may be unknown.
@@ -308,7 +305,7 @@ def copy(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-def touch(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def touch(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `touch FILE ...`, which creates an empty file unless the file exists."""
     _, names = _operands(texts, "c")
     for name in names:
@@ -318,7 +315,7 @@ def touch(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-def make_folder(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def make_folder(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `mkdir [-p] FOLDER ...`."""
     letters, names = _operands(texts, "pv")
     files = reader.scope.files
@@ -339,7 +336,7 @@ def make_folder(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-PROGRAMS: Mapping[str, Callable[[ShellReader, Sequence[str]], Pieces | None]] = {
+PROGRAMS: Mapping[str, Callable[[ShellState, Sequence[str]], Pieces | None]] = {
     "rm": remove,
     "cp": copy,
     "mv": copy,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bridge.shell import arithmetic
+from bridge.shell.expansion import Expansion, Subject
 from bridge.shell.patterns import Unread, simple
 from bridge.shell.scope import RUN, Value, elements, several
 from bridge.shell.tokens import HOLE, Fault, WordPart
 from bridge.shell.word_pieces import Pieces, Text, Unknown, text_if_known
-
-if TYPE_CHECKING:
-    from bridge.shell.expand import Expander
 
 NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
@@ -24,27 +20,6 @@ the index came from an expansion.
 ALL = ("@", "*")
 SPECIAL = "#?$!-"
 FORM = "this form of expansion is not supported"
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class Subject:
-    """A variable that is expanded. `elements` is None if the variable is not set.
-
-    `joined` says how elements are joined: `@`, `*` or not at all. `element` is true for one element
-    of an array, `indexed` for a variable that is written with an index, and `before` for a negative
-    index that lies before the start of the array.
-    """
-
-    name: str
-    elements: list[tuple[int | str, Pieces]] | None
-    joined: str = ""
-    element: bool = False
-    before: bool = False
-    indexed: bool = False
-
-    @property
-    def words(self) -> list[Pieces]:
-        return [word for _, word in self.elements or ()]
 
 
 class Absent(Unread):
@@ -63,7 +38,7 @@ def put_element(value: Value, key: int | str, word: Pieces) -> Value:
     return value.put(key, word)
 
 
-def malformed_expansion(expander: Expander, start: int, end: int) -> ValueError:
+def malformed_expansion(expander: Expansion, start: int, end: int) -> ValueError:
     """Return the error for a malformed `${...}`, or for one with a part that is not known."""
     return (
         Unread(FORM)
@@ -72,7 +47,7 @@ def malformed_expansion(expander: Expander, start: int, end: int) -> ValueError:
     )
 
 
-def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
+def at(expander: Expansion, start: int, end: int) -> tuple[Subject, int]:
     """Return the variable at offset `start`, and the offset after its name and index."""
     match = NAMED.match(expander.source.text, start, end)
     if match is None:
@@ -84,14 +59,14 @@ def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
     return subject_of_name(expander, match[0], index), position
 
 
-def _end_of_index(expander: Expander, position: int) -> int:
+def _end_of_index(expander: Expansion, position: int) -> int:
     try:
         return expander.source.scanner.scan_brackets(position, "[", "]")
     except Fault:
         raise Unread(FORM) from None
 
 
-def subject_of_name(expander: Expander, name: str, index: tuple[int, int] | None) -> Subject:
+def subject_of_name(expander: Expansion, name: str, index: tuple[int, int] | None) -> Subject:
     if name in ALL:
         return Subject(name, list(enumerate(expander.scope.positional_arguments, 1)), name)
     if name in SPECIAL:
@@ -110,7 +85,7 @@ def subject_of_name(expander: Expander, name: str, index: tuple[int, int] | None
 
 
 def element(
-    expander: Expander, name: str, value: Value | None, key: int | str | None, with_index: bool
+    expander: Expansion, name: str, value: Value | None, key: int | str | None, with_index: bool
 ) -> Subject:
     """Return one element of a variable."""
     if value is None or not value.words:
@@ -138,7 +113,7 @@ def element(
     )
 
 
-def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
+def key(expander: Expansion, index: tuple[int, int], value: Value | None) -> int | str:
     """Return the number or the key that an index expands to."""
     # An index of an array is arithmetic, and is expanded as such. A key of a table is a word, with
     # quotes of its own.
@@ -156,7 +131,7 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
     return text if value and value.table else arithmetic.value(text.replace('"', ""), expander)
 
 
-def certain_key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
+def certain_key(expander: Expansion, index: tuple[int, int], value: Value | None) -> int | str:
     """Return the number or the key of an element that is set. Raises `Unread` if it depends on a variable that nothing sets."""
     result = key(expander, index, value)
     if expander.lacking:
@@ -164,7 +139,7 @@ def certain_key(expander: Expander, index: tuple[int, int], value: Value | None)
     return result
 
 
-def certain_number(expander: Expander, index: str) -> int:
+def certain_number(expander: Expansion, index: str) -> int:
     """Return the value of an index. Raises `Unread` if it depends on a variable that nothing sets."""
     result = arithmetic.value(index, expander)
     if expander.lacking:
@@ -172,7 +147,7 @@ def certain_number(expander: Expander, index: str) -> int:
     return result
 
 
-def _bare(expander: Expander, start: int, end: int) -> list[WordPart]:
+def _bare(expander: Expansion, start: int, end: int) -> list[WordPart]:
     parts: list[WordPart] = []
     source = expander.source
     scanner, position = type(source.scanner)(source.text[:end]), start
@@ -186,7 +161,7 @@ def _bare(expander: Expander, start: int, end: int) -> list[WordPart]:
     return parts
 
 
-def _special(expander: Expander, name: str) -> Pieces:
+def _special(expander: Expansion, name: str) -> Pieces:
     if name == "#":
         if any(several(word) for word in expander.scope.positional_arguments):
             raise Unread("the number of arguments is not known")
@@ -196,7 +171,7 @@ def _special(expander: Expander, name: str) -> Pieces:
     raise Unread(RUN)
 
 
-def count_elements(expander: Expander, subject: Subject) -> int:
+def count_elements(expander: Expansion, subject: Subject) -> int:
     if subject.joined:
         if any(several(word) for word in subject.words):
             raise Unread("the number of characters or words is not known")
@@ -204,7 +179,7 @@ def count_elements(expander: Expander, subject: Subject) -> int:
     return len(simple(text_of(expander, subject)))
 
 
-def text_of(expander: Expander, subject: Subject) -> str:
+def text_of(expander: Expansion, subject: Subject) -> str:
     """Return the text of a variable that is not a list. Raises `Unread` if the text is not known."""
     if subject.elements is None:
         if not expander.is_unset(subject):
@@ -216,7 +191,7 @@ def text_of(expander: Expander, subject: Subject) -> str:
     return text
 
 
-def target(expander: Expander, name: str, through: str) -> Subject:
+def target(expander: Expansion, name: str, through: str) -> Subject:
     if not WHOLE.fullmatch(name):
         raise Unread(f"{through} does not name a variable")
     plain, _, index = name.partition("[")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.files.named import OutsideError, find
 from bridge.shell.files import AWAY, is_gone
 from bridge.shell.scope import MOST_CHARACTERS
+from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces
 
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
-
-def content(reader: ShellReader, path: Pieces) -> Pieces | None:
+def content(reader: ShellState, path: Pieces) -> Pieces | None:
     """Return the content of a file: text that the script has written, else a file on disk; None if there is neither.
 
     A file on disk must be in the script's folder or in an allowed folder.
@@ -28,7 +25,7 @@ def content(reader: ShellReader, path: Pieces) -> Pieces | None:
     return _fresh(reader, path, lies) if lies is not None else None
 
 
-def _lying(reader: ShellReader, name: str) -> Pieces | None:
+def _lying(reader: ShellState, name: str) -> Pieces | None:
     """Return the content of a file in the script's folder or in an allowed folder; None if there is none."""
     try:
         path = find(name, Path(reader.name).parent)
@@ -42,7 +39,7 @@ def _lying(reader: ShellReader, name: str) -> Pieces | None:
         return (Unknown(name, NOWHERE, reader.source.line(reader.place), why),)
 
 
-def there(reader: ShellReader, path: Pieces) -> bool | None:
+def there(reader: ShellState, path: Pieces) -> bool | None:
     """Return whether a file exists, taking into account that the script may write or remove it; None if that is not known."""
     key, files = reader.key(path), reader.scope.files
     folder, slash, _ = key.rpartition("/")
@@ -56,7 +53,7 @@ def there(reader: ShellReader, path: Pieces) -> bool | None:
     return True if key and not files.stale(key) and _beside(reader, key) else None
 
 
-def has_content(reader: ShellReader, path: Pieces) -> bool | None:
+def has_content(reader: ShellState, path: Pieces) -> bool | None:
     """Return whether an existing file has content; None if that is not known."""
     text, key = file(reader, path), reader.key(path)
     if text is not None:
@@ -67,7 +64,7 @@ def has_content(reader: ShellReader, path: Pieces) -> bool | None:
     return disk_path.stat().st_size > 0 if disk_path is not None else None
 
 
-def _beside(reader: ShellReader, name: str) -> Path | None:
+def _beside(reader: ShellState, name: str) -> Path | None:
     """Return the path of a file in the script's folder or in an allowed folder; None if there is none."""
     try:
         return find(name, Path(reader.name).parent)
@@ -75,12 +72,12 @@ def _beside(reader: ShellReader, name: str) -> Path | None:
         return None
 
 
-def is_folder(reader: ShellReader, folder: str) -> bool:
+def is_folder(reader: ShellState, folder: str) -> bool:
     """Return whether a folder exists inside the script's folder."""
     return not folder.startswith((AWAY, "/", "~")) and (Path(reader.name).parent / folder).is_dir()
 
 
-def missing(reader: ShellReader, path: Pieces) -> str:
+def missing(reader: ShellState, path: Pieces) -> str:
     """Return the reason why the content of a file is unknown. The script has not written this file."""
     try:
         find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
@@ -89,13 +86,13 @@ def missing(reader: ShellReader, path: Pieces) -> str:
     return f"{spell_pieces(path)}: no such file in the script's folder; put it there"
 
 
-def file(reader: ShellReader, path: Pieces) -> Pieces | None:
+def file(reader: ShellState, path: Pieces) -> Pieces | None:
     """Return the text that the script has written to `path` so far; None if it has not written to `path`."""
     text = reader.scope.files.held.get(reader.key(path))
     return None if text is None else _fresh(reader, path, text)
 
 
-def _fresh(reader: ShellReader, path: Pieces, content: Pieces) -> Pieces:
+def _fresh(reader: ShellState, path: Pieces, content: Pieces) -> Pieces:
     """Return `content`, or an unknown content if a program may have changed the file since."""
     why = reader.scope.files.stale(reader.key(path))
     return (
@@ -105,7 +102,7 @@ def _fresh(reader: ShellReader, path: Pieces, content: Pieces) -> Pieces:
     )
 
 
-def text_before(reader: ShellReader, path: Pieces) -> Pieces:
+def text_before(reader: ShellState, path: Pieces) -> Pieces:
     """Return the content of a file before text is appended; empty if the file does not exist."""
     text = content(reader, path)
     return () if text is None or is_gone(text) else text

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from bridge.shell import variables
 from bridge.shell.scope import COUNTER, Value, leading_number, several
+from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import NOWHERE, Pieces, Text, text_if_known
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
 LARGEST = 2**31
 """Value of OPTIND from which on the C library's conversion to a number overflows."""
 
 
-def step(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def step(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model one call of `getopts`."""
     texts = [
         None if several(word) else text_if_known(word)
@@ -50,7 +47,7 @@ class _Options:
     """
 
     def __init__(
-        self, reader: ShellReader, place: int, optstring: str, texts: Sequence[str]
+        self, reader: ShellState, place: int, optstring: str, texts: Sequence[str]
     ) -> None:
         self.scope, self.told, self.texts, self.over = reader.scope, optstring, texts, False
         value = self.scope.get(COUNTER)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from bridge.shell import arithmetic, variables
 from bridge.shell.patterns import Unread
 from bridge.shell.scope import Scope, Value, several
+from bridge.shell.state import MOST_STEPS, ShellState
 from bridge.shell.tokens import Token
 from bridge.shell.word_pieces import Pieces, Unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from bridge.shell.interpreter import ShellReader
 
 TURNS = 12
 """Largest number of iterations that are read for a loop of unknown length.
@@ -27,10 +27,9 @@ Reading ends earlier once an iteration changes nothing.
 """
 Asks = Callable[[], bool | None]
 """A function that tells whether a loop continues; None if that is not known."""
-MOST_STEPS = 10_000
 
 
-def for_(reader: ShellReader, node: Node) -> None:
+def for_(reader: ShellState, node: Node) -> None:
     """Read `for NAME in words` or `for ((...))`."""
     tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
     if tokens[1].kind == "counted":
@@ -65,7 +64,7 @@ def for_(reader: ShellReader, node: Node) -> None:
     _finish(reader, node)
 
 
-def _step(reader: ShellReader, node: Node) -> None:
+def _step(reader: ShellState, node: Node) -> None:
     reader.steps += 1
     if reader.steps > MOST_STEPS:
         raise reader.refuse(
@@ -74,7 +73,7 @@ def _step(reader: ShellReader, node: Node) -> None:
         )
 
 
-def _assign_loop(reader: ShellReader, name: str, value: Value) -> None:
+def _assign_loop(reader: ShellState, name: str, value: Value) -> None:
     """Assign the value of an iteration to the loop variable.
 
     If the loop variable is a reference (nameref), the reference gets a new target.
@@ -85,7 +84,7 @@ def _assign_loop(reader: ShellReader, name: str, value: Value) -> None:
         variables.assign(reader, name, None, value, False)
 
 
-def _bind_variable(reader: ShellReader, name: str, value: Value, body: Sequence[Node]) -> bool:
+def _bind_variable(reader: ShellState, name: str, value: Value, body: Sequence[Node]) -> bool:
     _assign_loop(reader, name, value)
     reader.loops += 1
     reader.statements(body)
@@ -93,7 +92,7 @@ def _bind_variable(reader: ShellReader, name: str, value: Value, body: Sequence[
     return True
 
 
-def _words_of_loop(reader: ShellReader, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
+def _words_of_loop(reader: ShellState, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
     if len(tokens) < 3 or tokens[2].text != "in":
         return list(reader.scope.positional_arguments)
     body = node.child_by_field_name("body")
@@ -102,12 +101,12 @@ def _words_of_loop(reader: ShellReader, node: Node, tokens: Sequence[Token]) -> 
     return [expansion for word in words for expansion in reader.expander.words(word)]
 
 
-def _body_of(reader: ShellReader, node: Node) -> Sequence[Node]:
+def _body_of(reader: ShellState, node: Node) -> Sequence[Node]:
     body = node.child_by_field_name("body")
     return body.children if body is not None else ()
 
 
-def _read_counting_loop(reader: ShellReader, node: Node, token: Token) -> None:
+def _read_counting_loop(reader: ShellState, node: Node, token: Token) -> None:
     """Read `for ((first; test; next))`."""
     text, start, end = reader.source.text, token.start + 2, token.end - 2
     cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
@@ -142,7 +141,7 @@ def _read_counting_loop(reader: ShellReader, node: Node, token: Token) -> None:
         reader.scope.status = 1
 
 
-def _evaluate_span(reader: ShellReader, span: tuple[int, int]) -> int | None:
+def _evaluate_span(reader: ShellState, span: tuple[int, int]) -> int | None:
     """Return the value of an arithmetic expression; None if it is not known."""
     try:
         return reader.evaluate_condition(*span)
@@ -150,7 +149,7 @@ def _evaluate_span(reader: ShellReader, span: tuple[int, int]) -> int | None:
         return None
 
 
-def while_(reader: ShellReader, node: Node) -> None:
+def while_(reader: ShellState, node: Node) -> None:
     """Read `while` and `until`."""
     until = node.children[0].type == "until"
     condition = node.children[
@@ -165,7 +164,7 @@ def while_(reader: ShellReader, node: Node) -> None:
 
 
 def _while(
-    reader: ShellReader, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]
+    reader: ShellState, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]
 ) -> None:
     reader.exits.append([])
     mark = len(reader.leaving)
@@ -196,7 +195,7 @@ def _while(
 
 
 def _once_more(
-    reader: ShellReader, body: Sequence[Node], step: Callable[[], object], goes_on: Asks
+    reader: ShellState, body: Sequence[Node], step: Callable[[], object], goes_on: Asks
 ) -> bool:
     reader.loops += 1
     reader.statements(body)
@@ -207,7 +206,7 @@ def _once_more(
     return True
 
 
-def _turn(reader: ShellReader, body: Sequence[Node]) -> None:
+def _turn(reader: ShellState, body: Sequence[Node]) -> None:
     """Read the body of a loop once. `continue` ends the iteration, `break` the loop."""
     mark = len(reader.leaving)
     reader.loops += 1
@@ -224,9 +223,7 @@ def _turn(reader: ShellReader, body: Sequence[Node]) -> None:
         reader.scope.ended = "over"
 
 
-def _collect_exits(
-    reader: ShellReader, scope: Scope, here: list[Scope], exits: list[Scope]
-) -> None:
+def _collect_exits(reader: ShellState, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
     # `break 2` leaves this loop and counts as `break` in the loop around it.
     if scope.ended in ("break", "continue") and scope.levels > 1:
         scope.levels -= 1
@@ -240,7 +237,7 @@ def _collect_exits(
         here.append(scope)
 
 
-def _finish(reader: ShellReader, node: Node) -> None:
+def _finish(reader: ShellState, node: Node) -> None:
     """Set the state after a loop: the merged states of the loop's normal end and of each `break`."""
     exits = reader.exits.pop()
     if reader.scope.ended and reader.scope.ended != "over":
@@ -253,7 +250,7 @@ def _finish(reader: ShellReader, node: Node) -> None:
         reader.scope.become(reader.leaving.pop())
 
 
-def _unsure(reader: ShellReader, node: Node, turn: Callable[[], bool]) -> None:
+def _unsure(reader: ShellState, node: Node, turn: Callable[[], bool]) -> None:
     """Read a loop with an unknown number of iterations, possibly none.
 
     All variables that the loop changes become unknown.

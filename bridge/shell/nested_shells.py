@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from bridge.shell import file_contents, options
 from bridge.shell.files import is_gone
 from bridge.shell.launchers import LaunchWord, Walk, walk
 from bridge.shell.scope import Scope, Value
+from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import (
     NOWHERE,
     Piece,
@@ -21,9 +22,6 @@ from bridge.shell.word_pieces import (
     spell_pieces,
     text_if_known,
 )
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
 SET = re.compile(r"([A-Za-z_]\w*)=")
 UNSET = re.compile(r"(?:-u|--unset=)(?=.)(.*)", re.DOTALL)
@@ -76,7 +74,7 @@ def behind(argv: Sequence[Pieces]) -> Sequence[Pieces]:
     return argv[end:]
 
 
-def start_shell(reader: ShellReader, place: int, argv: Sequence[Pieces], search: Walk) -> bool:
+def start_shell(reader: ShellState, place: int, argv: Sequence[Pieces], search: Walk) -> bool:
     """Read the inner shell that a command starts.
 
     The inner shell reads a text, its input, or a file that the script has written. Returns False if
@@ -122,7 +120,7 @@ def _text(search: Walk, argv: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces
 
 
 def _scope(
-    reader: ShellReader,
+    reader: ShellState,
     place: int,
     search: Walk,
     argv: Sequence[Pieces],
@@ -216,7 +214,7 @@ def _variables_to_clear(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
     return bool({"-i", "-", "--ignore-environment"} & set(behind_env)), names
 
 
-def _options_of_bash(reader: ShellReader, place: int, words: Sequence[Pieces]) -> frozenset[str]:
+def _options_of_bash(reader: ShellState, place: int, words: Sequence[Pieces]) -> frozenset[str]:
     """Return the options that `bash -e`, `-u`, `-o pipefail`, `-O extglob` and `+B` set.
 
     Raises `SourceError` for unsupported options.

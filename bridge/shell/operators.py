@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from bridge.shell import arithmetic, parameters
-from bridge.shell.expansion_subjects import ALL, FORM, Subject, malformed_expansion
+from bridge.shell.expansion import Expanded, Expansion, Subject
+from bridge.shell.expansion_subjects import ALL, FORM, malformed_expansion
 from bridge.shell.patterns import Char, Unread, active
 from bridge.shell.scope import Value, several
 from bridge.shell.tokens import WordPart
 from bridge.shell.word_pieces import Break, Piece, Pieces, Text, Unknown, emptied, text_if_known
-
-if TYPE_CHECKING:
-    from bridge.shell.expand import Expanded, Expander
-
 
 UNTURNED = "AaKkP"
 """Letters of `${NAME@letter}` that describe a variable's attributes. They are not supported."""
@@ -24,7 +20,7 @@ OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
 
 
 def apply_operator(
-    expander: Expander, part: WordPart, subject: Subject, start: int, in_quotes: bool
+    expander: Expansion, part: WordPart, subject: Subject, start: int, in_quotes: bool
 ) -> Expanded:
     match = OPERATOR.match(expander.source.text, start, part.end - 1)
     if match is None and expander.source.text.startswith("~", start):
@@ -54,7 +50,7 @@ def apply_operator(
 
 
 def _change_text(
-    expander: Expander, part: WordPart, word: Pieces, change: Callable[[str], str], in_quotes: bool
+    expander: Expansion, part: WordPart, word: Pieces, change: Callable[[str], str], in_quotes: bool
 ) -> Piece:
     text = text_if_known(word)
     if text is None:
@@ -68,7 +64,7 @@ def _change_text(
     return expander.make_text(part, change(text), in_quotes)
 
 
-def _change(expander: Expander, part: WordPart, operator: str, start: int) -> Callable[[str], str]:
+def _change(expander: Expansion, part: WordPart, operator: str, start: int) -> Callable[[str], str]:
     """Return the function by which an operator changes a text."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
@@ -84,7 +80,7 @@ def _change(expander: Expander, part: WordPart, operator: str, start: int) -> Ca
     return lambda text: parameters.change_case(text, operator, chars)
 
 
-def _halves(expander: Expander, part: WordPart, start: int) -> tuple[list[Char], str]:
+def _halves(expander: Expansion, part: WordPart, start: int) -> tuple[list[Char], str]:
     """Return the pattern and the replacement of `${NAME/pattern/replacement}`.
 
     The first literal slash separates them.
@@ -104,7 +100,12 @@ def _halves(expander: Expander, part: WordPart, start: int) -> tuple[list[Char],
 
 
 def _chosen(
-    expander: Expander, part: WordPart, subject: Subject, operator: str, start: int, in_quotes: bool
+    expander: Expansion,
+    part: WordPart,
+    subject: Subject,
+    operator: str,
+    start: int,
+    in_quotes: bool,
 ) -> Expanded:
     """Return the value of `${NAME:-text}`, and of the other operators with a default value."""
     absent = _absent(expander, subject, operator[0] == ":")
@@ -145,7 +146,7 @@ def _chosen(
     ]
 
 
-def _default(expander: Expander, part: WordPart, start: int, in_quotes: bool) -> Expanded:
+def _default(expander: Expansion, part: WordPart, start: int, in_quotes: bool) -> Expanded:
     """Return the default value that replaces a variable.
 
     Within double quotes, the default value is not split into words.
@@ -159,7 +160,7 @@ def _default(expander: Expander, part: WordPart, start: int, in_quotes: bool) ->
     return pieces or [expander.make_text(part, "", in_quotes)]
 
 
-def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
+def _absent(expander: Expansion, subject: Subject, empty: bool) -> bool | None:
     """Return whether a variable is unset or, with `empty`, has an empty value; None if that is not known."""
     if subject.elements is None or (subject.joined and not subject.elements):
         return (
@@ -187,7 +188,7 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
 
 
 def _cut(
-    expander: Expander, part: WordPart, subject: Subject, start: int, in_quotes: bool
+    expander: Expansion, part: WordPart, subject: Subject, start: int, in_quotes: bool
 ) -> Expanded:
     """The value of `${NAME:first:count}`."""
     if subject.elements is None:
@@ -217,7 +218,7 @@ def _cut(
 
 
 def _slice_words(
-    expander: Expander, subject: Subject, first: int, count: int | None
+    expander: Expansion, subject: Subject, first: int, count: int | None
 ) -> list[Pieces]:
     if any(several(word) for word in subject.words):
         raise Unread("the length of the list is not known")

@@ -7,17 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.shell import effects, file_contents, getopt_program, streams
 from bridge.shell.expand import OUTPUT
 from bridge.shell.files import GONE, is_gone, path_in_folder
 from bridge.shell.patterns import Unread, simple
 from bridge.shell.scope import is_file
+from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, text_if_known
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
 MOST = 10_000
 
@@ -26,7 +23,7 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),) if text else ()
 
 
-def _input(reader: ShellReader, names: Sequence[str]) -> Pieces | None:
+def _input(reader: ShellState, names: Sequence[str]) -> Pieces | None:
     """Return the input of a program: the named files, or its standard input; None if it is not known."""
     if not names:
         return reader.scope.input
@@ -44,12 +41,12 @@ def _input(reader: ShellReader, names: Sequence[str]) -> Pieces | None:
     return tuple(pieces)
 
 
-def cat(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def cat(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `cat`, without options."""
     return None if any(text.startswith("-") for text in texts[1:]) else _input(reader, texts[1:])
 
 
-def tee(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def tee(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `tee FILE`, which writes its input to the file and to its output."""
     read = reader.scope.input
     names = [text for text in texts[1:] if not text.startswith("-")]
@@ -67,7 +64,7 @@ def tee(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return read
 
 
-def basename(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def basename(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `basename PATH [SUFFIX]`, `basename -s SUFFIX PATH`."""
     if texts[1:2] == ["-s"] and len(texts) == 4:
         texts = [texts[0], texts[3], texts[2]]
@@ -80,7 +77,7 @@ def basename(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return _text(name + "\n")
 
 
-def place_named(reader: ShellReader, name: str, argv: Sequence[Pieces]) -> Pieces | None:
+def place_named(reader: ShellState, name: str, argv: Sequence[Pieces]) -> Pieces | None:
     """Return the output of `dirname`, `readlink -f` or `realpath` for a word of unknown text but
     known path; None in all other cases.
     """
@@ -110,7 +107,7 @@ def place_named(reader: ShellReader, name: str, argv: Sequence[Pieces]) -> Piece
     return (replace(path_piece, firm=True), *_text("\n")) if resolves and not has_link else None
 
 
-def dirname(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def dirname(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `dirname PATH`."""
     if len(texts) != 2 or texts[1].startswith("-"):
         return None
@@ -118,7 +115,7 @@ def dirname(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return _text((head.rstrip("/") or ("/" if cut or texts[1].startswith("/") else ".")) + "\n")
 
 
-def seq(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def seq(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `seq [-s TEXT] [FIRST [STEP]] LAST` over whole numbers."""
     # The separator behind `-s` may be the rest of its word, or the next word. A NUL stands between
     # words.
@@ -143,7 +140,7 @@ def seq(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return _text(mark.join(map(str, sequence)) + "\n") if sequence else ()
 
 
-def _read(reader: ShellReader, names: Sequence[str] = ()) -> str | None:
+def _read(reader: ShellState, names: Sequence[str] = ()) -> str | None:
     """Return the text that a program reads.
 
     If the text is not known, raises `Unread` with the reason; without a known reason, returns None.
@@ -157,7 +154,7 @@ def _read(reader: ShellReader, names: Sequence[str] = ()) -> str | None:
     return None if content is None else text_if_known(content)
 
 
-def count(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def count(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `wc -l`, `wc -w` and `wc -c` of the input."""
     text = _read(reader)
     if text is None or len(texts) != 2 or texts[1] not in ("-l", "-w", "-c"):
@@ -166,7 +163,7 @@ def count(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return _text(f"{sizes[texts[1]]}\n")
 
 
-def part_of_lines(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def part_of_lines(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `head -n N` and `tail -n N` of the input."""
     text = _read(reader)
     match = re.fullmatch(r"-n?\s*(\d{1,9})", " ".join(texts[1:]), re.ASCII)
@@ -180,7 +177,7 @@ def part_of_lines(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return _text("".join(selection))
 
 
-def cut(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def cut(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `cut -d X -f LIST` and `cut -c LIST` of the input."""
     text = _read(reader)
     match = CUT.fullmatch("\0".join(texts[1:]))
@@ -230,7 +227,7 @@ def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) ->
     return ("" if chars else mark).join(selection)
 
 
-def translate(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def translate(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `tr [-s] A B`, `tr -d A`, `tr -cd A`, `tr -s A` for single characters and plain ranges."""
     text = _read(reader)
     rest = list(texts[1:])
@@ -286,7 +283,7 @@ def _letters(operand: str) -> str | None:
     return spread if spread.isascii() else None
 
 
-def expr(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def expr(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `expr A + B` over whole numbers."""
     if len(texts) != 4 or texts[2] not in ("+", "-", "*", "/", "%"):
         return None
@@ -308,7 +305,7 @@ def expr(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return _text(f"{result}\n")
 
 
-def model_sed(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def model_sed(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `sed [-n] [-E] [-i] [-e] SCRIPT [FILE ...]`."""
     flags, scripts, names = _sed_options(texts[1:])
     if not scripts:
@@ -352,7 +349,7 @@ def _sed_options(words: Sequence[str]) -> tuple[set[str], list[str], list[str]]:
     return flags, scripts, rest
 
 
-def model_grep(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def model_grep(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `grep [-EFivcoqx] EXPRESSION [FILE]`."""
     rest = list(texts[1:])
     flags = ""
@@ -371,7 +368,7 @@ def model_grep(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return _text(output)
 
 
-def sort(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def sort(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `sort [-nru]`."""
     rest = [text for text in texts[1:] if not re.fullmatch(r"-[nru]+", text)]
     text = _read(reader, rest) if not any(name.startswith("-") for name in rest) else None
@@ -382,13 +379,13 @@ def sort(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     )
 
 
-def uniq(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def uniq(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `uniq` without options."""
     text = _read(reader) if len(texts) == 1 else None
     return None if text is None else _text(streams.single(text))
 
 
-def fields(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def fields(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `awk [-F X] '{print $1}' [FILE]`."""
     rest = list(texts[1:])
     mark = None
@@ -399,13 +396,13 @@ def fields(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     return None if text is None else _text(streams.fields(text, rest[0], mark))
 
 
-def model_getopt(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
+def model_getopt(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     """Model `getopt -o LETTERS -l NAMES -- WORDS`."""
     output, reader.scope.status = getopt_program.getopt_output(texts)
     return _text(output)
 
 
-PROGRAMS: Mapping[str, Callable[[ShellReader, Sequence[str]], Pieces | None]] = {
+PROGRAMS: Mapping[str, Callable[[ShellState, Sequence[str]], Pieces | None]] = {
     "cat": cat,
     "tee": tee,
     "basename": basename,

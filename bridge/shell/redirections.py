@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from bridge.shell import file_contents
 from bridge.shell.expand import Expander
 from bridge.shell.files import is_gone
 from bridge.shell.source import ShellSource
+from bridge.shell.state import Action, ShellState
 from bridge.shell.tokens import Token, Word
 from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import Action, ShellReader
 
 IN_FILE = "the text is in a file that is not known"
 
 
 def read_with_redirections(
-    reader: ShellReader,
+    reader: ShellState,
     redirects: Sequence[Token],
     place: int,
     action: Action,
@@ -52,11 +49,11 @@ def read_with_redirections(
         _apply_redirections(reader, redirects, action, program)
 
 
-def _fail(reader: ShellReader) -> None:
+def _fail(reader: ShellState) -> None:
     reader.scope.status, reader.scope.asked = 1, True
 
 
-def _overwrites_file(reader: ShellReader, redirects: Sequence[Token]) -> bool | None:
+def _overwrites_file(reader: ShellState, redirects: Sequence[Token]) -> bool | None:
     """Return whether a file exists that a redirection may not overwrite, because of `set -C`; None if that is not known."""
     exists: bool | None = False
     for token in redirects:
@@ -74,7 +71,7 @@ def _overwrites_file(reader: ShellReader, redirects: Sequence[Token]) -> bool | 
     return exists
 
 
-def _expand_without_effects(reader: ShellReader, word: Word) -> Pieces:
+def _expand_without_effects(reader: ShellState, word: Word) -> Pieces:
     """Return the name of a file, expanded without side effects, because the name is expanded again when the file is opened."""
     outer, reader.scope = reader.scope, reader.scope.copy()
     path = reader.expander.text(word)
@@ -83,7 +80,7 @@ def _expand_without_effects(reader: ShellReader, word: Word) -> Pieces:
 
 
 def _apply_redirections(
-    reader: ShellReader, redirects: Sequence[Token], action: Action, program: bool | None
+    reader: ShellState, redirects: Sequence[Token], action: Action, program: bool | None
 ) -> None:
     before = reader.scope.input, reader.scope.output, reader.scope.captured
     joining = reader.scope.joined
@@ -118,7 +115,7 @@ Target = tuple[Pieces, bool]
 
 
 def _targets_within(
-    reader: ShellReader, redirects: Sequence[Token], program: bool | None
+    reader: ShellState, redirects: Sequence[Token], program: bool | None
 ) -> tuple[Target | None, bool]:
     """Return the targets of redirections, as `_targets` does, for a statement that may start a program.
 
@@ -139,7 +136,7 @@ def _targets_within(
     return targets
 
 
-def _targets(reader: ShellReader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
+def _targets(reader: ShellState, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
     """Return the target of the output, and whether the output is redirected.
 
     The target is None if no file is written, also for /dev/null.
@@ -167,7 +164,7 @@ def _targets(reader: ShellReader, redirects: Sequence[Token]) -> tuple[Target | 
     return target, elsewhere
 
 
-def _reading(reader: ShellReader, action: Action, before: Pieces | None) -> None:
+def _reading(reader: ShellState, action: Action, before: Pieces | None) -> None:
     """Read a statement that a shell starts only if its input file exists."""
     first = next(iter(reader.scope.input or ()), None)
     if reader.scope.input is not before and is_gone(reader.scope.input or ()):
@@ -182,7 +179,7 @@ def _reading(reader: ShellReader, action: Action, before: Pieces | None) -> None
     reader.branch, reader.scope.status, reader.scope.asked = around, None, True
 
 
-def check_stops_of(reader: ShellReader, redirects: Sequence[Token]) -> None:
+def check_stops_of(reader: ShellState, redirects: Sequence[Token]) -> None:
     """Raise `SourceError` if an expansion in a redirection stops a shell."""
     if reader.stops and not any(token.word is None for token in redirects):
         last = reader.stops[-1][0]
@@ -190,7 +187,7 @@ def check_stops_of(reader: ShellReader, redirects: Sequence[Token]) -> None:
             reader.check_stops()
 
 
-def _redirect(reader: ShellReader, token: Token) -> Target | None:
+def _redirect(reader: ShellState, token: Token) -> Target | None:
     """Apply one redirection: set the input, or return the file to write and whether text is appended."""
     word = token.word
     if word is None:
@@ -217,7 +214,7 @@ def _redirect(reader: ShellReader, token: Token) -> Target | None:
     return None
 
 
-def _file(reader: ShellReader, word: Word) -> Pieces:
+def _file(reader: ShellState, word: Word) -> Pieces:
     """Return the content of a file, or the output of `<(...)`."""
     line = reader.source.line(word.start)
     if (
@@ -238,7 +235,7 @@ def _file(reader: ShellReader, word: Word) -> Pieces:
     )
 
 
-def _document(reader: ShellReader, token: Token) -> Pieces:
+def _document(reader: ShellState, token: Token) -> Pieces:
     body = token.body
     if body is None:
         return ()

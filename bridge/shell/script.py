@@ -13,7 +13,7 @@ from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
 from bridge.files.shown import brief
 from bridge.shell.files import AWAY, file_key, is_gone, key_in
-from bridge.shell.interpreter import Command, ShellReader
+from bridge.shell.interpreter import ShellReader
 from bridge.shell.launchers import (
     BATCH_SYSTEM,
     DIRECTIVE,
@@ -26,6 +26,7 @@ from bridge.shell.launchers import (
 from bridge.shell.missed_runs import MOST, find_missed_runs
 from bridge.shell.nested_shells import list_words
 from bridge.shell.scope import Scope
+from bridge.shell.state import Command
 from bridge.shell.word_pieces import (
     NOWHERE,
     Pieces,

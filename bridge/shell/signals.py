@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from bridge.shell.expand import OUTPUT
 from bridge.shell.launchers import walk
 from bridge.shell.nested_shells import list_words
+from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import NOWHERE, Pieces, Unknown, spell_pieces, text_if_known
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
 NAMED = (
     *(
@@ -70,7 +67,7 @@ def _signal_name(word: Pieces) -> str:
     return NAMES.get(name, name)
 
 
-def trap(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def trap(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `trap TEXT SIGNAL`. The text of an EXIT trap is read at the end of the shell.
 
     The text for another signal is read if the script sends this signal to itself.
@@ -110,7 +107,7 @@ def trap(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
     )
 
 
-def _check_harmless(reader: ShellReader, place: int, text: Pieces, problem: str) -> None:
+def _check_harmless(reader: ShellState, place: int, text: Pieces, problem: str) -> None:
     """Raise `SourceError` with `problem` if a trap that runs at an unknown time may change the script's runs."""
     outer, first = reader.scope, len(reader.commands)
     reader.scope = outer.copy()
@@ -124,7 +121,7 @@ def _check_harmless(reader: ShellReader, place: int, text: Pieces, problem: str)
         raise reader.refuse(place, problem)
 
 
-def kill(reader: ShellReader, place: int, argv: Sequence[Pieces]) -> None:
+def kill(reader: ShellState, place: int, argv: Sequence[Pieces]) -> None:
     """Model `kill [-SIGNAL] PROCESS ...`. A signal to another process has no effect on the script."""
     signal, processes = _signal_and_words(argv[1:])
     before = reader.scope.status
@@ -167,7 +164,7 @@ def _signal_and_words(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
     return signal, rest[1:] if rest and text_if_known(rest[0]) == "--" else rest
 
 
-def _kind(reader: ShellReader, word: Pieces) -> str:
+def _kind(reader: ShellState, word: Pieces) -> str:
     """Return the kind of a target of `kill`: the shell itself, its parent, its process group, or another process."""
     if text_if_known(word) == "0":
         return "own"
@@ -184,7 +181,7 @@ def _kind(reader: ShellReader, word: Pieces) -> str:
     return "parent" if within and (match["which"] == "$" or piece.uses) else "own"
 
 
-def _to_group(reader: ShellReader, place: int, signal: str) -> None:
+def _to_group(reader: ShellState, place: int, signal: str) -> None:
     """Model a signal to a process group. It reaches the shell itself if the shell leads the group."""
     if signal in reader.scope.traps:
         raise reader.refuse(
@@ -194,7 +191,7 @@ def _to_group(reader: ShellReader, place: int, signal: str) -> None:
         reader.doubt(reader.source.line(place))
 
 
-def _to_itself(reader: ShellReader, place: int, signal: str, before: int | None) -> None:
+def _to_itself(reader: ShellState, place: int, signal: str, before: int | None) -> None:
     """Run the trap for a signal that the shell sends to itself or, without a trap, end the shell.
 
     The EXIT trap then sees the status of the command `before`.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bridge.shell import arithmetic, expansion_subjects, parameters
 from bridge.shell.expand import OUTPUT
@@ -15,6 +14,7 @@ from bridge.shell.expansion_subjects import put_element
 from bridge.shell.patterns import Unread
 from bridge.shell.scope import Value, several
 from bridge.shell.source import ShellSource
+from bridge.shell.state import ShellState
 from bridge.shell.tokens import Word, WordPart
 from bridge.shell.word_pieces import (
     NOWHERE,
@@ -25,9 +25,6 @@ from bridge.shell.word_pieces import (
     spell_pieces,
     text_if_known,
 )
-
-if TYPE_CHECKING:
-    from bridge.shell.interpreter import ShellReader
 
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 SPLIT = ("short", "param", "command", "backtick")
@@ -95,14 +92,14 @@ def behind(word: Word, place: int) -> Word:
     return Word(place, word.end, tuple(parts))
 
 
-def perform(reader: ShellReader, word: Word) -> None:
+def perform(reader: ShellState, word: Word) -> None:
     """One assignment."""
     target = assignment(reader.source, word)
     if target is not None:
         _perform(reader, word, target)()
 
 
-def perform_alone(reader: ShellReader, word: Word, target: AssignmentTarget) -> None:
+def perform_alone(reader: ShellState, word: Word, target: AssignmentTarget) -> None:
     """Perform an assignment before a command.
 
     It sets a plain variable, even if the variable was an array.
@@ -122,7 +119,7 @@ def perform_alone(reader: ShellReader, word: Word, target: AssignmentTarget) -> 
 
 
 def _perform(
-    reader: ShellReader, word: Word, target: AssignmentTarget, marks: frozenset[str] = frozenset()
+    reader: ShellState, word: Word, target: AssignmentTarget, marks: frozenset[str] = frozenset()
 ) -> Callable[[], None]:
     """Expand the value of an assignment, and return a function that performs the assignment."""
     index: Callable[[], int | str] | None = None
@@ -147,11 +144,11 @@ def _perform(
     return lambda: assign(reader, target.name, index, value, target.more)
 
 
-def _fresh(reader: ShellReader, name: str, marks: frozenset[str]) -> Value:
+def _fresh(reader: ShellState, name: str, marks: frozenset[str]) -> Value:
     return Value((), True, () if _table(reader, name, marks) else None, _table(reader, name, marks))
 
 
-def _table(reader: ShellReader, name: str, marks: frozenset[str]) -> bool:
+def _table(reader: ShellState, name: str, marks: frozenset[str]) -> bool:
     value = reader.scope.get(name)
     return (
         "A" in marks
@@ -160,7 +157,7 @@ def _table(reader: ShellReader, name: str, marks: frozenset[str]) -> bool:
     )
 
 
-def _array(reader: ShellReader, part: WordPart, table: bool) -> Value:
+def _array(reader: ShellState, part: WordPart, table: bool) -> Value:
     """The elements of `(...)`."""
     value = Value((), True, () if table else None, table)
     # `place` is that of the next element without an index. `tail` are elements behind the last one
@@ -196,7 +193,7 @@ def _array(reader: ShellReader, part: WordPart, table: bool) -> Value:
     return value
 
 
-def _entries(reader: ShellReader, part: WordPart) -> list[tuple[tuple[int, int] | None, Pieces]]:
+def _entries(reader: ShellState, part: WordPart) -> list[tuple[tuple[int, int] | None, Pieces]]:
     """Return the words of `(...)`, each with the span of its index, or None without an index."""
     entries: list[tuple[tuple[int, int] | None, Pieces]] = []
     for word in part.words:
@@ -234,7 +231,7 @@ def _key_of_element(source: ShellSource, word: Word) -> tuple[int, int, int] | N
 
 
 def assign(
-    reader: ShellReader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
+    reader: ShellState, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
 ) -> None:
     """Set a variable according to its attributes (`-i`, `-u`, `-l`, `-r`)."""
     scope = reader.scope
@@ -265,7 +262,7 @@ def assign(
     scope.set(name, value)
 
 
-def put(reader: ShellReader, target: str, value: Value, more: bool = False) -> None:
+def put(reader: ShellState, target: str, value: Value, more: bool = False) -> None:
     """Assign a value to `NAME` or `NAME[index]`, a target that comes from an expansion."""
     name, sign, index = target.partition("[")
     if not name.isidentifier():
@@ -287,7 +284,7 @@ def put(reader: ShellReader, target: str, value: Value, more: bool = False) -> N
 
 
 def _place_value(
-    reader: ShellReader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
+    reader: ShellState, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
 ) -> Value:
     array = reader.scope.get(name) or _fresh(reader, name, frozenset())
     if not array.array:
@@ -309,7 +306,7 @@ def _hidden(name: str, why: str, table: bool) -> Value:
     return Value(((unknown,),), True, ("",) if table else None, table)
 
 
-def _mark_variable(reader: ShellReader, word: Pieces, marks: frozenset[str]) -> Pieces:
+def _mark_variable(reader: ShellState, word: Pieces, marks: frozenset[str]) -> Pieces:
     expander = reader.expander
     text = text_if_known(expander.plain(word) if "i" in marks else word)
     if text is None:
@@ -334,7 +331,7 @@ def _mark_variable(reader: ShellReader, word: Pieces, marks: frozenset[str]) -> 
 
 
 def _append_value(
-    reader: ShellReader, before: Value | None, more: Value, number: bool, absent: Pieces
+    reader: ShellState, before: Value | None, more: Value, number: bool, absent: Pieces
 ) -> Value:
     if before is None:
         return more if not absent or more.array else Value(((*absent, *more.pieces),))
@@ -367,7 +364,7 @@ def _append_value(
 # declare, local, export, readonly
 
 
-def declare(reader: ShellReader, words: Sequence[Word], place: int) -> None:
+def declare(reader: ShellState, words: Sequence[Word], place: int) -> None:
     """Read `declare`, `local`, `export` or `readonly`.
 
     All values are expanded before the first is set.
@@ -407,7 +404,7 @@ def declare(reader: ShellReader, words: Sequence[Word], place: int) -> None:
             _declare(reader, command, name, perform_, (frozenset(marks), frozenset(unmarks)))
 
 
-def _share(reader: ShellReader, names: Sequence[str], on: bool) -> None:
+def _share(reader: ShellState, names: Sequence[str], on: bool) -> None:
     """Export functions to inner shells, as `export -f` does, or stop exporting them."""
     scope, there = reader.scope, {name for name in names if name in reader.scope.functions}
     others = {name: sure for name, sure in scope.shared.items() if name not in there}
@@ -415,7 +412,7 @@ def _share(reader: ShellReader, names: Sequence[str], on: bool) -> None:
     scope.status = int(len(there) < len(set(names)))
 
 
-def _choices(reader: ShellReader, word: Word) -> list[Word]:
+def _choices(reader: ShellState, word: Word) -> list[Word]:
     """Return the words of a brace expansion, each a separate assignment.
 
     Raises `SourceError` if such a word also has an expansion that a shell would split.
@@ -435,7 +432,7 @@ def _choices(reader: ShellReader, word: Word) -> list[Word]:
 
 
 def _variables_of_word(
-    reader: ShellReader, word: Word, marks: frozenset[str]
+    reader: ShellState, word: Word, marks: frozenset[str]
 ) -> Iterator[tuple[str, Callable[[], None] | None]]:
     """Yield the variables that a word declares only after its expansion, such as `"$name=$value"`.
 
@@ -462,7 +459,7 @@ def _variables_of_word(
 
 
 def _declare(
-    reader: ShellReader,
+    reader: ShellState,
     command: str,
     name: str,
     perform_: Callable[[], None] | None,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import limits
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
+from bridge.files import write_all
 from bridge.plan.kinds import kind
 from bridge.plan.section import Section, Values, fields
 from bridge.stack.checks import Check
@@ -25,11 +26,21 @@ from bridge.stack.refusals import every
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Context, Effect, Rule
 from bridge.stack.setting_renames import Move
-from bridge.stack.sources import NO_SOURCES, Sources, find_contradictions
+from bridge.stack.sources import (
+    DEFAULT,
+    NO_SOURCES,
+    Claim,
+    Resolution,
+    Said,
+    Settled,
+    Sources,
+    Unheard,
+    report_contradictions,
+)
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.formats import Format
     from bridge.checkpoint.hub import Hub
+    from bridge.checkpoint.interface import Format
     from bridge.checkpoint.parameter_names import Naming
     from bridge.files import Original
 
@@ -191,8 +202,48 @@ class Config:
         that no run can use; missing settings that stop the run.
         """
         stops = (finding for finding in self.missing if finding.effect is Effect.STOPS)
-        remarks = (*self.remarks, *find_contradictions(self))
+        contradictions = () if self.sources == NO_SOURCES else report_contradictions(self.resolve())
+        remarks = (*self.remarks, *contradictions)
         return (*remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stops)
+
+    def resolve(self, stopped: bool = False) -> Resolution:
+        """Return who wins for each setting of the run. Defaults that nothing was said about stand last.
+
+        Of a run that is `stopped`, nobody knows the defaults, and only what was given is told.
+        """
+        sources = self.sources
+        values = {**(self.given if stopped else self.effective), **sources.values}
+        claims: dict[str, list[Claim]] = {}
+        for claim in sources.claims:
+            claims.setdefault(claim.path, []).append(claim)
+        settings, unheard = list(sources.own), list(sources.unheard)
+        for path in dict.fromkeys((*self.given, *sources.winners, *claims, *values)):
+            value = values.get(path)
+            of_path = claims.get(path, ())
+            if value is None and not stopped:
+                unheard += (Unheard(one.said, one.advice, one.effect) for one in of_path)
+            elif value is not None and path not in sources.hidden:
+                losers = tuple(one for one in of_path if not one.is_met_by(value))
+                own = self.given.get(path)
+                # DeepSpeed keeps types of optimizers in small letters.
+                value = own if str(own).lower() == value else value
+                settings.append(Settled(path, value, self._winner(path, value), losers))
+        settings.sort(key=lambda one: one.winner.source == self.default_source)
+        return Resolution(tuple(settings), tuple(unheard))
+
+    def _winner(self, path: str, value: Any) -> Said:
+        """Return who set a value: another source, else the file, else the release's default."""
+        if path in self.sources.winners:
+            return self.sources.winners[path]
+        if path in self.given:
+            origin = self.origins.get(path) or Origin()
+            return Said(origin.spelling or path, value, origin.file, origin.line)
+        return Said(path, value, self.default_source)
+
+    @property
+    def default_source(self) -> str:
+        """The name of the source of what the stack itself sets where nobody says anything."""
+        return f"{self.dialect.title} {self.version}{DEFAULT}"
 
     @cached_property
     def missing(self) -> tuple[Finding, ...]:
@@ -498,7 +549,7 @@ class Dialect(ABC):
         return False
 
     def names_run(self, config: Config) -> bool:
-        """Return whether `config` names a model and a data set, so that `stacks.opener` can run it."""
+        """Return whether `config` names a model and a data set, so that `bridge.engine.backends.opener` can run it."""
         return False
 
     def to_object(self, config: Config) -> Any:
@@ -640,8 +691,6 @@ class Dialect(ABC):
 
         Either all files are written or none.
         """
-        from bridge.files import write_all
-
         output = self.render(config, format or self.format_of(path))
         if path is not None:
             output = output.under_name(Path(path).name)

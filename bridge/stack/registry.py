@@ -6,21 +6,16 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import BridgeError, nearest
 from bridge.files.shown import show_value
 from bridge.stack.dialect import Dialect
 from bridge.stack.plugins import Plugin, find_dialects
-
-if TYPE_CHECKING:
-    from bridge.engine.interface import Backend
-    from bridge.translation.translate import Result
-
 
 PATH = "STAGEBRIDGE_PATH"
 """Environment variable with folders of further dialects, separated as in PATH."""
@@ -88,7 +83,7 @@ def load(name: str) -> Dialect:
     if name not in (*names(), *HOSTS):
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
-    dialect = _import_attribute(name, "", "DIALECT")
+    dialect = import_attribute(name, "", "DIALECT")
     if not isinstance(dialect, Dialect):
         raise BridgeError(
             f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "
@@ -119,7 +114,7 @@ def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
     return sure, tuple(faults)
 
 
-def _import_attribute(name: str, module: str, attribute: str) -> Any:
+def import_attribute(name: str, module: str, attribute: str) -> Any:
     """Return `attribute` of a dialect's module. Raises `BridgeError` with one line if the module of
     a user's dialect fails.
     """
@@ -133,49 +128,3 @@ def _import_attribute(name: str, module: str, attribute: str) -> Any:
             f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); correct the module, or "
             "remove the folder"
         ) from error
-
-
-@cache
-def backends(*dialects: str | None) -> Mapping[str, Backend]:
-    """Return engines by dialect: the engine of each dialect of our own, and of each dialect in
-    `dialects`, that has a module `runtime.backend`.
-    """
-    engines = {}
-    for name in names():
-        runtime = f"{PACKAGE}.{name}.runtime"
-        # Looking for a module imports its parents, so dialects that nobody named are not even
-        # looked into.
-        if (
-            (name in OWN or name in dialects)
-            and find_spec(runtime)
-            and find_spec(f"{runtime}.backend")
-        ):
-            engines[name] = _import_attribute(name, ".runtime.backend", "BACKEND")
-    return engines
-
-
-def opener(name: str) -> Callable[..., Any]:
-    """Return the function that builds model and data for a config of the dialect `name`:
-    `open_recipe(config, world, ...)`.
-    """
-    function: Callable[..., Any] = _import_attribute(name, ".runtime.recipe", "open_recipe")
-    return function
-
-
-def translate(
-    source: Any,
-    theirs: str,
-    to: str,
-    *,
-    from_version: str | None = None,
-    to_version: str | None = None,
-    world_size: int | None = None,
-    lenient: bool = False,
-) -> Result:
-    """Read `source` in dialect `theirs` and translate it to dialect `to`. Raises `BridgeError` with
-    every problem.
-    """
-    from bridge.translation.translate import translate
-
-    config = load(theirs).read(source, from_version, world_size, lenient)
-    return translate(config, load(to), to_version, world_size)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
-
-if TYPE_CHECKING:
-    from bridge.stack.dialect import Config
 
 DEFAULT = ", default"
 """The end of the name of a source that is a program's default."""
@@ -148,56 +145,6 @@ class ResolvedRun:
     default: str
     resolution: Resolution
     findings: tuple[Finding, ...] = ()
-
-
-def resolve(config: Config, stopped: bool = False) -> Resolution:
-    """Return who wins for each setting of a run. Defaults that nothing was said about stand last.
-
-    Of a run that is `stopped`, nobody knows the defaults, and only what was given is told.
-    """
-    sources = config.sources
-    values = {**(config.given if stopped else config.effective), **sources.values}
-    claims: dict[str, list[Claim]] = {}
-    for claim in sources.claims:
-        claims.setdefault(claim.path, []).append(claim)
-    found, unheard = list(sources.own), list(sources.unheard)
-    for path in dict.fromkeys((*config.given, *sources.winners, *claims, *values)):
-        value = values.get(path)
-        said = claims.get(path, ())
-        if value is None and not stopped:
-            unheard += (Unheard(one.said, one.advice, one.effect) for one in said)
-        elif value is not None and path not in sources.hidden:
-            lost = tuple(one for one in said if not one.is_met_by(value))
-            written = config.given.get(path)
-            if (
-                str(written).lower() == value
-            ):  # DeepSpeed keeps types of optimizers in small letters
-                value = written
-            found.append(Settled(path, value, _winner(config, path, value), lost))
-    found.sort(key=lambda one: one.winner.source == default_source(config))
-    return Resolution(tuple(found), tuple(unheard))
-
-
-def _winner(config: Config, path: str, value: Any) -> Said:
-    """Return who set a value: another source, else the file, else the release's default."""
-    if path in config.sources.winners:
-        return config.sources.winners[path]
-    if path in config.given:
-        origin = config.origins.get(path) or Origin()
-        return Said(origin.spelling or path, value, origin.file, origin.line)
-    return Said(path, value, default_source(config))
-
-
-def default_source(config: Config) -> str:
-    """Return the name of the source of what a config's own stack sets where nobody says anything."""
-    return f"{config.dialect.title} {config.version}{DEFAULT}"
-
-
-def find_contradictions(config: Config) -> Iterator[Finding]:
-    """Yield a finding for each value that another source overrules, and for each that nobody hears."""
-    if config.sources == NO_SOURCES:
-        return
-    yield from report_contradictions(resolve(config))
 
 
 def report_contradictions(found: Resolution) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.plan.section import fields
 from bridge.stack.dialect import Config, Dialect
 from bridge.testing.strategies import StrategyCase, configs, entries, part_of, paths_of
+from bridge.translation.lift import lift
 
 Path = tuple[str, ...]
 """Path of a value in a source: the keys that lead to the value, the outermost first."""
@@ -295,8 +296,6 @@ def _relations(config: Config) -> Iterator[Edit]:
     """Yield edits that make sizes inconsistent: an axis with more ranks than there are, or a global
     batch that is no multiple of the microbatch times the data ranks.
     """
-    from bridge.translation.lift import lift
-
     if config.world_size is None:
         return
     part, plan = part_of(config.dialect), lift(config).values()

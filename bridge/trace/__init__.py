@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import BridgeError
 from bridge.plan.plan import Debug
 
 if TYPE_CHECKING:
@@ -168,7 +169,6 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
     """Return the trace source for `target`. Raises `BridgeError` if `target` cannot be attached."""
     from torch import nn
 
-    from bridge.errors import BridgeError
     from bridge.trace.module import ModuleSource
     from bridge.trace.pipelining import PipelineSource, stages_of
 

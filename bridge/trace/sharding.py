@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from bridge.engine.comm import Comm
 from bridge.layout.mesh import Mesh
-from bridge.trace.naming import parameters_by_name
+from bridge.trace.naming import modules_by_path, parameters_by_name, unwrap_module
 from bridge.trace.placement import Placement
 
 TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model")
@@ -183,8 +183,6 @@ def flat_pieces(model: nn.Module) -> Mapping[int, list[FlatPiece]]:
 
 
 def _wrapper_prefix(model: nn.Module, wrapper: nn.Module) -> str:
-    from bridge.trace.naming import modules_by_path, unwrap_module
-
     inner = unwrap_module(wrapper)
     return next(path for path, module in modules_by_path(model) if module is inner)
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from bridge import limits
 from bridge.errors import ConfigError, SourceError
-from bridge.files import Original, check_nested
+from bridge.files import Original, check_nested, read_text
 from bridge.files.secrets import Secrets, marks_in
 from bridge.files.shown import show_value
 from bridge.plan.section import Count, Section, validate
@@ -145,8 +145,6 @@ def find(path: Path) -> Carry | None:
     """Read the sidecar of the file at `path`, or return None if there is none. Raises `SourceError`
     if the sidecar is damaged.
     """
-    from bridge.files import read_text
-
     place = beside(path)
     return parse(read_text(place), str(place)) if place.exists() else None
 

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bridge.checkpoint import renaming
+from bridge.checkpoint.hub import Hub, Model, Origin, Parameter
+from bridge.checkpoint.lazy import Held
 from bridge.engine.comm import everyones, rank_and_world, together
 from bridge.engine.data import Drawn, Text
 from bridge.engine.interface import Backend, Step, Trainer, Workload
-from bridge.engine.models.gpt import IGNORED
-from bridge.engine.rows import Rows
+from bridge.engine.rows import IGNORED, Rows
 from bridge.errors import BridgeError
 from bridge.files.progress import count_items
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Written
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 STEPS = 3
 PATIENCE = 20.0
@@ -339,3 +341,18 @@ def _relative(one: float, two: float) -> float:
     if math.isnan(one) or math.isnan(two):
         return 0.0 if math.isnan(one) and math.isnan(two) else math.inf
     return 0.0 if one == two else abs(one - two) / max(abs(two), 1e-30)
+
+
+def neutral(weights: Weights, facts: Model) -> Weights:
+    """Return the weights with the parameter names of the native engine. `facts` are what the
+    translation of names needs to know of the model.
+    """
+    if not weights:
+        return weights
+    hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
+    return {
+        name: parameter.weight.whole()
+        for name, parameter in renaming.rename_parameters(
+            hub, renaming.Neutral(), facts
+        ).parameters.items()
+    }

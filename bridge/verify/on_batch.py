@@ -13,10 +13,9 @@ from pathlib import Path
 from bridge.checkpoint import model_facts
 from bridge.checkpoint.hub import Model
 from bridge.engine.interface import Backend, Workload
-from bridge.engine.models.gpt import IGNORED
 from bridge.engine.models.pretrained import dropping, open_model, settings
 from bridge.engine.native import BACKEND as NATIVE
-from bridge.engine.rows import Rows
+from bridge.engine.rows import IGNORED, Rows
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
@@ -24,10 +23,9 @@ from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
 from bridge.verify.cause import Bench
 from bridge.verify.judge import Report, VerdictRow, verify
-from bridge.verify.measure import EngineRun, Measured, measure
+from bridge.verify.measure import EngineRun, Measured, measure, neutral
 from bridge.verify.own import alone
 from bridge.verify.pair import Side, TranslationPair
-from bridge.verify.proof import neutral
 from bridge.verify.size import Size, change_plan, steps_for
 
 OWN_MODEL = ("megatron",)

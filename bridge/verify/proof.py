@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bridge.checkpoint import parameter_names
 from bridge.checkpoint.groups import Row
-from bridge.checkpoint.hub import Hub, Model, Origin, Parameter
-from bridge.checkpoint.lazy import Held
+from bridge.checkpoint.hub import Model
 from bridge.engine.interface import Backend, Workload
 from bridge.errors import BridgeError
 from bridge.files.progress import Course
@@ -26,9 +24,9 @@ from bridge.verify.measure import (
     EngineRun,
     Measured,
     OtherModelError,
-    Weights,
     distance,
     measure,
+    neutral,
 )
 from bridge.verify.size import TWO, here
 
@@ -173,21 +171,6 @@ def prove(
     apart = _apart(runs["source"], runs["target"])
     words = "; ".join(filter(None, (in_numbers(further, gap) if further else "", apart)))
     return report("differs" if words else "same", gap, rounding, words)
-
-
-def neutral(weights: Weights, facts: Model) -> Weights:
-    """Return the weights with the parameter names of the native engine. `facts` are what the
-    translation of names needs to know of the model.
-    """
-    if not weights:
-        return weights
-    hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
-    return {
-        name: parameter.weight.whole()
-        for name, parameter in parameter_names.rename_parameters(
-            hub, parameter_names.Neutral(), facts
-        ).parameters.items()
-    }
 
 
 def _apart(source: Measured, target: Measured) -> str:

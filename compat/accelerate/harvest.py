@@ -27,8 +27,8 @@ def read_facts() -> dict[str, Any]:
     parser = launch_command_parser()
     return {
         "release": accelerate.__version__,
-        "options": [_option(one) for one in parser._actions if one.option_strings and one.dest != "help"],
-        "keys": {one.name: _default(one.default) for one in dataclasses.fields(ClusterConfig)},
+        "options": [_option_row(one) for one in parser._actions if one.option_strings and one.dest != "help"],
+        "keys": {one.name: _plain_default(one.default) for one in dataclasses.fields(ClusterConfig)},
         "environments": [one.value for one in ComputeEnvironment],
         "types": [one.value for one in DistributedType],
         "backends": [one.value for one in DynamoBackend],
@@ -41,12 +41,12 @@ def read_facts() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _default(value: Any) -> Any:
+def _plain_default(value: Any) -> Any:
     return None if value is dataclasses.MISSING else value
 
 
-def _option(action: argparse.Action) -> Mapping[str, Any]:
+def _option_row(action: argparse.Action) -> Mapping[str, Any]:
     names = [one for one in action.option_strings if "-" not in one.lstrip("-")]
     kind = WORDS.get(type(action).__name__, getattr(action.type, "__name__", "str"))
-    found = {"name": action.dest, "flags": names, "kind": kind, "default": action.default}
-    return {**found, **({"choices": list(action.choices)} if action.choices else {})}
+    row = {"name": action.dest, "flags": names, "kind": kind, "default": action.default}
+    return {**row, **({"choices": list(action.choices)} if action.choices else {})}

@@ -202,7 +202,7 @@ def read_sources(document: Document, question: Question) -> Told:
         return _read_script(document, question)
     folder, variables, trained = (
         folder_of(document.name),
-        _variables(question.outside),
+        _read_variables(question.outside),
         dict(question.trainer),
     )
     given = Given(environment=variables, starter="torchrun")
@@ -251,7 +251,7 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
     settings = (
         run.settings if stop is None else [Settled(one.setting, one.value, one) for one in given]
     )
-    resolution = Resolution(tuple(_weigh(settings)), tuple(unheard))
+    resolution = Resolution(tuple(_weigh_claims(settings)), tuple(unheard))
     findings = (
         _find_stop(stop)
         if stop
@@ -275,18 +275,18 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
 
 def read_config(document: Document, source: str | None = None) -> dict[str, Said]:
     """Return the settings of accelerate's config file, by path, in its order."""
-    found = dict[str, Said]()
+    statements = dict[str, Said]()
     name = source if source is not None else ""
     for key, value in document.data.items():
         inner = value.items() if isinstance(value, Mapping) and key in SECTIONS else ()
         for own, part in inner:
-            found[f"{key}.{own}"] = Said(f"{key}.{own}", part, name, document.line(key, own))
+            statements[f"{key}.{own}"] = Said(f"{key}.{own}", part, name, document.line(key, own))
         if not isinstance(value, Mapping) or key not in SECTIONS:
-            found[key] = Said(key, value, name, document.line(key))
-    return found
+            statements[key] = Said(key, value, name, document.line(key))
+    return statements
 
 
-def _variables(
+def _read_variables(
     outside: Mapping[str, str],
     line_of_name: Callable[[str], int | None] = lambda _: None,
     source: str = "environment",
@@ -307,13 +307,16 @@ def _read_script(document: Document, question: Question) -> Told:
     )
     folder = folder_of(script.name)
     arguments = trainer.read_arguments(launch, partial(_open_keys, folder))
-    known = {
+    variables_of_launch = {
         name: text
         for name, word in launch.environment.items()
         if (text := text_if_known(word)) is not None
     }
-    places = {name: line_of(launch.environment[name], script.text) for name in known}
-    variables = {**_variables(question.outside), **_variables(known, places.get, "")}
+    places = {name: line_of(launch.environment[name], script.text) for name in variables_of_launch}
+    variables = {
+        **_read_variables(question.outside),
+        **_read_variables(variables_of_launch, places.get, ""),
+    }
     if not is_launch(launch):
         starter = "torchrun" if launch.ranks or launch.launcher else "python"
         return Told(
@@ -340,7 +343,7 @@ def _read_script(document: Document, question: Question) -> Told:
     config = None
     option = read.options.get("config_file")
     if option is not None:
-        file = _open(str(option.value), folder, option, launch)
+        file = _open_config(str(option.value), folder, option, launch)
         config = read_config(file, file.name)
     elif "cpu" not in read.options:
         place = _default_config()
@@ -352,12 +355,12 @@ def _read_script(document: Document, question: Question) -> Told:
                     "config_file", ASSUMED.format(place), Effect.NUMBERS, origin=Origin(launch.line)
                 )
             )
-    false = [said for said, (word, _) in _boolean_words(read, texts) if word in FALSE]
+    false = [statement for statement, (word, _) in _boolean_words(read, texts) if word in FALSE]
     findings += [
         Finding(one.setting, TEXT, Effect.NUMBERS, True, origin=Origin(one.line), surprising=True)
         for one in false
     ]
-    options = {name: said for name, said in read.options.items() if name != "config_file"}
+    options = {name: statement for name, statement in read.options.items() if name != "config_file"}
     given = replace(read, options=options, config=config, environment=variables)
     return Told(given, arguments, folder, tuple(findings))
 
@@ -366,13 +369,15 @@ def _boolean_words(
     read: Given, texts: list[tuple[str, int | None]]
 ) -> Iterator[tuple[Said, tuple[str, int | None]]]:
     kinds = {row["name"]: row["kind"] for row in facts()["options"]}
-    for name, said in read.options.items():
+    for name, statement in read.options.items():
         if kinds.get(name) == "bool":
             at = next(
-                at for at, (word, _) in enumerate(texts) if word.partition("=")[0] == said.setting
+                at
+                for at, (word, _) in enumerate(texts)
+                if word.partition("=")[0] == statement.setting
             )
             _, tied, text = texts[at][0].partition("=")
-            yield said, ((text if tied else texts[at + 1][0]).lower(), texts[at][1])
+            yield statement, ((text if tied else texts[at + 1][0]).lower(), texts[at][1])
 
 
 def _default_config() -> Path:
@@ -382,16 +387,18 @@ def _default_config() -> Path:
     return Path(os.path.expanduser(home)) / "accelerate" / "default_config.yaml"
 
 
-def _open(name: str, folder: Path | None, said: Said, launch: Launch | None = None) -> Document:
+def _open_config(
+    name: str, folder: Path | None, statement: Said, launch: Launch | None = None
+) -> Document:
     written = launch.file((Text(name, NOWHERE),)) if launch else None
-    found = find(name, folder)
+    path = find(name, folder)
     if written is not None:
         document = parse(spell_pieces(written), name, Path(name).suffix)
-    elif found is not None:
-        document = load(found)
+    elif path is not None:
+        document = load(path)
     else:
         raise ConfigError(
-            f"line {said.line}: {said.setting}: {name}: no such file in the folder of the script or the current one"
+            f"line {statement.line}: {statement.setting}: {name}: no such file in the folder of the script or the current one"
         )
     if not isinstance(document.data, Mapping):
         raise ConfigError(f"{name}: expected a mapping of keys")
@@ -400,7 +407,7 @@ def _open(name: str, folder: Path | None, said: Said, launch: Launch | None = No
 
 def _open_keys(folder: Path | None, name: str, said: Said) -> dict[str, Said]:
     """Return the settings of a file that an argument names, each with its place."""
-    document = _open(name, folder, said)
+    document = _open_config(name, folder, said)
     return {
         str(key): Said(f"{said.setting.lstrip('-')}.{key}", value, name, document.line(key))
         for key, value in document.data.items()
@@ -408,8 +415,8 @@ def _open_keys(folder: Path | None, name: str, said: Said) -> dict[str, Said]:
 
 
 def _read_deepspeed(name: str, folder: Path | None) -> Any:
-    found = find(name, folder)
-    return load(found).data if found else None
+    path = find(name, folder)
+    return load(path).data if path else None
 
 
 def find_unheard(given: Given, run: Run) -> Iterator[Unheard]:
@@ -423,19 +430,20 @@ def find_unheard(given: Given, run: Run) -> Iterator[Unheard]:
         yield Unheard(said, why, _weigh_unheard(said, run))
 
 
-def _weigh_unheard(said: Said, run: Run) -> Effect:
+def _weigh_unheard(statement: Said, run: Run) -> Effect:
     """Return the effect of a setting that nothing hears: none where it asks for what is so anyway."""
-    name = said.setting.rpartition(".")[2].lstrip("-")
-    inert = said.value in (None, False, "", [], "no", "none", "NO")
+    name = statement.setting.rpartition(".")[2].lstrip("-")
+    inert = statement.value in (None, False, "", [], "no", "none", "NO")
     same = any(
-        one.setting.rpartition(".")[2] == name and one.value == said.value for one in run.settings
+        one.setting.rpartition(".")[2] == name and one.value == statement.value
+        for one in run.settings
     )
-    if QUIET.fullmatch(said.setting) or inert or same:
+    if QUIET.fullmatch(statement.setting) or inert or same:
         return Effect.NONE
-    return Effect.COST if CHEAP.fullmatch(said.setting) else Effect.NUMBERS
+    return Effect.COST if CHEAP.fullmatch(statement.setting) else Effect.NUMBERS
 
 
-def _weigh(settings: Iterable[Settled]) -> Iterator[Settled]:
+def _weigh_claims(settings: Iterable[Settled]) -> Iterator[Settled]:
     """Yield settings with the effect of what they overrule."""
     for one in settings:
         kind = (
@@ -448,36 +456,40 @@ def _weigh(settings: Iterable[Settled]) -> Iterator[Settled]:
         yield replace(one, overruled=tuple(replace(claim, effect=kind) for claim in one.overruled))
 
 
-def _find_traps(run: Run, given: Given) -> Iterator[Finding]:
+def _find_traps(run: Run, inputs: Given) -> Iterator[Finding]:
     for setting, value, message in TRAPS:
         for one in run.settings:
             # A DeepSpeed file without the key leaves clipping to DeepSpeed, and no "auto" is replaced.
-            left = setting == "deepspeed.gradient_clipping" and not one.why
+            leaves_clipping = setting == "deepspeed.gradient_clipping" and not one.why
             if (
                 one.setting == setting
                 and one.value == value
-                and not left
+                and not leaves_clipping
                 and one.winner.source == default("", "").source
             ):
                 yield Finding(setting, message, Effect.NUMBERS, surprising=True)
     kind = next((one for one in run.settings if one.setting == "distributed_type"), None)
     if kind is not None and kind.why:
-        said = (given.config or {}).get("distributed_type", Said("distributed_type", ""))
+        statement = (inputs.config or {}).get("distributed_type", Said("distributed_type", ""))
         yield Finding(
             "distributed_type",
             f"{kind.why}, without a word",
             Effect.NUMBERS,
             True,
-            origin=Origin(said.line, "", said.source),
+            origin=Origin(statement.line, "", statement.source),
             surprising=True,
         )
 
 
 def _find_stop(stop: Refusal) -> list[Finding]:
-    said = stop.said or Said("run", None)
-    source = "" if said.source in ("environment", default("", "").source) else said.source
+    statement = stop.said or Said("run", None)
+    source = "" if statement.source in ("environment", default("", "").source) else statement.source
     return [
         Finding(
-            said.setting, stop.message, Effect.STOPS, True, origin=Origin(said.line, "", source)
+            statement.setting,
+            stop.message,
+            Effect.STOPS,
+            True,
+            origin=Origin(statement.line, "", source),
         )
     ]

@@ -138,43 +138,45 @@ def read_option(row: Mapping[str, Any], text: str) -> Any:
 
 def read_options(words: Sequence[tuple[str, int | None]], source: str) -> Given:
     """Return the options in the launcher's words, each with its line. The last one of a name counts."""
-    found, problems = dict[str, Said](), list[Refusal]()
+    options, problems = dict[str, Said](), list[Refusal]()
     index = 0
     while index < len(words):
         word, line = words[index]
         flag, tied, text = word.partition("=")
         row, index = by_flag().get(flag), index + 1
-        said = Said(flag, text, source, line)
+        statement = Said(flag, text, source, line)
         if row is None:
-            known = nearest(flag, tuple(by_flag()))
-            problems.append(Refusal(f"accelerate launch has no such option{known}", said))
+            advice = nearest(flag, tuple(by_flag()))
+            problems.append(Refusal(f"accelerate launch has no such option{advice}", statement))
             continue
         if row["kind"] in ("switch", "off"):
             value: Any = row["kind"] == "switch"
         else:
             if not tied and (index == len(words) or words[index][0].startswith("--")):
-                problems.append(Refusal("expected a value behind this option", said))
+                problems.append(Refusal("expected a value behind this option", statement))
                 continue
             text, index = (text, index) if tied else (words[index][0], index + 1)
             try:
                 value = read_option(row, text)
             except Refusal as error:
-                problems.append(Refusal(error.message, said))
+                problems.append(Refusal(error.message, statement))
                 continue
-        found[row["name"]] = Said(flag, value, source, line)
-    return Given(found, problems=problems)
+        options[row["name"]] = Said(flag, value, source, line)
+    return Given(options, problems=problems)
 
 
-def set_environment(given: Given, machine: Machine, run: Run) -> tuple[dict[str, Slot], bool]:
+def set_environment(inputs: Given, machine: Machine, run: Run) -> tuple[dict[str, Slot], bool]:
     """Return the environment of the script, and whether its ranks know each other. Raises `Refusal`."""
-    shell = {name: Slot(said.value, said) for name, said in given.environment.items()}
-    if given.starter != "accelerate":
-        ranks = machine.world if given.starter == "torchrun" else None
+    shell = {
+        name: Slot(statement.value, statement) for name, statement in inputs.environment.items()
+    }
+    if inputs.starter != "accelerate":
+        ranks = machine.world if inputs.starter == "torchrun" else None
         shell["num_processes"] = Slot(ranks or 1, default("WORLD_SIZE", ranks or 1))
-        return shell, given.starter == "torchrun"
-    if given.problems:
-        raise given.problems[0]
-    launch = _Launch(given, machine, run)
+        return shell, inputs.starter == "torchrun"
+    if inputs.problems:
+        raise inputs.problems[0]
+    launch = _Launch(inputs, machine, run)
     launch.merge()
     return launch.export(shell)
 
@@ -182,12 +184,12 @@ def set_environment(given: Given, machine: Machine, run: Run) -> tuple[dict[str,
 class _Launch:
     """The arguments of the launcher, by name, on their way to the environment."""
 
-    def __init__(self, given: Given, machine: Machine, run: Run) -> None:
-        self.given, self.machine, self.run = given, machine, run
+    def __init__(self, inputs: Given, machine: Machine, run: Run) -> None:
+        self.given, self.machine, self.run = inputs, machine, run
         rows = {row["name"]: row["default"] for row in facts()["options"] if row["kind"] != "off"}
         self.args = {name: Slot(value, default(f"--{name}", value)) for name, value in rows.items()}
-        for name, said in given.options.items():
-            self.args[name] = Slot(said.value, said).after(self.args.get(name))
+        for name, statement in inputs.options.items():
+            self.args[name] = Slot(statement.value, statement).after(self.args.get(name))
 
     def __getitem__(self, name: str) -> Any:
         slot = self.args.get(name)
@@ -206,11 +208,11 @@ class _Launch:
         return self[name]
 
     def _refuse(self, message: str, *names: str) -> Refusal:
-        said = next(
+        statement = next(
             (self.args[one].said for one in names if one in self.args and self.args[one].is_given),
             None,
         )
-        return Refusal(message, said)
+        return Refusal(message, statement)
 
     def merge(self) -> None:
         """Take over the config file, as _validate_launch_command does."""
@@ -250,7 +252,7 @@ class _Launch:
         self.args["use_cpu"] = self.args["cpu"]
 
     def _merge_config(self, config: Mapping[str, Said]) -> None:
-        values = {path: said.value for path, said in config.items()}
+        values = {path: statement.value for path, statement in config.items()}
         self._check_config(values, config)
         kind = config["distributed_type"]
         chosen = next((one for one in MODES if self[one]), "")
@@ -264,16 +266,18 @@ class _Launch:
             if not self["cpu"]:
                 self.run.hear(kind)
             sizes = [
-                said for path, said in config.items() if path.startswith("parallelism_config.")
+                statement
+                for path, statement in config.items()
+                if path.startswith("parallelism_config.")
             ]
             if sizes:
                 whole = Said("parallelism_config", True, sizes[0].source, sizes[0].line)
                 self.args["use_parallelism_config"] = Slot(True, whole)
         if self["gpu_ids"] is None:
-            said = config.get("gpu_ids")
+            statement = config.get("gpu_ids")
             self.args["gpu_ids"] = (
-                Slot(said.value, said)
-                if said and said.value is not None
+                Slot(statement.value, statement)
+                if statement and statement.value is not None
                 else Slot("all", default("gpu_ids", "all"))
             )
         if self["multi_gpu"] and self["num_machines"] is None:
@@ -341,12 +345,12 @@ class _Launch:
         if "distributed_type" not in values:
             raise Refusal("the config file has no distributed_type, which accelerate needs")
         keys = {*facts()["keys"], "fp16", "dynamo_backend"}
-        for path, said in config.items():
+        for path, statement in config.items():
             top, dot, _ = path.partition(".")
             if top not in keys or (dot and top not in SECTIONS):
                 raise Refusal(
                     f"accelerate does not know the key {top}, and stops{nearest(top, tuple(keys))}",
-                    said,
+                    statement,
                 )
         if values["distributed_type"] not in facts()["types"]:
             raise Refusal(
@@ -355,33 +359,35 @@ class _Launch:
 
     def _take(self, name: str, config: Mapping[str, Said]) -> None:
         """Take a value of the config file where no option gives one."""
-        said, slot = config.get(name), self.args.get(name)
-        if said is None or (slot and not slot.is_given and slot.value is not None):
+        statement, slot = config.get(name), self.args.get(name)
+        if statement is None or (slot and not slot.is_given and slot.value is not None):
             value = facts()["keys"].get(name)
             if slot is None or slot.value is None:
                 self.args[name] = Slot(value, default(name, value))
         elif slot is None or slot.value is None:
-            self.args[name] = Slot(said.value, said)
+            self.args[name] = Slot(statement.value, statement)
         else:
-            self.args[name] = slot.after(Slot(None, said))
+            self.args[name] = slot.after(Slot(None, statement))
 
     def _take_switch(self, name: str, config: Mapping[str, Said]) -> None:
-        said = config.get(name)
-        if said is not None:
+        statement = config.get(name)
+        if statement is not None:
             own = self.args[name]
-            self.args[name] = own.after(Slot(None, said)) if own.value else Slot(said.value, said)
+            self.args[name] = (
+                own.after(Slot(None, statement)) if own.value else Slot(statement.value, statement)
+            )
 
     def _count_threads(self) -> None:
-        said = self.given.environment.get("OMP_NUM_THREADS")
-        many = int(said.value) if said and str(said.value).isdigit() else 1
+        statement = self.given.environment.get("OMP_NUM_THREADS")
+        many = int(statement.value) if statement and str(statement.value).isdigit() else 1
         local = max((self["num_processes"] or 1) // (self["num_machines"] or 1), 1)
         own = max(self.machine.cores // local, 1)
-        if own > 1 and not (said and many) and not self["use_deepspeed"]:
+        if own > 1 and not (statement and many) and not self["use_deepspeed"]:
             self.read("use_cpu")
-        if self["use_cpu"] and not (said and many) and (self["num_processes"] or 0) >= 1:
+        if self["use_cpu"] and not (statement and many) and (self["num_processes"] or 0) >= 1:
             many = own
         self.args["num_cpu_threads_per_process"] = Slot(
-            many, said or default("num_cpu_threads_per_process", many)
+            many, statement or default("num_cpu_threads_per_process", many)
         )
 
     def export(self, shell: dict[str, Slot]) -> tuple[dict[str, Slot], bool]:
@@ -435,8 +441,8 @@ class _Launch:
         return shell, bool(mode)
 
     def _set(self, shell: dict[str, Slot], name: str, slot: Slot, text: str | None = None) -> None:
-        said = slot.said if slot.is_given else default(name, slot.value)
-        own = Slot(str(slot.value) if text is None else text, said, slot.lost)
+        statement = slot.said if slot.is_given else default(name, slot.value)
+        own = Slot(str(slot.value) if text is None else text, statement, slot.lost)
         shell[name] = own.after(shell.get(name))
 
     def _set_ranks(self, shell: dict[str, Slot], mode: str) -> None:
@@ -547,7 +553,11 @@ class _Launch:
         if not self.given.options.get("mixed_precision") and self.args["mixed_precision"].is_given:
             fields.append("mixed_precision")
         section = next(
-            (said for path, said in config.items() if path.startswith("deepspeed_config.")),
+            (
+                statement
+                for path, statement in config.items()
+                if path.startswith("deepspeed_config.")
+            ),
             default("", ""),
         )
         shell["ACCELERATE_CONFIG_DS_FIELDS"] = Slot(",".join(fields).lower(), section)
@@ -564,12 +574,12 @@ class _Launch:
         prefix = "parallelism_config_"
         slot = self.args["use_parallelism_config"]
         self._set(shell, "ACCELERATE_USE_PARALLELISM_CONFIG", slot, "true")
-        wanted = list(SHARED)
+        names_to_set = list(SHARED)
         for size, names in MORE.items():
             value = self[prefix + size] if prefix + size in self.args else 1
             if not isinstance(value, int):
                 raise Refusal("expected a whole number", self.args[prefix + size].said)
-            wanted += names if value > 1 else ()
-        for name in wanted:
+            names_to_set += names if value > 1 else ()
+        for name in names_to_set:
             if prefix + name in self.args:
                 self._set(shell, f"PARALLELISM_CONFIG_{name.upper()}", self.args[prefix + name])

@@ -60,19 +60,19 @@ def _is_word_true(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _steps(text: str) -> int | str:
+def _read_steps(text: str) -> int | str:
     return int(text) if text.isdigit() else text
 
 
-def _norm(text: str) -> float | str:
+def _read_norm(text: str) -> float | str:
     return text if text == "auto" else float(text)
 
 
 ZERO, OWN = "zero_optimization.", "ACCELERATE_DEEPSPEED_"
 SAVES = "stage3_gather_16bit_weights_on_model_save"
 KEYS: Mapping[str, tuple[str, str, Parse, Any]] = {
-    "gradient_accumulation_steps": ("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", _steps, "auto"),
-    "gradient_clipping": ("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", _norm, "auto"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", _read_steps, "auto"),
+    "gradient_clipping": ("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", _read_norm, "auto"),
     "zero_stage": (f"{ZERO}stage", f"{OWN}ZERO_STAGE", int, 2),
     "offload_optimizer_device": (f"{ZERO}offload_optimizer.device", f"{OWN}OFFLOAD_OPTIMIZER_DEVICE", str, "none"),
     "offload_param_device": (f"{ZERO}offload_param.device", f"{OWN}OFFLOAD_PARAM_DEVICE", str, "none"),
@@ -88,9 +88,15 @@ class Plugins:
     """Follows `Accelerator()` in the environment of a script."""
 
     def __init__(
-        self, env: Environment, ranked: bool, machine: Machine, run: Run, file: Any = None
+        self, env: Environment, has_ranks: bool, machine: Machine, run: Run, file: Any = None
     ) -> None:
-        self.env, self.ranked, self.machine, self.run, self.file = env, ranked, machine, run, file
+        self.env, self.ranked, self.machine, self.run, self.file = (
+            env,
+            has_ranks,
+            machine,
+            run,
+            file,
+        )
         self.outer = run
 
     def slot(self, name: str, usual: Any) -> Slot:
@@ -146,10 +152,14 @@ class Plugins:
             self.settle(name, variable, parse, None)
         for variable, slot in self.env.items():
             # The launcher writes over what the shell says, also where nothing reads it then.
-            lost = [said for said in slot.lost if said.setting == variable and variable.isupper()]
-            told = any((variable, said.source) in self.run.heard for said in lost)
-            if lost and not told and str(lost[0].value).lower() != str(slot.value).lower():
-                self.run.settle(variable, Slot(slot.value, slot.said, tuple(lost)))
+            losers = [
+                statement
+                for statement in slot.lost
+                if statement.setting == variable and variable.isupper()
+            ]
+            is_heard = any((variable, statement.source) in self.run.heard for statement in losers)
+            if losers and not is_heard and str(losers[0].value).lower() != str(slot.value).lower():
+                self.run.settle(variable, Slot(slot.value, slot.said, tuple(losers)))
 
     def _build(self, function: Callable[[Run], dict[str, Any]]) -> tuple[dict[str, Any], Run]:
         """Return the values of a plugin, and its own record, which counts only if the run uses the plugin."""
@@ -163,7 +173,7 @@ class Plugins:
 
     def _settle_dynamo(self) -> None:
         prefix = "ACCELERATE_DYNAMO_"
-        self.settle("dynamo_backend", prefix + "BACKEND", _backend, "NO")
+        self.settle("dynamo_backend", prefix + "BACKEND", _read_backend, "NO")
         self.settle("dynamo.mode", prefix + "MODE", str, "default")
         self.settle("dynamo.fullgraph", prefix + "USE_FULLGRAPH", is_true, False)
         self.settle(
@@ -174,22 +184,22 @@ class Plugins:
 
     def _settle_fsdp(self, run: Run) -> dict[str, Any]:
         """Return the values of FullyShardedDataParallelPlugin."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
 
         def settle(name: str, parse: Parse, usual: Any, variable: str = "") -> Any:
-            found[name] = self.settle(
+            values[name] = self.settle(
                 f"fsdp.{name}", f"FSDP_{variable or name.upper()}", parse, usual
             )
-            return found[name]
+            return values[name]
 
         def drop(name: str) -> None:
-            found[name] = None
+            values[name] = None
             run.add(f"fsdp.{name}", None)
 
         if "fsdp_version" in {row["name"] for row in facts()["options"]}:
             version = settle("fsdp_version", int, 1, "VERSION")
         else:  # a release without FSDP 2 asks nobody
-            version = found["fsdp_version"] = 1
+            version = values["fsdp_version"] = 1
         if version not in (1, 2):
             raise Refusal(f"found {version}, expected 1 or 2", self.slot("FSDP_VERSION", 1).said)
         first = version == 1
@@ -232,7 +242,7 @@ class Plugins:
                 f"FSDP 2 has no {state} in this release; use {sharded}",
                 self.slot("FSDP_STATE_DICT_TYPE", "").said,
             )
-        policy = settle("auto_wrap_policy", _policy, None)
+        policy = settle("auto_wrap_policy", _read_policy, None)
         for own, variable, parse, kind, usual in (
             (
                 "transformer_cls_names_to_wrap",
@@ -252,22 +262,24 @@ class Plugins:
             settle(own, is_true, False) if first else drop(own)
         checkpoints = settle("activation_checkpointing", is_true, False)
         offloads = settle("activation_checkpointing_offload", is_true, False)
-        said = self.slot("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", "").said
+        statement = self.slot("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", "").said
         if offloads and not checkpoints:
-            raise Refusal("activation_checkpointing_offload needs activation_checkpointing", said)
+            raise Refusal(
+                "activation_checkpointing_offload needs activation_checkpointing", statement
+            )
         if offloads and first:
-            raise Refusal("activation_checkpointing_offload needs fsdp_version 2", said)
+            raise Refusal("activation_checkpointing_offload needs fsdp_version 2", statement)
         settle("ignored_modules", str, None)
         ram = settle("cpu_ram_efficient_loading", is_true, False)
-        if first and ram and not found["sync_module_states"]:
-            found["sync_module_states"] = True
+        if first and ram and not values["sync_module_states"]:
+            values["sync_module_states"] = True
             run.settings = [one for one in run.settings if one.setting != "fsdp.sync_module_states"]
             run.add(
                 "fsdp.sync_module_states",
                 True,
                 self.slot("FSDP_CPU_RAM_EFFICIENT_LOADING", "").said,
             )
-        if found["sync_module_states"] and self.machine.gpus == 0:
+        if values["sync_module_states"] and self.machine.gpus == 0:
             raise Refusal("FSDP 1 needs a GPU for sync_module_states, and the machine has none")
         sync = self.slot("FSDP_SYNC_MODULE_STATES", None).said
         if first and ram and not isinstance(sync.value, bool):
@@ -277,19 +289,19 @@ class Plugins:
             self.outer.hear(self.slot("FSDP_VERSION", 1).said)
         if not first:
             self.outer.hear(self.slot("FSDP_RESHARD_AFTER_FORWARD", True).said)
-        return found
+        return values
 
     def _settle_megatron(self, run: Run) -> dict[str, Any]:
         """Return the values of MegatronLMPlugin."""
         if not since("1.13.0"):
             raise Refusal(OLD_MEGATRON, self.slot(f"{USES}MEGATRON_LM", "").said)
-        found = {
+        values = {
             name: self.settle(f"megatron_lm.{name}", f"MEGATRON_LM_{variable}", parse, usual)
             for name, variable, parse, usual in MEGATRON
         }
-        local = found["pipeline_model_parallel_size"] > 1 or found["use_distributed_optimizer"]
+        local = values["pipeline_model_parallel_size"] > 1 or values["use_distributed_optimizer"]
         run.add("megatron_lm.DDP_impl", "local" if local else "torch")
-        return found
+        return values
 
     def _settle_parallelism(self) -> dict[str, int]:
         """Return the sizes of ParallelismConfig."""
@@ -298,18 +310,21 @@ class Plugins:
             sizes[axis] = self.settle(
                 f"parallelism.{axis}_size", f"{prefix}{axis.upper()}_SIZE", int, 1
             )
-        for axis, known in (("cp", ("torch",)), ("sp", ("deepspeed",))):
+        for axis, backends in (("cp", ("torch",)), ("sp", ("deepspeed",))):
             backend = self.settle(
-                f"parallelism.{axis}_backend", f"{prefix}{axis.upper()}_BACKEND", str, known[0]
+                f"parallelism.{axis}_backend", f"{prefix}{axis.upper()}_BACKEND", str, backends[0]
             )
-            if backend not in known:
+            if backend not in backends:
                 raise Refusal(
-                    f"found {backend}, expected {known[0]}",
+                    f"found {backend}, expected {backends[0]}",
                     self.slot(f"{prefix}{axis.upper()}_BACKEND", "").said,
                 )
         if sizes["cp"] > 1:
             self.settle(
-                "parallelism.cp_comm_strategy", f"{prefix}CP_COMM_STRATEGY", _strategy, "allgather"
+                "parallelism.cp_comm_strategy",
+                f"{prefix}CP_COMM_STRATEGY",
+                _read_strategy,
+                "allgather",
             )
         if sizes["sp"] > 1:
             varies = self.peek(prefix + "SP_SEQ_LENGTH_IS_VARIABLE", "true").lower() == "true"
@@ -323,7 +338,7 @@ class Plugins:
             self.settle(
                 "parallelism.sp_attn_implementation",
                 prefix + "SP_ATTN_IMPLEMENTATION",
-                _attention,
+                _read_attention,
                 None,
             )
         for axis, size in sizes.items():
@@ -341,10 +356,10 @@ class Plugins:
             and sizes["dp_replicate"] > 1
             and sizes["dp_shard"] == 1
         ):
-            said = self.slot(prefix + "DP_REPLICATE_SIZE", 1).said
+            statement = self.slot(prefix + "DP_REPLICATE_SIZE", 1).said
             raise Refusal(
                 "tp_size or cp_size above 1 with dp_replicate_size above 1 need dp_shard_size above 1",
-                said,
+                statement,
             )
         return sizes
 
@@ -360,20 +375,20 @@ class Plugins:
         return "MEGATRON_LM" if uses["MEGATRON_LM"] else "FSDP" if uses["FSDP"] else "MULTI_GPU"
 
     def _settle_type(self, kind: str) -> None:
-        asked, own = self.env.get("distributed_type"), self.env.get(USES + kind)
+        request, own = self.env.get("distributed_type"), self.env.get(USES + kind)
         usual = default("distributed_type", kind)
-        if asked and asked.value == kind:
-            self.run.settle("distributed_type", asked)
+        if request and request.value == kind:
+            self.run.settle("distributed_type", request)
             if own:
                 self.run.hear(own.said, *own.lost)
         elif own:
             self.run.settle("distributed_type", Slot(kind, own.said))
-        elif asked:
+        elif request:
             # What lost did so against what was asked for.
-            lost = self.run.claim("distributed_type", asked, asked.value, str)
+            lost = self.run.claim("distributed_type", request, request.value, str)
             said, why = (
-                asked.said if asked.lost else usual,
-                f"asked for {asked.value}, runs as {kind}",
+                request.said if request.lost else usual,
+                f"asked for {request.value}, runs as {kind}",
             )
             self.run.hear(said)
             self.run.settings.append(Settled("distributed_type", kind, said, lost, why))
@@ -422,31 +437,33 @@ class Plugins:
         self, sizes: dict[str, int], kind: str, world: int | None, version: int
     ) -> None:
         """Check the mesh against the ranks (ParallelismConfig._validate_accelerator)."""
-        total, said = (
+        total, statement = (
             math.prod(sizes.values()),
             self.slot("ACCELERATE_USE_PARALLELISM_CONFIG", "").said,
         )
-        sharded = sizes["sp"] > 1
+        splits_sequence = sizes["sp"] > 1
         alone = not self.ranked or kind == "NO"
-        if total > 1 and not sharded and (alone or (world is not None and total > world)):
+        if total > 1 and not splits_sequence and (alone or (world is not None and total > world)):
             raise Refusal(
-                f"the sizes of parallelism_config need {total} ranks, and the run has {world}", said
+                f"the sizes of parallelism_config need {total} ranks, and the run has {world}",
+                statement,
             )
         if kind != "MULTI_GPU" and total == 1:
             return
-        if not sharded and world is not None and total not in (1, world):
+        if not splits_sequence and world is not None and total not in (1, world):
             raise Refusal(
-                f"the sizes of parallelism_config need {total} ranks, and the run has {world}", said
+                f"the sizes of parallelism_config need {total} ranks, and the run has {world}",
+                statement,
             )
         if total == 1 and world is not None:
             sizes["dp_replicate"] = world
             name = "parallelism.dp_replicate_size"
             self.run.settings = [one for one in self.run.settings if one.setting != name]
             self.run.add(name, world, self.env["num_processes"].said)
-        sharded = sizes["dp_shard"] * sizes["cp"] > 1 or not since("1.15.0")
-        if kind == "FSDP" and version == 2 and not sharded:
+        splits_sequence = sizes["dp_shard"] * sizes["cp"] > 1 or not since("1.15.0")
+        if kind == "FSDP" and version == 2 and not splits_sequence:
             raise Refusal(
-                "FSDP 2 has no dimension to shard over: dp_shard_size and cp_size are 1", said
+                "FSDP 2 has no dimension to shard over: dp_shard_size and cp_size are 1", statement
             )
         if (
             math.prod(sizes.values()) > 1
@@ -455,37 +472,47 @@ class Plugins:
         ):
             raise Refusal(
                 f"parallelism_config goes with FSDP 2, several GPUs or DeepSpeed, and the run is {kind}",
-                said,
+                statement,
             )
 
     def _settle_deepspeed(self, run: Run) -> dict[str, Any]:
         """Return the values of DeepSpeedPlugin; `config` is DeepSpeed's own."""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: _parsed_text(self.slot(variable, usual), parse, usual)
             for name, (_, variable, parse, usual) in KEYS.items()
         }
-        named = self.slot("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-        by_file = str(named.value) != "none"
-        run.hear(named.said)
-        config = self._fill_file(found, named) if by_file else _inline(found)
+        file = self.slot("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+        by_file = str(file.value) != "none"
+        run.hear(file.said)
+        config = self._fill_file(values, file) if by_file else _inline_config(values)
         for name, (key, variable, parse, usual) in KEYS.items():
-            value = _at(config, key)
-            written = by_file and value is not None and _at(self.file, key) not in (None, "auto")
+            value = _value_at(config, key)
+            by_key = (
+                by_file and value is not None and _value_at(self.file, key) not in (None, "auto")
+            )
             if by_file and value not in (None, "auto"):
-                found[name] = value
-            if written:
-                slot = Slot(value, Said(key, value, str(named.value)))
+                values[name] = value
+            if by_key:
+                slot = Slot(value, Said(key, value, str(file.value)))
                 run.settle(f"deepspeed.{name}", slot.after(self.env.get(variable)))
             elif (
                 name.endswith("nvme_path")
                 and not by_file
-                and found[name.replace("nvme_path", "device")] != "nvme"
+                and values[name.replace("nvme_path", "device")] != "nvme"
             ):
-                run.add(f"deepspeed.{name}", found[name])
-            elif by_file and _at(self.file, key) is None and name != "gradient_accumulation_steps":
-                run.add(f"deepspeed.{name}", found[name], self.slot(variable, usual).said)
+                run.add(f"deepspeed.{name}", values[name])
+            elif (
+                by_file
+                and _value_at(self.file, key) is None
+                and name != "gradient_accumulation_steps"
+            ):
+                run.add(f"deepspeed.{name}", values[name], self.slot(variable, usual).said)
                 run.hear(self.slot(variable, usual).said)
-            elif by_file and name == "gradient_accumulation_steps" and _at(self.file, key) is None:
+            elif (
+                by_file
+                and name == "gradient_accumulation_steps"
+                and _value_at(self.file, key) is None
+            ):
                 run.add(f"deepspeed.{name}", 1)
             else:
                 self.settle(
@@ -493,9 +520,9 @@ class Plugins:
                     variable,
                     parse,
                     usual,
-                    CLIPS if name == "gradient_clipping" and found[name] == "auto" else "",
+                    CLIPS if name == "gradient_clipping" and values[name] == "auto" else "",
                 )
-        third = _at(config, "zero_optimization.stage") == 3
+        third = _value_at(config, "zero_optimization.stage") == 3
         flag = self.slot("ACCELERATE_DEEPSPEED_ZERO3_INIT", str(third))
         value = _parsed_text(flag, is_true, third)
         if third:
@@ -506,26 +533,26 @@ class Plugins:
             run.add("deepspeed.zero3_init_flag", False)
         self.settle("deepspeed.moe_env", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", str, None)
         config["steps_per_print"] = "inf"
-        return {**found, "zero3_init_flag": value and third, "config": config}
+        return {**values, "zero3_init_flag": value and third, "config": config}
 
-    def _fill_file(self, found: Mapping[str, Any], named: Slot) -> dict[str, Any]:
+    def _fill_file(self, values: Mapping[str, Any], file: Slot) -> dict[str, Any]:
         if not isinstance(self.file, Mapping):
-            raise Refusal("this DeepSpeed file is not there, or is no mapping", named.said)
+            raise Refusal("this DeepSpeed file is not there, or is no mapping", file.said)
         config = {"gradient_accumulation_steps": 1, **deepcopy(dict(self.file))}
         if "zero_optimization" not in config:
             raise Refusal(
-                "accelerate needs the section zero_optimization in the DeepSpeed file", named.said
+                "accelerate needs the section zero_optimization in the DeepSpeed file", file.said
             )
-        fields = {_fact(variable) for _, variable, _, _ in KEYS.values()} | {"mixed_precision"}
-        told = set(str(self.slot("ACCELERATE_CONFIG_DS_FIELDS", "").value).split(","))
-        if fields & told:
-            names = ", ".join(sorted(fields & told))
+        fields = {_fact_name(variable) for _, variable, _, _ in KEYS.values()} | {"mixed_precision"}
+        names_in_config = set(str(self.slot("ACCELERATE_CONFIG_DS_FIELDS", "").value).split(","))
+        if fields & names_in_config:
+            names = ", ".join(sorted(fields & names_in_config))
             raise Refusal(
-                f"beside a DeepSpeed file accelerate's config file may not have {names}", named.said
+                f"beside a DeepSpeed file accelerate's config file may not have {names}", file.said
             )
         for name, (key, _, _, _) in KEYS.items():
-            if _at(config, key) == "auto":
-                _put(config, key, found[name])
+            if _value_at(config, key) == "auto":
+                _put_value(config, key, values[name])
         return config
 
     def _mix_deepspeed(self, chosen: Any, slot: Slot) -> None:
@@ -568,12 +595,12 @@ class Plugins:
             self.run.settle("mixed_precision", slot)
         else:
             self.run.add("mixed_precision", used)
-        for key, value in _flat(config):
+        for key, value in _flat_items(config):
             if key not in {one[0] for one in KEYS.values()}:
                 chosen[1].add(f"deepspeed.deepspeed_config.{key}", value)
 
 
-def _fact(variable: str) -> str:
+def _fact_name(variable: str) -> str:
     return variable.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower()
 
 
@@ -586,14 +613,14 @@ def _parsed_text(slot: Slot, parse: Parse, usual: Any) -> Any:
         raise Refusal(f"found {slot.value}, which accelerate cannot read", slot.said) from None
 
 
-def _backend(text: str) -> str:
+def _read_backend(text: str) -> str:
     name = text.upper()
     if name not in facts()["backends"]:
         raise Refusal(f"found {text}, expected one of {', '.join(facts()['backends'])}")
     return name
 
 
-def _policy(text: str) -> str | None:
+def _read_policy(text: str) -> str | None:
     if text.upper() not in facts()["wraps"]:
         raise Refusal(f"found {text}, expected one of {', '.join(facts()['wraps'])}")
     return {
@@ -602,53 +629,57 @@ def _policy(text: str) -> str | None:
     }.get(text.upper())
 
 
-def _strategy(text: str) -> str:
+def _read_strategy(text: str) -> str:
     if text not in ("allgather", "alltoall"):
         raise Refusal(f"found {text}, expected allgather or alltoall")
     return text
 
 
-def _attention(text: str) -> str:
+def _read_attention(text: str) -> str:
     if text not in BUILTIN and ("/" not in text or "flash-attn" not in text):
         raise Refusal(f"found {text}, expected one of {', '.join(BUILTIN)}, or a kernel of the hub")
     return text
 
 
-def _inline(found: Mapping[str, Any]) -> dict[str, Any]:
+def _inline_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that accelerate builds where no file is named."""
-    zero: dict[str, Any] = {"stage": found["zero_stage"]}
+    zero: dict[str, Any] = {"stage": values["zero_stage"]}
     for part in ("optimizer", "param"):
-        device = found[f"offload_{part}_device"]
-        path = found[f"offload_{part}_nvme_path"] if device == "nvme" else None
+        device = values[f"offload_{part}_device"]
+        path = values[f"offload_{part}_nvme_path"] if device == "nvme" else None
         zero[f"offload_{part}"] = {"device": device, "nvme_path": path}
-    zero["stage3_gather_16bit_weights_on_model_save"] = found["zero3_save_16bit_model"]
+    zero["stage3_gather_16bit_weights_on_model_save"] = values["zero3_save_16bit_model"]
     config = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
-              "gradient_accumulation_steps": found["gradient_accumulation_steps"], "zero_optimization": zero}  # fmt: skip
+              "gradient_accumulation_steps": values["gradient_accumulation_steps"], "zero_optimization": zero}  # fmt: skip
     return {
         **config,
-        **({"gradient_clipping": found["gradient_clipping"]} if found["gradient_clipping"] else {}),
+        **(
+            {"gradient_clipping": values["gradient_clipping"]}
+            if values["gradient_clipping"]
+            else {}
+        ),
     }
 
 
-def _at(config: Any, key: str) -> Any:
+def _value_at(config: Any, key: str) -> Any:
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config
 
 
-def _put(config: dict[str, Any], key: str, value: Any) -> None:
+def _put_value(config: dict[str, Any], key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:
         config = config[section]
     config[name] = value
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat_items(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return [
         pair
         for name, value in config.items()
         for pair in (
-            _flat(value, f"{prefix}{name}.")
+            _flat_items(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)
             else [(prefix + name, value)]
         )

@@ -107,9 +107,9 @@ def default(name: str, value: Any) -> Said:
 class Refusal(Exception):
     """accelerate refuses the run: the setting, if one is to blame, and a sentence."""
 
-    def __init__(self, message: str, said: Said | None = None) -> None:
+    def __init__(self, message: str, statement: Said | None = None) -> None:
         super().__init__(message)
-        self.message, self.said = message, said
+        self.message, self.said = message, statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ class Run:
     settings: list[Settled] = field(default_factory=list)
     heard: set[tuple[str, str]] = field(default_factory=set)
 
-    def hear(self, *said: Said) -> None:
+    def hear(self, *statements: Said) -> None:
         """Record that something reads what was said."""
-        self.heard |= {(one.setting, one.source) for one in said}
+        self.heard |= {(one.setting, one.source) for one in statements}
 
     def settle(
         self, name: str, slot: Slot, parse: Callable[[Any], Any] | None = None, why: str = ""
@@ -157,7 +157,7 @@ class Run:
         # A value that is no text came from YAML or from an option with a type.
         kind = type(slot.value) if isinstance(slot.value, (int, float)) else str
         reads = parse or (is_true if kind is bool else kind)
-        value = _parsed(reads, slot) if parse else slot.value
+        value = _parse_slot(reads, slot) if parse else slot.value
         self.settings.append(
             Settled(name, value, slot.said, self.claim(name, slot, value, reads), why)
         )
@@ -171,7 +171,7 @@ class Run:
         for said in slot.lost:
             if (said.setting, said.source) in self.heard:
                 continue
-            claim = Claim(name, _kept(reads, said), said, _advice(slot, said))
+            claim = Claim(name, _value_if_parsed(reads, said), said, _advice_on(slot, said))
             if claim.is_met_by(value):
                 self.heard |= {(said.setting, said.source)} if slot.is_given else set()
             else:
@@ -179,12 +179,12 @@ class Run:
                 claims.append(claim)
         return tuple(claims)
 
-    def add(self, name: str, value: Any, said: Said | None = None, why: str = "") -> None:
+    def add(self, name: str, value: Any, statement: Said | None = None, why: str = "") -> None:
         """Record a setting that follows from others."""
-        self.settings.append(Settled(name, value, said or default(name, value), (), why))
+        self.settings.append(Settled(name, value, statement or default(name, value), (), why))
 
 
-def _advice(slot: Slot, said: Said) -> str:
+def _advice_on(slot: Slot, said: Said) -> str:
     """Return why a slot's source wins over what was said, and what to do."""
     if not slot.is_given:
         return USUAL
@@ -195,7 +195,7 @@ def _advice(slot: Slot, said: Said) -> str:
     return OTHER.format(slot.said.setting) if slot.said.setting.isupper() else CONFIG
 
 
-def _parsed(parse: Callable[[Any], Any], slot: Slot) -> Any:
+def _parse_slot(parse: Callable[[Any], Any], slot: Slot) -> Any:
     try:
         return parse(slot.value)
     except Refusal as error:
@@ -204,12 +204,12 @@ def _parsed(parse: Callable[[Any], Any], slot: Slot) -> Any:
         raise Refusal(f"found {slot.value!r}, which accelerate cannot read", slot.said) from None
 
 
-def _kept(parse: Callable[[Any], Any], said: Said) -> Any:
+def _value_if_parsed(parse: Callable[[Any], Any], statement: Said) -> Any:
     """Return what a source that lost would have given; what it says, if that cannot be read."""
     try:
-        return parse(str(said.value))
+        return parse(str(statement.value))
     except (Refusal, ValueError, TypeError, AttributeError, KeyError):
-        return said.value
+        return statement.value
 
 
 def is_true(text: Any) -> bool:
@@ -223,9 +223,9 @@ def is_true(text: Any) -> bool:
 
 def one_of(names: Iterable[str], text: str) -> str:
     """Return the name in a list that `text` stands for; raises `Refusal` if there is none."""
-    known = tuple(names)
-    if text.upper() in known:
+    choices = tuple(names)
+    if text.upper() in choices:
         return text.upper()
-    if text.isdigit() and 1 <= int(text) <= len(known):
-        return known[int(text) - 1]
-    raise Refusal(f"found {text}, expected one of {', '.join(known)}")
+    if text.isdigit() and 1 <= int(text) <= len(choices):
+        return choices[int(text) - 1]
+    raise Refusal(f"found {text}, expected one of {', '.join(choices)}")

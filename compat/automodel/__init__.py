@@ -170,7 +170,7 @@ class AutoModelDialect(PackagedDialect):
 
         if not isinstance(data, Mapping):
             return 0
-        return sum(weight for path, weight in RECIPE_MARKS.items() if _has(data, path))
+        return sum(weight for path, weight in RECIPE_MARKS.items() if _has_path(data, path))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether release `version` reads the setting `path`."""
@@ -205,7 +205,7 @@ class AutoModelDialect(PackagedDialect):
         return live(config)
 
 
-def _has(data: Any, path: str) -> bool:
+def _has_path(data: Any, path: str) -> bool:
     for name in path.split("."):
         if not isinstance(data, Mapping) or name not in data:
             return False

@@ -50,17 +50,17 @@ def inspect(config: Config) -> Iterator[Finding]:
 def _find_remarks(
     settings: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str
 ) -> Iterator[Remark]:
-    yield from _scaling(settings)
+    yield from _check_scaling(settings)
     if entry == OBJECT:
         return
-    yield from _layout(settings, at)
+    yield from _check_layout(settings, at)
     if has_pipeline(settings):
-        yield from _overwritten(settings, effective)
-        yield from _schedule(settings)
+        yield from _find_overwrites(settings, effective)
+        yield from _check_schedule(settings)
     else:
-        yield from _inert(settings, effective)
-    yield from _steps(settings)
-    yield from _seed(settings)
+        yield from _find_inert(settings, effective)
+    yield from _check_steps(settings)
+    yield from _check_seed(settings)
     # from_config and from_pretrained take keys of the config beside their own arguments,
     # and hand them to _consume_config_overrides (_transformers/auto_model.py).
     for key in sorted((settings.get("model.*") or {}).keys() & set(CONFIG.values())):
@@ -97,7 +97,7 @@ def _own_code(settings: Mapping[str, Any]) -> Iterator[Remark]:
         yield CLASS, message, Effect.NUMBERS
 
 
-def _seed(settings: Mapping[str, Any]) -> Iterator[Remark]:
+def _check_seed(settings: Mapping[str, Any]) -> Iterator[Remark]:
     """Yield a remark about a seed in the section rng, which no release reads.
 
     Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup:
@@ -118,7 +118,7 @@ def _seed(settings: Mapping[str, Any]) -> Iterator[Remark]:
         )
 
 
-def _layout(settings: Mapping[str, Any], at: Release) -> Iterator[Remark]:
+def _check_layout(settings: Mapping[str, Any], at: Release) -> Iterator[Remark]:
     target = str(settings.get(D + "_target_") or "").rpartition(".")[2]
     if target and at.nests_pipeline:
         message = (
@@ -133,7 +133,7 @@ def _layout(settings: Mapping[str, Any], at: Release) -> Iterator[Remark]:
         )
 
 
-def _inert(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
+def _find_inert(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
     path = next((path for path in settings if path.startswith((PP, OLD))), None)
     if path is not None:
         yield (
@@ -151,7 +151,7 @@ def _inert(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterato
         )
 
 
-def _overwritten(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
+def _find_overwrites(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
     """Yield a remark for each pipeline setting that recipes overwrite with the value of another
     section (recipes/llm/train_ft.py).
     """
@@ -187,7 +187,7 @@ def _overwritten(settings: Mapping[str, Any], effective: Mapping[str, Any]) -> I
         )
 
 
-def _scaling(settings: Mapping[str, Any]) -> Iterator[Remark]:
+def _check_scaling(settings: Mapping[str, Any]) -> Iterator[Remark]:
     if settings.get(PP + "scale_grads_in_schedule"):
         message = (
             "recipes already divide gradients by the tokens of the step; this switch"
@@ -196,7 +196,7 @@ def _scaling(settings: Mapping[str, Any]) -> Iterator[Remark]:
         yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
 
 
-def _schedule(settings: Mapping[str, Any]) -> Iterator[Remark]:
+def _check_schedule(settings: Mapping[str, Any]) -> Iterator[Remark]:
     kind, reshards = chosen(settings), settings.get(D + "reshard_after_forward")
     # Seen in runs of torch 2.13: no layer of the last stage has a
     # gradient then, and no message tells so.
@@ -214,7 +214,7 @@ def _schedule(settings: Mapping[str, Any]) -> Iterator[Remark]:
         )
 
 
-def _steps(settings: Mapping[str, Any]) -> Iterator[Remark]:
+def _check_steps(settings: Mapping[str, Any]) -> Iterator[Remark]:
     for name in ("global_batch_size", "local_batch_size"):
         if (
             any(path.startswith("step_scheduler.") for path in settings)

@@ -68,7 +68,7 @@ def effective(
     """
     # A live PipelineConfig alone is a plain dataclass: AutoModel checks its schedule and its batch.
     if entry == OBJECT:
-        ConfigError.raise_if((*_schedule_name(settings), *_passes(settings)))
+        ConfigError.raise_if((*_schedule_name(settings), *_check_passes(settings)))
         return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **settings}
     # Sizes of the model from its class, where the recipe does not
     # override them, must fit the ranks too.
@@ -84,12 +84,12 @@ def effective(
             " clip at 1.0, or set a high bound to switch clipping off"
         )
     problems += [
-        *_strategy(settings, release, kind),
-        *_mesh(whole, release, world_size, kind),
-        *_pipeline(whole, release),
+        *_check_strategy(settings, release, kind),
+        *_check_mesh(whole, release, world_size, kind),
+        *_check_pipeline(whole, release),
         *model_problems(settings),
     ]
-    problems += [*_steps(settings, world_size), *_learning_rate(settings)]
+    problems += [*_check_steps(settings, world_size), *_learning_rate(settings)]
     ConfigError.raise_if(problems)
     return _fill_defaults(settings, release, world_size, kind)
 
@@ -97,7 +97,7 @@ def effective(
 # Reasons to refuse
 
 
-def _strategy(settings: Given, release: Release, kind: str) -> Iterator[str]:
+def _check_strategy(settings: Given, release: Release, kind: str) -> Iterator[str]:
     """Yield an error for each option that the chosen strategy does not have (distributed/config.py,
     _resolve_strategy_config).
     """
@@ -116,7 +116,9 @@ def _strategy(settings: Given, release: Release, kind: str) -> Iterator[str]:
         yield f"{D}activation_checkpointing: selective works with fsdp2, and with ddp since {DDP_SELECTS}, not with {kind}"
 
 
-def _mesh(settings: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
+def _check_mesh(
+    settings: Given, release: Release, world_size: int | None, kind: str
+) -> Iterator[str]:
     """Yield an error for each mesh axis that the strategy does not have, and for each axis whose
     size does not fit (distributed/mesh_utils.py).
     """
@@ -132,16 +134,16 @@ def _mesh(settings: Given, release: Release, world_size: int | None, kind: str) 
             f"{D}dp_replicate_size: found {size(settings, 'dp_replicate_size')}; only strategy fsdp2"
             " has groups of replicas"
         )
-    yield from _shared(settings)
-    yield from _divides(settings, world_size)
-    yield from _data(settings, release, world_size)
+    yield from _check_divisions(settings)
+    yield from _check_ranks(settings, world_size)
+    yield from _check_data(settings, release, world_size)
 
 
-def _equation(settings: Given) -> str:
+def _mesh_sizes(settings: Given) -> str:
     return " x ".join(f"{name} ({size(settings, name)})" for name in AXES)
 
 
-def _shared(settings: Given) -> Iterator[str]:
+def _check_divisions(settings: Given) -> Iterator[str]:
     """Yield an error for each size of the model that is not divisible by the number of ranks that
     share it.
 
@@ -158,15 +160,15 @@ def _shared(settings: Given) -> Iterator[str]:
             yield f"model.config.{name}: found {count}, expected a multiple of {axis} ({ranks})"
 
 
-def _divides(settings: Given, world_size: int | None) -> Iterator[str]:
+def _check_ranks(settings: Given, world_size: int | None) -> Iterator[str]:
     others, data = prod(size(settings, name) for name in AXES), settings.get(D + "dp_size")
     if world_size is None:
         return
     if world_size % others:
-        yield f"distributed: {_equation(settings)} does not divide world size ({world_size}); use a multiple of {others} ranks"
+        yield f"distributed: {_mesh_sizes(settings)} does not divide world size ({world_size}); use a multiple of {others} ranks"
     elif data is not None and data * others != world_size:
         yield (
-            f"distributed: dp_size ({data}) x {_equation(settings)} is not the world size ({world_size}); "
+            f"distributed: dp_size ({data}) x {_mesh_sizes(settings)} is not the world size ({world_size}); "
             f"leave dp_size out, or use {data * others} ranks"
         )
 
@@ -181,7 +183,7 @@ def data_ranks(settings: Given, world_size: int | None) -> int | None:
     return data
 
 
-def _data(settings: Given, release: Release, world_size: int | None) -> Iterator[str]:
+def _check_data(settings: Given, release: Release, world_size: int | None) -> Iterator[str]:
     data, replicas, experts = (
         data_ranks(settings, world_size),
         size(settings, "dp_replicate_size"),
@@ -211,7 +213,7 @@ def has_pipeline(settings: Given) -> bool:
     return size(settings, "pp_size") > 1
 
 
-def _pipeline(settings: Given, release: Release) -> Iterator[str]:
+def _check_pipeline(settings: Given, release: Release) -> Iterator[str]:
     """Yield every error in the pipeline's settings. AutoModel does not check these settings if
     `pp_size` is 1.
     """
@@ -223,10 +225,10 @@ def _pipeline(settings: Given, release: Release) -> Iterator[str]:
         return
     names = [*_schedule_name(settings)]
     yield from names
-    yield from _passes(settings)
+    yield from _check_passes(settings)
     if not names:
-        yield from _split(settings, chosen(settings))
-        yield from _microbatches(settings, release, chosen(settings))
+        yield from _check_split(settings, chosen(settings))
+        yield from _check_microbatches(settings, release, chosen(settings))
 
 
 def _schedule_name(settings: Given) -> Iterator[str]:
@@ -255,7 +257,7 @@ def samples_per_pass(settings: Given) -> tuple[int | None, int]:
     return batch, settings.get(PP + "pp_microbatch_size") or 1
 
 
-def _passes(settings: Given) -> Iterator[str]:
+def _check_passes(settings: Given) -> Iterator[str]:
     """Yield an error if the samples of a pass are not divisible by the size of a micro batch.
 
     Source: pipelining/autopipeline.py: AutoPipeline.__init__; functional.py:
@@ -271,7 +273,7 @@ def _passes(settings: Given) -> Iterator[str]:
         yield f"{where}: found {batch}, expected a multiple of pp_microbatch_size ({micro})"
 
 
-def _microbatches(settings: Given, release: Release, kind: Schedule) -> Iterator[str]:
+def _check_microbatches(settings: Given, release: Release, kind: Schedule) -> Iterator[str]:
     """Yield an error if the number of micro batches in a pass does not fit the schedule.
 
     recipes/llm/train_ft.py needs one micro batch for each rank. Some of torch's schedules need
@@ -297,7 +299,7 @@ def _microbatches(settings: Given, release: Release, kind: Schedule) -> Iterator
         yield f"step_scheduler.local_batch_size: {count} micro batches, expected at least 2 x pp_size ({2 * ranks}) for DualPipeV"
 
 
-def _split(settings: Given, kind: Schedule) -> Iterator[str]:
+def _check_split(settings: Given, kind: Schedule) -> Iterator[str]:
     """Yield every error in the split of the model into stages. Some errors are only found if the
     recipe has the number of layers.
 
@@ -311,7 +313,7 @@ def _split(settings: Given, kind: Schedule) -> Iterator[str]:
     if parts is not None:
         yield from (
             f"{PP}module_fqns_per_model_part: {problem}"
-            for problem in _parts(parts, ranks, layers, kind)
+            for problem in _check_parts(parts, ranks, layers, kind)
         )
     if settings.get("model.config.tie_word_embeddings"):
         yield (
@@ -335,7 +337,7 @@ def _split(settings: Given, kind: Schedule) -> Iterator[str]:
         yield from (PP + problem for problem in error.problems)
 
 
-def _parts(
+def _check_parts(
     parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, kind: Schedule
 ) -> Iterator[str]:
     """Yield an error for each list of module names (part) that AutoModel refuses, or with which
@@ -362,7 +364,7 @@ def _parts(
         yield f"found {ends[-1]} layers, expected {layers} as in {LAYERS}"
 
 
-def _steps(settings: Given, world_size: int | None) -> Iterator[str]:
+def _check_steps(settings: Given, world_size: int | None) -> Iterator[str]:
     """Yield an error if the global batch is not a whole number of passes on every data rank
     (training/step_scheduler.py: StepScheduler.__init__).
     """
@@ -493,7 +495,7 @@ def _fill_defaults(
             if value is not None and (ramp or not name.startswith(RAMP))
         }
     if kind == "fsdp2":
-        values |= _formats(settings, release)
+        values |= _fsdp_formats(settings, release)
         # In a pipeline each micro batch would gather the weights
         # again (distributed/config.py: FSDP2Config).
         values[D + "reshard_after_forward"] = settings.get(
@@ -506,7 +508,7 @@ def _fill_defaults(
     )
 
 
-def _formats(settings: Given, release: Release) -> dict[str, Any]:
+def _fsdp_formats(settings: Given, release: Release) -> dict[str, Any]:
     """Return the number formats of FSDP2: the given mixed-precision policy, or bf16 for all formats
     if there is no policy (distributed/config.py).
     """

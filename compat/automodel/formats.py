@@ -242,7 +242,7 @@ class _RecipeReader(Reader):
             elif entry is None and REST in level:
                 self.free(where, path, str(name), data, level)
                 self.inside(where, value)
-                others[str(name)] = _plain(value)
+                others[str(name)] = _plain_value(value)
             elif entry is None:
                 self.unknown(where, level)
                 self.suppose(where, value, data, level)
@@ -280,7 +280,7 @@ class _RecipeReader(Reader):
         all others an error is added.
         """
         if REST in level and where not in STRICT:
-            others[name] = _plain(value)
+            others[name] = _plain_value(value)
         else:
             self.problem(where, f"found {show_value(value)}, expected a mapping")
 
@@ -307,7 +307,7 @@ class _RecipeReader(Reader):
         except ValueError as error:
             # A section of one's own may have a name that AutoModel uses for something else.
             if "." not in path and path != "seed":
-                others[path] = _plain(value)
+                others[path] = _plain_value(value)
             else:
                 self.problem(where, str(error))
             return
@@ -322,7 +322,7 @@ class _RecipeReader(Reader):
             self.problem(where, wrong)
         else:
             self.inside(where, result)
-            self.set(path, _plain(result), where)
+            self.set(path, _plain_value(result), where)
 
     def knows_setting(self, where: str, path: str) -> bool:
         """Return whether the release has the setting. If not, add an error, or a finding if reading
@@ -435,11 +435,11 @@ def _value_of_text(path: str, value: Any) -> Any:
     return scalar(value) if isinstance(value, str) and not takes_text(path) else value
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Copy a free-form value into plain lists and dictionaries."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {str(name): _plain_value(inner) for name, inner in value.items()}
+    return [_plain_value(item) for item in value] if isinstance(value, list) else value
 
 
 def history(path: str, release: Release) -> str:

@@ -96,7 +96,11 @@ def facts(tree: Tree) -> Facts:
     arguments: dict[str, list[str]] = {}
     for section, places in FREE.items():
         arguments |= _arguments_by_class(section, [PARTS + place for place in places], unread)
-    signatures = {"takes": dict(_takes(unread)), "known": arguments, "reads": dict(_reads(tree))}
+    signatures = {
+        "takes": dict(_class_arguments(unread)),
+        "known": arguments,
+        "reads": dict(_reader_arguments(tree)),
+    }
     return Facts({"classes.json": rows}, {"signatures.json": signatures}, unread)
 
 
@@ -113,7 +117,7 @@ def _rows_of_class(places: Sequence[str], of: Row) -> Iterator[Row]:
             yield {**of, **row, **({"default": None} if section.startswith(DEVICE) else {})}
 
 
-def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _class_arguments(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each class that recipes name and that the release still has, with the names of its
     arguments.
     """
@@ -123,7 +127,7 @@ def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
             yield from _arguments_by_class(target, [f"{module}:{name}"], unread).items()
 
 
-def _reads(tree: Tree) -> Iterator[tuple[str, list[str]]]:
+def _reader_arguments(tree: Tree) -> Iterator[tuple[str, list[str]]]:
     """Yield each function and class with which recipes read data, with the names of its arguments. They
     are read from the text, since many of them need packages of their own.
     """

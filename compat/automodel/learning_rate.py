@@ -32,7 +32,7 @@ schedule divided by this number.
 """
 
 
-def _read(values: Group, context: Context) -> Group:
+def _read_schedule(values: Group, context: Context) -> Group:
     # Without the section AutoModel builds no scheduler, and the rate stays.
     if L + "lr_decay_style" not in values:
         return {S + "name": "constant", S + "warmup_steps": 0}
@@ -63,7 +63,7 @@ def writes_section(values: Group) -> bool:
     return name in FLAGS and bool(name != "constant" or warms or beside)
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_schedule(values: Group, context: Context) -> Group:
     name, steps = values.get(S + "name"), values.get(S + "decay_steps")
     if name is None or not writes_section(values):
         return {}
@@ -103,8 +103,8 @@ RULE = convert(
             "decay_shape",
         )
     ),
-    _read,
-    _write,
+    _read_schedule,
+    _write_schedule,
     sees=(RAMP, RESUMED),
     carries={
         L + "lr_decay_style": S + "name",

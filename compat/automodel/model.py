@@ -151,7 +151,7 @@ def sizes(settings: Group) -> Mapping[str, Any]:
     }
 
 
-def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+def _read_fields(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
         fields = model_fields(values)
         return {path: fields[path] for path in ours if path in fields}
@@ -159,7 +159,7 @@ def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     return read
 
 
-def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+def _write_keys(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
         _, config = _spell_model(values, context)
         return {path: config[KEYS[path]] for path in theirs if KEYS[path] in config}
@@ -215,7 +215,7 @@ def _write_family(values: Group, context: Context) -> Group:
     return {BUILT: ANEW, CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}
 
 
-def _strange(values: Group) -> bool:
+def _is_strange(values: Group) -> bool:
     """Whether the recipe names a class or a model type that belongs to no known family."""
     return any(values.get(path) is not None for path in NAMED) and not family(values).name
 
@@ -229,19 +229,19 @@ FAMILY = convert(
     # A plan starts from random weights; any other way to build the model brings weights of its own.
     effect=lambda values: (
         Effect.NUMBERS
-        if _strange(values) or values.get(BUILT) not in (None, ANEW)
+        if _is_strange(values) or values.get(BUILT) not in (None, ANEW)
         else EFFECTS["model.family"]
     ),
     sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
-    blurs=_strange,
+    blurs=_is_strange,
     note="the choice of the model and of its initial weights",
     lossy="the family of this model is not known, or stagebridge translates only a similar family",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )
 
 
-def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context], Group]:
+def _without_tie(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context], Group]:
     """Wrap the writer `theirs`. In a recipe with a pipeline, which cannot tie embeddings, the
     wrapped writer leaves out the key for tied embeddings.
     """
@@ -266,7 +266,7 @@ def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
     return unread
 
 
-def _group(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
+def _group_rule(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
     """Return the rule between keys of the model's config and fields of the plan's model. Keys and
     fields are given without the prefixes `model.config.` and `model.`.
     """
@@ -277,11 +277,11 @@ def _group(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
         else {CLASS: ours}
     )
     tied = TIE in theirs
-    write = _tied(_write(theirs)) if tied else _write(theirs)
+    write = _without_tie(_write_keys(theirs)) if tied else _write_keys(theirs)
     return convert(
         theirs,
         ours,
-        _read(ours),
+        _read_fields(ours),
         write,
         effect=min((EFFECTS[path] for path in ours), key=lambda effect: effect.rank),
         sees=(
@@ -298,4 +298,4 @@ def _group(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
     )
 
 
-RULES: tuple[Rule, ...] = (FAMILY, *(_group(keys, paths) for keys, paths in groups()))
+RULES: tuple[Rule, ...] = (FAMILY, *(_group_rule(keys, paths) for keys, paths in groups()))

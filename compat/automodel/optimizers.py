@@ -21,21 +21,25 @@ class Class_:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _adam(decay: float) -> dict[str, Any]:
+def _adam_defaults(decay: float) -> dict[str, Any]:
     return {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": decay}
 
 
 CLASSES: Mapping[str, Class_] = {
     row.target: row
     for row in (
-        Class_("torch.optim.Adam", "adam", _adam(0.0)),
-        Class_("torch.optim.AdamW", "adamw", _adam(0.01)),
+        Class_("torch.optim.Adam", "adam", _adam_defaults(0.0)),
+        Class_("torch.optim.AdamW", "adamw", _adam_defaults(0.01)),
         Class_("torch.optim.SGD", "sgd", {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}),
         Class_("torch.optim.Adagrad", "adagrad", {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0.0}),
-        Class_("flashoptim.FlashAdam", "adam", _adam(0.0)),
-        Class_("flashoptim.FlashAdamW", "adamw", _adam(0.01)),
-        Class_("transformer_engine.pytorch.optimizers.FusedAdam", "adam", _adam(0.0)),
-        Class_("transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "adam", _adam(0.0)),
+        Class_("flashoptim.FlashAdam", "adam", _adam_defaults(0.0)),
+        Class_("flashoptim.FlashAdamW", "adamw", _adam_defaults(0.01)),
+        Class_("transformer_engine.pytorch.optimizers.FusedAdam", "adam", _adam_defaults(0.0)),
+        Class_(
+            "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam",
+            "adam",
+            _adam_defaults(0.0),
+        ),
     )
 }
 """Known classes, with the defaults of their constructors (torch 2.13, flashoptim, Transformer
@@ -56,7 +60,7 @@ def argument_defaults(target: str | None) -> Mapping[str, Any]:
     return {**{f"optimizer.{name}": value for name, value in entry.defaults.items()}, **mode}
 
 
-def _name(values: Group) -> str | None:
+def _optimizer_name(values: Group) -> str | None:
     entry = CLASSES.get(values.get("optimizer._target_") or "")
     if entry is None:
         return None
@@ -70,8 +74,8 @@ def _arguments_of_class(name: str | None) -> tuple[str, ...]:
     return tuple(CLASSES[TORCH[name]].defaults) if name in TORCH else NAMES
 
 
-def _read(values: Group, context: Context) -> Group:
-    name = _name(values)
+def _read_optimizer(values: Group, context: Context) -> Group:
+    name = _optimizer_name(values)
     read = {
         f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)
     }
@@ -82,7 +86,7 @@ def _read(values: Group, context: Context) -> Group:
     }
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_optimizer(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
     settings = {
         f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)
@@ -121,7 +125,7 @@ def is_fused(target: str | None) -> bool:
 def _read_switches(values: Group, context: Context) -> Group:
     switches = {}
     for switch in SWITCHES:
-        if _name(values) in TAKING[switch]:
+        if _optimizer_name(values) in TAKING[switch]:
             value = values.get(f"optimizer.{switch}")
             # By default bias correction is on, and the others are off.
             switches[f"optimizer.{switch}"] = (
@@ -175,8 +179,8 @@ def _tell_class(target: str | None) -> str:
 RULE: Rule = convert(
     ("optimizer._target_", MODE, *(f"optimizer.{name}" for name in NAMES)),
     ("optimizer.name", *(f"optimizer.{name}" for name in NAMES)),
-    _read,
-    _write,
+    _read_optimizer,
+    _write_optimizer,
     sees=(PEAK, "optimizer.bias_correction", MOMENTS, "precision.master"),
     carries={
         "optimizer._target_": "optimizer.name",

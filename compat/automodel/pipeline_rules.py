@@ -62,7 +62,7 @@ def _read_stages(values: Group) -> Group:
             "stages.boundaries": cuts,
             "schedule.virtual": len(parts) // ranks,
         }
-    virtual = _virtual(values, ranks)
+    virtual = _virtual_stages(values, ranks)
     return {
         "stages.rule": "even",
         "stages.layers_per_stage": float(values[SPLIT[0]]) if virtual is None else None,
@@ -70,7 +70,7 @@ def _read_stages(values: Group) -> Group:
     }
 
 
-def _virtual(values: Group, ranks: int) -> int | None:
+def _virtual_stages(values: Group, ranks: int) -> int | None:
     """Return the number of virtual stages on each rank; None if it depends on a number of layers
     that the recipe does not have.
     """
@@ -96,7 +96,7 @@ def _write_stages(values: Group) -> Group:
         return {}
     # Names say exactly where to cut; a number of layers for each
     # stage can only ask for even stages.
-    if cuts and _nameable(cuts, ranks):
+    if cuts and _is_nameable(cuts, ranks):
         return {SPLIT[2]: stage_modules(cuts)}
     layers, virtual, per_stage = (
         values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage")
@@ -120,7 +120,7 @@ NAMEABLE = 10_000
 """Largest number of layers for which a recipe lists the module names of each stage."""
 
 
-def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
+def _is_nameable(cuts: tuple[int, ...], ranks: int) -> bool:
     """Whether module names can express the split: every rank has the same number of stages, and no
     stage is empty.
     """
@@ -184,7 +184,7 @@ def _read_schedule(values: Group) -> Group:
 
 def _stages_a_rank(values: Group) -> int | None:
     cuts, ranks = values.get("stages.boundaries"), values.get("parallel.pipeline") or 1
-    if cuts and _nameable(cuts, ranks):
+    if cuts and _is_nameable(cuts, ranks):
         return (len(cuts) - 1) // ranks
     virtual: int | None = values.get("schedule.virtual")
     return virtual

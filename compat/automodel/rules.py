@@ -46,10 +46,10 @@ MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 def mesh_rules() -> tuple[Rule, ...]:
     """Return the rules for the sizes of the mesh axes."""
     return (
-        _axis("tp_size", "tensor"),
-        _axis("pp_size", "pipeline"),
-        _axis("cp_size", "context"),
-        _axis("ep_size", "expert"),
+        _axis_rule("tp_size", "tensor"),
+        _axis_rule("pp_size", "pipeline"),
+        _axis_rule("cp_size", "context"),
+        _axis_rule("ep_size", "expert"),
         convert(
             (),
             "parallel.expert_tensor",
@@ -92,7 +92,7 @@ def mesh_rules() -> tuple[Rule, ...]:
     )
 
 
-def _axis(theirs: str, ours: str) -> Rule:
+def _axis_rule(theirs: str, ours: str) -> Rule:
     return rename(
         D + theirs,
         f"parallel.{ours}",
@@ -219,7 +219,7 @@ ZERO = convert(
         D + "reshard_after_forward": "zero.stage",
     },
     blurs=lambda values: (
-        values.get(D + "strategy") == "megatron_fsdp" or _split(values.get(PP + "pp_schedule"))
+        values.get(D + "strategy") == "megatron_fsdp" or _is_split(values.get(PP + "pp_schedule"))
     ),
     lossy="with a pipeline or experts AutoModel uses FSDP2, which shards weights and gradients (ZeRO stages 2 and 3)",
     note="the manager class of the older layout",
@@ -227,7 +227,7 @@ ZERO = convert(
 )
 
 
-def _split(name: str | None) -> bool:
+def _is_split(name: str | None) -> bool:
     kind = SCHEDULES.get((name or "").lower())
     return kind is not None and kind.split
 
@@ -240,7 +240,7 @@ def _read_zero(values: Group) -> Group:
         return {"zero.stage": values.get(D + "zero_dp_strategy"), "zero.replicas": 1}
     # FSDP2 shards gradients in any case. Weights that stay
     # gathered after forward are those of ZeRO stage 2.
-    breaks = pipeline_ranks(values) > 1 and _split(values.get(PP + "pp_schedule"))
+    breaks = pipeline_ranks(values) > 1 and _is_split(values.get(PP + "pp_schedule"))
     reshards = values.get(D + "reshard_after_forward") and not breaks
     return {
         "zero.stage": 3 if reshards else 2,
@@ -319,23 +319,23 @@ def _read_precision(values: Group) -> Group:
         # Weights are gathered in one format, and stored and updated in another.
         compute = values.get(POLICY + "param_dtype") or storage
         return {
-            **_formats(compute, storage, values.get(POLICY + "reduce_dtype") or compute),
-            **_autocast(values),
+            **_format_fields(compute, storage, values.get(POLICY + "reduce_dtype") or compute),
+            **_read_autocast(values),
         }
     if kind == "ddp":
-        return {**_formats(storage, storage, storage), **_autocast(values)}
+        return {**_format_fields(storage, storage, storage), **_read_autocast(values)}
     # Megatron-FSDP computes in the stored format, and has a switch for each of the other two.
     reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else storage
-    return _formats(
+    return _format_fields(
         storage, "fp32" if storage and values.get(D + "preserve_fp32_weights") else storage, reduce
     )
 
 
-def _autocast(values: Group) -> Group:
+def _read_autocast(values: Group) -> Group:
     return {"precision.autocast": values.get(D + "autocast_dtype")}
 
 
-def _formats(compute: str | None, master: str | None, reduce: str | None) -> Group:
+def _format_fields(compute: str | None, master: str | None, reduce: str | None) -> Group:
     return {"precision.compute": compute, "precision.master": master, "precision.reduce": reduce}
 
 
@@ -377,7 +377,7 @@ RECOMPUTE = convert(
     CHECKPOINTS,
     ("recompute.granularity", "recompute.method", "recompute.layers"),
     lambda values, context: _read_recompute(values),
-    lambda values, context: {CHECKPOINTS: _mode(values, context)},
+    lambda values, context: {CHECKPOINTS: _read_mode(values, context)},
     effect=Effect.COST,
     sees=STRATEGY_SEES,
     carries={CHECKPOINTS: ("recompute.granularity",)},
@@ -386,7 +386,7 @@ RECOMPUTE = convert(
 )
 
 
-def _mode(values: Group, context: Context) -> bool | str:
+def _read_mode(values: Group, context: Context) -> bool | str:
     granularity = values.get("recompute.granularity")
     if (
         granularity == "selective"
@@ -590,10 +590,10 @@ OFFLOAD = convert(
     (D + "offload_policy._target_", D + "offload_policy.pin_memory"),
     (*OFFLOADED, "zero.offload.pinned"),
     lambda values, context: {
-        **dict.fromkeys(OFFLOADED, _device(values)),
+        **dict.fromkeys(OFFLOADED, _offload_device(values)),
         # Torch's CPUOffloadPolicy pins host memory by default.
         "zero.offload.pinned": values.get(PINNED) is not False
-        if _device(values) == "cpu"
+        if _offload_device(values) == "cpu"
         else None,
     },
     lambda values, context: (
@@ -609,7 +609,7 @@ OFFLOAD = convert(
 )
 
 
-def _device(values: Group) -> str:
+def _offload_device(values: Group) -> str:
     return (
         "cpu"
         if any(
@@ -628,12 +628,12 @@ def _if_on(values: Group) -> Effect:
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 
-def _uses(places: Mapping[Use, str]) -> Mapping[str, Use]:
+def _uses_by_path(places: Mapping[Use, str]) -> Mapping[str, Use]:
     return {key: use for use, keys in places.items() for key in keys.split()}
 
 
 FREE: Mapping[str, Mapping[str, Use]] = {
-    "model.*": _uses(
+    "model.*": _uses_by_path(
         {
             Use.FORM: "attn_implementation use_liger_kernel use_sdpa_patching sdpa_method force_hf experts_implementation",
             Use.PLACES: "low_cpu_mem_usage device_map",
@@ -641,27 +641,27 @@ FREE: Mapping[str, Mapping[str, Use]] = {
         }
     ),
     "model.config.*": USES,
-    "model.backend.*": _uses(
+    "model.backend.*": _uses_by_path(
         {
             Use.FORM: "rms_norm rope_fusion gate_precision dispatcher",
             Use.PLACES: "enable_deepep dispatcher_num_sms dispatcher_share_token_dispatcher",
             Use.RECORDS: "enable_hf_state_dict_adapter",
         }
     ),
-    "optimizer.*": _uses(
+    "optimizer.*": _uses_by_path(
         {
             Use.FORM: "capturable foreach fused master_weights master_weight_dtype store_param_remainders use_decoupled_grad",
             Use.PLACES: "set_grad_none",
             Use.UNREAD: "differentiable",
         }
     ),
-    "dataloader.*": _uses(
+    "dataloader.*": _uses_by_path(
         {
             Use.PLACES: "num_workers pin_memory persistent_workers prefetch_factor in_order pin_memory_device",
             Use.CHECKS: "timeout multiprocessing_context",
         }
     ),
-    "checkpoint.*": _uses(
+    "checkpoint.*": _uses_by_path(
         {
             Use.RECORDS: (
                 "checkpoint_dir model_save_format save_consolidated v4_compatible diffusers_compatible staging_dir"
@@ -682,7 +682,7 @@ ENTROPIES = (
 """Classes that compute the cross entropy of the next token, the loss of every stack."""
 
 
-def _beyond(path: str) -> Callable[[Group], Effect]:
+def _worst_effect(path: str) -> Callable[[Group], Effect]:
     """Return a function for the worst effect of all keys in the free-form section at `path`."""
 
     def effect(values: Group) -> Effect:
@@ -692,7 +692,7 @@ def _beyond(path: str) -> Callable[[Group], Effect]:
     return effect
 
 
-def _compiles(values: Group) -> Effect:
+def _compile_effect(values: Group) -> Effect:
     """Return the effect of losing the section `compile`, which is off unless it says otherwise."""
     section = values.get("compile")
     return (
@@ -700,7 +700,7 @@ def _compiles(values: Group) -> Effect:
     )
 
 
-def _loss(values: Group) -> Effect:
+def _loss_effect(values: Group) -> Effect:
     """Return the effect of losing the section `loss_fn`. Cross entropy is the default of every
     stack, so nothing is lost. Any other loss changes the numbers.
     """
@@ -730,16 +730,19 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "step_scheduler.start_epoch": ("the point from which a resumed run starts", Use.STARTS),
     "lr_scheduler": ("a setting of AutoModel's own scheduler", Use.COMPUTES),
     "optimizer": ("an argument of the optimizer class", Use.COMPUTES),
-    "optimizer.*": ("an argument of the optimizer class", _beyond("optimizer.*")),
+    "optimizer.*": ("an argument of the optimizer class", _worst_effect("optimizer.*")),
     "optimizer.foreach": ("the kernels of the optimizer's step", Use.FORM),
     "optimizer.fused": ("the kernels of the optimizer's step", Use.FORM),
     "model": ("the choice of the model and of its initial weights", Use.COMPUTES),
-    "model.*": ("the choice of the model and of its initial weights", _beyond("model.*")),
+    "model.*": ("the choice of the model and of its initial weights", _worst_effect("model.*")),
     "model.config.*": (
         "the choice of the model and of its initial weights",
-        _beyond("model.config.*"),
+        _worst_effect("model.config.*"),
     ),
-    "model.backend.*": ("the implementation of the model's parts", _beyond("model.backend.*")),
+    "model.backend.*": (
+        "the implementation of the model's parts",
+        _worst_effect("model.backend.*"),
+    ),
     "model.backend": ("the implementation of the model's parts", Use.FORM),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
     "model.backend.te_fp8": ("8-bit products", Use.COMPUTES),
@@ -751,16 +754,16 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "packed_sequence": ("how samples are packed", Use.SAMPLES),
     "dataset": ("the training data", Use.SAMPLES),
     "dataloader": ("the way in which training data is drawn", Use.SAMPLES),
-    "dataloader.*": ("the way in which training data is drawn", _beyond("dataloader.*")),
+    "dataloader.*": ("the way in which training data is drawn", _worst_effect("dataloader.*")),
     "peft": ("the choice of the weights that are trained", Use.COMPUTES),
     "freeze_config": ("the choice of the weights that are trained", Use.COMPUTES),
     "autocast": ("torch.autocast of the recipe", Use.COMPUTES),
     "teacher_model": ("distillation", Use.COMPUTES),
     "teacher_distributed": ("distillation", Use.PLACES),
-    "compile": ("torch.compile of the model", _compiles),
+    "compile": ("torch.compile of the model", _compile_effect),
     "rng": ("the way in which random states are kept", Use.SAMPLES),
     "checkpoint": ("AutoModel's checkpoints, and the weights that a run starts from", Use.STARTS),
-    "checkpoint.*": ("place and format of AutoModel's checkpoints", _beyond("checkpoint.*")),
+    "checkpoint.*": ("place and format of AutoModel's checkpoints", _worst_effect("checkpoint.*")),
     "*": ("other sections of a recipe", Use.COMPUTES),
 }
 """Sections and settings that no plan field stands for. Each has the reason, and the use, from which
@@ -789,7 +792,7 @@ OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Use.RECORDS)
 UNDER = {"fp8": Switch("fp8.enabled")}
 
 
-def _why(path: str) -> Why:
+def _reason_for(path: str) -> Why:
     row = (
         SETTINGS[path]
         if path in SETTINGS
@@ -835,7 +838,7 @@ ENTROPY = convert(
     lambda values, context: {
         "loss_fn": {"_target_": f"nemo_automodel.components.loss.masked_ce.{ENTROPIES[0]}"}
     },
-    effect=_loss,
+    effect=_loss_effect,
     note="how the loss is computed",
     source="recipes/llm/train_ft.py: setup; components/loss/masked_ce.py: MaskedCrossEntropy",
 )
@@ -869,4 +872,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
         *habits.RULES,
     )
-    return complete_rules(rules, LACKS, fields(AutoModel), _why)
+    return complete_rules(rules, LACKS, fields(AutoModel), _reason_for)

@@ -74,7 +74,7 @@ EPOCHS = convert(
 EVERY, SAVED = STEP + "ckpt_every_steps", "checkpoint.enabled"
 
 
-def _saves(values: Group, context: Context) -> Group:
+def _read_saves(values: Group, context: Context) -> Group:
     # With checkpoints off the interval has no effect; a plan tells that by an interval of 0.
     every = 0 if values.get(SAVED) is False else values.get(EVERY)
     return {} if every is None else {"run.save_interval": max(0, every)}
@@ -83,7 +83,7 @@ def _saves(values: Group, context: Context) -> Group:
 SAVES = convert(
     (EVERY, SAVED),
     "run.save_interval",
-    _saves,
+    _read_saves,
     lambda values, context: (
         {SAVED: False}
         if values.get("run.save_interval") == 0

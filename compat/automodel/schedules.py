@@ -71,11 +71,13 @@ def schedule(name: str, where: str = "pp_schedule") -> Schedule:
     """
     kind = SCHEDULES.get(name.lower())
     if kind is None:
-        raise ConfigError(f"{where}: found {name!r}, which torch refuses; {_advice(name.lower())}")
+        raise ConfigError(
+            f"{where}: found {name!r}, which torch refuses; {_advice_on(name.lower())}"
+        )
     return kind
 
 
-def _advice(name: str) -> str:
+def _advice_on(name: str) -> str:
     if name in MISNAMED:
         return f"AutoModel's documentation lists this name, but torch's name is {MISNAMED[name]}"
     names = [kind.name for kind in SCHEDULES.values() if not kind.abstract]
@@ -126,7 +128,7 @@ def table(text: str, name: str = "schedule") -> Table:
     )
     ranks = tuple(
         tuple(
-            _cell(cell, f"{name}: row {rank + 1}, column {step + 1}", problems)
+            _read_cell(cell, f"{name}: row {rank + 1}, column {step + 1}", problems)
             for step, cell in enumerate(row)
         )
         for rank, row in enumerate(rows)
@@ -134,11 +136,11 @@ def table(text: str, name: str = "schedule") -> Table:
     ConfigError.raise_if(few(problems, "cells that are not actions"))
     result = Table(ranks)
     check_size(result.stages, result.microbatches)
-    ConfigError.raise_if(f"{name}: {problem}" for problem in _flaws(result))
+    ConfigError.raise_if(f"{name}: {problem}" for problem in _find_flaws(result))
     return result
 
 
-def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | None:
+def _read_cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | None:
     match = CELL.fullmatch(text.strip())
     if match:
         return int(match[1]), match[2], int(match[3])
@@ -149,7 +151,7 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
     return None
 
 
-def _flaws(schedule_table: Table) -> Iterator[str]:
+def _find_flaws(schedule_table: Table) -> Iterator[str]:
     """Yield an error for each reason why torch cannot run a table: a stage on several ranks, a gap
     in the numbers of stages, or an action whose input does not exist yet.
     """

@@ -51,12 +51,12 @@ RATE = st.floats(1e-6, 1e-2)
 RUNS = tuple(kind for kind in SCHEDULES.values() if not kind.abstract)
 
 
-def _field(path: str) -> SearchStrategy[Any]:
+def _draw_field(path: str) -> SearchStrategy[Any]:
     return OWN[path] if path in OWN else typed_values(fields(AutoModel)[path].annotation)
 
 
-def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
-    return st.fixed_dictionaries(dict(must), optional={path: _field(path) for path in may})
+def _draw_group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
+    return st.fixed_dictionaries(dict(must), optional={path: _draw_field(path) for path in may})
 
 
 # Core
@@ -69,9 +69,9 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """
     # FSDP2 has most of the axes and options, so most recipes have it.
     kind = draw(st.sampled_from(("fsdp2", "fsdp2", "fsdp2", "fsdp2", "megatron_fsdp", "ddp")))
-    sizes = _sizes(draw, case, kind)
+    sizes = _draw_sizes(draw, case, kind)
     ranks = sizes["pp_size"]
-    pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
+    pipeline = _draw_pipeline(draw, case, ranks) if ranks > 1 else {}
     # Before 0.3.0 the manager class told the strategy.
     strategy = (
         {D + "strategy": kind}
@@ -79,12 +79,12 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
         else {D + "_target_": MANAGERS[kind]}
     )
     first = {**strategy, **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
-    split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
+    split = [draw(_draw_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
     return [
-        {**first, **_batch(draw, case, sizes, first)},
+        {**first, **_draw_batch(draw, case, sizes, first)},
         *split,
-        _widths(draw, sizes),
-        *draw(_model(ranks > 1)),
+        _draw_widths(draw, sizes),
+        *draw(_draw_model(ranks > 1)),
         *(draw(choice(case.version)) for choice in CHOICES),
     ]
 
@@ -96,7 +96,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _sizes(draw: DrawFn, case: StrategyCase, kind: str) -> dict[str, int]:
+def _draw_sizes(draw: DrawFn, case: StrategyCase, kind: str) -> dict[str, int]:
     ranks, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {"pp_size": 1}
     for axis in draw(st.permutations(AXES[kind])):
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if ranks % size == 0]))
@@ -111,7 +111,7 @@ def _sizes(draw: DrawFn, case: StrategyCase, kind: str) -> dict[str, int]:
     return {**sizes, **({"dp_size": ranks} if explicit else {}), **world}
 
 
-def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
+def _draw_widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     """Draw the model's config, with some of the model's sizes."""
     kv = sizes.get("tp_size", 1) * draw(st.sampled_from((1, 2)))
     heads = kv * draw(st.sampled_from((1, 4)))
@@ -131,7 +131,7 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 
 
 @st.composite
-def _model(draw: DrawFn, layers: bool) -> Sequence[Group]:
+def _draw_model(draw: DrawFn, layers: bool) -> Sequence[Group]:
     """Draw a complete model config for some recipes: a config class, and keys that its family
     reads.
     """
@@ -144,7 +144,7 @@ def _model(draw: DrawFn, layers: bool) -> Sequence[Group]:
     return [kind, *({C + key: value for key, value in group.items()} for group in groups)]
 
 
-def _pipeline(draw: DrawFn, case: StrategyCase, ranks: int) -> dict[str, Any]:
+def _draw_pipeline(draw: DrawFn, case: StrategyCase, ranks: int) -> dict[str, Any]:
     kind = draw(st.sampled_from(RUNS))
     old = {} if release(case.version).nests_pipeline else {"autopipeline._target_": AUTOPIPELINE}
     return {
@@ -154,7 +154,7 @@ def _pipeline(draw: DrawFn, case: StrategyCase, ranks: int) -> dict[str, Any]:
     }
 
 
-def _batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int], first: Group) -> Group:
+def _draw_batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int], first: Group) -> Group:
     """Draw batch sizes that consist of whole micro batches, rounds and passes."""
     others = prod(sizes.get(axis, 1) for axis in ("tp_size", "cp_size", "pp_size"))
     data = sizes.get("dp_size") or (case.world_size or others) // others
@@ -166,7 +166,7 @@ def _batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int], first: Gr
 
 
 @st.composite
-def _split(draw: DrawFn, ranks: int, name: str) -> Group:
+def _draw_split(draw: DrawFn, ranks: int, name: str) -> Group:
     """Draw the split of layers into stages: the default, a number of layers per stage, or module
     names.
     """
@@ -222,19 +222,20 @@ def _arguments(target: str) -> tuple[str, ...]:
 
 
 @cache
-def _optimizer(version: str) -> Groups:
+def _draw_optimizer(version: str) -> Groups:
     rows = [
-        _group({"optimizer._target_": st.just(target)}, *_arguments(target)) for target in CLASSES
+        _draw_group({"optimizer._target_": st.just(target)}, *_arguments(target))
+        for target in CLASSES
     ]
     return st.one_of(
         st.just({}),
-        _group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"),
+        _draw_group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"),
         *rows,
     )
 
 
 @cache
-def _schedule(version: str) -> Groups:
+def _draw_schedule(version: str) -> Groups:
     steps = {
         L + "lr_warmup_steps": st.integers(0, 9),
         L + "lr_decay_steps": st.integers(10, 999),
@@ -242,87 +243,87 @@ def _schedule(version: str) -> Groups:
     }
     return st.one_of(
         st.just({}),
-        _group(
+        _draw_group(
             {
-                L + "lr_decay_style": _field(L + "lr_decay_style"),
+                L + "lr_decay_style": _draw_field(L + "lr_decay_style"),
                 "step_scheduler.max_steps": st.integers(1, 999),
             }
         ),
         st.fixed_dictionaries(
-            {L + "lr_decay_style": _field(L + "lr_decay_style"), **steps},
+            {L + "lr_decay_style": _draw_field(L + "lr_decay_style"), **steps},
             optional={L + "min_lr": RATE, L + "init_lr": RATE},
         ),
-        _group(
+        _draw_group(
             {
                 L + "lr_decay_style": st.just("WSD"),
                 L + "wsd_decay_steps": st.integers(0, 9),
-                LAST: _field(LAST),
+                LAST: _draw_field(LAST),
             },
             L + "lr_decay_steps",
         ),
-        _group({L + "max_lr": RATE}),
+        _draw_group({L + "max_lr": RATE}),
     )
 
 
 @cache
-def _precision(version: str) -> Groups:
+def _draw_precision(version: str) -> Groups:
     policy = D + "mp_policy."
     return st.one_of(
         st.just({}),
-        _group(
-            {"model.torch_dtype": _field("model.torch_dtype")},
+        _draw_group(
+            {"model.torch_dtype": _draw_field("model.torch_dtype")},
             policy + "param_dtype",
             policy + "reduce_dtype",
             policy + "output_dtype",
         ),
-        _group(
-            {policy + "param_dtype": _field(policy + "param_dtype")},
+        _draw_group(
+            {policy + "param_dtype": _draw_field(policy + "param_dtype")},
             policy + "cast_forward_inputs",
             "model.torch_dtype",
         ),
-        _group(
-            {"model.torch_dtype": _field("model.torch_dtype")},
+        _draw_group(
+            {"model.torch_dtype": _draw_field("model.torch_dtype")},
             D + "preserve_fp32_weights",
             D + "grad_reduce_in_fp32",
         ),
-        _group({D + "autocast_dtype": _field(D + "autocast_dtype")}, "model.torch_dtype"),
+        _draw_group({D + "autocast_dtype": _draw_field(D + "autocast_dtype")}, "model.torch_dtype"),
     )
 
 
 @cache
-def _sharding(version: str) -> Groups:
+def _draw_sharding(version: str) -> Groups:
     return st.one_of(
         st.just({}),
-        _group({D + "reshard_after_forward": st.booleans()}, D + "offload_policy.pin_memory"),
-        _group(
-            {D + "zero_dp_strategy": _field(D + "zero_dp_strategy")},
+        _draw_group({D + "reshard_after_forward": st.booleans()}, D + "offload_policy.pin_memory"),
+        _draw_group(
+            {D + "zero_dp_strategy": _draw_field(D + "zero_dp_strategy")},
             D + "overlap_grad_reduce",
             D + "overlap_param_gather",
             *BUFFERS,
         ),
-        _group({D + "activation_checkpointing": _field(D + "activation_checkpointing")}),
+        _draw_group({D + "activation_checkpointing": _draw_field(D + "activation_checkpointing")}),
     )
 
 
 @cache
-def _products(version: str) -> Groups:
+def _draw_products(version: str) -> Groups:
     """Draw FP8 settings of torchao or Transformer Engine, or low-rank adapters. Most recipes get
     none of these.
     """
     none: tuple[Groups, ...] = (st.just({}),) * 6
-    torchao = _group(
+    torchao = _draw_group(
         {"fp8.enabled": st.booleans()}, "fp8.recipe_name", "fp8.enable_fsdp_float8_all_gather"
     )
-    adapters = _group({"peft.dim": st.sampled_from((8, 16))}, "peft.alpha", "peft.dropout")
+    adapters = _draw_group({"peft.dim": st.sampled_from((8, 16))}, "peft.alpha", "peft.dropout")
     return st.one_of(
         *none,
-        _group({TE + "recipe": _field(TE + "recipe")}, "model.backend.linear"),
+        _draw_group({TE + "recipe": _draw_field(TE + "recipe")}, "model.backend.linear"),
         torchao,
         adapters,
     )
 
 
-CHOICES = (_optimizer, _schedule, _precision, _sharding, _products)
+CHOICES = (_draw_optimizer, _draw_schedule, _draw_precision, _draw_sharding, _draw_products)
 
 # Single settings
 

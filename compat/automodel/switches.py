@@ -152,7 +152,7 @@ default is dropout on the output.
 """
 
 
-def _adapts(values: Group) -> bool:
+def _has_adapters(values: Group) -> bool:
     return any(values.get(PEFT + name) is not None for name in ("_target_", "*", *ADAPTERS))
 
 
@@ -181,7 +181,7 @@ def _write_targets(targets: Collection[str] | None) -> dict[str, Any]:
     return {"target_modules": patterns + ["lm_head"] * ("output" in targets)}
 
 
-def _adapted(rest: Mapping[str, Any], block: int) -> tuple[set[str], set[str]]:
+def _adapter_layers(rest: Mapping[str, Any], block: int) -> tuple[set[str], set[str]]:
     """Return the plan's names for the layers with an adapter, and for those of which some modules have
     one and others do not, in one block.
     """
@@ -210,7 +210,7 @@ def _adapted(rest: Mapping[str, Any], block: int) -> tuple[set[str], set[str]]:
     return whole, parts
 
 
-def _side(values: Group) -> str | None:
+def _dropout_side(values: Group) -> str | None:
     """Return the side of an adapter on which its dropout is; None without dropout."""
     if not values.get(PEFT + "dropout"):
         return None
@@ -218,18 +218,18 @@ def _side(values: Group) -> str | None:
 
 
 def _read_targets(values: Group) -> tuple[str, ...] | None:
-    whole, _ = _adapted(values.get(REST) or {}, 0)
+    whole, _ = _adapter_layers(values.get(REST) or {}, 0)
     return tuple(name for name in TARGETS if name in whole) or None
 
 
-def _chooses(values: Group) -> bool:
+def _chooses_layers(values: Group) -> bool:
     """Whether a recipe has adapter settings that no plan can express: layers that differ between
     blocks, or other kinds of adapters.
     """
     rest = dict(values.get(REST) or {})
-    first, other = _adapted(rest, 0), _adapted(rest, 1)
+    first, other = _adapter_layers(rest, 0), _adapter_layers(rest, 1)
     whole = bool(first[0]) and not first[1] and first == other
-    return _adapts(values) and not (whole and rest.keys() <= {*CHOICES, *BEFORE})
+    return _has_adapters(values) and not (whole and rest.keys() <= {*CHOICES, *BEFORE})
 
 
 LORA = convert(
@@ -242,9 +242,9 @@ LORA = convert(
                 for theirs, ours in ADAPTERS.items()
             },
             "adapters.targets": _read_targets(values),
-            SIDE: _side(values),
+            SIDE: _dropout_side(values),
         }
-        if _adapts(values)
+        if _has_adapters(values)
         else {}
     ),
     _write_adapters,
@@ -253,7 +253,7 @@ LORA = convert(
         PEFT + "_target_": "adapters.rank",
         REST: ("adapters.targets", SIDE),
     },
-    blurs=_chooses,
+    blurs=_chooses_layers,
     note="the layers with an adapter, and the form of the adapters",
     lossy="stagebridge translates adapters that are alike in all blocks",
     source="components/_peft/lora.py: PeftConfig, apply_lora_to_linear_modules",
@@ -351,7 +351,7 @@ BUFFERS = {
 }
 
 
-def _switch(theirs: str, ours: str) -> Rule:
+def _switch_rule(theirs: str, ours: str) -> Rule:
     def write(values: Group, context: Context) -> Group:
         return (
             {theirs: True}
@@ -382,5 +382,5 @@ RULES: tuple[Rule, ...] = (
     LORA,
     MOMENT_FORMATS,
     RESUMING,
-    *(_switch(theirs, ours) for theirs, ours in BUFFERS.items()),
+    *(_switch_rule(theirs, ours) for theirs, ours in BUFFERS.items()),
 )

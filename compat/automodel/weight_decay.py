@@ -86,7 +86,7 @@ def _write_groups(values: Group, context: Context) -> Group:
     return {GROUPS: groups} if groups else {}
 
 
-def _odd(values: Group) -> bool:
+def _has_odd_groups(values: Group) -> bool:
     """Whether the groups have factors that no plan can express: on other parameters, or on the
     weight decay of only some biases and norms.
     """
@@ -138,7 +138,7 @@ RULES = (
             else Effect.NONE
         ),
         sees=("optimizer._target_", "optimizer.weight_decay"),
-        blurs=_odd,
+        blurs=_has_odd_groups,
         carries={"optimizer.weight_decay": SCOPE},
         lossy="stagebridge translates groups only for biases and norms, embedding and output layer;"
         " older releases have no groups",

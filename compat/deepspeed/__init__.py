@@ -28,7 +28,7 @@ MOST_OTHERS = 4
 """Largest number of keys of a config for each key that DeepSpeed reads."""
 
 
-def _reads(key: str, inner: set[str], value: Any) -> bool:
+def _looks_read(key: str, inner: set[str], value: Any) -> bool:
     """Return whether the value of a top-level key looks as DeepSpeed reads it. `inner` are the keys of that section; the
     empty key stands for a key that is no section.
     """
@@ -160,16 +160,16 @@ class DeepSpeedDialect(PackagedDialect):
         """
         return self._parse_source(source, version, lenient, None, None)
 
-    def _arguments(self, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        if said is None:
+    def _arguments(self, values: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        if values is None:
             return None
         from compat.deepspeed.trainer import arguments, rename_recipe
 
-        placed = rename_recipe(Placed({}, {}).overlay(said))
+        settings = rename_recipe(Placed({}, {}).overlay(values))
         # Every dump of TrainingArguments has its output_dir, and axolotl's recipes have further names. A
         # dump also holds names that no DeepSpeed key needs.
-        known = arguments(placed, "output_dir" in said or placed.keys() != said.keys())
-        return Placed(known, placed.places, placed.lost)
+        filling = arguments(settings, "output_dir" in values or settings.keys() != values.keys())
+        return Placed(filling, settings.places, settings.lost)
 
     def _parse_source(
         self,
@@ -222,17 +222,17 @@ class DeepSpeedDialect(PackagedDialect):
         from compat.deepspeed.checks import inspect
 
         # What the reader found out about a missing schedule says more than the check of the file.
-        told = {one.path for one in config.remarks if one.path == "scheduler.type"}
+        paths = {one.path for one in config.remarks if one.path == "scheduler.type"}
         # So does what an argument of the Trainer asked for.
-        told |= {one.path for one in config.sources.claims} & {"gradient_clipping"}
-        found = tuple(one for one in inspect(config) if one.path not in told)
+        paths |= {one.path for one in config.sources.claims} & {"gradient_clipping"}
+        findings = tuple(one for one in inspect(config) if one.path not in paths)
         alone = config.entry == PARTIAL and config.sources == NO_SOURCES
         if alone and config.effective.get(BATCH) is None:
             message = (
                 "the source sets no batch size; DeepSpeed refuses the file until you add this key"
             )
-            return (Finding(BATCH, message, Effect.STOPS, how=How.MISSING), *found)
-        return found
+            return (Finding(BATCH, message, Effect.STOPS, how=How.MISSING), *findings)
+        return findings
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Write the config as JSON with explicit values, together with the code part and the launch
@@ -275,11 +275,11 @@ class DeepSpeedDialect(PackagedDialect):
         dtype = next(
             (code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32"
         )
-        schedule, said = _scheduler_state(config, hub), dict(config.ds_config)  # type: ignore[attr-defined]
+        schedule, settings = _scheduler_state(config, hub), dict(config.ds_config)  # type: ignore[attr-defined]
         if values.get("checkpoint.load_universal") or not hub.groups:
-            return Saves("universal", dtype=dtype, schedule=schedule, config=said)
+            return Saves("universal", dtype=dtype, schedule=schedule, config=settings)
         return Saves(
-            "deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=said
+            "deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=settings
         )
 
     def settings_for_groups(self, file: str) -> Mapping[str, Any]:
@@ -288,39 +288,39 @@ class DeepSpeedDialect(PackagedDialect):
         """
         return {"code.parameter_groups": file}
 
-    def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """Return `written`, changed so that the run continues from the checkpoint in `folder`. If
-        `written` has a complete training script, the launch command gets the option `--save`.
+    def resuming(self, output: Written, folder: str, groups: str = "") -> Written:
+        """Return `output`, changed so that the run continues from the checkpoint in `folder`. If
+        `output` has a complete training script, the launch command gets the option `--save`.
         Otherwise the script for the user to complete gets a line that loads the checkpoint.
         """
-        if written.beside:
-            return replace(written, launch=(*written.launch, "--save", folder))
+        if output.beside:
+            return replace(output, launch=(*output.launch, "--save", folder))
         # The last bracket on a line of its own closes the call of
         # deepspeed.initialize; loading needs the engine it returns.
-        head, close, rest = written.snippet.rpartition("\n)\n")
-        return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
+        head, close, rest = output.snippet.rpartition("\n)\n")
+        return replace(output, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
     def natively(
-        self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
+        self, output: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """Return `written` with a script and a launch command that run the native engine: in the
+        """Return `output` with a script and a launch command that run the native engine: in the
         script the name `deepspeed` means `compat.deepspeed`.
         """
-        snippet = written.snippet.replace(
+        snippet = output.snippet.replace(
             "import deepspeed\n", "import compat.deepspeed as deepspeed\n"
         )
-        launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", written.file))
+        launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", output.file))
         return replace(
-            self.resuming(replace(written, snippet=snippet, beside={}), folder), launch=launch
+            self.resuming(replace(output, snippet=snippet, beside={}), folder), launch=launch
         )
 
     def program(
-        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+        self, output: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
         """Return the config with a complete training script and with the config file of the model."""
         from compat.deepspeed.script_writer import beside
 
-        return beside(written, config, plan, model)
+        return beside(output, config, plan, model)
 
     def model_fields_in_script(
         self, plan: Mapping[str, Any], model: Config | None
@@ -356,9 +356,9 @@ class DeepSpeedDialect(PackagedDialect):
         for path in KEYS:
             top, _, inner = path.partition(".")
             own.setdefault(top, set()).add(inner.partition(".")[0])
-        found = sum(_reads(key, own[key], value) for key, value in data.items() if key in own)
+        count = sum(_looks_read(key, own[key], value) for key, value in data.items() if key in own)
         # Keys that DeepSpeed does not have speak against it: some of its names are common words.
-        return found if MOST_OTHERS * found >= len(data) else 0
+        return count if MOST_OTHERS * count >= len(data) else 0
 
     def mistaken(self, data: Any) -> str:
         """Return a message if the file is a config of accelerate or of Hugging Face's Trainer, else
@@ -376,21 +376,21 @@ class DeepSpeedDialect(PackagedDialect):
         """
         return path.startswith("code.") or path in self._at(version).keys
 
-    def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
-        """Return `given` without optimizer and scheduler arguments that the chosen type does not
+    def fitting(self, settings: Mapping[str, Any], version: str) -> dict[str, Any]:
+        """Return `settings` without optimizer and scheduler arguments that the chosen type does not
         take.
         """
         from compat.deepspeed.refusals import strange
 
-        out = {*strange(given, self._at(version))}
-        return {path: value for path, value in given.items() if path not in out}
+        out = {*strange(settings, self._at(version))}
+        return {path: value for path, value in settings.items() if path not in out}
 
     def defaults(self, version: str) -> Mapping[str, Any]:
         """Return the default of each key that a release reads. The code part has no defaults."""
         from compat.deepspeed.releases import KEYS
 
-        known = (path for path in fields(self.schema) if self.knows(path, None, version, PARTIAL))
-        return {path: KEYS[path].at(version) if path in KEYS else None for path in known}
+        paths = (path for path in fields(self.schema) if self.knows(path, None, version, PARTIAL))
+        return {path: KEYS[path].at(version) if path in KEYS else None for path in paths}
 
     def nullable(self, path: str, version: str) -> bool:
         """Return whether null has a meaning of its own for DeepSpeed, as in `steps_per_print`,

@@ -92,7 +92,7 @@ def options(launch: Launch) -> dict[str, Pieces] | None:
     first = next((index for index, name in enumerate(names) if name in PROGRAMS), None)
     if first is None:
         return None
-    found: dict[str, Pieces] = {}
+    values: dict[str, Pieces] = {}
     for index, word in enumerate(launch.launcher[first:], first + 1):
         option, tied, _ = spell_pieces(word).partition("=")
         after = launch.launcher[index] if index < len(launch.launcher) else ()
@@ -105,15 +105,15 @@ def options(launch: Launch) -> dict[str, Pieces] | None:
                 else after
             )
             # accelerate takes each option with hyphens and with underscores.
-            found[option.removeprefix("--").replace("-", "_")] = value
-    return found
+            values[option.removeprefix("--").replace("-", "_")] = value
+    return values
 
 
-def _settings(
-    said: Mapping[str, Pieces], opens: Opens, line: int
+def _read_settings(
+    options: Mapping[str, Pieces], opens: Opens, line: int
 ) -> tuple[Mapping[str, Any], Document | None]:
     """Return the data of accelerate's config file; empty without a file."""
-    document = opens(said[CONFIG], line) if CONFIG in said else None
+    document = opens(options[CONFIG], line) if CONFIG in options else None
     data = document.data if document else {}
     if not isinstance(data, Mapping):
         raise SourceError(
@@ -122,34 +122,36 @@ def _settings(
     return data, document
 
 
-def _deepspeed(said: Mapping[str, Pieces], data: Mapping[str, Any]) -> bool:
-    if SWITCH in said or MODES & said.keys():
-        return SWITCH in said
+def _uses_deepspeed(options: Mapping[str, Pieces], data: Mapping[str, Any]) -> bool:
+    if SWITCH in options or MODES & options.keys():
+        return SWITCH in options
     kind = str(data.get("distributed_type", "")).rpartition(".")[2]
-    return kind == "DEEPSPEED" if CONFIG in said else FILE in said
+    return kind == "DEEPSPEED" if CONFIG in options else FILE in options
 
 
 def starts(launch: Launch, opens: Opens) -> bool:
     """Return whether accelerate runs the launch with DeepSpeed."""
-    said = options(launch)
-    return said is not None and _deepspeed(said, _settings(said, opens, launch.line)[0])
+    words = options(launch)
+    return words is not None and _uses_deepspeed(
+        words, _read_settings(words, opens, launch.line)[0]
+    )
 
 
 def mistaken(launch: Launch, opens: Opens) -> str:
     """Return what accelerate starts, and the nearest way, for a launch of accelerate without DeepSpeed."""
-    said = options(launch)
-    if said is None:
+    words = options(launch)
+    if words is None:
         return ""
     try:
-        data, _ = _settings(said, opens, launch.line)
+        data, _ = _read_settings(words, opens, launch.line)
     except SourceError as error:
         return f"a launch of accelerate: {error}"
-    if _deepspeed(said, data):
+    if _uses_deepspeed(words, data):
         return ""
-    kind = data.get("distributed_type", next(iter(sorted(MODES & said.keys())), ""))
+    kind = data.get("distributed_type", next(iter(sorted(MODES & words.keys())), ""))
     source = (
         f"distributed_type {kind}"
-        if CONFIG in said
+        if CONFIG in words
         else f"--{kind}"
         if kind
         else "no --config_file"
@@ -162,68 +164,79 @@ def mistaken(launch: Launch, opens: Opens) -> str:
     )
 
 
-def read(launch: Launch, script: Script, opens: Opens, asked: str = "") -> Started | None:
+def read(
+    launch: Launch, script: Script, opens: Opens, precision_of_program: str = ""
+) -> Started | None:
     """Return what accelerate passes to DeepSpeed; None if it does not start the run with DeepSpeed.
 
-    `asked` is the precision that the program's TrainingArguments set, which then counts.
+    `precision_of_program` is the precision that the program's TrainingArguments set, which then counts.
     """
-    said = options(launch)
-    if said is None:
+    words = options(launch)
+    if words is None:
         return None
-    data, config = _settings(said, opens, launch.line)
-    if not _deepspeed(said, data):
+    data, config = _read_settings(words, opens, launch.line)
+    if not _uses_deepspeed(words, data):
         return None
-    wanted = {*FACTS, PRECISION, FILE}
-    for name in wanted & said.keys():
-        if part := next(unknowns(said[name]), None):
+    names = {*FACTS, PRECISION, FILE}
+    for name in names & words.keys():
+        if part := next(unknowns(words[name]), None):
             raise SourceError(
                 f"{script.name}: line {launch.line}: --{name}: {part.spelling} is not known: {part.why}"
             )
     section = data.get(SECTION) or {}
-    typed = {name: scalar(text_if_known(said[name]) or "") for name in wanted & said.keys()}
-    given = {**{name: value for name, value in section.items() if value is not None}, **typed}
+    typed_values = {name: scalar(text_if_known(words[name]) or "") for name in names & words.keys()}
+    chosen = {
+        **{name: value for name, value in section.items() if value is not None},
+        **typed_values,
+    }
     # YAML reads the word no as false.
-    precision = asked or str(typed.get(PRECISION, data.get(PRECISION)) or "no").lower()
-    settings = {name: _spelled(given.get(name, usual)) for name, usual in USUAL.items()}
+    precision = (
+        precision_of_program
+        or str(typed_values.get(PRECISION, data.get(PRECISION)) or "no").lower()
+    )
+    settings = {name: _spell_setting(chosen.get(name, usual)) for name, usual in USUAL.items()}
     facts = {FACTS[name][1]: value for name, value in settings.items() if value != "auto"}
     facts = {PRECISION: precision, "clip": CLIP, "nvme_path": NO_PATH, **facts}
-    findings = [*_refusals(section, typed, data, config)] if FILE in given else []
-    findings += _unpassed(given, settings, launch.line)
-    if FILE in given:
-        named = said.get(FILE) or (Text(str(given[FILE]), NOWHERE),)
-        document = opens(named, launch.line)
+    findings = [*_find_refusals(section, typed_values, data, config)] if FILE in chosen else []
+    findings += _find_unpassed(chosen, settings, launch.line)
+    if FILE in chosen:
+        words_of_file = words.get(FILE) or (Text(str(chosen[FILE]), NOWHERE),)
+        document = opens(words_of_file, launch.line)
         whole = (
             {"gradient_accumulation_steps": 1, **document.data}
             if isinstance(document.data, Mapping)
             else {}
         )
     else:
-        document, whole = config or Document({}, {}, "json", name=script.name), _built(settings)
+        document, whole = (
+            config or Document({}, {}, "json", name=script.name),
+            _build_config(settings),
+        )
         lines: dict[Key, int] = {
             tuple(FACTS[str(key[1])][0].split(".")): line
             for key, line in document.lines.items()
             if len(key) == 2 and key[0] == SECTION and key[1] in FACTS
         }
         document = replace(document, lines=lines)
-    if FILE in said and SWITCH not in said and CONFIG not in said:
+    if FILE in words and SWITCH not in words and CONFIG not in words:
         message = (
             "accelerate reads this file only with --use_deepspeed, or if its config file says distributed_type:"
             " DEEPSPEED; stagebridge assumes that your default config says so; add --use_deepspeed"
         )
         findings.append(Finding(f"--{FILE}", message, Effect.NUMBERS, origin=Origin(launch.line)))
-    findings += _clash(whole, precision)
+    findings += _find_clash(whole, precision)
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
-    document = replace(document, data=_mixed(whole, precision), strings={})
-    placed = _place_settings(said, typed, section, data, config, launch, script)
-    sources = _find_sources(placed, _mixed(whole, precision), document, FILE in given)
+    document = replace(document, data=_mix_precisions(whole, precision), strings={})
+    places = _place_settings(words, typed_values, section, data, config, launch, script)
+    sources = _find_sources(places, _mix_precisions(whole, precision), document, FILE in chosen)
     world = launch.ranks or (None if launch.unranked else ranks)
     return Started(document, facts, world, tuple(findings), sources)
 
 
 def _place_settings(
-    said: Mapping[str, Pieces],
-    typed: Mapping[str, Any],
+    words: Mapping[str, Pieces],
+    typed_values: Mapping[str, Any],
     section: Mapping[str, Any],
     data: Mapping[str, Any],
     config: Document | None,
@@ -239,61 +252,61 @@ def _place_settings(
     file = config.name if config else ""
     lines = {name: config.line(*key) if config else None for name, key in keys.items()}
     places = {name: Said(name, value, file, lines[name]) for name, value in values.items()}
-    options = {name: typed[name] for name in said if name in typed and name != FILE}
-    spelled = {
-        name: Said(f"--{name}", value, "", line_of(said[name], script.text) or launch.line)
+    options = {name: typed_values[name] for name in words if name in typed_values and name != FILE}
+    option_places = {
+        name: Said(f"--{name}", value, "", line_of(words[name], script.text) or launch.line)
         for name, value in options.items()
     }
-    return Placed(values, places).overlay(Placed(options, spelled))
+    return Placed(values, places).overlay(Placed(options, option_places))
 
 
 def _find_sources(
-    placed: Placed, built: Mapping[str, Any], document: Document, by_file: bool
+    settings: Placed, config: Mapping[str, Any], document: Document, by_file: bool
 ) -> Sources:
-    """Return who sets what of the config `built` for DeepSpeed. A file of DeepSpeed wins over settings of
+    """Return who sets what of the config `config` for DeepSpeed. A file of DeepSpeed wins over settings of
     accelerate, which fill in its "auto"; without one, accelerate builds the config from these settings.
     """
-    written = {path for path in flat(built) if tuple(path.split(".")) in document.lines}
-    winners = {path: Said(path, value, ADDER) for path, value in flat(built).items()}
-    winners = {path: said for path, said in winners.items() if path not in written}
+    paths = {path for path in flat(config) if tuple(path.split(".")) in document.lines}
+    winners = {path: Said(path, value, ADDER) for path, value in flat(config).items()}
+    winners = {path: place for path, place in winners.items() if path not in paths}
     claims, values = list[Claim](), {"steps_per_print": "inf"}
     winners["steps_per_print"] = Said("steps_per_print", "inf", ADDER)
-    for name, value in placed.items():
-        said, path = placed.places[name], FACTS.get(name, ("", ""))[0]
+    for name, value in settings.items():
+        place, path = settings.places[name], FACTS.get(name, ("", ""))[0]
         if name == PRECISION:
             path, value = f"{'bf16' if value == 'fp8' else value}.enabled", True
-        if path in winners or not by_file or flat(built).get(path) == "auto":
-            winners[path] = said
+        if path in winners or not by_file or flat(config).get(path) == "auto":
+            winners[path] = place
         if path in PRECISE or name in FACTS:
             effect = Effect.COST if path.startswith("zero_") else Effect.NUMBERS
-            claims.append(Claim(path, value, said, LOSES, effect))
-    if "steps_per_print" in built:
+            claims.append(Claim(path, value, place, LOSES, effect))
+    if "steps_per_print" in config:
         line = document.line("steps_per_print")
-        said = Said("steps_per_print", built["steps_per_print"], document.name, line)
-        claims.append(Claim("steps_per_print", said.value, said, PRINTS, Effect.NONE))
-    return Sources(tuple(claims), winners, values, tuple(Unheard(*one) for one in placed.lost))
+        place = Said("steps_per_print", config["steps_per_print"], document.name, line)
+        claims.append(Claim("steps_per_print", place.value, place, PRINTS, Effect.NONE))
+    return Sources(tuple(claims), winners, values, tuple(Unheard(*one) for one in settings.lost))
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a nested config by path."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in section.items():
         inner = isinstance(value, Mapping)
-        found |= flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
-    return found
+        values |= flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+    return values
 
 
-def _spelled(value: Any) -> Any:
+def _spell_setting(value: Any) -> Any:
     """Return a setting as accelerate takes it from its environment variable."""
     if isinstance(value, str):
-        lowered = value.lower()
+        text = value.lower()
         return {"true": True, "false": False}.get(
-            lowered, lowered if lowered in ("none", "auto", "cpu", "nvme") else value
+            text, text if text in ("none", "auto", "cpu", "nvme") else value
         )
     return value
 
 
-def _built(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _build_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that accelerate builds where no file of DeepSpeed is named."""
     flat = {
         FACTS[name][0]: value
@@ -306,7 +319,7 @@ def _built(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", **nest(flat)}
 
 
-def _mixed(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
+def _mix_precisions(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
     """Return a config with the sections of both 16-bit formats, as accelerate completes it."""
     on = {"fp16": {"enabled": True, "auto_cast": True}} if precision == "fp16" else {}
     on |= {"bf16": {"enabled": True}} if precision in ("bf16", "fp8") else {}
@@ -314,7 +327,7 @@ def _mixed(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
     return {**off, **on, **data}
 
 
-def _clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
+def _find_clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
     other = {"fp16": "bf16", "bf16": "fp16", "fp8": "fp16"}.get(precision, "")
     section = data.get(other)
     if isinstance(section, Mapping) and str(section.get("enabled")).lower() == "true":
@@ -322,11 +335,11 @@ def _clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
         yield Finding(f"{other}.enabled", message, Effect.STOPS)
 
 
-def _unpassed(
-    given: Mapping[str, Any], settings: Mapping[str, Any], line: int
+def _find_unpassed(
+    chosen: Mapping[str, Any], settings: Mapping[str, Any], line: int
 ) -> Iterator[Finding]:
     for device, path in PATHS.items():
-        if settings[device] == "nvme" and FILE not in given:
+        if settings[device] == "nvme" and FILE not in chosen:
             message = (
                 f"accelerate's launcher does not pass {path} on (utils/launch.py: prepare_deepspeed_cmd_env), so that"
                 f' DeepSpeed gets the path "{NO_PATH}"; name a DeepSpeed file with the path in {FILE}'
@@ -334,15 +347,15 @@ def _unpassed(
             yield Finding(path, message, Effect.COST, origin=Origin(line))
 
 
-def _refusals(
+def _find_refusals(
     section: Mapping[str, Any],
-    typed: Mapping[str, Any],
+    typed_values: Mapping[str, Any],
     data: Mapping[str, Any],
     config: Document | None,
 ) -> Iterator[Finding]:
     """Yield a finding for each setting that accelerate's config file may not have where it names a file of DeepSpeed."""
     names = [name for name in section if name in FACTS]
-    if PRECISION not in typed and data.get(PRECISION) is not None:
+    if PRECISION not in typed_values and data.get(PRECISION) is not None:
         names.append(PRECISION)
     for name in names:
         message = (

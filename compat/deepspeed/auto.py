@@ -169,18 +169,18 @@ _KNOWN_AS: Mapping[str, str] = {
 
 
 def resolve(
-    given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any
+    settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any
 ) -> dict[str, Any]:
-    """Return `given` with every "auto" replaced. A key in `values` gets the value from there. All
+    """Return `settings` with every "auto" replaced. A key in `values` gets the value from there. All
     other keys get values that rules compute from `facts`, whose names are in `FACTS`. Raises
     `ConfigError` if an "auto" is left; the error names the missing facts.
     """
-    said = resolve_auto(
-        given,
+    resolution = resolve_auto(
+        settings,
         {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}},
     )
-    ConfigError.raise_if(said.problems)
-    return {**given, **said.found}
+    ConfigError.raise_if(resolution.problems)
+    return {**settings, **resolution.found}
 
 
 @dataclass(frozen=True)
@@ -195,55 +195,59 @@ class Resolved:
 
 
 def resolve_auto(
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     values: Mapping[str, Any] | None,
     where: Mapping[str, str] | None = None,
     world: int | None = None,
 ) -> Resolved:
-    """Resolve each "auto" in `given` for a run on `world` ranks.
+    """Resolve each "auto" in `settings` for a run on `world` ranks.
 
     `values` has values for keys and facts. `where` has the line of each key in the file, for
     messages. Without `values` no rule applies, because nothing shows that Hugging Face's Trainer or
     accelerate starts the run.
     """
-    open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
+    open_ = [path for path, value in settings.items() if value == "auto" and path not in REAL]
     flaws = {name: text for name, value in (values or {}).items() if (text := flaw(name, value))}
     wrong = {"betas" if name in BETAS else SPELLED.get(name, name) for name in flaws}
-    said = _as_facts({name: value for name, value in (values or {}).items() if name not in flaws})
-    facts = _facts(given, {"world_size": world, **said} if world else said)
+    sources = _as_facts(
+        {name: value for name, value in (values or {}).items() if name not in flaws}
+    )
+    facts = _facts(settings, {"world_size": world, **sources} if world else sources)
     # The user first learns that a fact is wrong; no other value takes its place.
     facts = {fact: value for fact, value in facts.items() if fact not in wrong}
-    found: dict[str, Any] = {}
+    resolutions: dict[str, Any] = {}
     for path in open_ if values is not None else ():
-        value = said.get(path)
-        if path not in said:
+        value = sources.get(path)
+        if path not in sources:
             value = _by_rule(path, facts)
         if value is not None:
-            found[path] = value
+            resolutions[path] = value
             # A key that is now known may be the fact of another: a
             # resolved micro batch completes the total.
-            facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
+            facts |= {
+                fact: value for fact, path_of_fact in _KNOWN_AS.items() if path_of_fact == path
+            }
     spoilt = {path for path, rule in RULES.items() if not wrong.isdisjoint(rule.needs)}
-    left = [path for path in open_ if path not in found and path not in spoilt]
+    rest = [path for path in open_ if path not in resolutions and path not in spoilt]
     problems = (
         *(f"auto: {name}: {text}" for name, text in flaws.items()),
-        *_messages_on_rest(left, facts, where or {}),
+        *_messages_on_rest(rest, facts, where or {}),
     )
     # A command that repeats a wrong option would be refused again.
-    return Resolved(found, problems, () if flaws else tuple(_options_to_give(left, facts)))
+    return Resolved(resolutions, problems, () if flaws else tuple(_options_to_give(rest, facts)))
 
 
 def find_open(
-    given: Mapping[str, Any], values: Mapping[str, Any], world: int | None
+    settings: Mapping[str, Any], values: Mapping[str, Any], world: int | None
 ) -> dict[str, str]:
     """Return each "auto" that Hugging Face fills in and that lacks a fact, with that fact's name."""
     facts = _facts(
-        given, {"world_size": world, **_as_facts(values)} if world else _as_facts(values)
+        settings, {"world_size": world, **_as_facts(values)} if world else _as_facts(values)
     )
     return {
         path: lacking[0]
         for path, rule in RULES.items()
-        if given.get(path) == "auto"
+        if settings.get(path) == "auto"
         and values.get(path) is None
         and (lacking := [fact for fact in rule.needs if fact not in facts])
     }
@@ -251,18 +255,18 @@ def find_open(
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with each TrainingArgument renamed to the fact that it sets."""
-    said = {SPELLED.get(name, name): value for name, value in values.items() if name not in BETAS}
+    facts = {SPELLED.get(name, name): value for name, value in values.items() if name not in BETAS}
     # Two arguments make one fact. The one that is not given has the Trainer's default.
     if not values.keys().isdisjoint(BETAS):
-        said["betas"] = tuple(map(values.get, BETAS, SAMPLES["betas"]))
-    return said
+        facts["betas"] = tuple(map(values.get, BETAS, SAMPLES["betas"]))
+    return facts
 
 
-def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all facts for the rules: those in `values`, those that the config `given` contains,
+def _facts(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all facts for the rules: those in `values`, those that the config `settings` contains,
     and the number of data-parallel ranks.
     """
-    own = {fact: values.get(path, given.get(path)) for fact, path in _KNOWN_AS.items()}
+    own = {fact: values.get(path, settings.get(path)) for fact, path in _KNOWN_AS.items()}
     # Both the Trainer and accelerate make one micro batch a step unless told otherwise.
     own["accumulation"] = own["accumulation"] if own["accumulation"] is not None else 1
     facts = {fact: value for fact, value in own.items() if value not in (None, "auto")}
@@ -270,7 +274,7 @@ def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
     if "world_size" in facts:
         # Ranks that share one batch: tensor x pipeline x sequence.
         sizes = (
-            given.get(path)
+            settings.get(path)
             for path in ("code.tensor_parallel", "code.pipeline_stages", "sequence_parallel_size")
         )
         sharing = math.prod(size for size in sizes if isinstance(size, int))
@@ -291,15 +295,15 @@ def _messages_on_rest(
     """Yield messages about keys that still have the value "auto": one message for all keys that
     Hugging Face fills in, and one for each other key.
     """
-    ruled = [path for path in paths if path in RULES]
-    if ruled:
+    fillable = [path for path in paths if path in RULES]
+    if fillable:
         keys = ", ".join(
-            f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled
+            f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in fillable
         )
         missing = dict.fromkeys(
-            fact for path in ruled for fact in RULES[path].needs if fact not in facts
+            fact for path in fillable for fact in RULES[path].needs if fact not in facts
         )
-        count = "1 value" if len(ruled) == 1 else f"{len(ruled)} values"
+        count = "1 value" if len(fillable) == 1 else f"{len(fillable)} values"
         advice = "pass the TrainingArguments with --auto-from"
         if missing:
             advice = f"{advice}, or pass {', '.join(missing)} with --auto"
@@ -340,14 +344,14 @@ def flaw(name: str, value: Any) -> str:
 
     The value of a key is checked where the key is set.
     """
-    fact, known = SPELLED.get(name, name), {*fields(DeepSpeed), *FACTS}
+    fact, names = SPELLED.get(name, name), {*fields(DeepSpeed), *FACTS}
     if name in BETAS:
         return misfit(value, DEFAULTS[name])
-    if fact not in known:
+    if fact not in names:
         if name in NAMES:
             return f"--auto does not take this TrainingArgument; use --auto-from {name}={_spell_value(value)}"
         return (
-            f"neither a key of DeepSpeed nor the name of a fact{nearest(name, {*known, *SPELLED})}"
+            f"neither a key of DeepSpeed nor the name of a fact{nearest(name, {*names, *SPELLED})}"
         )
     # True and false are whole numbers to Python, so they are ruled out by name.
     if fact in WHOLE and (isinstance(value, bool) or not isinstance(value, int)):

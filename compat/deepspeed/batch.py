@@ -31,7 +31,7 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     world size does not fit the sizes of the mesh axes.
     """
     at = release(version)
-    shared, mesh = _shared(values, at), _mesh(values)
+    axes, mesh = _sharing_keys(values, at), _mesh(values)
     # Ranks that share one batch. AutoTP's are not among them:
     # DeepSpeed reads the batch before these groups exist.
     sharing = (
@@ -49,11 +49,11 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
         )
     if world % sharing:
         raise ConfigError(
-            f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks"
+            f"{axes} does not divide world size ({world}); use a multiple of {sharing} ranks"
         )
     # With a mesh DeepSpeed takes the size of its data axis, also
     # in releases that ignore the sequence axis otherwise.
-    return Ranks(world, int(values["data_parallel_size"]) if mesh else world // sharing, shared)
+    return Ranks(world, int(values["data_parallel_size"]) if mesh else world // sharing, axes)
 
 
 def check_mesh(values: Flat, world_size: int | None) -> Iterator[str]:
@@ -78,9 +78,9 @@ def _sequence(values: Flat, at: Release) -> int:
     script's number and the file's. Before 0.17.0 the file's number counts only if the script builds
     groups of ranks.
     """
-    seen = at.since("0.17.0") or _ranks_of_script(values) > 1
+    counts = at.since("0.17.0") or _ranks_of_script(values) > 1
     return max(
-        int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1
+        int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if counts else 1
     )
 
 
@@ -96,17 +96,17 @@ def _mesh(values: Flat) -> int:
     return int(values["data_parallel_size"]) * int(values["sequence_parallel_size"])
 
 
-def _shared(values: Flat, at: Release) -> str:
+def _sharing_keys(values: Flat, at: Release) -> str:
     """Return, for a message, the keys that make several ranks share one batch, with their sizes."""
     sequence = _sequence(values, at)
-    told = (
+    sequence_path = (
         "code.context_parallel"
         if sequence == values["code.context_parallel"]
         else "sequence_parallel_size"
     )
     sizes = {
         path: int(values[path]) for path in ("code.tensor_parallel", "code.pipeline_stages")
-    } | {told: sequence}
+    } | {sequence_path: sequence}
     return " x ".join(f"{path} ({size})" for path, size in sizes.items() if size > 1)
 
 
@@ -120,7 +120,7 @@ def _ranks_of_batch_keys(values: Flat) -> int:
     return int(total // (micro * steps))
 
 
-def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | None) -> list[str]:
+def solve(values: dict[str, Any], settings: Flat, at: Release, world_size: int | None) -> list[str]:
     """Store the three batch keys in `values`, and compute missing ones as DeepSpeed does
     (runtime/config.py, _set_batch_related_parameters). Return the problems that DeepSpeed would
     find.
@@ -129,11 +129,11 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
         data = ranks(values, at.version, world_size).dividing
     except ConfigError as error:
         return list(error.problems)
-    total, micro, steps = (given.get(path) for path in (TOTAL, MICRO, STEPS))
+    total, micro, steps = (settings.get(path) for path in (TOTAL, MICRO, STEPS))
     if total is None and micro is None:
         return [f"{MICRO}: missing; set this key or {TOTAL}"]
     values.update(_solve_batch(total, micro, steps, data))
-    return _uneven(values, data)
+    return _find_uneven(values, data)
 
 
 def _solve_batch(
@@ -141,7 +141,7 @@ def _solve_batch(
 ) -> dict[str, int]:
     """Return the three batch keys. At least `total` or `micro` must be given. Missing keys are
     computed by floor division, as in DeepSpeed. If the division leaves a remainder, the keys
-    contradict each other, and `_uneven` reports this.
+    contradict each other, and `_find_uneven` reports this.
     """
     if micro is None:
         assert total is not None
@@ -152,7 +152,7 @@ def _solve_batch(
     return {TOTAL: micro * steps * data if total is None else total, MICRO: micro, STEPS: steps}
 
 
-def _uneven(values: Flat, data: int) -> list[str]:
+def _find_uneven(values: Flat, data: int) -> list[str]:
     total, micro, steps = values[TOTAL], values[MICRO], values[STEPS]
     # A total below the number of ranks makes a micro batch of 0, whose product may still agree.
     if total == micro * steps * data and micro * steps > 0:
@@ -160,11 +160,11 @@ def _uneven(values: Flat, data: int) -> list[str]:
     product = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
     return [
         f"{TOTAL}: found {total}, expected {product} = {micro * steps * data}; set only two of the"
-        f" three keys, or make them agree{_apart(values, data)}"
+        f" three keys, or make them agree{_hint_on_ranks(values, data)}"
     ]
 
 
-def _apart(values: Flat, data: int) -> str:
+def _hint_on_ranks(values: Flat, data: int) -> str:
     """Return a hint if the batch keys would agree with each other on the condition that several
     ranks share each batch, or that there are fewer ranks. Otherwise return an empty string. Only
     the script, not the file, decides whether ranks share a batch.
@@ -173,14 +173,14 @@ def _apart(values: Flat, data: int) -> str:
     size = step * data
     # DeepSpeed expects `size` samples. If that is a multiple of
     # the total, so many ranks may share each batch.
-    shared = size // total if total and size % total == 0 else 1
-    if shared < 2 or data % shared or _ranks_of_script(values) > 1:
+    sharers = size // total if total and size % total == 0 else 1
+    if sharers < 2 or data % sharers or _ranks_of_script(values) > 1:
         fewer = total and step and total % step == 0 and total < size
         agree = total // step if fewer else 0
         many = "" if agree == 1 else "s"
         return f"; the batch keys agree on {agree} data-parallel rank{many}" if agree else ""
     return (
-        f"; the batch keys agree if {shared} ranks share each batch: to say so, put the missing"
-        f" .code.json beside the file, or pass --code pipeline_stages={shared} or --code"
-        f" tensor_parallel={shared}"
+        f"; the batch keys agree if {sharers} ranks share each batch: to say so, put the missing"
+        f" .code.json beside the file, or pass --code pipeline_stages={sharers} or --code"
+        f" tensor_parallel={sharers}"
     )

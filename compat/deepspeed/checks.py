@@ -36,20 +36,20 @@ ZERO_SUPPORTED_OPTIMIZERS).
 """
 
 
-def _stops_muon(seen: Seen) -> bool:
+def _stops_muon(view: Seen) -> bool:
     """Return whether BF16_Optimizer gets Muon in a run with a grid of model-parallel ranks."""
-    piped = (seen["code.pipeline_stages"] or 1) > 1
-    narrow = piped and seen.stage == 0 and seen["data_types.grad_accum_dtype"] != "fp32"
-    parallel = piped or (seen["tensor_parallel.autotp_size"] or 0) > 1
-    wide = keeps_wide_masters(seen.values) and parallel
-    muon = str(seen["optimizer.type"]).lower() == "muon"
-    return muon and bool(seen["bf16.enabled"]) and (wide or narrow)
+    has_pipeline = (view["code.pipeline_stages"] or 1) > 1
+    narrow = has_pipeline and view.stage == 0 and view["data_types.grad_accum_dtype"] != "fp32"
+    parallel = has_pipeline or (view["tensor_parallel.autotp_size"] or 0) > 1
+    wide = keeps_wide_masters(view.values) and parallel
+    muon = str(view["optimizer.type"]).lower() == "muon"
+    return muon and bool(view["bf16.enabled"]) and (wide or narrow)
 
 
-def _dead(
+def _check_dead_key(
     path: str, message: str, place: str = "runtime/config.py: parsed, never read", name: str = ""
 ) -> Check:
-    return Check(path, lambda seen: path in seen.given, message, Effect.NONE, place, name=name)
+    return Check(path, lambda view: path in view.given, message, Effect.NONE, place, name=name)
 
 
 FUSED = ("lion", "lamb")
@@ -60,12 +60,12 @@ its folders).
 """
 
 
-def _fused(seen: Seen) -> bool:
+def _needs_fused_kernel(view: Seen) -> bool:
     """Return whether the optimizer needs a kernel that only few accelerators have. Lion with
     offload needs none, because DeepSpeed compiles Lion's CPU kernel on every machine.
     """
-    name = str(seen["optimizer.type"]).lower()
-    return name in FUSED and not (name == "lion" and offloads_optimizer(seen.values))
+    name = str(view["optimizer.type"]).lower()
+    return name in FUSED and not (name == "lion" and offloads_optimizer(view.values))
 
 
 WARMUP_MAX_LR = 0.001
@@ -74,17 +74,17 @@ WarmupLR before 0.17.2 (runtime/lr_schedules.py).
 """
 
 
-def _lr_overridden(seen: Seen) -> bool:
+def _lr_overridden(view: Seen) -> bool:
     """Return whether the scheduler replaces the optimizer's learning rate by a different rate.
     WarmupDecayLR always replaces the rate; WarmupLR does if the config sets warmup_max_lr.
     """
-    kind, peak = seen["scheduler.type"], seen["scheduler.params.warmup_max_lr"]
+    kind, peak = view["scheduler.type"], view["scheduler.params.warmup_max_lr"]
     sets = kind == "WarmupDecayLR" or (
-        kind == "WarmupLR" and "scheduler.params.warmup_max_lr" in seen.given
+        kind == "WarmupLR" and "scheduler.params.warmup_max_lr" in view.given
     )
-    if not sets or not seen.wrote("optimizer.params.lr"):
+    if not sets or not view.wrote("optimizer.params.lr"):
         return False
-    return bool(seen["optimizer.params.lr"] != (WARMUP_MAX_LR if peak is None else peak))
+    return bool(view["optimizer.params.lr"] != (WARMUP_MAX_LR if peak is None else peak))
 
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"
@@ -94,54 +94,54 @@ MOMENTS = "bf16.bf16_optimizer_states"
 BASE = "runtime/base_optimizer.py: _configure_master_weights"
 
 
-def _zero_masters(seen: Seen) -> bool:
+def _zero_masters(view: Seen) -> bool:
     """Return whether a ZeRO optimizer of the engine keeps masters in bf16."""
-    return bool(seen[BF16_MASTER]) and seen.stage > 0 and not keeps_wide_masters(seen.values)
+    return bool(view[BF16_MASTER]) and view.stage > 0 and not keeps_wide_masters(view.values)
 
 
 TRAPS = Checks(
     RELEASES,
     # Keys that nothing reads
-    _dead(
+    _check_dead_key(
         "pipeline.stages",
         "this key has no effect; the script sets the number of stages with"
         " PipelineModule(num_stages=): set code.pipeline_stages",
         name="no-effect-the-script-s",
     ),
-    _dead(
+    _check_dead_key(
         "pipeline.partition",
         "this key has no effect; the script sets the partition method with"
         " PipelineModule(partition_method=): set code.partition_method",
         name="no-effect-the-script-s",
     ),
-    _dead(
+    _check_dead_key(
         "pipeline.seed_layers",
         "this key has no effect; the script sets it with PipelineModule(seed_layers=); drop the"
         " key",
         name="no-effect-the-script-s",
     ),
-    _dead("disable_allgather", "no effect; drop it"),
-    _dead(
+    _check_dead_key("disable_allgather", "no effect; drop it"),
+    _check_dead_key(
         "tensor_parallel.tp.tp_size",
         "tp_size has no effect; DeepSpeed uses tensor_parallel.autotp_size",
         "runtime/engine.py, autotp_size",
         name="no-effect-tensor_parallel-autotp_size-counts",
     ),
-    _dead(ZERO + "allgather_partitions", "no effect; drop it"),
-    _dead(
+    _check_dead_key(ZERO + "allgather_partitions", "no effect; drop it"),
+    _check_dead_key(
         ZERO + "cpu_offload_use_pin_memory",
         "this key has no effect; use pin_memory in offload_optimizer or offload_param",
         name="no-effect-use-pin_memory-in",
     ),
-    _dead(
+    _check_dead_key(
         "fp32_allreduce",
         "this key has no effect since DeepSpeed 0.6; use communication_data_type",
         name="no-effect-since-deepspeed-0",
     ),
     Check(
         "data_parallel_size",
-        lambda seen: (
-            "data_parallel_size" in seen.given and "sequence_parallel_size" not in seen.given
+        lambda view: (
+            "data_parallel_size" in view.given and "sequence_parallel_size" not in view.given
         ),
         "this key has no effect without sequence_parallel_size; drop the key",
         Effect.NONE,
@@ -150,8 +150,8 @@ TRAPS = Checks(
     ),
     Check(
         "sequence_parallel_size",
-        lambda seen: (
-            seen["sequence_parallel_size"] > 1 and not seen.wrote("data_parallel_size", "code")
+        lambda view: (
+            view["sequence_parallel_size"] > 1 and not view.wrote("data_parallel_size", "code")
         ),
         "before 0.17.0 DeepSpeed's batch equation ignores sequence_parallel_size unless"
         " data_parallel_size is set too; set both",
@@ -162,7 +162,7 @@ TRAPS = Checks(
     ),
     Check(
         "optimizer.params",
-        lambda seen: seen.wrote("optimizer.params") and seen["optimizer.type"] is None,
+        lambda view: view.wrote("optimizer.params") and view["optimizer.type"] is None,
         "DeepSpeed ignores this section without optimizer.type, and uses the script's optimizer",
         Effect.NUMBERS,
         "runtime/config.py: get_optimizer_params",
@@ -171,7 +171,7 @@ TRAPS = Checks(
     ),
     Check(
         "scheduler.params",
-        lambda seen: seen.wrote("scheduler.params") and seen["scheduler.type"] is None,
+        lambda view: view.wrote("scheduler.params") and view["scheduler.type"] is None,
         "DeepSpeed ignores this section without scheduler.type, and uses the script's scheduler",
         Effect.NUMBERS,
         "runtime/config.py: get_scheduler_params",
@@ -180,8 +180,8 @@ TRAPS = Checks(
     ),
     Check(
         "pipeline",
-        lambda seen: (
-            seen.wrote("pipeline.activation_checkpoint_interval") and not seen.has_pipeline
+        lambda view: (
+            view.wrote("pipeline.activation_checkpoint_interval") and not view.has_pipeline
         ),
         "this section has no effect without a PipelineModule; set code.pipeline_stages if the"
         " script builds a PipelineModule",
@@ -191,11 +191,11 @@ TRAPS = Checks(
     ),
     Check(
         "activation_checkpointing",
-        lambda seen: (
+        lambda view: (
             any(
-                seen.given[key] for key in seen.given if key.startswith("activation_checkpointing.")
+                view.given[key] for key in view.given if key.startswith("activation_checkpointing.")
             )
-            and not (seen["code.checkpointing"] or seen.has_pipeline)
+            and not (view["code.checkpointing"] or view.has_pipeline)
         ),
         "this section has no effect unless the model calls deepspeed.checkpointing; set"
         " code.checkpointing if the model calls it",
@@ -206,7 +206,7 @@ TRAPS = Checks(
     # Kernels that few accelerators have
     Check(
         "optimizer.type",
-        lambda seen: _fused(seen) and seen["code.accelerator"] is None,
+        lambda view: _needs_fused_kernel(view) and view["code.accelerator"] is None,
         f"DeepSpeed has this optimizer's kernel only for {', '.join(FUSED_ON)}; on other"
         " accelerators and on CPUs the run stops",
         Effect.COST,
@@ -215,7 +215,9 @@ TRAPS = Checks(
     ),
     Check(
         "optimizer.type",
-        lambda seen: _fused(seen) and seen["code.accelerator"] not in (None, *FUSED_ON),
+        lambda view: (
+            _needs_fused_kernel(view) and view["code.accelerator"] not in (None, *FUSED_ON)
+        ),
         f"DeepSpeed has this optimizer's kernel only for {', '.join(FUSED_ON)}, not for the run's"
         f" accelerator: {NOT_THERE}; use another optimizer, or offload Lion",
         Effect.STOPS,
@@ -225,7 +227,7 @@ TRAPS = Checks(
     # ZeRO settings that a stage ignores
     Check(
         PARAM,
-        lambda seen: seen[PARAM + ".device"] != "none" and seen.stage < 3,
+        lambda view: view[PARAM + ".device"] != "none" and view.stage < 3,
         "DeepSpeed ignores this section below ZeRO stage 3; drop the section, or use stage 3",
         Effect.COST,
         "runtime/engine.py: only stage 3 reads the section",
@@ -233,7 +235,7 @@ TRAPS = Checks(
     ),
     Check(
         OFFLOAD,
-        lambda seen: offloads_optimizer(seen.values) and seen.stage == 0,
+        lambda view: offloads_optimizer(view.values) and view.stage == 0,
         "DeepSpeed ignores this section at ZeRO stage 0; drop the section, or use stage 1",
         Effect.COST,
         "runtime/engine.py: only ZeRO optimizers read the section",
@@ -241,11 +243,11 @@ TRAPS = Checks(
     ),
     Check(
         OFFLOAD,
-        lambda seen: (
-            offloads_optimizer(seen.values)
-            and seen.stage > 0
-            and seen["optimizer.type"] is None
-            and seen["zero_force_ds_cpu_optimizer"] is not False
+        lambda view: (
+            offloads_optimizer(view.values)
+            and view.stage > 0
+            and view["optimizer.type"] is None
+            and view["zero_force_ds_cpu_optimizer"] is not False
         ),
         "the optimizer is the script's: DeepSpeed stops if that is not DeepSpeedCPUAdam or"
         " DeepSpeedCPULion; use one of them, or set zero_force_ds_cpu_optimizer to false",
@@ -255,11 +257,11 @@ TRAPS = Checks(
     ),
     Check(
         OFFLOAD,
-        lambda seen: (
-            _zero_masters(seen)
-            and bool(seen[MOMENTS])
-            and offloads_optimizer(seen.values)
-            and seen["optimizer.type"] is None
+        lambda view: (
+            _zero_masters(view)
+            and bool(view[MOMENTS])
+            and offloads_optimizer(view.values)
+            and view["optimizer.type"] is None
         ),
         "found with bf16_optimizer_states, and the optimizer is the script's: DeepSpeed stops unless it is"
         " DeepSpeedCPUAdam(..., fp32_optimizer_states=False)",
@@ -270,7 +272,7 @@ TRAPS = Checks(
     ),
     Check(
         OFFLOAD + ".super_offload",
-        lambda seen: bool(seen[OFFLOAD + ".super_offload"]) and seen.stage < 3,
+        lambda view: bool(view[OFFLOAD + ".super_offload"]) and view.stage < 3,
         "DeepSpeed ignores this key below ZeRO stage 3; drop the key, or use stage 3",
         Effect.COST,
         "runtime/engine.py: _configure_zero_optimizer",
@@ -278,8 +280,8 @@ TRAPS = Checks(
     ),
     Check(
         PARAM + ".nvme_path",
-        lambda seen: (
-            seen[PARAM + ".device"] == "nvme" and not seen[PARAM + ".nvme_path"] and seen.stage == 3
+        lambda view: (
+            view[PARAM + ".device"] == "nvme" and not view[PARAM + ".nvme_path"] and view.stage == 3
         ),
         f"missing, although device is nvme: {NOT_THERE}; set this key to a directory",
         Effect.STOPS,
@@ -288,10 +290,10 @@ TRAPS = Checks(
     ),
     Check(
         OFFLOAD + ".nvme_path",
-        lambda seen: (
-            seen[OFFLOAD + ".device"] == "nvme"
-            and not seen[OFFLOAD + ".nvme_path"]
-            and seen.stage == 3
+        lambda view: (
+            view[OFFLOAD + ".device"] == "nvme"
+            and not view[OFFLOAD + ".nvme_path"]
+            and view.stage == 3
         ),
         f"missing, although device is nvme: {NOT_THERE}; set this key to a directory",
         Effect.STOPS,
@@ -300,10 +302,10 @@ TRAPS = Checks(
     ),
     Check(
         ZERO + "allgather_bucket_size",
-        lambda seen: (
-            seen.stage in (1, 2)
-            and not keeps_wide_masters(seen.values)
-            and int(seen[ZERO + "allgather_bucket_size"]) % 2 != 0
+        lambda view: (
+            view.stage in (1, 2)
+            and not keeps_wide_masters(view.values)
+            and int(view[ZERO + "allgather_bucket_size"]) % 2 != 0
         ),
         f"found an odd number at ZeRO stage 1 or 2: {NOT_THERE}; use an even number",
         Effect.STOPS,
@@ -312,7 +314,7 @@ TRAPS = Checks(
     ),
     Check(
         ZERO + "legacy_stage1",
-        lambda seen: bool(seen[ZERO + "legacy_stage1"]) and seen.stage > 0,
+        lambda view: bool(view[ZERO + "legacy_stage1"]) and view.stage > 0,
         f"DeepSpeed 0.5.9 removed this switch: {NOT_THERE}; drop it",
         Effect.STOPS,
         "runtime/engine.py: _configure_zero_optimizer",
@@ -320,8 +322,8 @@ TRAPS = Checks(
     ),
     Check(
         "prescale_gradients",
-        lambda seen: (
-            seen["prescale_gradients"] and seen.stage >= 2 and seen[ZERO + "reduce_scatter"]
+        lambda view: (
+            view["prescale_gradients"] and view.stage >= 2 and view[ZERO + "reduce_scatter"]
         ),
         "prescale_gradients cannot be combined with reduce_scatter at ZeRO stages 2 and 3:"
         f" {NOT_THERE}; switch one of the two off",
@@ -331,10 +333,10 @@ TRAPS = Checks(
     ),
     Check(
         "gradient_predivide_factor",
-        lambda seen: (
-            seen["gradient_predivide_factor"] != 1
-            and seen.stage >= 2
-            and seen[ZERO + "reduce_scatter"]
+        lambda view: (
+            view["gradient_predivide_factor"] != 1
+            and view.stage >= 2
+            and view[ZERO + "reduce_scatter"]
         ),
         "a factor other than 1.0 cannot be combined with reduce_scatter at ZeRO stages 2 and 3:"
         f" {NOT_THERE}; use 1.0",
@@ -344,7 +346,7 @@ TRAPS = Checks(
     ),
     Check(
         "optimizer.type",
-        lambda seen: str(seen["optimizer.type"]).lower() == "muon" and seen.stage == 3,
+        lambda view: str(view["optimizer.type"]).lower() == "muon" and view.stage == 3,
         f"Muon cannot be combined with ZeRO stage 3: {NOT_THERE}; use stage 2",
         Effect.STOPS,
         "runtime/engine.py: _configure_basic_optimizer",
@@ -353,10 +355,10 @@ TRAPS = Checks(
     ),
     Check(
         "optimizer.type",
-        lambda seen: (
-            str(seen["optimizer.type"]).lower() == "muon"
-            and seen.stage == 3
-            and seen[ZERO + "reduce_scatter"]
+        lambda view: (
+            str(view["optimizer.type"]).lower() == "muon"
+            and view.stage == 3
+            and view[ZERO + "reduce_scatter"]
         ),
         f"Muon cannot be combined with reduce_scatter at ZeRO stage 3: {NOT_THERE}; set"
         " zero_optimization.reduce_scatter to false, or use stage 2",
@@ -368,7 +370,7 @@ TRAPS = Checks(
     # Masters in half precision. What DeepSpeedConfig refuses is in `refusals`.
     Check(
         FP16_MASTER,
-        lambda seen: bool(seen[FP16_MASTER]) and seen.stage > 0 and not steps_on_cpu(seen.values),
+        lambda view: bool(view[FP16_MASTER]) and view.stage > 0 and not steps_on_cpu(view.values),
         f"masters in fp16 need Adam on the CPU: {NOT_THERE}; set zero_optimization.offload_optimizer"
         " to cpu with Adam or AdamW, or drop this key",
         Effect.STOPS,
@@ -377,7 +379,7 @@ TRAPS = Checks(
     ),
     Check(
         BF16_MASTER,
-        lambda seen: _zero_masters(seen) and not seen[MOMENTS] and not steps_on_cpu(seen.values),
+        lambda view: _zero_masters(view) and not view[MOMENTS] and not steps_on_cpu(view.values),
         f"masters in bf16 with moments in fp32 need Adam on the CPU: {NOT_THERE}; set"
         " bf16.bf16_optimizer_states to true, or zero_optimization.offload_optimizer to cpu with"
         " Adam or AdamW",
@@ -388,11 +390,11 @@ TRAPS = Checks(
     ),
     Check(
         MOMENTS,
-        lambda seen: (
-            _zero_masters(seen)
-            and bool(seen[MOMENTS])
-            and offloads_optimizer(seen.values)
-            and not steps_on_cpu(seen.values)
+        lambda view: (
+            _zero_masters(view)
+            and bool(view[MOMENTS])
+            and offloads_optimizer(view.values)
+            and not steps_on_cpu(view.values)
         ),
         f"found with offload_optimizer, which needs Adam on the CPU here: {NOT_THERE}; use Adam or"
         " AdamW, or drop offload_optimizer",
@@ -403,7 +405,7 @@ TRAPS = Checks(
     ),
     Check(
         MOMENTS,
-        lambda seen: _zero_masters(seen) and bool(seen[MOMENTS]) and steps_on_cpu(seen.values),
+        lambda view: _zero_masters(view) and bool(view[MOMENTS]) and steps_on_cpu(view.values),
         "before DeepSpeed 0.19.1 Adam on the CPU keeps its moments in fp32 whatever this key says;"
         " drop offload_optimizer, or this key",
         Effect.ROUNDING,
@@ -414,7 +416,7 @@ TRAPS = Checks(
     ),
     Check(
         BF16_MASTER,
-        lambda seen: bool(seen[BF16_MASTER]) and keeps_wide_masters(seen.values),
+        lambda view: bool(view[BF16_MASTER]) and keeps_wide_masters(view.values),
         "no effect at ZeRO stage 1 with gradients in fp32: masters and moments stay in fp32; use"
         " stage 2, or data_types.grad_accum_dtype bf16",
         Effect.ROUNDING,
@@ -426,7 +428,7 @@ TRAPS = Checks(
     # clips and scales in its own way at each stage.
     Check(
         "gradient_clipping",
-        lambda seen: "gradient_clipping" not in seen.given,
+        lambda view: "gradient_clipping" not in view.given,
         "not given: the default is 0.0 (off) before DeepSpeed 0.19.3, and 1.0 since; set the"
         " value you want",
         Effect.NUMBERS,
@@ -438,10 +440,10 @@ TRAPS = Checks(
         ZERO + "stage",
         # A step with zero gradients moves no weights, but it counts: Adam's bias correction has
         # the step as exponent. Pipelines in bf16 take BF16_Optimizer, which makes no such step.
-        lambda seen: (
-            seen.stage == 0
-            and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.has_pipeline))
-            and seen["optimizer.type"] in ADAM
+        lambda view: (
+            view.stage == 0
+            and (view.precision == "fp16" or (view.precision == "bf16" and not view.has_pipeline))
+            and view["optimizer.type"] in ADAM
         ),
         "stage 0 in half precision takes an optimizer step with zero gradients before training, so Adam's bias correction is one"
         " step ahead; use stage 1",
@@ -452,11 +454,11 @@ TRAPS = Checks(
         "gradient_clipping",
         # The norm takes parameters of model-parallel rank 0 only, and a pipeline's stages
         # are such ranks to DeepSpeed (runtime/pipe/topology.py: get_model_parallel_rank).
-        lambda seen: (
-            seen.has_pipeline
-            and seen.stage == 0
-            and seen.precision == "fp32"
-            and seen["gradient_clipping"] > 0
+        lambda view: (
+            view.has_pipeline
+            and view.stage == 0
+            and view.precision == "fp32"
+            and view["gradient_clipping"] > 0
         ),
         "with a pipeline at stage 0 in fp32 the gradient norm is computed only from the first"
         " pipeline stage; use ZeRO stage 1 or gradient_clipping 0",
@@ -465,10 +467,10 @@ TRAPS = Checks(
     ),
     Check(
         "managed_gradient_accumulation",
-        lambda seen: (
-            bool(seen["code.manual_accumulation"])
-            and seen.stage in (1, 2)
-            and seen["managed_gradient_accumulation"] is not False
+        lambda view: (
+            bool(view["code.manual_accumulation"])
+            and view.stage in (1, 2)
+            and view["managed_gradient_accumulation"] is not False
         ),
         "ZeRO stages 1 and 2 lose the gradients of every backward call before a step except the"
         " last one; set gradient_accumulation_steps, or (since DeepSpeed 0.19.4) set"
@@ -479,12 +481,12 @@ TRAPS = Checks(
     ),
     Check(
         "managed_gradient_accumulation",
-        lambda seen: (
-            seen["managed_gradient_accumulation"] is False
+        lambda view: (
+            view["managed_gradient_accumulation"] is False
             and (
-                seen.has_pipeline
-                or bool(seen["compile.deepcompile"])
-                or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"]))
+                view.has_pipeline
+                or bool(view["compile.deepcompile"])
+                or (view.stage < 2 and bool(view[ZERO + "overlap_comm"]))
             )
         ),
         "false cannot be combined with a pipeline, with DeepCompile, or with overlap_comm below"
@@ -495,7 +497,7 @@ TRAPS = Checks(
     ),
     Check(
         TOTAL,
-        lambda seen: (seen["tensor_parallel.autotp_size"] or 0) > 1 and TOTAL in seen.given,
+        lambda view: (view["tensor_parallel.autotp_size"] or 0) > 1 and TOTAL in view.given,
         "with AutoTP DeepSpeed divides the train batch over all ranks, not over the"
         " data-parallel ranks, so the batch is too small by a factor of autotp_size; give only"
         f" {MICRO} and {STEPS}",
@@ -505,8 +507,8 @@ TRAPS = Checks(
     ),
     Check(
         "data_types.grad_accum_dtype",
-        lambda seen: (
-            seen.stage == 0 and seen["data_types.grad_accum_dtype"] not in (None, seen.precision)
+        lambda view: (
+            view.stage == 0 and view["data_types.grad_accum_dtype"] not in (None, view.precision)
         ),
         "gradients at ZeRO stage 0 cannot accumulate in another format than the model's:"
         f" {NOT_THERE}; use stage 1",
@@ -516,7 +518,7 @@ TRAPS = Checks(
     ),
     Check(
         "data_types.param_dtype",
-        lambda seen: seen["data_types.param_dtype"] not in (None, seen.precision),
+        lambda view: view["data_types.param_dtype"] not in (None, view.precision),
         f"this format differs from the training precision: {NOT_THERE}; drop the key",
         Effect.STOPS,
         "runtime/engine.py: _assert_valid_mixed_precision_config",
@@ -524,11 +526,11 @@ TRAPS = Checks(
     ),
     Check(
         "fp16.initial_scale_power",
-        lambda seen: (
-            bool(seen["fp16.enabled"])
-            and not seen["fp16.loss_scale"]
-            and seen.stage > 0
-            and not any(path in seen.given for path in SCALE_KEYS)
+        lambda view: (
+            bool(view["fp16.enabled"])
+            and not view["fp16.loss_scale"]
+            and view.stage > 0
+            and not any(path in view.given for path in SCALE_KEYS)
         ),
         "the config sets no key of loss scaling: before DeepSpeed 0.17.1 ZeRO then starts at a"
         " scale of 2**32 with hysteresis 1; set this key",
@@ -539,11 +541,11 @@ TRAPS = Checks(
     ),
     Check(
         "fp16.hysteresis",
-        lambda seen: (
-            seen.stage == 0
-            and bool(seen["fp16.enabled"])
-            and not seen["fp16.loss_scale"]
-            and seen.given.get("fp16.hysteresis", 1) != 1
+        lambda view: (
+            view.stage == 0
+            and bool(view["fp16.enabled"])
+            and not view["fp16.loss_scale"]
+            and view.given.get("fp16.hysteresis", 1) != 1
         ),
         "DeepSpeed does not read this key at stage 0: there, each overflow halves the scale, and"
         " an overflow at the smallest scale does not end the run; use stage 1",
@@ -554,8 +556,8 @@ TRAPS = Checks(
     # Optimizers and schedulers
     Check(
         "scheduler.type",
-        lambda seen: (
-            seen["optimizer.type"] is not None and not seen.wrote("scheduler", "code.scheduler")
+        lambda view: (
+            view["optimizer.type"] is not None and not view.wrote("scheduler", "code.scheduler")
         ),
         "not given: taken as a constant learning rate, which is DeepSpeed's own behaviour; if"
         " the script or a trainer builds a scheduler, give the scheduler's settings, for example"
@@ -565,7 +567,7 @@ TRAPS = Checks(
     ),
     Check(
         "optimizer.params.max_grad_norm",
-        lambda seen: "optimizer.params.max_grad_norm" in seen.given,
+        lambda view: "optimizer.params.max_grad_norm" in view.given,
         f"DeepSpeed refuses this argument: {NOT_THERE}; use gradient_clipping",
         Effect.STOPS,
         "runtime/engine.py: _configure_basic_optimizer",
@@ -573,10 +575,10 @@ TRAPS = Checks(
     ),
     Check(
         "optimizer.type",
-        lambda seen: (
-            seen["optimizer.type"] == "adam"
-            and "optimizer.params.adam_w_mode" not in seen.given
-            and bool(seen["optimizer.params.weight_decay"])
+        lambda view: (
+            view["optimizer.type"] == "adam"
+            and "optimizer.params.adam_w_mode" not in view.given
+            and bool(view["optimizer.params.weight_decay"])
         ),
         "Adam decays weights as AdamW does unless adam_w_mode is false; set adam_w_mode explicitly",
         Effect.NUMBERS,
@@ -608,11 +610,11 @@ TRAPS = Checks(
     ),
     Check(
         "zero_allow_untested_optimizer",
-        lambda seen: (
-            seen.stage > 0
-            and seen["optimizer.type"] not in (None, *TESTED)
-            and not seen["zero_allow_untested_optimizer"]
-            and bool(seen.at.forms("optimizers", seen["optimizer.type"]))
+        lambda view: (
+            view.stage > 0
+            and view["optimizer.type"] not in (None, *TESTED)
+            and not view["zero_allow_untested_optimizer"]
+            and bool(view.at.forms("optimizers", view["optimizer.type"]))
         ),
         f"ZeRO accepts this optimizer only if the key is true: {NOT_THERE}; set the key to true",
         Effect.STOPS,
@@ -622,10 +624,10 @@ TRAPS = Checks(
     Check(
         "scheduler.params.warmup_max_lr",
         # With an lr of 0.001 both defaults give the same numbers.
-        lambda seen: (
-            seen["scheduler.type"] == "WarmupLR"
-            and "scheduler.params.warmup_max_lr" not in seen.given
-            and seen["optimizer.params.lr"] != WARMUP_MAX_LR
+        lambda view: (
+            view["scheduler.type"] == "WarmupLR"
+            and "scheduler.params.warmup_max_lr" not in view.given
+            and view["optimizer.params.lr"] != WARMUP_MAX_LR
         ),
         "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, and to the optimizer's"
         " lr since; set the rate you want",
@@ -646,7 +648,7 @@ TRAPS = Checks(
     # Pipeline
     Check(
         ZERO + "overlap_comm",
-        lambda seen: seen.has_pipeline and bool(seen.given.get(ZERO + "overlap_comm")),
+        lambda view: view.has_pipeline and bool(view.given.get(ZERO + "overlap_comm")),
         "DeepSpeed ignores this key with a pipeline; drop the key",
         Effect.COST,
         "runtime/engine.py: _configure_zero_optimizer",
@@ -654,8 +656,8 @@ TRAPS = Checks(
     ),
     Check(
         "steps_per_print",
-        lambda seen: (
-            seen.has_pipeline and seen["wall_clock_breakdown"] and seen["steps_per_print"] is None
+        lambda view: (
+            view.has_pipeline and view["wall_clock_breakdown"] and view["steps_per_print"] is None
         ),
         "missing: with a pipeline and wall_clock_breakdown the first step fails; set this key to"
         " a number",
@@ -664,7 +666,7 @@ TRAPS = Checks(
     ),
     Check(
         "steps_per_print",
-        lambda seen: seen.has_pipeline and seen["steps_per_print"] is None,
+        lambda view: view.has_pipeline and view["steps_per_print"] is None,
         "missing: with a pipeline the first step fails before DeepSpeed 0.16.5; set this key to"
         " a number",
         Effect.STOPS,
@@ -674,7 +676,7 @@ TRAPS = Checks(
     ),
     Check(
         "code.partition_method",
-        lambda seen: "code.partition_method" in seen.given and not seen.has_pipeline,
+        lambda view: "code.partition_method" in view.given and not view.has_pipeline,
         "no effect without code.pipeline_stages",
         Effect.NONE,
         "runtime/pipe/module.py",
@@ -687,22 +689,27 @@ DeepSpeed's code that ignores the setting or gets it wrong.
 
 def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings about settings in a config that DeepSpeed ignores or gets wrong."""
-    seen = Seen(config.effective, config.given, config.context)
-    yield from TRAPS.remarks(seen, config.origins)
-    for found in (_strange(seen), _old_names(seen), _arguments(seen), _world(seen)):
-        yield from report_remarks(found, seen, config.origins)
+    view = Seen(config.effective, config.given, config.context)
+    yield from TRAPS.remarks(view, config.origins)
+    for remarks in (
+        _find_strange_types(view),
+        _old_names(view),
+        _find_wrong_arguments(view),
+        _find_assumed_world(view),
+    ):
+        yield from report_remarks(remarks, view, config.origins)
 
 
-def _strange(seen: Seen) -> Iterator[Remark]:
+def _find_strange_types(view: Seen) -> Iterator[Remark]:
     """Yield remarks on types of optimizers and schedulers that neither DeepSpeed nor PyTorch has.
 
     Source: runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config.
     """
     for section, article in (("optimizer", "an"), ("scheduler", "a")):
-        path, known = f"{section}.type", f"{section}s"
-        name = seen[path]
-        if name is not None and not seen.at.forms(known, name):
-            close = nearest(str(name), seen.at.types[known])
+        path, kind = f"{section}.type", f"{section}s"
+        name = view[path]
+        if name is not None and not view.at.forms(kind, name):
+            close = nearest(str(name), view.at.types[kind])
             yield (
                 path,
                 f"neither this release nor PyTorch has {article} {section} {name}:"
@@ -711,9 +718,9 @@ def _strange(seen: Seen) -> Iterator[Remark]:
             )
 
 
-def _old_names(seen: Seen) -> Iterator[Remark]:
+def _old_names(view: Seen) -> Iterator[Remark]:
     """Yield remarks on old names of keys that DeepSpeed still reads (runtime/config_utils.py)."""
-    for path in seen.given:
+    for path in view.given:
         instead = KEYS[path].instead if path in KEYS else ""
         if path.startswith("bfloat16."):
             instead = "bf16"
@@ -725,17 +732,17 @@ def _old_names(seen: Seen) -> Iterator[Remark]:
             yield path, f"old name; use {instead}", Effect.NONE
 
 
-def _arguments(seen: Seen) -> Iterator[Remark]:
+def _find_wrong_arguments(view: Seen) -> Iterator[Remark]:
     """Yield remarks on optimizer arguments that the selected implementation does not take, although
     another implementation of the same optimizer does.
     """
-    name = seen["optimizer.type"]
-    forms = seen.at.forms("optimizers", name) if name else ()
+    name = view["optimizer.type"]
+    forms = view.at.forms("optimizers", name) if name else ()
     form = next(
-        (row for row in forms if row.form == implementation_of(seen.values)),
+        (row for row in forms if row.form == implementation_of(view.values)),
         forms[0] if forms else None,
     )
-    for path in seen.given:
+    for path in view.given:
         argument = path.removeprefix("optimizer.params.")
         # A type without a list of arguments takes any; max_grad_norm has a check of its own.
         if form is None or form.args is None or argument == path or argument == "max_grad_norm":
@@ -749,16 +756,14 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
             )
 
 
-def _world(seen: Seen) -> Iterator[Remark]:
+def _find_assumed_world(view: Seen) -> Iterator[Remark]:
     """Yield a remark if the world size is not given. The batch keys are then checked for an assumed
     number of ranks.
     """
-    if seen.context.world_size is None:
-        assumed = ranks(seen.values, seen.at.version, None)
-        if all(key in seen.given for key in (TOTAL, STEPS, MICRO)):
-            message = f"not given; {assumed.world} is assumed, because the batch keys imply this number of ranks"
+    if view.context.world_size is None:
+        guess = ranks(view.values, view.at.version, None)
+        if all(key in view.given for key in (TOTAL, STEPS, MICRO)):
+            message = f"not given; {guess.world} is assumed, because the batch keys imply this number of ranks"
         else:
-            message = (
-                f"not given; {assumed.world} is assumed, the smallest possible number of ranks"
-            )
+            message = f"not given; {guess.world} is assumed, the smallest possible number of ranks"
         yield "world_size", message, Effect.NONE

@@ -15,16 +15,20 @@ from compat.deepspeed import schedule
 FILE = "ds_config.json"
 SCRIPT = "train.py"
 GROUPS = "code.parameter_groups"
+PASSES = 2
+"""Number of calls of `backward` before each step in a script with manual accumulation
+(`code.manual_accumulation`).
+"""
 
 Flat = Mapping[str, Any]
 
 
-def settings(given: Flat) -> dict[str, Any]:
+def settings(values: Flat) -> dict[str, Any]:
     """Return the values of the code part as nested mappings, without the leading `code`."""
-    found: dict[str, Any] = nest(
-        {path: value for path, value in given.items() if path.startswith("code.")}
+    nested_values: dict[str, Any] = nest(
+        {path: value for path, value in values.items() if path.startswith("code.")}
     )
-    return dict(found.get("code", {}))
+    return dict(nested_values.get("code", {}))
 
 
 def size(values: Flat, name: str) -> int:
@@ -36,7 +40,7 @@ def _has_pipeline(values: Flat) -> bool:
     return size(values, "pipeline_stages") > 1
 
 
-def _mpu(values: Flat) -> bool:
+def _needs_mpu(values: Flat) -> bool:
     """Return whether the script passes an mpu, an object with groups of ranks, to
     `deepspeed.initialize`. A script with pipeline stages does not, because a PipelineModule has its
     own mpu.
@@ -52,18 +56,18 @@ def script(values: Flat, world_size: int | None = None) -> str:
     """
     # Before anything is built, because the first weights are drawn then.
     seed = values.get("code.seed")
-    seeded = (
+    seed_lines = (
         []
         if seed is None
         else [f"torch.manual_seed({seed})  # the same seed; each stack draws in its own order"]
     )
-    scheduled = [*schedule.lines(values), ""] if schedule.steers(values) else []
-    model = [*_model(values, world_size), *_checkpointing(values)]
-    parts = (_imports(values), seeded, scheduled, model, _start(values))
+    schedule_lines = [*schedule.lines(values), ""] if schedule.steers(values) else []
+    model = [*_model_lines(values, world_size), *_checkpointing_lines(values)]
+    parts = (_import_lines(values), seed_lines, schedule_lines, model, _start_lines(values))
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
 
 
-def _imports(values: Flat) -> Iterator[str]:
+def _import_lines(values: Flat) -> Iterator[str]:
     standard = [
         *(["import json"] if values.get(GROUPS) else []),
         *(["import math"] if schedule.steers(values) else []),
@@ -82,14 +86,14 @@ def _imports(values: Flat) -> Iterator[str]:
         yield "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology"
 
 
-def _model(values: Flat, world_size: int | None) -> Iterator[str]:
+def _model_lines(values: Flat, world_size: int | None) -> Iterator[str]:
     if _has_pipeline(values):
-        yield from _pipeline(values, world_size)
+        yield from _pipeline_lines(values, world_size)
     else:
         yield "model = build_model()  # your torch.nn.Module"
-    if _mpu(values):
-        yield from _groups(values)
-    if _mpu(values) and size(values, "context_parallel") > 1:
+    if _needs_mpu(values):
+        yield from _group_lines(values)
+    if _needs_mpu(values) and size(values, "context_parallel") > 1:
         yield "# in the model: deepspeed.sequence.layer.DistributedAttention(attention, mpu.get_sequence_parallel_group())"
     experts = size(values, "expert_parallel")
     if experts > 1:
@@ -102,23 +106,23 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
         yield f"model = deepspeed.tp_model_init(model, tp_size={automatic}, dtype=dtype)"
 
 
-def _groups(values: Flat) -> Iterator[str]:
+def _group_lines(values: Flat) -> Iterator[str]:
     """Yield a line of the script that builds an mpu. A comment in the line lists the methods that
     DeepSpeed calls on the mpu (runtime/config.py; utils/groups.py).
     """
-    sizes, asked = [], []
+    sizes, kinds = [], []
     if size(values, "tensor_parallel") > 1:
         sizes.append(f"tensor={size(values, 'tensor_parallel')}")
-        asked.append("model")
-    asked.append("data")
+        kinds.append("model")
+    kinds.append("data")
     if size(values, "context_parallel") > 1:
         sizes.append(f"sequence={size(values, 'context_parallel')}")
-        asked += ["sequence", "sequence_data"]
-    calls = ", ".join(f"get_{kind}_parallel_*" for kind in asked)
+        kinds += ["sequence", "sequence_data"]
+    calls = ", ".join(f"get_{kind}_parallel_*" for kind in kinds)
     yield f"mpu = build_groups({', '.join(sizes)})  # Megatron-style: {calls}"
 
 
-def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:
+def _pipeline_lines(values: Flat, world_size: int | None) -> Iterator[str]:
     stages, tensor = size(values, "pipeline_stages"), size(values, "tensor_parallel")
     shape = f"num_stages={stages}"
     # With num_stages alone PipelineModule makes all other ranks data ranks.
@@ -139,13 +143,13 @@ def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:
     yield ")"
 
 
-def _checkpointing(values: Flat) -> Iterator[str]:
+def _checkpointing_lines(values: Flat) -> Iterator[str]:
     if values.get("code.checkpointing"):
         # The functions split saved activations over the tensor group, which they get from an mpu.
         mpu = "None"
         if _has_pipeline(values):
             mpu = "model.mpu()"
-        elif _mpu(values):
+        elif _needs_mpu(values):
             mpu = "mpu"
         every = values.get("code.checkpoint_interval") or 1
         group = "layer" if every == 1 else f"{every} layers"
@@ -153,7 +157,7 @@ def _checkpointing(values: Flat) -> Iterator[str]:
         yield f"# in the model, for every {group}: deepspeed.checkpointing.checkpoint(layers, hidden)"
 
 
-def _spares(values: Flat) -> bool:
+def _spares_norms(values: Flat) -> bool:
     """Return whether the script excludes biases and norms from weight decay. DeepSpeed's file has
     no key for this.
     """
@@ -170,7 +174,7 @@ def groups(values: Flat) -> Iterator[str]:
         yield f"groups = json.loads(Path({json.dumps(values[GROUPS])}).read_text())  # names of parameters, and their settings"
         yield "named = dict(model.named_parameters())"
         yield 'groups = [{**group, "params": [named[name] for name in group["params"]]} for group in groups]'
-    elif _spares(values):
+    elif _spares_norms(values):
         yield "trained = [p for p in model.parameters() if p.requires_grad]"
         yield "groups = ["
         yield f'    {{"params": [p for p in trained if p.ndim > 1], "weight_decay": {values["optimizer.params.weight_decay"]}}},'
@@ -178,11 +182,11 @@ def groups(values: Flat) -> Iterator[str]:
         yield "]"
 
 
-def _start(values: Flat) -> Iterator[str]:
+def _start_lines(values: Flat) -> Iterator[str]:
     yield from groups(values)
     yield "engine, optimizer, loader, scheduler = deepspeed.initialize("
     yield "    model=model,"
-    if values.get(GROUPS) or _spares(values):
+    if values.get(GROUPS) or _spares_norms(values):
         yield "    model_parameters=groups,"
     else:
         yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"
@@ -192,7 +196,7 @@ def _start(values: Flat) -> Iterator[str]:
         yield "    lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),"
     elif schedule.settings_of_code(values).get("name") == schedule.OTHER:
         yield "    lr_scheduler=build_scheduler,  # your schedule: stagebridge cannot translate it"
-    if _mpu(values):
+    if _needs_mpu(values):
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'
     yield ")"
@@ -219,10 +223,10 @@ def _start(values: Flat) -> Iterator[str]:
 
 def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:
     """Return the command that starts the script on `world_size` ranks."""
-    return ("deepspeed", *_ranks(values, world_size), SCRIPT, "--deepspeed_config", FILE)
+    return ("deepspeed", *_rank_options(values, world_size), SCRIPT, "--deepspeed_config", FILE)
 
 
-def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
+def _rank_options(values: Flat, world_size: int | None) -> tuple[str, ...]:
     """Return the launcher's options for `world_size` ranks; empty if the number is not known.
     Without these options, the launcher uses every device of the machine.
     """

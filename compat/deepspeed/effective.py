@@ -30,13 +30,13 @@ from compat.deepspeed.value_types import typed
 
 
 def effective(
-    given: Flat,
+    settings: Flat,
     version: str,
     world_size: int | None = None,
     partial: bool = False,
     later: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Return the values by path that DeepSpeed `version` would use for `given` on `world_size`
+    """Return the values by path that DeepSpeed `version` would use for `settings` on `world_size`
     ranks. Without a world size, assume the number of ranks that the batch keys imply, or the
     smallest possible number. With `partial` the batch keys may be missing, which DeepSpeed itself
     refuses; keys of `later` are still filled in, and may be missing as well.
@@ -47,19 +47,19 @@ def effective(
     problems = [
         f"{path}: DeepSpeed {at.version} does not read this key; drop the key, or name another"
         " release"
-        for path in given
+        for path in settings
         if path not in at.keys and not path.startswith("code.")
     ]
-    problems += [*_find_wrong_types(given), *_bounds(given, at)]
+    problems += [*_find_wrong_types(settings), *_find_beyond_bounds(settings, at)]
     # The checks below compute with the values, so keys and types have to be right first.
     ConfigError.raise_if(problems)
-    values = _fill_defaults(given, at)
+    values = _fill_defaults(settings, at)
     problems += [
-        *refuse_combinations(Seen(values, given, Context(version, world_size)), later),
+        *refuse_combinations(Seen(values, settings, Context(version, world_size)), later),
         *check_mesh(values, world_size),
     ]
-    if not (partial and given.get(TOTAL) is None and given.get(MICRO) is None):
-        problems += solve(values, given, at, world_size)
+    if not (partial and settings.get(TOTAL) is None and settings.get(MICRO) is None):
+        problems += solve(values, settings, at, world_size)
     ConfigError.raise_if(problems)
     return values
 
@@ -67,8 +67,8 @@ def effective(
 # Keys, types and bounds of the release
 
 
-def _find_wrong_types(given: Flat) -> Iterator[str]:
-    for path, value in given.items():
+def _find_wrong_types(settings: Flat) -> Iterator[str]:
+    for path, value in settings.items():
         try:
             if value is not None:
                 typed(path, value)
@@ -76,42 +76,42 @@ def _find_wrong_types(given: Flat) -> Iterator[str]:
             yield f"{path}: {error}" if isinstance(error, ValueError) else f"{path}: unknown key"
 
 
-def _bounds(given: Flat, at: Release) -> Iterator[str]:
-    for path in at.bounds.keys() & given.keys():
-        for bound in at.bounds[path]:
-            value, limit = given[path], float(bound[1:])
+def _find_beyond_bounds(settings: Flat, at: Release) -> Iterator[str]:
+    for path in at.bounds.keys() & settings.keys():
+        for limit_text in at.bounds[path]:
+            value, limit = settings[path], float(limit_text[1:])
             # A text such as "auto" has no size; whether the key takes it is a matter of its type.
             if not isinstance(value, str) and not (
-                value > limit if bound[0] == ">" else value < limit
+                value > limit if limit_text[0] == ">" else value < limit
             ):
-                yield f"{path}: found {value}, expected {bound[0]} {bound[1:]} in DeepSpeed {at.version}"
+                yield f"{path}: found {value}, expected {limit_text[0]} {limit_text[1:]} in DeepSpeed {at.version}"
 
 
 # Defaults and derived values
 
 
-def _fill_defaults(given: Flat, at: Release) -> dict[str, Any]:
+def _fill_defaults(settings: Flat, at: Release) -> dict[str, Any]:
     values = at.defaults.copy()
     # A section that DeepSpeed leaves at None, such as offload_param,
     # has defaults only once one of its keys is given.
-    for section in dict.fromkeys(filter(None, map(optional_section, given))):
+    for section in dict.fromkeys(filter(None, map(optional_section, settings))):
         values.update(at.section_defaults(section))
-    values.update(given)
+    values.update(settings)
     # In this order: constructors are looked up by moved keys (offload
     # decides between them), and derivations by their names.
-    _move(values, at)
-    _name(values, given, at)
-    _derive(values, given, at)
+    _move_old_keys(values, at)
+    _name_types(values, settings, at)
+    _derive_values(values, settings, at)
     return values
 
 
-def keys_with_new_names(given: Flat) -> dict[str, str]:
-    """Return the keys in `given` that DeepSpeed has renamed, as a mapping from old path to new
+def keys_with_new_names(settings: Flat) -> dict[str, str]:
+    """Return the keys in `settings` that DeepSpeed has renamed, as a mapping from old path to new
     path.
     """
-    found = {
+    renames = {
         path: "bf16." + path.removeprefix("bfloat16.")
-        for path in given
+        for path in settings
         if path.startswith("bfloat16.")
     }
     singles = {
@@ -119,10 +119,10 @@ def keys_with_new_names(given: Flat) -> dict[str, str]:
         ZERO + "cpu_offload_param": PARAM + ".device",
         OLD_GATHER: GATHER,
     }
-    return found | {old: new for old, new in singles.items() if old in given}
+    return renames | {old: new for old, new in singles.items() if old in settings}
 
 
-def _move(values: dict[str, Any], at: Release) -> None:
+def _move_old_keys(values: dict[str, Any], at: Release) -> None:
     """Replace old keys by new keys, as DeepSpeed does (runtime/config_utils.py, deprecated fields;
     runtime/precision_config.py, bf16).
     """
@@ -138,7 +138,7 @@ def _move(values: dict[str, Any], at: Release) -> None:
         values["bf16." + path.removeprefix("bfloat16.")] = values.pop(path)
 
 
-def _name(values: dict[str, Any], given: Flat, at: Release) -> None:
+def _name_types(values: dict[str, Any], settings: Flat, at: Release) -> None:
     """Replace the user's spellings of optimizer and scheduler types by DeepSpeed's own, and add the
     default arguments of these types.
     """
@@ -148,13 +148,13 @@ def _name(values: dict[str, Any], given: Flat, at: Release) -> None:
             values[section + ".type"] = form.type
             for argument, default in (form.args or {}).items():
                 path = f"{section}.params.{argument}"
-                if default is not None and path in at.keys and path not in given:
+                if default is not None and path in at.keys and path not in settings:
                     # The table is JSON, where betas are a list; the
                     # schema holds tuples, and values are compared.
                     values[path] = tuple(default) if isinstance(default, list) else default
 
 
-def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
+def _derive_values(values: dict[str, Any], settings: Flat, at: Release) -> None:
     stage = values[ZERO + "stage"]
     if values.get(ZERO + "overlap_comm") is None:  # runtime/zero/config.py, overlap_comm_valid
         values[ZERO + "overlap_comm"] = stage == 3
@@ -167,11 +167,11 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
     if values["flops_profiler.enabled"]:  # runtime/config.py, _initialize_params
         values["wall_clock_breakdown"] = True
     if values.get("optimizer.type") in ("adam", "adamw"):
-        _adam(values, given)
-    _reset_half_precision(values, given, at)
+        _set_adam(values, settings)
+    _reset_half_precision(values, settings, at)
     if (
         not at.since("0.17.1")
-        and not any(path in given for path in SCALE_KEYS)
+        and not any(path in settings for path in SCALE_KEYS)
         and values["fp16.enabled"]
         and stage > 0
     ):
@@ -181,7 +181,7 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
         values.setdefault(f"code.{size}", 1)
 
 
-def _reset_half_precision(values: dict[str, Any], given: Flat, at: Release) -> None:
+def _reset_half_precision(values: dict[str, Any], settings: Flat, at: Release) -> None:
     """Reset settings that DeepSpeed ignores: settings for half precision in an fp32 run, and
     settings of sections that the config does not contain (runtime/config.py).
     """
@@ -195,17 +195,17 @@ def _reset_half_precision(values: dict[str, Any], given: Flat, at: Release) -> N
     ):  # get_fp16_master_weights_and_grads_enabled
         values[master] = False
     if not at.since("0.17.1") and not any(
-        path.startswith(("bf16.", "bfloat16.")) for path in given
+        path.startswith(("bf16.", "bfloat16.")) for path in settings
     ):
         values["bf16.immediate_grad_update"] = False  # get_bfloat16_immediate_grad_update
 
 
-def _adam(values: dict[str, Any], given: Flat) -> None:
+def _set_adam(values: dict[str, Any], settings: Flat) -> None:
     """Set adam_w_mode and the default of weight_decay as DeepSpeed does: type AdamW always
     decouples weight decay, and PyTorch's AdamW has a default of 0.01 (runtime/engine.py).
     """
     mode, decay = "optimizer.params.adam_w_mode", "optimizer.params.weight_decay"
     if values["optimizer.type"] == "adamw":
         values[mode] = True
-    if values.get("optimizer.params.torch_adam") and decay not in given:
+    if values.get("optimizer.params.torch_adam") and decay not in settings:
         values[decay] = 0.01 if values[mode] else 0.0

@@ -161,18 +161,18 @@ def _tree(release: Release) -> Tree:
     """Return all keys that `release` reads as a nested mapping. Alternative names of keys are
     included.
     """
-    spelled = {
+    spellings = {
         path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")
     }
     if release.since("0.16.4"):
-        spelled |= {path: path for path in OBJECTS}
-    tree: Tree = nest(spelled)
+        spellings |= {path: path for path in OBJECTS}
+    tree: Tree = nest(spellings)
     for alias, path in ALIASES.items():
-        _alias(tree, alias, path)
+        _add_alias(tree, alias, path)
     return tree
 
 
-def _alias(tree: Tree, alias: str, path: str) -> None:
+def _add_alias(tree: Tree, alias: str, path: str) -> None:
     """Add the alternative name `alias` for the key at `path`, unless the release does not read that
     key.
     """
@@ -204,18 +204,20 @@ def read(
     are TrainingArguments by name, for a run that Hugging Face's Trainer starts. With `open_auto`, an
     "auto" that lacks a fact is left out and told among the reading's sources.
     """
-    script = _script(source)
+    script = _find_script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
         if script.trained or arguments is not None:
-            said = trainer.arguments(script.arguments, whole=False) if script.arguments else {}
-            placed = Placed(said, script.arguments.places, script.arguments.lost)
-            arguments = placed.overlay(arguments or {})
+            script_arguments = (
+                trainer.arguments(script.arguments, whole=False) if script.arguments else {}
+            )
+            script_values = Placed(script_arguments, script.arguments.places, script.arguments.lost)
+            arguments = script_values.overlay(arguments or {})
         code = {**script.code, **(code or {})}
         world = world or script.ranks
         if script.facts:
-            taken = FILLED if arguments is not None else ()
-            facts = {name: fact for name, fact in script.facts.items() if name not in taken}
+            fact_names = FILLED if arguments is not None else ()
+            facts = {name: fact for name, fact in script.facts.items() if name not in fact_names}
             places = {name: Said(name, fact, "accelerate") for name, fact in facts.items()}
             values = Placed(facts, places).overlay(values or {})
     data, document, entry = load_source(script.document if script else source)
@@ -228,17 +230,17 @@ def read(
     reader.environment = script.environment if script and arguments is not None else {}
     values = reader.use_width(values, arguments is not None) if values else values
     reader.places = arguments.places if isinstance(arguments, Placed) else {}
-    scheduled = SCRIPTED if script and script.facts else UNSCHEDULED
+    message = SCRIPTED if script and script.facts else UNSCHEDULED
     before = dict(reader.given)
     words = (
-        reader.resolve(values, unscheduled=scheduled)
+        reader.resolve(values, text=message)
         if arguments is None
         else reader.fill_for_trainer(arguments, values or {})
     )
     reader.set_precision(arguments, values or {}, data)
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
-    found = Reading(
+    reading = Reading(
         Values(reader.given),
         # The program of a launch brings the sizes of its batch.
         PARTIAL if script and script.facts and auto.MICRO in reader.left else entry,
@@ -250,10 +252,10 @@ def read(
         if script and arguments is None
         else reader.sources(before, arguments, values or {}),
     )
-    return found.unless(reader.problems, words)
+    return reading.unless(reader.problems, words)
 
 
-def _script(source: Any) -> scripts.Found | None:
+def _find_script(source: Any) -> scripts.Found | None:
     """Return the config of the run that a launch script starts; None if `source` is not a launch
     script.
     """
@@ -283,10 +285,10 @@ def load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         )
     document = _decode_base64(source) if isinstance(source, str) else None
     document = document or load(source)
-    return {**_beside(source), **mapping(document, KEYED)}, document, "file"
+    return {**_read_code_beside(source), **mapping(document, KEYED)}, document, "file"
 
 
-def _beside(source: str | Path | Document) -> dict[str, Any]:
+def _read_code_beside(source: str | Path | Document) -> dict[str, Any]:
     """Return the code part from the file that stands next to `source`; empty if there is no such
     file.
     """
@@ -316,8 +318,8 @@ def _decode_base64(source: str) -> Document | None:
     return parse(text, "base64", ".hjson") if text.lstrip().startswith("{") else None
 
 
-def _of_code(written: str) -> bool:
-    return written.partition(".")[0] == "code"
+def _of_code(key: str) -> bool:
+    return key.partition(".")[0] == "code"
 
 
 @dataclass
@@ -339,42 +341,42 @@ class _KeyReader(Reader):
     epoch: trainer.Epoch | None = None
     steps: int | None = None
 
-    def line(self, written: str) -> int | None:
-        """Return the line of the key `written` in the file, or the line of its section. Return None
+    def line(self, key: str) -> int | None:
+        """Return the line of the key `key` in the file, or the line of its section. Return None
         for a key of the code part that is not in the file itself, even if the file has the section.
         """
-        if not _of_code(written):
-            return super().line(written)
-        return self.document.lines.get(tuple(written.split("."))) if self.document else None
+        if not _of_code(key):
+            return super().line(key)
+        return self.document.lines.get(tuple(key.split("."))) if self.document else None
 
-    def problem(self, written: str, message: str) -> None:
-        """Record a problem of the key `written`. The message names the file only if the file
+    def problem(self, key: str, message: str) -> None:
+        """Record a problem of the key `key`. The message names the file only if the file
         contains the key.
         """
-        if _of_code(written) and not self.line(written):
-            self.problems.append(f"{written}: {message}")
+        if _of_code(key) and not self.line(key):
+            self.problems.append(f"{key}: {message}")
         else:
-            super().problem(written, message)
+            super().problem(key, message)
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
         """Read the section at `path` and store the values of its keys. `data` is the section, and
         `tree` the keys that the release reads in it.
         """
-        taken: dict[str, str] = {}
+        targets: dict[str, str] = {}
         for name, value in self._entries(data, path):
-            written = f"{path}.{name}" if path else name
+            key = f"{path}.{name}" if path else name
             entry = tree.get(name)
             # Two spellings of one key have one target: the canonical path.
-            target = entry if isinstance(entry, str) else ALIASES.get(written, written)
-            if target in taken:
+            target = entry if isinstance(entry, str) else ALIASES.get(key, key)
+            if target in targets:
                 self.problem(
-                    written,
-                    f"this key and {taken[target]} are two names of the same setting, and both"
+                    key,
+                    f"this key and {targets[target]} are two names of the same setting, and both"
                     " are given; keep one of them",
                 )
                 continue
-            taken[target] = written
-            self._entry(written, target, value, entry)
+            targets[target] = key
+            self._entry(key, target, value, entry)
 
     def _entries(self, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
         """Yield the keys of a section with their values. Keys that DeepSpeed never reads are left
@@ -415,12 +417,10 @@ class _KeyReader(Reader):
     def _remark(self, path: str, name: str) -> None:
         """Report a remark of the author, whose name may have dots."""
         line = self.document.line(*filter(None, path.split(".")), name) if self.document else None
-        written, origin = f"{path}.{name}" if path else name, Origin(line, "", self.file)
-        self.findings.append(
-            Finding(written, free_section_keys.IGNORED, Effect.NONE, origin=origin)
-        )
+        key, origin = f"{path}.{name}" if path else name, Origin(line, "", self.file)
+        self.findings.append(Finding(key, free_section_keys.IGNORED, Effect.NONE, origin=origin))
 
-    def _entry(self, written: str, target: str, value: Any, entry: Any) -> None:
+    def _entry(self, key: str, target: str, value: Any, entry: Any) -> None:
         if target in self.release.keys_to_refuse:
             history, version = KEYS[target], self.release.version
             instead = f"; use {history.instead}" if history.instead else ""
@@ -428,32 +428,32 @@ class _KeyReader(Reader):
                 f"DeepSpeed {history.rejected} removed this key, and {version} refuses it even if"
                 f" it is empty; drop the key{instead}"
             )
-            self.problem(written, message)
+            self.problem(key, message)
         elif entry is None:
-            self.unknown(written, value)
+            self.unknown(key, value)
         elif isinstance(entry, str):
-            self.leaf(written, target, value)
+            self.leaf(key, target, value)
         elif isinstance(value, Mapping):
-            self._inside(written, target, value, entry)
+            self._inside(key, target, value, entry)
         else:
-            self._no_mapping(written, target, value)
+            self._no_mapping(key, target, value)
 
-    def _inside(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+    def _inside(self, key: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
         if target in PRESENCE and not value:
             self.problem(
-                written,
+                key,
                 "an empty section switches this feature on with all defaults; set at least"
                 f" {next(iter(entry))} in the section, or drop the section",
             )
         elif target in PARAMS:
-            self._params(written, target, value, entry)
-        elif written == target:
+            self._params(key, target, value, entry)
+        elif key == target:
             self.section(value, target, entry)
         else:
-            self._read_old_section(written, target, value, entry)
+            self._read_old_section(key, target, value, entry)
 
     def _read_old_section(
-        self, written: str, target: str, value: Mapping[str, Any], entry: Tree
+        self, key: str, target: str, value: Mapping[str, Any], entry: Tree
     ) -> None:
         """Read a section that the file calls by an old name. Messages name the keys in the section
         as the file does.
@@ -461,18 +461,16 @@ class _KeyReader(Reader):
         before = set(self.given)
         self.section(value, target, entry)
         for path in set(self.given) - before:
-            self.origins[path] = Origin(
-                self.line(written), path.replace(target, written, 1), self.file
-            )
+            self.origins[path] = Origin(self.line(key), path.replace(target, key, 1), self.file)
 
-    def _no_mapping(self, written: str, target: str, value: Any) -> None:
+    def _no_mapping(self, key: str, target: str, value: Any) -> None:
         """Report an error for a single value where a section is expected. DeepSpeed accepts null
         for some sections, and true or false for zero_optimization; such values are stored.
         """
         if value is None and target in NULL_SECTIONS:
             return
         if target == "zero_optimization" and isinstance(value, bool):
-            self._set("zero_optimization.stage", int(value), written)
+            self._set("zero_optimization.stage", int(value), key)
             self.finding(
                 target,
                 f"{str(value).lower()} is an old form of stage {int(value)}; write"
@@ -481,13 +479,13 @@ class _KeyReader(Reader):
             )
             return
         if value is None:
-            self.problem(written, "found null, expected a mapping; or drop the section")
+            self.problem(key, "found null, expected a mapping; or drop the section")
         else:
-            self.problem(written, f"found {show_value(value)}, expected a mapping")
+            self.problem(key, f"found {show_value(value)}, expected a mapping")
 
     # Leaves
 
-    def leaf(self, written: str, path: str, value: Any) -> None:
+    def leaf(self, key: str, path: str, value: Any) -> None:
         """Read one value."""
         # A null that differs from leaving the key out: for expert_w3
         # always, for the others if their default is not null.
@@ -495,38 +493,38 @@ class _KeyReader(Reader):
             path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None
         )
         if path in OBJECTS:
-            self._object(written, value)
+            self._object(key, value)
         elif value is None and not means:
-            self._no_value(written, path)
+            self._no_value(key, path)
         elif value == "auto" and path in auto.OVERWRITTEN:
             self.finding(path, f'"auto" has no effect: {auto.OVERWRITTEN[path]}', Effect.NONE)
         elif path in TRUTHS and path not in auto.RULES and not isinstance(value, bool):
-            self._truth(written, path, value)
+            self._truth(key, path, value)
         elif value == "auto" and path not in auto.REAL:
             # Replaced once all keys are read: one "auto" may follow from another key.
-            self._set(path, "auto", written)
+            self._set(path, "auto", key)
         else:
-            self._value(written, path, value)
+            self._value(key, path, value)
 
-    def _truth(self, written: str, path: str, value: Any) -> None:
+    def _truth(self, key: str, path: str, value: Any) -> None:
         """Read a value of which DeepSpeed only asks whether it is true in Python, so that the text "false" counts as true."""
-        taken = str(bool(value)).lower()
-        denied = isinstance(value, str) and bool(value) and value.strip().lower() in DENIALS
+        truth = str(bool(value)).lower()
+        contradicts = isinstance(value, str) and bool(value) and value.strip().lower() in DENIALS
         self.finding(
             path,
-            f"found {show_value(value)}, which DeepSpeed takes as {taken} ({TRUTHS[path]}); write true or false",
-            Effect.NUMBERS if denied else Effect.NONE,
+            f"found {show_value(value)}, which DeepSpeed takes as {truth} ({TRUTHS[path]}); write true or false",
+            Effect.NUMBERS if contradicts else Effect.NONE,
         )
-        self._set(path, bool(value), written)
+        self._set(path, bool(value), key)
 
-    def _value(self, written: str, path: str, value: Any) -> None:
+    def _value(self, key: str, path: str, value: Any) -> None:
         try:
-            known = None if value is None else typed(path, self._same_meaning(path, value))
+            result = None if value is None else typed(path, self._same_meaning(path, value))
         except ValueError as error:
-            self.problem(written, str(error))
+            self.problem(key, str(error))
             return
-        self._check_free_value(path, written, known)
-        self._set(path, known, written)
+        self._check_free_value(path, key, result)
+        self._set(path, result, key)
 
     def _same_meaning(self, path: str, value: Any) -> Any:
         """Return the number that DeepSpeed reads for `value`, such as 3 for a stage of "3" or 1 for
@@ -544,25 +542,24 @@ class _KeyReader(Reader):
             )
         return value
 
-    def _check_free_value(self, path: str, written: str, value: Any) -> None:
+    def _check_free_value(self, path: str, key: str, value: Any) -> None:
         """Report a free-form value that JSON cannot hold, and keys inside the value that DeepSpeed
         does not read.
         """
         if isinstance(value, dict | list | tuple):
             wrong = flaw(value, "JSON cannot hold")
             if wrong:
-                self.problem(written, wrong)
+                self.problem(key, wrong)
         for name, message, effect in free_section_keys.unread(path, value):
             self.finding(name, message, effect)
         if path == "tensor_parallel.partition_config" and isinstance(value, Mapping):
-            self._partition(value, written, PARTITION)
+            self._partition(value, key, PARTITION)
 
-    def _partition(self, value: Mapping[str, Any], written: str, names: Mapping[str, Any]) -> None:
+    def _partition(self, value: Mapping[str, Any], key: str, names: Mapping[str, Any]) -> None:
         for name, inner in value.items():
             if name not in names:
                 self.problem(
-                    f"{written}.{name}",
-                    f"unknown key{nearest(str(name), names, len(self.problems))}",
+                    f"{key}.{name}", f"unknown key{nearest(str(name), names, len(self.problems))}"
                 )
             elif names[name] is not None:
                 specs = (
@@ -572,13 +569,12 @@ class _KeyReader(Reader):
                 )
                 if not isinstance(inner, list) or len(specs) < len(inner):
                     self.problem(
-                        f"{written}.{name}",
-                        f"found {show_value(inner)}, expected a list of mappings",
+                        f"{key}.{name}", f"found {show_value(inner)}, expected a list of mappings"
                     )
                 for position, item in enumerate(specs):
-                    self._partition(item, f"{written}.{name}.{position}", names[name])
+                    self._partition(item, f"{key}.{name}.{position}", names[name])
 
-    def _no_value(self, written: str, path: str) -> None:
+    def _no_value(self, key: str, path: str) -> None:
         """Report null as an error, unless DeepSpeed's own default of the key is None. In that case
         null means the same as a missing key.
         """
@@ -596,28 +592,28 @@ class _KeyReader(Reader):
             )
         if not fine:
             self.problem(
-                written, f"found null, expected {expected(path)}; set a value, or drop the key"
+                key, f"found null, expected {expected(path)}; set a value, or drop the key"
             )
 
-    def _object(self, written: str, value: Any) -> None:
+    def _object(self, key: str, value: Any) -> None:
         if isinstance(value, str | int | float | Mapping | list | tuple):
             self.problem(
-                written,
+                key,
                 f"found {show_value(value)}; DeepSpeed expects a live Python object here, which a file"
                 " cannot hold; drop it",
             )
         elif value is not None:
-            self.opaque[written] = value
+            self.opaque[key] = value
 
-    def _set(self, path: str, value: Any, written: str) -> None:
+    def _set(self, path: str, value: Any, key: str) -> None:
         self.given[path] = value
-        line = self.line(written)
-        if line or written != path:
-            self.origins[path] = Origin(line, written if written != path else "", self.file)
+        line = self.line(key)
+        if line or key != path:
+            self.origins[path] = Origin(line, key if key != path else "", self.file)
 
     # Arguments of optimizers and schedulers
 
-    def _params(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+    def _params(self, key: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
         """Read the arguments of an optimizer or scheduler. If DeepSpeed or torch has its type, the
         arguments are checked. If the type is the user's own, the arguments are stored unchanged.
         """
@@ -626,12 +622,12 @@ class _KeyReader(Reader):
             self.section(value, target, entry)
             return
         name = self.given[target.replace(".params", ".type")]
-        known = self.release.arguments(PARAMS[target], name) if isinstance(name, str) else None
-        if known is None:
+        names = self.release.arguments(PARAMS[target], name) if isinstance(name, str) else None
+        if names is None:
             self._own(target, value, entry, self._forms(target))
             return
         self.section(
-            value, target, {argument: path for argument, path in entry.items() if argument in known}
+            value, target, {argument: path for argument, path in entry.items() if argument in names}
         )
 
     def _forms(self, target: str) -> tuple[Type, ...]:
@@ -654,36 +650,36 @@ class _KeyReader(Reader):
                 before,
             ):
                 self.finding(path, *remark)
-            if argument == "auto" or (name in entry and _fits(path, argument)):
+            if argument == "auto" or (name in entry and _fits_type(path, argument)):
                 self.leaf(path, path, argument)
             else:
                 self.opaque[path] = argument
 
     # Unknown keys
 
-    def unknown(self, written: str, value: Any) -> None:
+    def unknown(self, key: str, value: Any) -> None:
         """Report a key that the release does not read. A key that DeepSpeed ignores has no effect,
         unless it is probably a misspelling of a key that DeepSpeed reads. Such a key is an error, or
         a finding if reading is lenient; a key that DeepSpeed refuses is always an error.
         """
-        parent, _, name = written.rpartition(".")
-        meant = _elsewhere(written, self.release)
+        parent, _, name = key.rpartition(".")
+        advice = _find_elsewhere(key, self.release)
         if parent == "code" and name in _tree(self.release):
-            meant = (
+            advice = (
                 f"not a setting of the training script; move {name} from the code part into"
                 " the config of DeepSpeed"
             )
-        meant = meant or self._mistake(written, value)
+        advice = advice or self._mistake(key, value)
         if not self._ignores(parent) and (parent not in PARAMS or not self.lenient):
-            self.problem(written, meant or f"unknown key{self._nearest(written)}")
-        elif not meant:
-            self.finding(written, free_section_keys.IGNORED, Effect.NONE)
+            self.problem(key, advice or f"unknown key{self._nearest(key)}")
+        elif not advice:
+            self.finding(key, free_section_keys.IGNORED, Effect.NONE)
         elif self.lenient:
             self.record_omission(
-                written, meant, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it"
+                key, advice, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it"
             )
         else:
-            self.problem(written, meant)
+            self.problem(key, advice)
 
     def _ignores(self, section: str) -> bool:
         """Return whether DeepSpeed ignores unknown keys in a section. The constructor of an optimizer
@@ -691,17 +687,17 @@ class _KeyReader(Reader):
         """
         return not (self.release.refuses(section) or section in PARAMS or _of_code(section))
 
-    def _mistake(self, written: str, value: Any) -> str:
+    def _mistake(self, key: str, value: Any) -> str:
         """Return a message about a key that is probably a misspelling, or that DeepSpeed reads at
         another place. Return an empty string for any other key.
         """
-        parent, _, name = written.rpartition(".")
+        parent, _, name = key.rpartition(".")
         if parent in PARAMS:
-            return f"unknown key{self._nearest(written)}"
-        if meant := free_section_keys.suggest_spelling(
+            return f"unknown key{self._nearest(key)}"
+        if advice := free_section_keys.suggest_spelling(
             name, value, self._level(parent), self._before()
         ):
-            return f"unknown key{meant}"
+            return f"unknown key{advice}"
         places = [path for path in self.release.keys if path.rpartition(".")[2] == name]
         return (
             f"unknown key here; DeepSpeed reads {' and '.join(sorted(places)[:2])}"
@@ -718,22 +714,19 @@ class _KeyReader(Reader):
     def _before(self) -> int:
         return len(self.problems) + len(self.findings)
 
-    def _nearest(self, written: str) -> str:
-        parent, _, name = written.rpartition(".")
+    def _nearest(self, key: str) -> str:
+        parent, _, name = key.rpartition(".")
         return nearest(name, self._level(parent), self._before())
 
     # "auto"
 
     def resolve(
-        self,
-        values: Mapping[str, Any] | None,
-        scheduled: bool = False,
-        unscheduled: str = UNSCHEDULED,
+        self, values: Mapping[str, Any] | None, has_schedule: bool = False, text: str = UNSCHEDULED
     ) -> tuple[str, ...]:
         """Replace "auto" by the caller's values or by rules; without `values` each "auto" is a
         problem. Return command-line options that would give the missing facts. If the file has no
-        schedule, Hugging Face's Trainer builds one, and a finding with the message `unscheduled`
-        says so. With `scheduled` the Trainer's schedule is already known, and there is no finding.
+        schedule, Hugging Face's Trainer builds one, and a finding with the message `text`
+        says so. With `has_schedule` the Trainer's schedule is already known, and there is no finding.
         """
         lines = {
             path: f"{self.file} line {line}".strip()
@@ -744,17 +737,17 @@ class _KeyReader(Reader):
             self.left = auto.find_open(self.given, values, self.world)
             for path in self.left:
                 del self.given[path]
-        said = auto.resolve_auto(self.given, values, lines, self.world)
-        self.problems.extend(said.problems)
+        resolution = auto.resolve_auto(self.given, values, lines, self.world)
+        self.problems.extend(resolution.problems)
         before = len(self.problems)
-        for path, value in said.found.items():
+        for path, value in resolution.found.items():
             self._value(path, path, value)
-        refused = len(self.problems) > before
-        self.filled = bool(said.found)
-        if said.found and not scheduled and not self._has_scheduler():
-            self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
+        has_refusals = len(self.problems) > before
+        self.filled = bool(resolution.found)
+        if resolution.found and not has_schedule and not self._has_scheduler():
+            self.finding("scheduler.type", text, Effect.NUMBERS)
         # A command that repeats a refused value would be refused again.
-        return () if refused else said.words
+        return () if has_refusals else resolution.words
 
     def _has_scheduler(self) -> bool:
         return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
@@ -780,37 +773,37 @@ class _KeyReader(Reader):
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
         self.epoch = trainer.find_epoch(arguments, ranks, fit.get("samples"))
         self.steps = fit.get("total_steps", self.epoch.steps if self.epoch else None)
-        said = trainer.filling(arguments, ranks, self.steps, fit.get("transformers"))
-        for path, problem in said.refusals(self.given):
+        filling = trainer.filling(arguments, ranks, self.steps, fit.get("transformers"))
+        for path, problem in filling.refusals(self.given):
             self.problem(path, problem)
         for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):
-            if path not in said.demands and self.given.get(path) not in (None, "auto"):
+            if path not in filling.demands and self.given.get(path) not in (None, "auto"):
                 self.finding(path, UNTOLD_LENGTH, Effect.NUMBERS)
-        self._fill_batch(said)
+        self._fill_batch(filling)
         # The Trainer overwrites keys of the file, but not what the user said of the script.
-        for path, value in said.sets.items():
+        for path, value in filling.sets.items():
             if not (path.startswith("code.") and path in self.given):
                 self._value(path, path, value)
                 if place := self.places.get(path.rpartition(".")[2]):
                     self.origins[path] = Origin(place.line, place.setting, place.source)
-        own = said.schedule if not self._has_scheduler() else {}
+        own = filling.schedule if not self._has_scheduler() else {}
         if not any(path.startswith("optimizer.") for path in self.given):
-            for path, value in said.optimizer.items():
+            for path, value in filling.optimizer.items():
                 if path not in self.given:
                     self._value(path, path, value)
             self.finding(
                 "optimizer.type",
-                said.said_of_it,
-                Effect.ROUNDING if said.optimizer else Effect.NUMBERS,
+                filling.said_of_it,
+                Effect.ROUNDING if filling.optimizer else Effect.NUMBERS,
             )
-        unscheduled = said.unscheduled or UNSCHEDULED
-        told = {
+        text = filling.unscheduled or UNSCHEDULED
+        environment_facts = {
             fact: self.environment[name].value
             for name, (fact, _) in ENVIRONMENT.items()
             if name in self.environment
         }
-        facts = {**said.facts, **said.values, **told, **values}
-        words = self.resolve(facts, bool(own), unscheduled)
+        facts = {**filling.facts, **filling.values, **environment_facts, **values}
+        words = self.resolve(facts, bool(own), text)
         for name, value in own.items():
             self._value(f"code.scheduler.{name}", f"code.scheduler.{name}", value)
         if (
@@ -818,41 +811,43 @@ class _KeyReader(Reader):
             and not self._has_scheduler()
             and "scheduler.type" not in {finding.path for finding in self.findings}
         ):
-            self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
+            self.finding("scheduler.type", text, Effect.NUMBERS)
         return words
 
-    def use_width(self, values: Mapping[str, Any], trained: bool) -> Placed:
+    def use_width(self, values: Mapping[str, Any], by_trainer: bool) -> Placed:
         """Return `values` with the width of a model that only its text_config has. The Trainer fills
         in by it; accelerate, which does so for the keys of ZeRO 3 below that level, does not find it.
         """
-        found, inner = Placed({}, {}).overlay(values), f"text_config.{WIDTH}"
-        if WIDTH in found and found[WIDTH] is None:
-            del found[WIDTH]
+        facts, inner = Placed({}, {}).overlay(values), f"text_config.{WIDTH}"
+        if WIDTH in facts and facts[WIDTH] is None:
+            del facts[WIDTH]
             for path, rule in auto.RULES.items():
-                if self.given.get(path) == "auto" and path not in found and WIDTH in rule.needs:
+                if self.given.get(path) == "auto" and path not in facts and WIDTH in rule.needs:
                     self.problem(path, f'found "auto", {WITHOUT_WIDTH}')
-        if inner not in found or not trained:
-            return found
-        width = found.pop(inner)
-        said = found.places.pop(inner, Said(inner, width))
+        if inner not in facts or not by_trainer:
+            return facts
+        width = facts.pop(inner)
+        place = facts.places.pop(inner, Said(inner, width))
         stage = self.given.get("zero_optimization.stage")
         for path, rule in auto.RULES.items():
-            open_ = self.given.get(path) == "auto" and path not in found and WIDTH in rule.needs
+            open_ = self.given.get(path) == "auto" and path not in facts and WIDTH in rule.needs
             if open_ and ".stage3_" in path and stage != 3:
                 self.problem(path, f'found "auto", {NO_WIDTH}')
-        return Placed({WIDTH: width}, {WIDTH: said}).overlay(found)
+        return Placed({WIDTH: width}, {WIDTH: place}).overlay(facts)
 
     def _refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Record what the Trainer refuses of its arguments, each with the place of the argument."""
-        outside = {name: said.value for name, said in self.environment.items()}
-        known = {**trainer.DEFAULTS, **outside, **arguments}
-        case = trainer.Case(known, self.given, self.blocks, self.world)
+        outside = {
+            name: place_of_argument.value for name, place_of_argument in self.environment.items()
+        }
+        all_arguments = {**trainer.DEFAULTS, **outside, **arguments}
+        case = trainer.Case(all_arguments, self.given, self.blocks, self.world)
         places = {**self.environment, **self.places}
         for name, message in trainer.find_refusals(case):
-            said = places.get(name, Said(name, None))
-            place = f"line {said.line}: " if said.line else ""
+            variable = places.get(name, Said(name, None))
+            place = f"line {variable.line}: " if variable.line else ""
             self.problems.append(
-                f"{f'{said.source}: ' if place and said.source else ''}{place}{said.setting}: {message}"
+                f"{f'{variable.source}: ' if place and variable.source else ''}{place}{variable.setting}: {message}"
             )
 
         if "zero_optimization" not in self.blocks:
@@ -865,15 +860,15 @@ class _KeyReader(Reader):
 
     def _remark_argument(self, name: str, message: str, effect: Effect) -> None:
         """Record a finding on an argument of the Trainer, where it is written."""
-        said = self.places.get(name, Said(name, None))
-        origin = Origin(said.line, "", said.source)
-        self.findings.append(Finding(said.setting, message, effect, origin=origin))
+        place = self.places.get(name, Said(name, None))
+        origin = Origin(place.line, "", place.source)
+        self.findings.append(Finding(place.setting, message, effect, origin=origin))
 
-    def _fill_batch(self, said: trainer.Filling) -> None:
+    def _fill_batch(self, filling: trainer.Filling) -> None:
         """Set the sizes of the batch that the file leaves out. Without accumulation steps accelerate
         writes 1 for DeepSpeed, and the Trainer accumulates by its own argument.
         """
-        steps = said.values[auto.STEPS]
+        steps = filling.values[auto.STEPS]
         if auto.STEPS not in self.given and steps > 1:
             if auto.TOTAL in self.given and auto.MICRO in self.given:
                 self.problem(
@@ -884,7 +879,7 @@ class _KeyReader(Reader):
                 )
             self._value(auto.STEPS, auto.STEPS, steps)
         if auto.MICRO not in self.given and auto.TOTAL in self.given:
-            self._value(auto.MICRO, auto.MICRO, said.values[auto.MICRO])
+            self._value(auto.MICRO, auto.MICRO, filling.values[auto.MICRO])
 
     def sources(
         self,
@@ -895,12 +890,12 @@ class _KeyReader(Reader):
         """Return who set each value of a run of the Trainer; `before` has the values of the file."""
         if arguments is None:
             return NO_SOURCES
-        placed = Placed({}, {}).overlay(arguments)
+        settings = Placed({}, {}).overlay(arguments)
         fills = trainer.filling(arguments, self.world, self.steps).values
-        known = values.places if isinstance(values, Placed) else {}
-        facts = {name: known.get(name, Said(name, values[name], "--auto")) for name in values}
+        places = values.places if isinstance(values, Placed) else {}
+        facts = {name: places.get(name, Said(name, values[name], "--auto")) for name in values}
         run = Run(
-            placed,
+            settings,
             before,
             self.given,
             fills,
@@ -925,28 +920,30 @@ class _KeyReader(Reader):
         does (accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision). Report a
         precision that only accelerate knows.
         """
-        said = {**(arguments or {}), **trainer.arguments_of_facts(values)}
+        settings = {**(arguments or {}), **trainer.arguments_of_facts(values)}
         precision = self.environment.get(PRECISION)
         if (
             precision
             and precision.value in PRECISIONS
-            and not (said.get("fp16") or said.get("bf16"))
+            and not (settings.get("fp16") or settings.get("bf16"))
         ):
-            said[precision.value] = True
+            settings[precision.value] = True
         on = (name for name in PRECISIONS if isinstance(data.get(name), Mapping))
         if arguments is None and any(data[name].get("enabled") is True for name in on):
             return  # the file has a precision, and a value for "auto" says nothing else of it
-        if said.get("fp16") and "fp16" not in data:
+        if settings.get("fp16") and "fp16" not in data:
             self._value("fp16.enabled", "fp16.enabled", True)
             self._value("fp16.auto_cast", "fp16.auto_cast", True)
-        if said.get("bf16") and "bf16" not in data:
+        if settings.get("bf16") and "bf16" not in data:
             self._value("bf16.enabled", "bf16.enabled", True)
-        known = arguments is not None or "bf16" in said or not data.keys().isdisjoint(PRECISIONS)
-        if self.filled and not known:
+        is_known = (
+            arguments is not None or "bf16" in settings or not data.keys().isdisjoint(PRECISIONS)
+        )
+        if self.filled and not is_known:
             self.finding("bf16.enabled", UNSAID, Effect.NUMBERS)
 
 
-def _fits(path: str, value: Any) -> bool:
+def _fits_type(path: str, value: Any) -> bool:
     try:
         typed(path, value)
     except ValueError:
@@ -954,11 +951,11 @@ def _fits(path: str, value: Any) -> bool:
     return True
 
 
-def _elsewhere(written: str, release: Release) -> str:
+def _find_elsewhere(key: str, release: Release) -> str:
     """Return a message about a key or section that only other releases read; empty if no release
     reads it.
     """
-    path = ALIASES.get(written, written)
+    path = ALIASES.get(key, key)
     rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
     if not rows:
         return ""
@@ -988,15 +985,15 @@ def _elsewhere(written: str, release: Release) -> str:
 # Writing
 
 
-def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]:
+def plain(settings: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config as the nested mapping that DeepSpeed reads. Keys have their canonical names
     and the order of the schema, and the code part is left out.
     """
-    flat = {path: value for path, value in given.items() if not path.startswith("code.")}
+    flat = {path: value for path, value in settings.items() if not path.startswith("code.")}
     flat |= {path: value for path, value in opaque.items() if path not in OBJECTS}
     order = {path: place for place, path in enumerate(fields(DeepSpeed))}
-    ordered = sorted(flat, key=lambda path: (_place(path, order), path))
-    return nest({path: flat[path] for path in ordered})
+    paths = sorted(flat, key=lambda path: (_place(path, order), path))
+    return nest({path: flat[path] for path in paths})
 
 
 def _place(path: str, order: Mapping[str, int]) -> int:
@@ -1008,10 +1005,11 @@ def _place(path: str, order: Mapping[str, int]) -> int:
     # An argument that no schema lists stands behind the last known one of its section.
     parent = path.rpartition(".")[0] + "."
     return max(
-        (place for known, place in order.items() if known.startswith(parent)), default=len(order)
+        (place for sibling, place in order.items() if sibling.startswith(parent)),
+        default=len(order),
     )
 
 
-def text(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:
+def text(settings: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:
     """Return the settings as JSON text, indented by two spaces, with a line break at the end."""
-    return json.dumps(plain(given, opaque), indent=2, allow_nan=False) + "\n"
+    return json.dumps(plain(settings, opaque), indent=2, allow_nan=False) + "\n"

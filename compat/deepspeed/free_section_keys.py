@@ -53,18 +53,22 @@ def suggest_spelling(name: str, value: Any, names: Names, before: int = 0) -> st
         return ""
     prose = [scalar(value)] if isinstance(value, str) else value
     prose = isinstance(prose, list) and all(isinstance(one, str) and one != "auto" for one in prose)
-    known = [known for known, inner in names.items() if not (prose and isinstance(inner, Mapping))]
-    return nearest(name, known, before)
+    candidates = [
+        candidate
+        for candidate, inner in names.items()
+        if not (prose and isinstance(inner, Mapping))
+    ]
+    return nearest(name, candidates, before)
 
 
 def unread(path: str, value: Any) -> Iterator[tuple[str, str, Effect]]:
     """Yield path, message and effect of each name in the section `value` at `path` that DeepSpeed
     does not read.
     """
-    yield from _unread(path, value, _facts()["sections"].get(path))
+    yield from _find_unread(path, value, _facts()["sections"].get(path))
 
 
-def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, str, Effect]]:
+def _find_unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, str, Effect]]:
     if names is None:
         return
     if not isinstance(value, Mapping):
@@ -77,24 +81,28 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         return
     for before, (name, inner) in enumerate(value.items()):
         if name in names or ANY in names:
-            yield from _unread(f"{path}.{name}", inner, names.get(name, names.get(ANY)))
+            yield from _find_unread(f"{path}.{name}", inner, names.get(name, names.get(ANY)))
         else:
-            meant = suggest_spelling(str(name), inner, names, before)
-            yield f"{path}.{name}", IGNORED + meant, Effect.NUMBERS if meant else Effect.NONE
+            advice = suggest_spelling(str(name), inner, names, before)
+            yield f"{path}.{name}", IGNORED + advice, Effect.NUMBERS if advice else Effect.NONE
 
 
 def strange(
-    kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0
+    kind: str, forms: tuple[Type, ...], type_name: str, argument: str, before: int = 0
 ) -> tuple[str, Effect] | None:
     """Return message and effect for an argument that the optimizer or scheduler does not take in
-    this release; None if the argument is allowed. `kind` is `optimizers` or `schedulers`, `given`
+    this release; None if the argument is allowed. `kind` is `optimizers` or `schedulers`, `type_name`
     the type's name, and `forms` the implementations of the type in this release. For a type that
     only other releases have, the arguments in those releases are allowed. For a type that no
     release has, the arguments of all types are allowed. `before` is the number of arguments that
     precede this one in the file.
     """
     torch = next(
-        (names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()),
+        (
+            names
+            for name, names in _facts()["torch"][kind].items()
+            if name.lower() == type_name.lower()
+        ),
         None,
     )
     if forms and torch is not None:
@@ -102,18 +110,20 @@ def strange(
         if argument in (*torch, "max_grad_norm"):
             return None
         return (
-            f"{given} in torch 2.13 refuses this argument{nearest(argument, torch, before)}",
+            f"{type_name} in torch 2.13 refuses this argument{nearest(argument, torch, before)}",
             Effect.STOPS,
         )
     rows = all_types(kind)
-    elsewhere = [row for row in rows if row.type.lower() == given.lower() and row.args is not None]
-    known = {
+    elsewhere = [
+        row for row in rows if row.type.lower() == type_name.lower() and row.args is not None
+    ]
+    allowed_names = {
         name
         for row in elsewhere or rows
         for name in (*(row.args or ()), *row.required, *row.ignored)
     }
-    known |= {"max_grad_norm"}
-    if argument in known:
+    allowed_names |= {"max_grad_norm"}
+    if argument in allowed_names:
         return None
-    takers = f"{given} in any release" if elsewhere else f"any of DeepSpeed's {kind}"
-    return f"not an argument of {takers}{nearest(argument, known, before)}", Effect.NUMBERS
+    takers = f"{type_name} in any release" if elsewhere else f"any of DeepSpeed's {kind}"
+    return f"not an argument of {takers}{nearest(argument, allowed_names, before)}", Effect.NUMBERS

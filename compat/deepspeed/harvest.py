@@ -132,17 +132,17 @@ def facts(tree: Tree) -> Facts:
     """Return the rows of facts about the release, whose package must be importable."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     models = dict(_models())
-    shown = {path: row for prefix, model in models.items() for path, row in _fields(model, prefix)}
-    shown |= {path: {"default": default} for path, default in _heard(shown).items()}
+    rows = {path: row for prefix, model in models.items() for path, row in _fields(model, prefix)}
+    rows |= {path: {"default": default} for path, default in _defaults_by_lookup(rows).items()}
     # A rejected key may be gone from the models, so that only our own tables know it.
-    refused = {path for path in {*shown, *KEYS} if _refuses(path)}
+    refusals = {path for path in {*rows, *KEYS} if _refuses(path)}
     own = {row["key"] for row in DECIDED["keys"]} | OPAQUE
     keys = [
         {"key": path, **_default_and_bounds(row)}
-        for path, row in shown.items()
-        if path not in own and path not in refused
+        for path, row in rows.items()
+        if path not in own and path not in refusals
     ]
-    keys += [{"key": path, "refused": True} for path in refused]
+    keys += [{"key": path, "refused": True} for path in refusals]
     return Facts(
         {
             "keys.json": keys,
@@ -175,8 +175,8 @@ def _model(annotation: Any) -> Any:
     """Return the config model that a type annotation names, also inside Optional; None if the
     annotation names none.
     """
-    found = (one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
-    return next(found, None)
+    models = (one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
+    return next(models, None)
 
 
 def _fields(model: Any, prefix: str) -> Iterator[tuple[str, Row]]:
@@ -188,8 +188,8 @@ def _fields(model: Any, prefix: str) -> Iterator[tuple[str, Row]]:
             continue
         default = info.get_default(call_default_factory=True)
         default = plain(default.value if isinstance(default, Enum) else default)
-        bound = list(_bounds(path))
-        yield path, {"default": default, **({"bound": bound} if bound else {})}
+        limits = list(_bounds(path))
+        yield path, {"default": default, **({"bound": limits} if limits else {})}
         if prefix in TWICE:
             yield f"{TWICE[prefix]}.{info.alias or name}", {}
 
@@ -209,40 +209,42 @@ def _bounds(path: str) -> Iterator[str]:
 def _row_of_section(path: str, value: Any) -> Row:
     for name in reversed(path.split(".")):
         value = {name: value}
-    found: Row = value
-    return found
+    row: Row = value
+    return row
 
 
-def _heard(shown: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults_by_lookup(rows: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults, by path, of all keys that the release looks up in a config and that
-    `shown` lacks.
+    `rows` lacks.
     """
-    found: dict[str, Any] = {}
-    sections = {path.partition(".")[0] for path in (*shown, "code.")}
+    defaults: dict[str, Any] = {}
+    sections = {path.partition(".")[0] for path in (*rows, "code.")}
     for on in (False, True):  # some keys are looked for only in a section that is on
-        asked: dict[str, Any] = {}
+        config: dict[str, Any] = {}
         for path in fields(DeepSpeed):
             *parents, name = path.split(".")
-            section = asked
+            section = config
             for parent in parents if parents and parents[0] not in sections else ():
                 section = section.setdefault(parent, {})
                 # fp16 and bf16 cannot both be on.
                 if on and name == "enabled" and parent == parents[-1] and parent not in TWICE:
                     section[name] = True
-        real(Heard({**BATCH, **asked}, found), 1)
+        real(Heard({**BATCH, **config}, defaults), 1)
     # Defaults that the code fills in later are in the config that it makes of nothing.
     bare = _runtime().values_by_path(real(dict(BATCH), 1))
     usual = {path: value for path, value in bare.items() if path not in SIZES}
     # A section that is taken whole is heard by its name alone.
-    inner = {path.rpartition(".")[0] for path in found}
-    inside = {path for path in usual if path.partition(".")[0] in found.keys() - inner}
+    inner = {path.rpartition(".")[0] for path in defaults}
+    inside = {path for path in usual if path.partition(".")[0] in defaults.keys() - inner}
     return {
         path: plain(
-            found.get(path) if found.get(path) is not None else _plain_default(usual.get(path))
+            defaults.get(path)
+            if defaults.get(path) is not None
+            else _plain_default(usual.get(path))
         )
-        for path in sorted({*found, *inside} - {*shown})
+        for path in sorted({*defaults, *inside} - {*rows})
         if path in fields(DeepSpeed)
-        or not any(other.startswith(f"{path}.") for other in (*shown, *found, *inside))
+        or not any(other.startswith(f"{path}.") for other in (*rows, *defaults, *inside))
     }
 
 
@@ -287,7 +289,7 @@ def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
     inner = {
         path: optional
         for prefix, model in models.items()
-        for path, optional in _inner(model, prefix)
+        for path, optional in _inner_models(model, prefix)
     }
     for section in (*models, *inner, *(TWICE[name] for name in TWICE if name in models)):
         row: Row = {"section": section}
@@ -297,7 +299,7 @@ def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
             yield row
 
 
-def _inner(model: Any, prefix: str) -> Iterator[tuple[str, bool]]:
+def _inner_models(model: Any, prefix: str) -> Iterator[tuple[str, bool]]:
     """Yield the path of each config model inside `model`, and whether the section at this path is
     off by default.
     """
@@ -305,7 +307,7 @@ def _inner(model: Any, prefix: str) -> Iterator[tuple[str, bool]]:
         if inner := _model(info.annotation):
             path = f"{prefix}.{info.alias or name}"
             yield path, info.get_default(call_default_factory=True) is None
-            yield from _inner(inner, path)
+            yield from _inner_models(inner, path)
 
 
 def _aliases(models: Mapping[str, Any]) -> Iterator[Row]:
@@ -331,11 +333,15 @@ def _arguments(base: Row, cls: Any, more: Mapping[str, Any]) -> Iterator[Row]:
     yield base
     for name, default in more.items():
         yield {**base, "name": name, "default": default}
-    required = {name for name, one in signature(cls).parameters.items() if one.default is one.empty}
+    required_names = {
+        name for name, one in signature(cls).parameters.items() if one.default is one.empty
+    }
     for row in arguments(cls):
         if row["name"] not in GIVEN_BY_CODE:
-            stated = {"required": True} if row["name"] in required else _default_and_bounds(row)
-            yield {**base, "name": row["name"], **stated}
+            facts = (
+                {"required": True} if row["name"] in required_names else _default_and_bounds(row)
+            )
+            yield {**base, "name": row["name"], **facts}
 
 
 def _default_and_bounds(row: Row) -> Row:

@@ -32,14 +32,14 @@ def build(config: Config) -> Any:
     """Return the installed release's DeepSpeedConfig for `config`, with the batch divided over the
     config's data-parallel ranks.
     """
-    found = release_of_package()
-    if found != config.version:
+    release = release_of_package()
+    if release != config.version:
         raise VersionError(
-            f"deepspeed: the config is for DeepSpeed {config.version}, but {found} is"
-            f" installed; read or write the config for {found}"
+            f"deepspeed: the config is for DeepSpeed {config.version}, but {release} is"
+            f" installed; read or write the config for {release}"
         )
-    counted = ranks(config.effective, config.version, config.world_size)
-    return real(plain(config.given, config.opaque), counted.dividing)
+    sizes = ranks(config.effective, config.version, config.world_size)
+    return real(plain(config.given, config.opaque), sizes.dividing)
 
 
 def real(data: dict[str, Any], data_parallel: int) -> Any:

@@ -178,9 +178,9 @@ def names_of(path: str) -> Iterator[str]:
     submodules.
     """
     lead = f"{path}." if path else ""
-    for known in MODULES:
-        inner = known.removeprefix(lead)
-        if known and known.startswith(lead) and "." not in inner:
+    for path_of_module in MODULES:
+        inner = path_of_module.removeprefix(lead)
+        if path_of_module and path_of_module.startswith(lead) and "." not in inner:
             yield inner
     for behind in MODULES.get(path, ()):
         # The package's own names stand in this file, so that listing them loads no torch.
@@ -201,20 +201,20 @@ def resolve_name(path: str, name: str) -> Any:
     if whole in MODULES:
         return module(whole)
     # The package's names are all listed, so an unknown one is refused below without loading torch.
-    asked = path or name in ENTRIES
-    if asked:
+    is_entry = path or name in ENTRIES
+    if is_entry:
         need_engine(f"{THEIRS}.{whole}")
-    for behind in MODULES.get(path, ()) if asked else ():
-        found = import_module(f"{RUNTIME}.{behind}")
-        if name in found.__all__:
-            return getattr(found, name)
+    for behind in MODULES.get(path, ()) if is_entry else ():
+        door = import_module(f"{RUNTIME}.{behind}")
+        if name in door.__all__:
+            return getattr(door, name)
     advice = instead(whole)
     if advice is not None:
         raise Absent(f"{THEIRS}.{whole}: the native engine does not have this name; {advice}")
-    known = ", ".join(sorted(set(names_of(path))))
+    names = ", ".join(sorted(set(names_of(path))))
     raise AttributeError(
         f"module {module(path).__name__!r} has no attribute {name!r}; of DeepSpeed's names this"
-        f" module has {known}"
+        f" module has {names}"
     )
 
 

@@ -51,7 +51,7 @@ SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
 """Keys of a scheduler that can override the optimizer's learning rate."""
 
 
-def _name(values: Group) -> str | None:
+def _plan_name(values: Group) -> str | None:
     """Return the plan's name of the optimizer; None if the plan has no name for it. DeepSpeed's
     Adam is AdamW unless `adam_w_mode` is off (runtime/engine.py: _configure_basic_optimizer).
     """
@@ -65,24 +65,24 @@ def _compresses(values: Group) -> bool:
     return (values.get("optimizer.type") or "").lower() in COMPRESSED
 
 
-def _read(values: Group, context: Context) -> Group:
-    name = _name(values)
+def _read_optimizer(values: Group, context: Context) -> Group:
+    name = _plan_name(values)
     if name is None:
         return {}
     defaults = dict(DEFAULTS[name])
     # PyTorch's AdamW has another default of weight_decay than DeepSpeed's own Adam.
     if name == "adamw" and values.get(f"{PARAMS}.torch_adam"):
         defaults["weight_decay"] = 1e-2
-    given = {
+    arguments = {
         key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None
     }
-    hyper = {key: value for key, value in {**defaults, **given}.items() if key in TAKES[name]}
+    hyper = {key: value for key, value in {**defaults, **arguments}.items() if key in TAKES[name]}
     if (values.get("scheduler.type") or "") in ("WarmupLR", "WarmupDecayLR"):
-        hyper["lr"] = _peak(values, hyper.get("lr"), context)
+        hyper["lr"] = _peak_rate(values, hyper.get("lr"), context)
     return {"optimizer.name": name, **{f"optimizer.{key}": value for key, value in hyper.items()}}
 
 
-def _peak(values: Group, lr: float | None, context: Context) -> float | None:
+def _peak_rate(values: Group, lr: float | None, context: Context) -> float | None:
     """Return the peak learning rate under WarmupLR or WarmupDecayLR. A single warmup_max_lr in the
     config is the peak. If the config has a list of peaks, the optimizer's rate `lr` is returned.
     Without warmup_max_lr, the peak is `lr` for WarmupLR from 0.17.2 on, and 0.001 otherwise.
@@ -96,21 +96,21 @@ def _peak(values: Group, lr: float | None, context: Context) -> float | None:
     return lr if keeps or isinstance(peak, tuple) else 1e-3
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_optimizer(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
     if name not in TYPES:
         return {}
     hyper = {key: values.get(f"optimizer.{key}") for key in TAKES[name]}
-    given = {f"{PARAMS}.{key}": value for key, value in hyper.items() if value is not None}
+    arguments = {f"{PARAMS}.{key}": value for key, value in hyper.items() if value is not None}
     if name in ADAM_LIKE:
-        given[f"{PARAMS}.adam_w_mode"] = name == "adamw"
+        arguments[f"{PARAMS}.adam_w_mode"] = name == "adamw"
         # DeepSpeed's FusedAdam refuses amsgrad; torch's Adam has it.
         if values.get("optimizer.amsgrad"):
-            given[f"{PARAMS}.torch_adam"] = True
+            arguments[f"{PARAMS}.torch_adam"] = True
     else:
         # ZeRO refuses optimizers outside of its list without this switch.
-        given["zero_allow_untested_optimizer"] = True
-    return {"optimizer.type": TYPES[name], **given}
+        arguments["zero_allow_untested_optimizer"] = True
+    return {"optimizer.type": TYPES[name], **arguments}
 
 
 OPTIMIZER = convert(
@@ -122,8 +122,8 @@ OPTIMIZER = convert(
         "zero_allow_untested_optimizer",
     ),
     ("optimizer.name", *(f"optimizer.{key}" for key in HYPER)),
-    _read,
-    _write,
+    _read_optimizer,
+    _write_optimizer,
     sees=(*SCHEDULE_LR, "optimizer.amsgrad"),
     carries={
         "optimizer.type": "optimizer.name",
@@ -134,7 +134,7 @@ OPTIMIZER = convert(
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
     blurs=lambda values: (
-        bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values))
+        bool(values.get("optimizer.type")) and (_plan_name(values) is None or _compresses(values))
     ),
     tells=lambda values: (
         "the optimizer communicates one bit for each element, and has no bias correction"
@@ -176,7 +176,7 @@ def _read_schedule(values: Group, context: Context) -> Group:
     shape = SHAPES.get(values.get("scheduler.type") or "")
     if shape is None:
         return _schedule_of_code(values)
-    start, end = _ends(values, shape)
+    start, end = _end_rates(values, shape)
     return {
         "optimizer.schedule.name": shape,
         # DeepSpeed's warmup has at least two steps (runtime/lr_schedules.py: max(2, warmup_num_steps)).
@@ -194,21 +194,21 @@ def _schedule_of_code(values: Group) -> Group:
     learning rate if neither the file nor the code part has a scheduler.
     """
     paths = {name: f"code.scheduler.{name}" for name in SCHEDULE}
-    said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
-    if said.get("name") == OTHER:
+    schedule = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
+    if schedule.get("name") == OTHER:
         return {}
     # Without any scheduler the rate stays as it is. A scheduler
     # that no plan has leaves the plan's schedule open.
-    if said or (values.get("optimizer.type") and not values.get("scheduler.type")):
-        said = {"name": "constant", "warmup_steps": 0} | said
-        if said["warmup_steps"]:
-            said.setdefault("warmup_from", 0.0)
-        if said["name"] != "constant":
-            said.setdefault("minimum", 0.0)
-    return {f"optimizer.schedule.{name}": value for name, value in said.items()}
+    if schedule or (values.get("optimizer.type") and not values.get("scheduler.type")):
+        schedule = {"name": "constant", "warmup_steps": 0} | schedule
+        if schedule["warmup_steps"]:
+            schedule.setdefault("warmup_from", 0.0)
+        if schedule["name"] != "constant":
+            schedule.setdefault("minimum", 0.0)
+    return {f"optimizer.schedule.{name}": value for name, value in schedule.items()}
 
 
-def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
+def _end_rates(values: Group, shape: str) -> tuple[float | None, float | None]:
     """Return the learning rate at the start of warmup, and the learning rate at the end of the
     decay (None without a decay).
     """
@@ -226,11 +226,11 @@ def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
 
 
 def _write_schedule(values: Group, context: Context) -> Group:
-    said = {name: values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
+    schedule = {name: values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
     # Without this the config would read as a constant rate, which is more than the plan tells.
-    if values.get("optimizer.name") in TYPES and all(value is None for value in said.values()):
-        said["name"] = OTHER
-    return {f"code.scheduler.{name}": value for name, value in said.items()}
+    if values.get("optimizer.name") in TYPES and all(value is None for value in schedule.values()):
+        schedule["name"] = OTHER
+    return {f"code.scheduler.{name}": value for name, value in schedule.items()}
 
 
 SCHEDULER = convert(
@@ -294,18 +294,20 @@ muon_update, _aspect_ratio_scale).
 
 
 def _read_switches(values: Group, context: Context) -> Group:
-    name = _name(values)
-    found = {
+    name = _plan_name(values)
+    switches = {
         switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]
     }
-    if values.get("optimizer.type") in COMPRESSED and "amsgrad" in found:
-        found["amsgrad"] = False  # the 1-bit optimizers have no amsgrad variant and stop at it
-    given = {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
-    return MUON if name == "muon" else given
+    if values.get("optimizer.type") in COMPRESSED and "amsgrad" in switches:
+        switches["amsgrad"] = False  # the 1-bit optimizers have no amsgrad variant and stop at it
+    fields = {
+        f"optimizer.{switch}": value for switch, value in switches.items() if value is not None
+    }
+    return MUON if name == "muon" else fields
 
 
 def _write_switches(values: Group, context: Context) -> Group:
-    found: dict[str, Any] = {}
+    switches: dict[str, Any] = {}
     for switch in SWITCHES:
         value = values.get(f"optimizer.{switch}")
         # A usual value is left out: not every implementation of a type takes the argument at all.
@@ -313,8 +315,8 @@ def _write_switches(values: Group, context: Context) -> Group:
             None,
             ADAM[f"optimizer.{switch}"],
         ):
-            found[f"{PARAMS}.{switch}"] = value
-    return found
+            switches[f"{PARAMS}.{switch}"] = value
+    return switches
 
 
 SWITCHED = convert(
@@ -339,7 +341,7 @@ DECAYED = (
         SCOPE,
         "optimizer.decay_scope",
         lambda values, context: (
-            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {}
+            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _plan_name(values) else {}
         ),
         # The script makes groups for every scope but "all". An
         # optimizer that DeepSpeed lacks is the script's altogether.

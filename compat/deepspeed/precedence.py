@@ -188,8 +188,8 @@ class Run:
 
     def settle(self, name: str) -> Settled:
         """An argument that the Trainer itself takes."""
-        said = self.said(name)
-        return Settled(name, said.value, said)
+        place = self.said(name)
+        return Settled(name, place.value, place)
 
     @property
     def optim(self) -> str:
@@ -214,8 +214,8 @@ class Run:
     @property
     def offloads(self) -> bool:
         """Whether accelerate replaces the Trainer's optimizer by DeepSpeed's for the CPU."""
-        forced = self.after.get("zero_force_ds_cpu_optimizer", True)
-        return "optimizer" not in self.blocks and bool(forced) and self._device != "none"
+        forces = self.after.get("zero_force_ds_cpu_optimizer", True)
+        return "optimizer" not in self.blocks and bool(forces) and self._device != "none"
 
     @property
     def _device(self) -> str:
@@ -226,13 +226,13 @@ def find_sources(run: Run) -> Sources:
     """Return who sets each value of a run of the Trainer, and what its arguments say to no effect."""
     kind = str(run.after.get("scheduler.type")) if "scheduler" in run.blocks else ""
     values: dict[str, Any] = {"steps_per_print": "inf"}
-    winners = {"steps_per_print": Said("steps_per_print", "inf", ADDER), **dict(_winners(run))}
+    winners = {"steps_per_print": Said("steps_per_print", "inf", ADDER), **dict(_find_winners(run))}
     warmup = run.after.get(WARMUP)
     if kind.startswith("Warmup") and isinstance(warmup, int) and warmup < FLOOR:
         values[WARMUP] = FLOOR
         winners[WARMUP] = Said(f"max({FLOOR}, warmup_num_steps)", FLOOR, "DeepSpeed")
-    for path, value, said in _measured(run):
-        values[path], winners[path] = value, said
+    for path, value, place in _measure_batch(run):
+        values[path], winners[path] = value, place
     if kind == "OneCycle" and run.after.get(SCHEDULER + "cycle_momentum", True):
         least = run.after.get(SCHEDULER + "cycle_min_mom", 0.8)
         values[BETAS] = (least, 0.99)
@@ -241,13 +241,13 @@ def find_sources(run: Run) -> Sources:
     hidden |= run.open.keys()
     if "optimizer" not in run.blocks:
         hidden |= {path for path in run.after if path.startswith("optimizer.")}
-    own = (*_own_optimizer(run, kind), *_own_schedule(run), *_open(run))
-    unheard = (*(Unheard(*lost) for lost in run.arguments.lost), *_unheard(run, kind))
-    claims = (*_claims(run, kind), *_of_file(run), *_of_environment(run))
+    own = (*_own_optimizer(run, kind), *_own_schedule(run), *_find_open(run))
+    unheard = (*(Unheard(*row) for row in run.arguments.lost), *_find_unheard(run, kind))
+    claims = (*_find_claims(run, kind), *_of_file(run), *_of_environment(run))
     return Sources(claims, winners, values, unheard, own, frozenset(hidden))
 
 
-def _measured(run: Run) -> Iterator[tuple[str, Any, Said]]:
+def _measure_batch(run: Run) -> Iterator[tuple[str, Any, Said]]:
     """Yield the sizes of a step's batch where the data loader makes another than the arguments ask for:
     accelerator_config splits a batch over the ranks, or an epoch has fewer micro-batches than accumulate.
     """
@@ -264,7 +264,7 @@ def _measured(run: Run) -> Iterator[tuple[str, Any, Said]]:
         yield TOTAL, total, data if first != steps else loader
 
 
-def _winners(run: Run) -> Iterator[tuple[str, Said]]:
+def _find_winners(run: Run) -> Iterator[tuple[str, Said]]:
     """Yield each key that is not as the file has it, with who filled it in."""
     for path, value in run.after.items():
         if path in run.before and run.before[path] == value:
@@ -282,10 +282,10 @@ def _winners(run: Run) -> Iterator[tuple[str, Said]]:
             yield path, Said(path, value, TRANSFORMERS)
 
 
-def _claims(run: Run, kind: str) -> Iterator[Claim]:
+def _find_claims(run: Run, kind: str) -> Iterator[Claim]:
     """Yield what the given arguments ask of DeepSpeed's keys."""
     for name in run.arguments:
-        said, (path, part) = run.said(name), ARGUMENTS.get(name, ("", None))
+        place, (path, part) = run.said(name), ARGUMENTS.get(name, ("", None))
         value = (
             run.arguments[name] if part is not None else run.fills.get(path, run.arguments[name])
         )
@@ -302,12 +302,12 @@ def _claims(run: Run, kind: str) -> Iterator[Claim]:
             effect = Effect.ROUNDING if run.is_same_adam else effect
         else:
             path = _rate_key(run, kind) if name == "learning_rate" else path
-            advice = _advice(run, path)
+            advice = _advice_on(run, path)
         block = path.partition(".")[0]
         if not path or (block in ("optimizer", "scheduler") and block not in run.blocks):
             continue
         if path != WARMUP or kind.startswith("Warmup"):
-            yield Claim(path, value, said, advice, effect, part)
+            yield Claim(path, value, place, advice, effect, part)
 
 
 def _rate_key(run: Run, kind: str) -> str:
@@ -316,7 +316,7 @@ def _rate_key(run: Run, kind: str) -> str:
     return key if kind in DEFAULT_RATE or key in run.after else PARAMS + "lr"
 
 
-def _advice(run: Run, path: str) -> str:
+def _advice_on(run: Run, path: str) -> str:
     key = path.rpartition(".")[2]
     if path == MICRO and run.share:
         return "split_batches of accelerator_config shares this number of samples among the ranks"
@@ -338,41 +338,45 @@ def _of_file(run: Run) -> Iterator[Claim]:
     """Yield values of the file that the Trainer or accelerate replaces."""
     for path, why in REPLACED.items():
         if path in run.before:
-            said = _written(run, path)
-            yield Claim(path, said.value, said, why, Effect.NONE)
+            place = _place_in_file(run, path)
+            yield Claim(path, place.value, place, why, Effect.NONE)
 
 
 def _of_environment(run: Run) -> Iterator[Claim]:
     """Yield variables of accelerate that fill in an "auto" of the file, or a missing precision."""
-    for name, said in run.environment.items():
+    for name, variable in run.environment.items():
         path = ENVIRONMENT.get(name, ("", ""))[1]
         if path in run.before:
-            yield Claim(path, said.value, said, f'{name} only fills in an "auto"', Effect.COST)
-        elif name == PRECISION and said.value in ("fp16", "bf16"):
-            yield Claim(f"{said.value}.enabled", True, said, FILLS_PRECISION)
+            yield Claim(
+                path, variable.value, variable, f'{name} only fills in an "auto"', Effect.COST
+            )
+        elif name == PRECISION and variable.value in ("fp16", "bf16"):
+            yield Claim(f"{variable.value}.enabled", True, variable, FILLS_PRECISION)
 
 
-def _written(run: Run, path: str) -> Said:
+def _place_in_file(run: Run, path: str) -> Said:
     origin = run.origins.get(path) or Origin()
     return Said(path, run.before[path], origin.file, origin.line)
 
 
-def _open(run: Run) -> Iterator[Settled]:
+def _find_open(run: Run) -> Iterator[Settled]:
     """Yield keys of "auto" whose value nothing tells that was given."""
     for path, fact in run.open.items():
-        yield Settled(path, "auto", _written(run, path), (), WANTED.get(fact, WANT).format(fact))
+        yield Settled(
+            path, "auto", _place_in_file(run, path), (), WANTED.get(fact, WANT).format(fact)
+        )
 
 
 def _own_optimizer(run: Run, kind: str) -> Iterator[Settled]:
     """Yield the settings of the optimizer that the Trainer builds itself."""
     if "optimizer" in run.blocks:
         return
-    given, (kept, eps) = run.arguments, BARE.get(run.optim, (ADAM, None))
+    arguments, (names, eps) = run.arguments, BARE.get(run.optim, (ADAM, None))
     if run.offloads:
         effect = Effect.ROUNDING if run.optim in ADAMW else Effect.NUMBERS
         claim = Claim("optim", None, run.said("optim"), SWAPS, effect)
         winner = Said(OFFLOAD, CPU_ADAM, ADDER)
-        yield Settled("optim", CPU_ADAM, winner, (claim,) if "optim" in given else ())
+        yield Settled("optim", CPU_ADAM, winner, (claim,) if "optim" in arguments else ())
     else:
         yield run.settle("optim")
     yield run.settle("weight_decay")
@@ -380,13 +384,13 @@ def _own_optimizer(run: Run, kind: str) -> Iterator[Settled]:
         yield run.settle("learning_rate")
     own = {**(CPU_BETAS if run.offloads else {}), **({"adam_epsilon": eps} if eps else {})}
     for name in ADAM:
-        if name in kept:
+        if name in names:
             yield run.settle(name)
         elif name in own:
             claim = Claim(name, own[name], run.said(name), TAKES_NONE.format(run.optim))
-            lost = (claim,) if name in given and given[name] != own[name] else ()
+            claims = (claim,) if name in arguments and arguments[name] != own[name] else ()
             winner = Said(name, own[name], f"{CPU_ADAM if run.offloads else run.optim}{DEFAULT}")
-            yield Settled(name, own[name], winner, lost)
+            yield Settled(name, own[name], winner, claims)
 
 
 def _own_schedule(run: Run) -> Iterator[Settled]:
@@ -399,8 +403,8 @@ def _own_schedule(run: Run) -> Iterator[Settled]:
             yield run.settle("warmup_steps")
     epochs = "num_train_epochs" in run.arguments
     if (run.arguments.get("max_steps") or -1) > 0:
-        said = run.said("num_train_epochs")
-        claim = Claim("max_steps", None, said, "max_steps above 0 decides the length alone")
+        place = run.said("num_train_epochs")
+        claim = Claim("max_steps", None, place, "max_steps above 0 decides the length alone")
         yield Settled(
             "max_steps",
             run.arguments["max_steps"],
@@ -411,7 +415,7 @@ def _own_schedule(run: Run) -> Iterator[Settled]:
         yield run.settle("num_train_epochs")
 
 
-def _unheard(run: Run, kind: str) -> Iterator[Unheard]:
+def _find_unheard(run: Run, kind: str) -> Iterator[Unheard]:
     """Yield arguments and keys of the file that nothing reads in this run."""
     why: dict[str, str] = {}
     if kind:
@@ -421,25 +425,27 @@ def _unheard(run: Run, kind: str) -> Iterator[Unheard]:
     elif run.schedule == WITHOUT_WARMUP:
         why["warmup_steps"] = "the schedule constant has no warmup; use constant_with_warmup"
     if "optimizer" not in run.blocks:
-        kept, eps = BARE.get(run.optim, (ADAM, None))
-        own = {*kept, *(CPU_BETAS if run.offloads else ()), *(("adam_epsilon",) if eps else ())}
+        names, eps = BARE.get(run.optim, (ADAM, None))
+        own = {*names, *(CPU_BETAS if run.offloads else ()), *(("adam_epsilon",) if eps else ())}
         why |= {name: TAKES_NONE.format(run.optim) for name in ADAM if name not in own}
-    for name, said in run.environment.items():
+    for name, place in run.environment.items():
         if name in PASSED:
-            yield Unheard(said, "the Trainer gives accelerate its own", PASSED[name])
+            yield Unheard(place, "the Trainer gives accelerate its own", PASSED[name])
         elif name in ENVIRONMENT and ENVIRONMENT[name][1] not in run.before:
-            yield Unheard(said, 'it only fills in an "auto" of the file', Effect.COST)
+            yield Unheard(place, 'it only fills in an "auto" of the file', Effect.COST)
     for name, reason in why.items():
         if name in run.arguments:
             yield Unheard(run.said(name), reason)
     section = {path: value for path, value in run.before.items() if path.startswith(CHECKPOINTING)}
     if section:
-        written = _written(run, next(iter(section)))
-        said = replace(written, setting=CHECKPOINTING.rstrip("."), value=nest(section).popitem()[1])
-        yield Unheard(said, "only a model that calls deepspeed.checkpointing uses it", Effect.NONE)
+        first_key = _place_in_file(run, next(iter(section)))
+        place = replace(
+            first_key, setting=CHECKPOINTING.rstrip("."), value=nest(section).popitem()[1]
+        )
+        yield Unheard(place, "only a model that calls deepspeed.checkpointing uses it", Effect.NONE)
     for path in run.before:
         idle = next(
             (why for start, why, holds in IDLE if path.startswith(start) and holds(run.after)), ""
         )
         if idle and path not in HEARD and not path.startswith(OFFLOADS):
-            yield Unheard(_written(run, path), idle, Effect.NONE)
+            yield Unheard(_place_in_file(run, path), idle, Effect.NONE)

@@ -33,18 +33,18 @@ def _refuse(
     return Check(path, when, message, Effect.STOPS, place, since, until, name=name)
 
 
-def _dynamic(seen: Seen) -> bool:
+def _scales_dynamically(view: Seen) -> bool:
     # A loss_scale of 0, the default, means dynamic scaling.
-    return bool(seen["fp16.enabled"]) and not seen["fp16.loss_scale"]
+    return bool(view["fp16.enabled"]) and not view["fp16.loss_scale"]
 
 
 def _without_norm(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
     """Return a condition that holds if `compute_grad_norm` is false and `other` holds."""
-    return lambda seen: seen[ZERO + "compute_grad_norm"] is False and other(seen)
+    return lambda view: view[ZERO + "compute_grad_norm"] is False and other(view)
 
 
-def _split(seen: Seen) -> bool:
-    return (seen[AUTOTP] or 0) > 1
+def _splits_tensors(view: Seen) -> bool:
+    return (view[AUTOTP] or 0) > 1
 
 
 def _require_switch(section: str) -> Check:
@@ -53,7 +53,7 @@ def _require_switch(section: str) -> Check:
     """
     return _refuse(
         f"{section}.enabled",
-        lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
+        lambda view: isinstance(view[section], Mapping) and "enabled" not in view[section],
         "missing; DeepSpeed stops with a KeyError without this key; add the key, or drop the"
         " section",
         "runtime/config.py, get_amp_params, get_pld_params and get_curriculum_params_legacy",
@@ -66,8 +66,8 @@ def _require_key(section: str, name: str, word: str, place: str) -> Check:
     last word of the check's id.
     """
 
-    def lacks(seen: Seen) -> bool:
-        values = seen[section] or {}
+    def lacks(view: Seen) -> bool:
+        values = view[section] or {}
         return bool(values.get("enabled")) and name not in values
 
     return _refuse(
@@ -89,32 +89,33 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
 """Maps each compression technique to the parameters that each of its groups needs."""
 
 
-def _require_groups(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
+def _require_groups(technique: str, names: tuple[str, ...]) -> Iterator[Check]:
     """Yield two checks: one holds if a compression technique has no groups, the other if a group
     lacks a required parameter. DeepSpeed requires both even if the technique is not enabled.
     """
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
-    def groups(seen: Seen) -> object:
-        said = (seen[path] or {}).get(technique)
-        return said.get("different_groups") if isinstance(said, Mapping) else {}
+    def groups(view: Seen) -> object:
+        settings = (view[path] or {}).get(technique)
+        return settings.get("different_groups") if isinstance(settings, Mapping) else {}
 
-    def short(seen: Seen) -> bool:
-        found = groups(seen)
-        if not isinstance(found, Mapping):
-            return found is not None
-        said = [
-            group.get("params") if isinstance(group, Mapping) else None for group in found.values()
+    def short(view: Seen) -> bool:
+        rows = groups(view)
+        if not isinstance(rows, Mapping):
+            return rows is not None
+        parameters = [
+            group.get("params") if isinstance(group, Mapping) else None for group in rows.values()
         ]
         return any(
-            not isinstance(one, Mapping) or any(key not in one for key in needed) for one in said
+            not isinstance(one, Mapping) or any(key not in one for key in names)
+            for one in parameters
         )
 
     message = f"{technique} has no different_groups; add different_groups, or drop {technique}"
     name = f"{technique}-without-different_groups-add-them"
-    yield _refuse(path, lambda seen: groups(seen) is None, message, place, "", "0.19.7", name)
+    yield _refuse(path, lambda view: groups(view) is None, message, place, "", "0.19.7", name)
     message = (
-        f"found {{{path}}}; a group of {technique} lacks {' or '.join(needed)} in the"
+        f"found {{{path}}}; a group of {technique} lacks {' or '.join(names)} in the"
         " group's params; add the missing key"
     )
     yield _refuse(path, short, message, place, until="0.19.7")
@@ -125,7 +126,7 @@ REFUSALS = Checks(
     # Precision and loss scaling
     _refuse(
         "fp16.enabled, bf16.enabled",
-        lambda seen: seen["fp16.enabled"] and seen["bf16.enabled"],
+        lambda view: view["fp16.enabled"] and view["bf16.enabled"],
         "both are true, but a run has only one precision; switch one of the two off",
         "runtime/config.py, _initialize_params",
         name="both-are-true-expected-one",
@@ -134,14 +135,14 @@ REFUSALS = Checks(
     # Before 0.17.1 DeepSpeed reads the key only if fp16 is on, and since then in any case.
     _refuse(
         FP16_MASTER,
-        lambda seen: seen[FP16_MASTER] and seen["fp16.enabled"] and seen.stage != 2,
+        lambda view: view[FP16_MASTER] and view["fp16.enabled"] and view.stage != 2,
         "needs zero_optimization.stage 2",
         CONFIG,
         until="0.17.1",
     ),
     _refuse(
         FP16_MASTER,
-        lambda seen: seen[FP16_MASTER] and seen.stage != 2,
+        lambda view: view[FP16_MASTER] and view.stage != 2,
         "needs zero_optimization.stage 2",
         CONFIG,
         since="0.17.1",
@@ -149,7 +150,7 @@ REFUSALS = Checks(
     ),
     _refuse(
         FP16_MASTER,
-        lambda seen: seen[FP16_MASTER] and seen.stage == 0,
+        lambda view: view[FP16_MASTER] and view.stage == 0,
         ANY_STAGE,
         CONFIG,
         since="0.18.3",
@@ -157,27 +158,27 @@ REFUSALS = Checks(
     ),
     _refuse(
         BF16_MASTER,
-        lambda seen: seen[BF16_MASTER] and seen.stage == 0,
+        lambda view: view[BF16_MASTER] and view.stage == 0,
         ANY_STAGE,
         CONFIG,
         name=ANY_STAGE_NAME,
     ),
     _refuse(
         "bf16.bf16_optimizer_states",
-        lambda seen: seen["bf16.bf16_optimizer_states"] and not (seen[BF16_MASTER] and seen.stage),
+        lambda view: view["bf16.bf16_optimizer_states"] and not (view[BF16_MASTER] and view.stage),
         "this key needs bf16.bf16_master_weights_and_grads and zero_optimization.stage 1, 2 or 3",
         CONFIG,
         name="needs-bf16-bf16_master_weights_and_grads-and-zero_optimization",
     ),
     _refuse(
         "fp16.loss_scale_window",
-        lambda seen: _dynamic(seen) and not seen["fp16.loss_scale_window"],
+        lambda view: _scales_dynamically(view) and not view["fp16.loss_scale_window"],
         "found 0, expected at least 1 with dynamic loss scaling",
         "runtime/precision_config.py; before 0.19.3 a division by zero in runtime/fp16/loss_scaler.py",
     ),
     _refuse(
         "fp16.min_loss_scale",
-        lambda seen: _dynamic(seen) and not seen["fp16.min_loss_scale"],
+        lambda view: _scales_dynamically(view) and not view["fp16.min_loss_scale"],
         "found 0, expected at least 1 with dynamic loss scaling",
         "runtime/precision_config.py, _validate_dynamic_loss_scale_params",
         since="0.19.3",
@@ -185,57 +186,57 @@ REFUSALS = Checks(
     # ZeRO
     _refuse(
         ZERO + "compute_grad_norm",
-        _without_norm(lambda seen: seen.stage not in (1, 2)),
+        _without_norm(lambda view: view.stage not in (1, 2)),
         "found false, which needs zero_optimization.stage 1 or 2; drop the key, or set the stage",
         "runtime/zero/config.py, compute_grad_norm_valid",
         name="false-needs-stage-1-or",
     ),
     _refuse(
         ZERO + "compute_grad_norm",
-        _without_norm(lambda seen: seen.stage in (1, 2) and seen["gradient_clipping"] > 0),
+        _without_norm(lambda view: view.stage in (1, 2) and view["gradient_clipping"] > 0),
         "found false with gradient_clipping {gradient_clipping}; set gradient_clipping to 0",
         "runtime/zero/stage_1_and_2.py",
         name="false-needs-gradient_clipping-0-written",
     ),
     _refuse(
         OFFLOAD + ".ratio",
-        lambda seen: seen.values.get(OFFLOAD + ".ratio", 1) < 1 and seen.stage != 3,
+        lambda view: view.values.get(OFFLOAD + ".ratio", 1) < 1 and view.stage != 3,
         "found less than 1, which needs zero_optimization.stage 3; use 1, or stage 3",
         "runtime/zero/config.py, offload_ratio_check",
         name="less-than-1-needs-stage",
     ),
     _refuse(
         "gradient_allreduce_op",
-        lambda seen: seen["gradient_allreduce_op"] == "sum" and seen.stage == 3,
+        lambda view: view["gradient_allreduce_op"] == "sum" and view.stage == 3,
         "sum is not possible at zero_optimization.stage 3; use mean",
         CONFIG,
     ),
     _refuse(
         "gradient_allreduce_op",
         # A zenflow section fills in its topk_ratio; without one there is no value.
-        lambda seen: (
-            seen["gradient_allreduce_op"] == "sum" and ZERO + "zenflow.topk_ratio" in seen.values
+        lambda view: (
+            view["gradient_allreduce_op"] == "sum" and ZERO + "zenflow.topk_ratio" in view.values
         ),
         "sum is not possible with zenflow; use mean",
         CONFIG,
     ),
     _refuse(
         "gradient_allreduce_op",
-        lambda seen: seen["gradient_allreduce_op"] == "sum" and seen["compile.deepcompile"],
+        lambda view: view["gradient_allreduce_op"] == "sum" and view["compile.deepcompile"],
         "sum is not possible with compile.deepcompile; use mean",
         CONFIG,
     ),
     # Axes
     _refuse(
         ZERO + "stage",
-        lambda seen: seen.has_pipeline and seen.stage >= 2,
+        lambda view: view.has_pipeline and view.stage >= 2,
         "DeepSpeed's pipeline engine refuses ZeRO stages 2 and 3; use 0 or 1",
         "runtime/pipe/engine.py, PipelineEngine.__init__",
         name="2-and-3-do-not",
     ),
     _refuse(
         AUTOTP,
-        lambda seen: _split(seen) and seen.stage == 3,
+        lambda view: _splits_tensors(view) and view.stage == 3,
         "AutoTP cannot be combined with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a"
         " lower stage, or a later release",
         "runtime/engine.py",
@@ -244,7 +245,9 @@ REFUSALS = Checks(
     ),
     _refuse(
         "tensor_parallel.tp.tp_size",
-        lambda seen: _split(seen) and seen["tensor_parallel.tp.tp_size"] not in (1, seen[AUTOTP]),
+        lambda view: (
+            _splits_tensors(view) and view["tensor_parallel.tp.tp_size"] not in (1, view[AUTOTP])
+        ),
         "tp_size differs from tensor_parallel.autotp_size, and DeepSpeed uses only autotp_size;"
         " drop tp_size",
         "runtime/engine.py, _apply_autotp_partitioning",
@@ -254,14 +257,14 @@ REFUSALS = Checks(
     # Sections of their own
     _refuse(
         "aio.use_gds",
-        lambda seen: seen["aio.use_gds"] and seen["code.accelerator"] != "cuda",
+        lambda view: view["aio.use_gds"] and view["code.accelerator"] != "cuda",
         "use_gds needs a CUDA accelerator; switch use_gds off, or set code.accelerator to cuda",
         "runtime/swap_tensor/aio_config.py, get_aio_config",
         name="needs-a-cuda-accelerator-switch",
     ),
     _refuse(
         "expert_parallel.load_balance_coeff",
-        lambda seen: seen["expert_parallel.load_balance_coeff"] is not None,
+        lambda view: view["expert_parallel.load_balance_coeff"] is not None,
         "DeepSpeed supports only null for this key; drop the key",
         "module_inject/auto_ep_presets/base.py",
         name="only-null-is-supported-leave",
@@ -272,13 +275,13 @@ REFUSALS = Checks(
     _require_key(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
     *(
         check
-        for technique, needed in TECHNIQUES.items()
-        for check in _require_groups(technique, needed)
+        for technique, requirements in TECHNIQUES.items()
+        for check in _require_groups(technique, requirements)
     ),
     *map(_require_switch, ("amp", "progressive_layer_drop", "curriculum_learning")),
     _refuse(
         "compile.passes",
-        lambda seen: "autotp" in (seen["compile.passes"] or ()),
+        lambda view: "autotp" in (view["compile.passes"] or ()),
         "DeepSpeed has the pass autotp only from 0.19.6 on; drop autotp from the list",
         "compile/config.py, PassName",
         until="0.19.6",
@@ -286,7 +289,7 @@ REFUSALS = Checks(
     ),
     _refuse(
         "elasticity",
-        lambda seen: (seen["elasticity"] or {}).get("enabled"),
+        lambda view: (view["elasticity"] or {}).get("enabled"),
         "elasticity is enabled, so the batch would be chosen at launch, which stagebridge does"
         " not support; set the batch keys that DeepSpeed would choose, and drop the section",
         "elasticity/elasticity.py, compute_elastic_config",
@@ -294,9 +297,9 @@ REFUSALS = Checks(
     ),
     _refuse(
         "scheduler.params.warmup_num_steps",
-        lambda seen: (
-            (seen["scheduler.type"] or "").startswith("Warmup")
-            and seen["scheduler.params.warmup_num_steps"] == 0
+        lambda view: (
+            (view["scheduler.type"] or "").startswith("Warmup")
+            and view["scheduler.params.warmup_num_steps"] == 0
         ),
         "found 0, expected at least 1",
         "runtime/lr_schedules.py",
@@ -304,9 +307,9 @@ REFUSALS = Checks(
     ),
     _refuse(
         "code.context_parallel",
-        lambda seen: (
-            seen.has_pipeline
-            and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
+        lambda view: (
+            view.has_pipeline
+            and max(view["code.context_parallel"], view["sequence_parallel_size"]) > 1
         ),
         "a pipeline has no groups of sequence-parallel ranks; DeepSpeed counts these ranks as"
         " data-parallel, so the batch sizes do not agree; use data parallelism instead",
@@ -318,32 +321,32 @@ DeepSpeed's code that refuses the combination.
 """
 
 
-def refuse_combinations(seen: Seen, later: frozenset[str] = frozenset()) -> Iterator[str]:
+def refuse_combinations(view: Seen, later: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield a message for every combination in the config that DeepSpeed refuses. Keys of `later` are
     still filled in.
     """
-    yield from REFUSALS.refusal_lines(seen)
-    yield from _twice(seen)
+    yield from REFUSALS.refusal_lines(view)
+    yield from _find_twice(view)
     # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
-    for name in seen.given.get("autotuning.model_info") or ():
+    for name in view.given.get("autotuning.model_info") or ():
         if name not in MODEL_INFO:
             yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
-    yield from _arguments(seen, later)
+    yield from _find_wrong_arguments(view, later)
 
 
-def _twice(seen: Seen) -> Iterator[str]:
+def _find_twice(view: Seen) -> Iterator[str]:
     """Yield a problem for each old key that is given together with its new key
     (runtime/config_utils.py, _process_deprecated_field).
     """
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
-        if old in seen.given and seen.wrote(section):
+        if old in view.given and view.wrote(section):
             yield f"{old}: the config also has {section}, which replaces {old}; drop {old}"
-    if seen.wrote("bfloat16") and seen.wrote("bf16"):
+    if view.wrote("bfloat16") and view.wrote("bf16"):
         yield (
             "bfloat16: the config also has bf16, which takes precedence; keep only one of the"
             " two sections"
         )
-    if OLD_GATHER in seen.given and GATHER in seen.given:
+    if OLD_GATHER in view.given and GATHER in view.given:
         yield (
             f"{OLD_GATHER}: the config also has {GATHER}, which replaces {OLD_GATHER}; drop"
             f" {OLD_GATHER}"
@@ -354,27 +357,27 @@ MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_la
 """The keys that DeepSpeed reads in autotuning.model_info, with their defaults."""
 
 
-def strange(given: Mapping[str, Any], at: Release) -> Iterator[str]:
-    """Yield the paths of optimizer and scheduler arguments in `given` that the chosen type does not
+def strange(settings: Mapping[str, Any], at: Release) -> Iterator[str]:
+    """Yield the paths of optimizer and scheduler arguments in `settings` that the chosen type does not
     take.
     """
     for section in ("optimizer", "scheduler"):
-        prefix, name = f"{section}.params.", given.get(f"{section}.type")
-        known = at.arguments(f"{section}s", name) if isinstance(name, str) else None
-        if known is not None:
-            mine = (path for path in given if path.startswith(prefix))
-            yield from (path for path in mine if path.removeprefix(prefix) not in known)
+        prefix, name = f"{section}.params.", settings.get(f"{section}.type")
+        names = at.arguments(f"{section}s", name) if isinstance(name, str) else None
+        if names is not None:
+            mine = (path for path in settings if path.startswith(prefix))
+            yield from (path for path in mine if path.removeprefix(prefix) not in names)
 
 
-def _arguments(seen: Seen, later: frozenset[str]) -> Iterator[str]:
+def _find_wrong_arguments(view: Seen, later: frozenset[str]) -> Iterator[str]:
     """Yield a problem for each argument that the chosen optimizer or scheduler does not take, and
     for each argument that the scheduler requires and the config lacks (runtime/lr_schedules.py).
     """
-    for path in strange(seen.given, seen.at):
-        name = seen.given[path.replace(".params", ".type").rpartition(".")[0]]
+    for path in strange(view.given, view.at):
+        name = view.given[path.replace(".params", ".type").rpartition(".")[0]]
         yield f"{path}: {name} does not take this argument; drop the argument"
-    form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
+    form = form_of(view.values, view.at, "schedulers", view["scheduler.type"] or "")
     for argument in form.required if form else ():
         path = f"scheduler.params.{argument}"
-        if form and path not in seen.given and path not in later:
+        if form and path not in view.given and path not in later:
             yield f"{path}: missing, but {form.type} requires this argument; add it"

@@ -22,14 +22,14 @@ VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
 
 
 def reword_text(
-    given: Mapping[str, Any], original: Original, was: Release, release: Release
+    settings: Mapping[str, Any], original: Original, was: Release, release: Release
 ) -> str:
-    """Return the text of `original` with the values of `given`. `was` is the release that the text
+    """Return the text of `original` with the values of `settings`. `was` is the release that the text
     was written for. Lines with unchanged values stay as they are. The result is read again for
-    `release`. Raises `TranslationError` if the result does not have exactly the values of `given`,
+    `release`. Raises `TranslationError` if the result does not have exactly the values of `settings`,
     for example if a key was removed or a value spans several lines.
     """
-    before, document = _reading(original, was), original.document
+    before, document = _read_values(original, was), original.document
     if isinstance(document.data, Script):
         # The config inside the script, whose lines are those of the script.
         document = scripts.read(document.data).document
@@ -41,11 +41,11 @@ def reword_text(
     text = original.text
     # Known keys first: each takes the first match on its line,
     # and a new key is put in front of what its line has.
-    for path, value in sorted(given.items(), key=lambda item: before.given.get(item[0]) is None):
+    for path, value in sorted(settings.items(), key=lambda item: before.given.get(item[0]) is None):
         if not path.startswith("code.") and before.given.get(path) != value:
-            text = _put(text, path, value, before, document)
-    after = _reading(replace(original, text=text), release)
-    if after is None or _file_part(after.given) != _file_part(given):
+            text = _put_value(text, path, value, before, document)
+    after = _read_values(replace(original, text=text), release)
+    if after is None or _file_part(after.given) != _file_part(settings):
         raise TranslationError(
             f"{document.name}: these changes cannot be made line by line; write JSON instead, or"
             " use --no-carry"
@@ -53,11 +53,11 @@ def reword_text(
     return text
 
 
-def _file_part(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: value for path, value in given.items() if not path.startswith("code.")}
+def _file_part(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in settings.items() if not path.startswith("code.")}
 
 
-def _reading(original: Original, release: Release) -> Reading | None:
+def _read_values(original: Original, release: Release) -> Reading | None:
     """Return the values in the file or the script; None if the release refuses the source."""
     try:
         return read(original.document, release, lenient=True)
@@ -65,10 +65,10 @@ def _reading(original: Original, release: Release) -> Reading | None:
         return None
 
 
-def _put(text: str, path: str, value: Any, before: Reading, document: Document) -> str:
+def _put_value(text: str, path: str, value: Any, before: Reading, document: Document) -> str:
     """Change one value on its line, or add a new key after the opening bracket of its section."""
     section, _, key = path.rpartition(".")
-    lines, shown = text.split("\n"), json.dumps(value)
+    lines, value_text = text.split("\n"), json.dumps(value)
     if path in before.given:
         # The key as the user spelled it: a second name, such as prefetch_bucket_size, stays.
         origin = before.origins.get(path)
@@ -78,7 +78,7 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
         # comma, a bracket, a comment or the end of the line.
         pattern, new = (
             rf'(["\']?{re.escape(key)}["\']?\s*:\s*){VALUE}(?=\s*(?:[,}}\]]|(?://|#).*|$))',
-            rf"\g<1>{shown}",
+            rf"\g<1>{value_text}",
         )
     else:
         name = section.rpartition(".")[2]
@@ -89,7 +89,7 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
         )
         pattern, new = (
             rf'(["\']?{re.escape(name)}["\']?\s*:\s*\{{)' if name else r"(\{)",
-            rf'\g<1>"{key}": {shown}, ',
+            rf'\g<1>"{key}": {value_text}, ',
         )
     if line is None or line > len(lines):
         raise TranslationError(f"{path}: the line of this key is not known; write JSON instead")

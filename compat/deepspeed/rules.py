@@ -322,7 +322,7 @@ ZERO = convert(
 )
 
 
-def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
+def _sound_stage(stage: int, pipeline: int, half: bool, clip: float) -> int:
     """Return the ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers."""
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
@@ -334,7 +334,7 @@ def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
 
 def _stage(values: Group) -> int:
     half = values.get("precision.compute") in HALF
-    return _sound(
+    return _sound_stage(
         values.get("zero.stage") or 0,
         values.get("parallel.pipeline") or 1,
         half,
@@ -348,7 +348,7 @@ def _read_stage(values: Group) -> int:
         values.get("zero_optimization.stage") or 0,
         values.get("code.pipeline_stages") or 1,
     )
-    return _sound(stage, pipeline, half, values.get("gradient_clipping") or 0)
+    return _sound_stage(stage, pipeline, half, values.get("gradient_clipping") or 0)
 
 
 def exchange_rules() -> tuple[Rule, ...]:
@@ -548,21 +548,21 @@ def _pin_values(values: Group) -> list[bool]:
     """Return the values of pin_memory in the offload sections that have an effect, without
     repetitions. Two values mean that the sections disagree.
     """
-    kept = [section for section, device in _devices(values).items() if device != "none"]
-    return list(dict.fromkeys(bool(values.get(f"{section}.pin_memory")) for section in kept))
+    sections = [section for section, device in _devices(values).items() if device != "none"]
+    return list(dict.fromkeys(bool(values.get(f"{section}.pin_memory")) for section in sections))
 
 
 def _write_offload(values: Group) -> Group:
     # By the stage that is written, which may differ from the plan's: DeepSpeed ignores offload below these stages.
-    stage, given = _stage(values), {}
-    pinned = values.get("zero.offload.pinned", True)
+    stage, settings = _stage(values), {}
+    pins = values.get("zero.offload.pinned", True)
     if stage >= 1 and (device := values.get("zero.offload.optimizer")) not in (None, "none"):
-        given = {f"{OPTIMIZER_DEVICE}.device": device, f"{OPTIMIZER_DEVICE}.pin_memory": pinned}
+        settings = {f"{OPTIMIZER_DEVICE}.device": device, f"{OPTIMIZER_DEVICE}.pin_memory": pins}
         if stage == 3:
-            given[f"{OPTIMIZER_DEVICE}.ratio"] = values.get("zero.offload.optimizer_ratio", 1.0)
+            settings[f"{OPTIMIZER_DEVICE}.ratio"] = values.get("zero.offload.optimizer_ratio", 1.0)
     if stage == 3 and (device := values.get("zero.offload.parameters")) not in (None, "none"):
-        given |= {f"{PARAM_DEVICE}.device": device, f"{PARAM_DEVICE}.pin_memory": pinned}
-    return given
+        settings |= {f"{PARAM_DEVICE}.device": device, f"{PARAM_DEVICE}.pin_memory": pins}
+    return settings
 
 
 MASTERS = {name: f"{name}.{name}_master_weights_and_grads" for name in HALF}
@@ -647,8 +647,8 @@ def _accumulation_format(values: Group, compute: str) -> str:
     """Return the format in which gradients accumulate. At stage 0 DeepSpeed allows only the model's
     format (engine.py: _do_optimizer_sanity_check).
     """
-    given: str | None = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
-    return given or compute
+    format: str | None = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
+    return format or compute
 
 
 def _read_precision(values: Group, context: Context) -> Group:
@@ -677,37 +677,37 @@ def _read_communication(values: Group, context: Context) -> Group:
     compute = _compute_format(values)
     # Unset, the format is that of training, even if gradients
     # accumulate in fp32 (engine.py: communication_data_type).
-    exchanged = values.get("communication_data_type") or compute
+    format = values.get("communication_data_type") or compute
     apart = _read_context(values, context)["parallel.context"] > 1
     return (
         {}
-        if apart or exchanged == _accumulation_format(values, compute)
-        else {"precision.communicate": exchanged}
+        if apart or format == _accumulation_format(values, compute)
+        else {"precision.communicate": format}
     )
 
 
 def _write_communication(values: Group) -> Group:
     # A plan without the field reduces in the format of
     # accumulation, which DeepSpeed does only if told so.
-    exchanged = values.get("precision.communicate") or (
+    format = values.get("precision.communicate") or (
         values.get("precision.reduce") if _stage(values) else None
     )
-    return {"communication_data_type": exchanged} if exchanged in (*HALF, "fp32") else {}
+    return {"communication_data_type": format} if format in (*HALF, "fp32") else {}
 
 
 def _write_precision(values: Group, context: Context) -> Group:
     compute, reduce = values.get("precision.compute") or "fp32", values.get("precision.reduce")
-    given: dict[str, object] = {
+    settings: dict[str, object] = {
         "fp16.enabled": compute == "fp16",
         "bf16.enabled": compute == "bf16",
     }
     if _stage(values) and reduce in (*HALF, "fp32"):
-        given["data_types.grad_accum_dtype"] = reduce
-    return given | dict.fromkeys(_narrow(values, given, context), True)
+        settings["data_types.grad_accum_dtype"] = reduce
+    return settings | dict.fromkeys(_narrow_keys(values, settings, context), True)
 
 
-def _narrow(values: Group, given: Group, context: Context) -> tuple[str, ...]:
-    """Return the keys for masters, and moments, in half precision. `given` are the other keys of
+def _narrow_keys(values: Group, settings: Group, context: Context) -> tuple[str, ...]:
+    """Return the keys for masters, and moments, in half precision. `settings` are the other keys of
     precision. DeepSpeed refuses or ignores each combination for which there are none.
     """
     compute, stage = values.get("precision.compute") or "", _stage(values)
@@ -724,7 +724,7 @@ def _narrow(values: Group, given: Group, context: Context) -> tuple[str, ...]:
     if on_cpu:
         both = moments == NARROW and context.since("0.19.1")
         return (MASTERS["bf16"], MOMENTS) if both else (MASTERS["bf16"],)
-    wide = stage == 1 and given.get("data_types.grad_accum_dtype") == "fp32"
+    wide = stage == 1 and settings.get("data_types.grad_accum_dtype") == "fp32"
     return () if offloads or wide or moments != NARROW else (MASTERS["bf16"], MOMENTS)
 
 
@@ -880,12 +880,12 @@ RECOMPUTE = convert(
 
 
 def _read_recompute(values: Group) -> Group:
-    piped = (values.get("code.pipeline_stages") or 1) > 1
+    has_pipeline = (values.get("code.pipeline_stages") or 1) > 1
     # Both count layers. Only the pipeline engine reads the file's
     # key; elsewhere the model's code calls the function.
     interval = (
         values.get("pipeline.activation_checkpoint_interval")
-        if piped
+        if has_pipeline
         else values.get("code.checkpoint_interval")
     )
     if not interval and not values.get("code.checkpointing"):
@@ -983,7 +983,7 @@ applies to one field or to a section of the plan.
 @cache
 def table() -> tuple[Rule, ...]:
     """Return all rules. Each key and each plan path is in exactly one rule."""
-    mapped = (
+    rules = (
         BATCH,
         *OPTIMIZERS,
         rename("gradient_clipping", "optimizer.clip"),
@@ -1002,4 +1002,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
         *habits.RULES,
     )
-    return complete_rules(mapped, LACKS, fields(DeepSpeed), unmapped_settings.why)
+    return complete_rules(rules, LACKS, fields(DeepSpeed), unmapped_settings.why)

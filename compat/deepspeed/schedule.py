@@ -43,10 +43,10 @@ def steers(values: Mapping[str, Any]) -> bool:
     """Return whether the script has to build the schedule: the learning rate changes, and a plan
     can express the change.
     """
-    found = settings_of_code(values)
+    settings = settings_of_code(values)
     # A constant rate without warmup is what the optimizer has anyway.
-    still = found.get("name") == "constant" and not found.get("warmup_steps")
-    return bool(found) and not still and found.get("name") != OTHER
+    still = settings.get("name") == "constant" and not settings.get("warmup_steps")
+    return bool(settings) and not still and settings.get("name") != OTHER
 
 
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
@@ -54,10 +54,10 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
     step, counted from 0, divided by the optimizer's rate. LambdaLR multiplies the optimizer's rate
     by this factor.
     """
-    found = settings_of_code(values)
-    name, warmup = found.get("name") or "constant", found.get("warmup_steps") or 0
-    total = found.get("total_steps")
-    yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {found.get('minimum') or 0.0}"
+    settings = settings_of_code(values)
+    name, warmup = settings.get("name") or "constant", settings.get("warmup_steps") or 0
+    total = settings.get("total_steps")
+    yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {settings.get('minimum') or 0.0}"
     # A peak of 0 has no shares: the function would divide by it.
     if not values.get("optimizer.params.lr", 1.0):
         yield ""
@@ -65,9 +65,9 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
         yield "def lr_factor(step):"
         yield "    return 1.0  # the rate is 0 in every step"
         return
-    yield f"start, warmup, total = {found.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
+    yield f"start, warmup, total = {settings.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
     if name == "wsd":
-        yield f"decay = {found.get('decay_steps', 'max(1, total // 10)')}"
+        yield f"decay = {settings.get('decay_steps', 'max(1, total // 10)')}"
     yield ""
     yield ""
     yield "def lr_factor(step):"
@@ -77,7 +77,7 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
     # wsd decays over the last `decay` steps, the other shapes over all steps after the warmup.
     if name == "wsd":
         yield "    done = min(1.0, max(0, step - (total - decay)) / max(1, decay))"
-        rate = f"minimum + (peak - minimum) * {SHARES[found.get('decay_shape') or 'linear']}"
+        rate = f"minimum + (peak - minimum) * {SHARES[settings.get('decay_shape') or 'linear']}"
     else:
         rate = DECAYS[name]
         if "done" in rate:

@@ -294,19 +294,19 @@ Each layer computes rotary angles itself, because a pipeline passes on only hidd
 
 def refusals(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why stagebridge cannot write a complete script for this run."""
-    piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
+    has_pipeline, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
     # Outside a pipeline AutoTP splits the layers of any family; a
     # PipelineModule has to bring split layers.
-    if piped and code.size(values, "tensor_parallel") > 1:
+    if has_pipeline and code.size(values, "tensor_parallel") > 1:
         yield "stagebridge has no code for pipeline layers that are split over tensor ranks"
     if code.size(values, "context_parallel") > 1:
         yield (
             "ranks that share a sequence need Ulysses attention (deepspeed.sequence) in the"
             " model's code"
         )
-    if piped and family not in (None, *PIPELINES):
+    if has_pipeline and family not in (None, *PIPELINES):
         yield (f"stagebridge has no code for a pipeline of {family} layers")
-    if piped and (model.get("sliding_window") or model.get("attention_dropout")):
+    if has_pipeline and (model.get("sliding_window") or model.get("attention_dropout")):
         yield (
             "stagebridge has no code for pipeline layers with sliding windows or attention dropout"
         )
@@ -358,7 +358,7 @@ last matrix in the feed-forward layer.
 """
 
 
-def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
+def _name_endings(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
     """Return the name endings of the two matrices whose initial values the script must scale.
     Return None if the plan asks for no scaling, or if `RESIDUAL` lacks the family.
     """
@@ -373,10 +373,10 @@ def model_fields_in_script(plan: Flat, model: Config | None) -> frozenset[str]:
     """Return the plan fields of the model that the script sets in code, because the model's config
     has no keys for them.
     """
-    found = {"model.sequence", PADDED}
-    if model is not None and _ends(model.given, plan):
-        found.add("model.init.scaled")
-    return frozenset(found)
+    fields = {"model.sequence", PADDED}
+    if model is not None and _name_endings(model.given, plan):
+        fields.add("model.init.scaled")
+    return frozenset(fields)
 
 
 PADDED = "model.embedding.padded_vocab"
@@ -387,33 +387,35 @@ name in the launch command that the user replaces by the data file.
 
 
 def beside(
-    written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+    output: Written, config: Config, plan: Mapping[str, Any], model: Config | None
 ) -> Program:
     """Return the config with its training script. If the model is known, a file with the model's
     config is added. All files belong in one folder.
     """
-    place = Path(written.file)
-    script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
+    place = Path(output.file)
+    script, model_file = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
     launch = tuple(
-        script if word == code.SCRIPT else word for word in (*written.launch, "--data", DATA)
+        script if word == code.SCRIPT else word for word in (*output.launch, "--data", DATA)
     )
     text = program(
-        config.given, model.given if model else {}, plan, place.name, described, line(launch)
+        config.given, model.given if model else {}, plan, place.name, model_file, line(launch)
     )
-    found = {MODEL: model.text()} if model else {}
-    files = {SCRIPT: text, **found}
+    model_files = {MODEL: model.text()} if model else {}
+    files = {SCRIPT: text, **model_files}
     return Program(
-        replace(written, beside=files, snippet="", launch=launch),
-        tuple(_lacking(config.given, plan, described, model)),
+        replace(output, beside=files, snippet="", launch=launch),
+        tuple(_find_lacking(config.given, plan, model_file, model)),
     )
 
 
-def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> Iterator[Finding]:
+def _find_lacking(
+    values: Flat, plan: Flat, model_file: str, model: Config | None
+) -> Iterator[Finding]:
     """Yield a finding for each thing that the user still has to give to the script."""
     yield Finding("--data", f"replace {DATA} by a file of token ids", Effect.NONE, how=How.MISSING)
     if model is None:
         yield Finding(
-            described,
+            model_file,
             "add the model's config.json, because no given file describes the model",
             Effect.STOPS,
             how=How.MISSING,
@@ -472,15 +474,15 @@ def program(
     """
     advice = "drop --script and write your own script from the code part"
     BridgeError.raise_if(f"script: {problem}; {advice}" for problem in refusals(values, model))
-    piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
+    has_pipeline, ends = code.size(values, "pipeline_stages") > 1, _name_endings(model, course)
     # The code that builds the model: whole, or as the layers of a pipeline.
     layers = PIPELINES.get(model.get("model_type") or "", ROTARY)
-    building = f"{TOKENS}{layers}{STAGED}" if piped else WHOLE
-    padded = ""
+    building = f"{TOKENS}{layers}{STAGED}" if has_pipeline else WHOLE
+    padding_line = ""
     rows, words = course.get(PADDED), course.get("model.vocab")
     # Padding rows take part in every softmax, so a model without them has another loss.
     if rows and words and rows > words:
-        padded = f"    config.vocab_size = {rows}  # with padding rows that no token uses\n"
+        padding_line = f"    config.vocab_size = {rows}  # with padding rows that no token uses\n"
     return "".join(
         (
             HEAD.format(model=beside, config=name, command=command),
@@ -495,44 +497,46 @@ def program(
             ),
             "\n" + SCALED.format(ends=ends) if ends else "",
             "\n"
-            + building.format(**_model_settings(values, model, ends is not None), padded=padded),
+            + building.format(
+                **_model_settings(values, model, ends is not None), padded=padding_line
+            ),
             GROUPED if values.get(code.GROUPS) else "",
-            "\n" + (PIPED_STEP if piped else STEP),
+            "\n" + (PIPED_STEP if has_pipeline else STEP),
             "\n" + MAIN.format(**_main(values)),
         )
     )
 
 
-def _imports(values: Flat, scaled: bool) -> Iterator[str]:
-    piped, steered = code.size(values, "pipeline_stages") > 1, schedule.steers(values)
+def _imports(values: Flat, scales: bool) -> Iterator[str]:
+    has_pipeline, has_schedule = code.size(values, "pipeline_stages") > 1, schedule.steers(values)
     yield from (
         "import argparse",
         "import json",
-        *(["import math"] if steered else []),
+        *(["import math"] if has_schedule else []),
         "from pathlib import Path",
         "",
     )
     yield from ("import deepspeed", "import numpy", "import torch")
-    if piped:
+    if has_pipeline:
         yield "from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec"
     else:
         yield "from deepspeed.utils import groups as ranks_of"
-    if piped or scaled:
+    if has_pipeline or scales:
         yield "from torch import nn"
-    if steered:
+    if has_schedule:
         yield "from torch.optim.lr_scheduler import LambdaLR"
     yield "from transformers import AutoConfig, AutoModelForCausalLM"
 
 
-def _model_settings(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
+def _model_settings(values: Flat, model: Mapping[str, Any], scales: bool) -> dict[str, Any]:
     """Return the values to insert into the template that builds the model: settings of the
     pipeline, and a call that scales initial weights.
     """
     if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"
-        return {"begun": f"scaled({plain}, config)" if scaled else plain}
+        return {"begun": f"scaled({plain}, config)" if scales else plain}
     return {
-        "begun": "\n        scaled(self.layer, config)" if scaled else "",
+        "begun": "\n        scaled(self.layer, config)" if scales else "",
         "places": "LayerSpec(Places, whole, config), " if model.get("model_type") == "gpt2" else "",
         "stages": code.size(values, "pipeline_stages"),
         "partition": values.get("code.partition_method") or "parameters",
@@ -568,9 +572,12 @@ UNIVERSAL = """    # The first run loads the universal checkpoint, later ones lo
 
 def _main(values: Flat) -> dict[str, str]:
     """Return the values to insert into the template of the main function."""
-    piped, tensor = code.size(values, "pipeline_stages") > 1, code.size(values, "tensor_parallel")
+    has_pipeline, tensor = (
+        code.size(values, "pipeline_stages") > 1,
+        code.size(values, "tensor_parallel"),
+    )
     # A PipelineModule recomputes by its own interval.
-    recomputed = RECOMPUTED if values.get("code.checkpointing") and not piped else ""
+    recompute_lines = RECOMPUTED if values.get("code.checkpointing") and not has_pipeline else ""
     # The first run loads a universal checkpoint; from its own first checkpoint on it loads that.
     universal = bool(values.get("checkpoint.load_universal"))
     split = (SPLIT.format(size=tensor) if tensor > 1 else "") + (UNIVERSAL if universal else "")
@@ -579,20 +586,24 @@ def _main(values: Flat) -> dict[str, str]:
         if values.get(code.GROUPS)
         else code.groups(values)
     )
-    grouped = "".join(f"    {line}\n" for line in groups)
-    steered = (
+    group_lines = "".join(f"    {line}\n" for line in groups)
+    schedule_line = (
         "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n"
         if schedule.steers(values)
         else ""
     )
     whole = "ranks_of._get_data_parallel_rank(), ranks_of._get_data_parallel_world_size()"
     return {
-        "groups": recomputed + (SETTINGS if split else "") + split + grouped,
-        "parameters": "groups" if grouped else "[p for p in model.parameters() if p.requires_grad]",
-        "schedule": steered,
+        "groups": recompute_lines + (SETTINGS if split else "") + split + group_lines,
+        "parameters": "groups"
+        if group_lines
+        else "[p for p in model.parameters() if p.requires_grad]",
+        "schedule": schedule_line,
         "latest": 'any(Path(arguments.save).glob("latest*"))'
         if universal
         else 'Path(arguments.save, "latest").is_file()',
         "settings": "settings" if split else "arguments.deepspeed_config",
-        "place": "engine.grid.data_parallel_id, engine.grid.data_parallel_size" if piped else whole,
+        "place": "engine.grid.data_parallel_id, engine.grid.data_parallel_size"
+        if has_pipeline
+        else whole,
     }

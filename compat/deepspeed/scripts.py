@@ -106,7 +106,7 @@ def is_launch(launch: Launch, script: Script) -> bool:
     if any(True for _ in _configs(launch)):
         return True
     try:
-        return accelerated.starts(launch, _opens(script, launch))
+        return accelerated.starts(launch, _file_opener(script, launch))
     except BridgeError:
         return False
 
@@ -115,8 +115,10 @@ def mistaken(script: Script) -> str:
     """Return what a script starts instead of a run with DeepSpeed, if that is known; otherwise an empty string."""
     if any(is_launch(launch, script) for launch in script.launches):
         return ""
-    said = (accelerated.mistaken(launch, _opens(script, launch)) for launch in script.launches)
-    return next(filter(None, (*said, *map(_without_config, script.launches))), "")
+    answers = (
+        accelerated.mistaken(launch, _file_opener(script, launch)) for launch in script.launches
+    )
+    return next(filter(None, (*answers, *map(_without_config, script.launches))), "")
 
 
 def _without_config(launch: Launch) -> str:
@@ -136,18 +138,18 @@ def _names(launch: Launch) -> list[str]:
     return [text.partition("=")[0].removeprefix("--") for text in launch.texts]
 
 
-def _opens(script: Script, launch: Launch) -> accelerated.Opens:
+def _file_opener(script: Script, launch: Launch) -> accelerated.Opens:
     """Return the function that reads a file that the launch names: a file beside it, or one that the script writes."""
 
-    def opened(path: Pieces, line: int) -> Document:
+    def read_named_file(path: Pieces, line: int) -> Document:
         content = launch.file(path)
         return (
-            _beside(script, launch, path, line)
+            _read_beside(script, launch, path, line)
             if content is None
-            else _here(script, content, spell_pieces(path))
+            else _read_here(script, content, spell_pieces(path))
         )
 
-    return opened
+    return read_named_file
 
 
 def read(script: Script) -> Found:
@@ -156,60 +158,71 @@ def read(script: Script) -> Found:
     """
     launch = script.launch(lambda launch: is_launch(launch, script), "--deepspeed_config")
     own = next(_configs(launch), None)
-    started = _accelerated(launch, script) if own is None else None
-    if started is not None:
-        return started
+    accelerate_config = _read_accelerated(launch, script) if own is None else None
+    if accelerate_config is not None:
+        return accelerate_config
     # Of an option that is given twice, the last one counts.
     same = (config for config in _configs(launch) if own and config[0] == own[0])
     *_, (_, path, line) = ("", (), launch.line), *same
     content = launch.file(path)
-    document = _beside(script, launch, path, line) if content is None else _here(script, content)
-    said = {name: value for name, value, _ in _arguments(launch)}
+    document = (
+        _read_beside(script, launch, path, line) if content is None else _read_here(script, content)
+    )
+    options = {name: value for name, value, _ in _arguments(launch)}
     usual = _trainer_arguments(launch, {**DEFAULTS, **COURSE, **RETIRED, **TRAINED})
-    trained, assumption = _starts_trainer(launch, script)
+    by_trainer, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
-    twins = _twins(script, path, line) if content is None else ()
+    twins = _find_twins(script, path, line) if content is None else ()
     findings = (
-        *_unread(launch),
+        *_find_unread(launch),
         *twins,
         *assumption,
-        *_programs(launch, trained),
-        *(_find_unknown_words(launch, script) if trained else ()),
+        *_find_programs(launch, by_trainer),
+        *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
     )
     environment = _environment(launch, script)
     return Found(
-        document, usual, trained, _code(said), launch.ranks, findings, file, environment=environment
-    )
-
-
-def _accelerated(launch: Launch, script: Script) -> Found | None:
-    """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
-    usual = _trainer_arguments(launch, {**DEFAULTS, **TRAINED})
-    trained, _ = trainer_detection.evidence(
-        trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
-    )
-    asked = next((name for name in ("fp16", "bf16") if trained and usual.get(name) is True), "")
-    started = accelerated.read(launch, script, _opens(script, launch), asked)
-    if started is None:
-        return None
-    findings = (
-        *started.findings,
-        *_programs(launch, trained),
-        *(_find_unknown_words(launch, script) if trained else ()),
-        *find_assumptions(script, launch),
-    )
-    file = Path(started.document.name).name
-    return Found(
-        started.document,
+        document,
         usual,
-        trained,
-        {},
-        started.ranks,
+        by_trainer,
+        _code(options),
+        launch.ranks,
         findings,
         file,
-        started.facts,
-        sources=started.sources,
+        environment=environment,
+    )
+
+
+def _read_accelerated(launch: Launch, script: Script) -> Found | None:
+    """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
+    usual = _trainer_arguments(launch, {**DEFAULTS, **TRAINED})
+    by_trainer, _ = trainer_detection.evidence(
+        trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
+    )
+    precision = next(
+        (name for name in ("fp16", "bf16") if by_trainer and usual.get(name) is True), ""
+    )
+    launch_config = accelerated.read(launch, script, _file_opener(script, launch), precision)
+    if launch_config is None:
+        return None
+    findings = (
+        *launch_config.findings,
+        *_find_programs(launch, by_trainer),
+        *(_find_unknown_words(launch, script) if by_trainer else ()),
+        *find_assumptions(script, launch),
+    )
+    file = Path(launch_config.document.name).name
+    return Found(
+        launch_config.document,
+        usual,
+        by_trainer,
+        {},
+        launch_config.ranks,
+        findings,
+        file,
+        launch_config.facts,
+        sources=launch_config.sources,
     )
 
 
@@ -238,7 +251,7 @@ def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:
         yield unknown(launch.texts[at], message, origin=Origin(launch.lines[at]), end="")
 
 
-def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
+def _find_programs(launch: Launch, by_trainer: bool) -> Iterator[Finding]:
     """Yield a finding on the program of a launch and on each of its arguments that no config has.
 
     They belong to the training script, so a translation of the config loses none of them. Nothing
@@ -248,24 +261,29 @@ def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
     read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
     read_here |= {
         f"--{name}"
-        for name in (*CODE, *({*DEFAULTS, *COURSE, *TRAINED} - UNSURE if trained else ()))
+        for name in (*CODE, *({*DEFAULTS, *COURSE, *TRAINED} - UNSURE if by_trainer else ()))
     }
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:
         option, tied, value = text.partition("=")
         if option.startswith("--"):
-            name = name_argument(option) if trained else None
+            name = name_argument(option) if by_trainer else None
             option = f"--{name}" if name else option
             own[option] = [value] if tied else []
         else:
             own[[*own][-1]].append(text)
-    quiet = {f"--{name}" for name in QUIET} if trained else set()
+    quiet = {f"--{name}" for name in QUIET} if by_trainer else set()
     for option, values in own.items():
         if option not in read_here:
-            said = " ".join(values)
-            origin, known = Origin(launch.line), option in quiet
+            change = " ".join(values)
+            origin, is_quiet = Origin(launch.line), option in quiet
             yield Finding(
-                brief(option), SCRIPTS, Effect.NONE, origin=origin, change=said, unknown=not known
+                brief(option),
+                SCRIPTS,
+                Effect.NONE,
+                origin=origin,
+                change=change,
+                unknown=not is_quiet,
             )
 
 
@@ -277,8 +295,8 @@ def _starts_trainer(launch: Launch, script: Script) -> tuple[bool, tuple[Finding
     if line is None:
         return False, ()
     program = trainer_detection.read(launch.program, folder_of(script.name))
-    trained, why = trainer_detection.evidence(program, _flags(launch))
-    if trained:
+    by_trainer, why = trainer_detection.evidence(program, _flags(launch))
+    if by_trainer:
         return True, ()
     # A program with this option in its own parser reads the file itself.
     own = program is not None and TRAINER in program.options
@@ -296,7 +314,7 @@ def _flags(launch: Launch) -> set[str]:
     return {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
 
 
-def _unread(launch: Launch) -> Iterator[Finding]:
+def _find_unread(launch: Launch) -> Iterator[Finding]:
     """Yield a finding on flags of Megatron-DeepSpeed that change numbers and that stagebridge does
     not read. The search is over all words of the command, because a flag counts even if its value
     is not known.
@@ -341,7 +359,7 @@ def _names_file(word: Pieces) -> bool:
     )
 
 
-def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
+def _read_here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
     """Return the config that the script itself writes to the file `name`."""
     ConfigError.raise_if(
         f"{script.name}: line {part.line}: the value of {part.spelling} is not known: {part.why}"
@@ -358,7 +376,7 @@ def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
     return replace(document, lines={key: line + first for key, line in document.lines.items()})
 
 
-def _beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document:
+def _read_beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document:
     """Return the config file, which must be in the script's folder, in the current folder, or in a
     folder that the user allowed.
     """
@@ -369,17 +387,17 @@ def _beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document
             f"{script.name}: line {line}: the name of the config contains {part.spelling}, whose"
             f" value is not known: {part.why}"
         )
-    found = find(name, folder_of(script.name))
-    if found is None:
+    place = find(name, folder_of(script.name))
+    if place is None:
         raise SourceError(
             f"{script.name}: line {line}: {name}: no such file in the script's folder or in the"
             " current folder; put the file there, or pass the folder in which the script starts"
             " with --allow-path FOLDER"
         )
-    return load(found)
+    return load(place)
 
 
-def _twins(script: Script, path: Pieces, line: int) -> Iterator[Finding]:
+def _find_twins(script: Script, path: Pieces, line: int) -> Iterator[Finding]:
     """Yield a finding if a relative name stands for different files in the script's folder and in the current one."""
     name, folder = text_if_known(path), folder_of(script.name)
     if name is None or folder is None or Path(name).is_absolute():
@@ -404,21 +422,21 @@ def cut_folder(path: Pieces) -> Pieces:
     )
 
 
-def _trainer_arguments(launch: Launch, wanted: Mapping[str, Any]) -> Placed:
-    """Return the arguments of `wanted` that a command gives. HfArgumentParser takes each flag with
+def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
+    """Return the arguments of `names` that a command gives. HfArgumentParser takes each flag with
     dashes too, and of a flag that is given twice the last one counts.
     """
-    found = Placed({}, {})
-    for spelled, text, line in _arguments(launch):
-        name = name_argument(f"--{spelled}") or spelled.replace("-", "_")
+    arguments = Placed({}, {})
+    for option, text, line in _arguments(launch):
+        name = name_argument(f"--{option}") or option.replace("-", "_")
         value = scalar(text)
-        if name in wanted:
-            if name in found:
-                found.lost.append(
-                    (found.places[name], f"given again on line {line}; the last one counts")
+        if name in names:
+            if name in arguments:
+                arguments.lost.append(
+                    (arguments.places[name], f"given again on line {line}; the last one counts")
                 )
-            found[name], found.places[name] = value, Said(f"--{spelled}", value, "", line)
-    return found
+            arguments[name], arguments.places[name] = value, Said(f"--{option}", value, "", line)
+    return arguments
 
 
 def _environment(launch: Launch, script: Script) -> dict[str, Said]:
@@ -439,24 +457,26 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
     for index, word in enumerate(words):
         if word is None or not word.startswith("--"):
             continue
-        name, tied, attached = word.removeprefix("--").partition("=")
+        name, tied, value = word.removeprefix("--").partition("=")
         after = words[index + 1] if index + 1 < len(words) else "--"
         # What may expand to nothing leaves a switch without a value.
         argument = DEFAULTS.get(name_argument(word.partition("=")[0]) or "")
         if isinstance(argument, bool) and index + 1 in launch.loose:
             after = "--"
         if tied:
-            yield name, attached, launch.lines[index]
+            yield name, value, launch.lines[index]
         elif after is not None:
             yield name, "true" if after.startswith("--") else after, launch.lines[index]
 
 
-def _code(said: Mapping[str, str]) -> dict[str, Any]:
+def _code(options: Mapping[str, str]) -> dict[str, Any]:
     """Return the code part that flags of Megatron-DeepSpeed set. Sizes of one rank are left out."""
-    sizes = {name: scalar(said[flag]) for flag, name in CODE.items() if flag in said}
+    sizes = {name: scalar(options[flag]) for flag, name in CODE.items() if flag in options}
     # With this flag the model is no PipelineModule, whatever the
     # size of the axis (its pretrain_gpt.py, model_provider).
-    if "no-pipeline-parallel" in said:
+    if "no-pipeline-parallel" in options:
         sizes.pop("pipeline_stages", None)
-    checkpointing = {"checkpointing": True} if "deepspeed-activation-checkpointing" in said else {}
+    checkpointing = (
+        {"checkpointing": True} if "deepspeed-activation-checkpointing" in options else {}
+    )
     return {name: size for name, size in sizes.items() if size != 1} | checkpointing

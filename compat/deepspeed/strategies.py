@@ -31,16 +31,16 @@ LIKELY = st.sampled_from((True, True, True, False))
 POWER = st.integers(1, 24).map(lambda power: 2.0**power)
 
 
-def _field(path: str) -> SearchStrategy[Any]:
+def _draw_field(path: str) -> SearchStrategy[Any]:
     return OWN[path] if path in OWN else typed_values(fields(DeepSpeed)[path].annotation)
 
 
 @st.composite
-def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({})) -> Group:
+def _draw_group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({})) -> Group:
     """Draw a group of settings with all of the `must` keys and most of the `may` keys. `own` has
     strategies for keys whose type allows unsuitable values.
     """
-    chosen = {path: own[path] if path in own else _field(path) for path in may if draw(LIKELY)}
+    chosen = {path: own[path] if path in own else _draw_field(path) for path in may if draw(LIKELY)}
     return {path: draw(value) for path, value in {**must, **chosen}.items()}
 
 
@@ -53,9 +53,9 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     within each group are consistent.
     """
     # Groups that the script builds are the common case, so they are drawn twice as often.
-    axes = draw(st.sampled_from((_draw_script_sizes, _draw_script_sizes, _automatic, _draw_mesh)))(
-        draw, case
-    )
+    axes = draw(
+        st.sampled_from((_draw_script_sizes, _draw_script_sizes, _draw_autotp, _draw_mesh))
+    )(draw, case)
     data = (
         axes.get("data_parallel_size")
         or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES)
@@ -67,25 +67,25 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
 
 def _draw_script_sizes(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """Draw the sizes of the tensor, pipeline and context axes, which the training script sets."""
-    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
+    ranks, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
-        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
-        left //= sizes[axis]
+        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if ranks % size == 0]))
+        ranks //= sizes[axis]
     if sizes["code.pipeline_stages"] > 1:
         del sizes["code.context_parallel"]  # DeepSpeed's pipelines have no sequence-parallel groups
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 
-def _automatic(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
+def _draw_autotp(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """Draw the size of AutoTP's groups. DeepSpeed's batch equation ignores this size."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
-    nested = (
+    inner_size = (
         {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))}
         if draw(st.booleans())
         else {}
     )
-    return {"tensor_parallel.autotp_size": size, **nested}
+    return {"tensor_parallel.autotp_size": size, **inner_size}
 
 
 def _draw_mesh(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
@@ -94,8 +94,8 @@ def _draw_mesh(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
     sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
-    counted = sequence if release(case.version).since("0.17.0") else 1
-    return {"sequence_parallel_size": counted, "data_parallel_size": world // counted}
+    sequence_ranks = sequence if release(case.version).since("0.17.0") else 1
+    return {"sequence_parallel_size": sequence_ranks, "data_parallel_size": world // sequence_ranks}
 
 
 TRIANGLES = (
@@ -111,7 +111,7 @@ one function agree with each other, and each function sets a different choice of
 
 
 @cache
-def _precision(version: str) -> Groups:
+def _draw_precision(version: str) -> Groups:
     scales = (
         "loss_scale",
         "initial_scale_power",
@@ -122,16 +122,16 @@ def _precision(version: str) -> Groups:
     )
     formats = ("data_types.grad_accum_dtype", "communication_data_type")
     return st.one_of(
-        _group({"bf16.enabled": TRUE}, *formats),
-        _group({"bfloat16.enabled": TRUE}),
-        _group({"fp16.enabled": TRUE}, *formats, *(f"fp16.{name}" for name in scales)),
-        _group({"fp16.enabled": TRUE, "fp16.loss_scale": POWER}),
+        _draw_group({"bf16.enabled": TRUE}, *formats),
+        _draw_group({"bfloat16.enabled": TRUE}),
+        _draw_group({"fp16.enabled": TRUE}, *formats, *(f"fp16.{name}" for name in scales)),
+        _draw_group({"fp16.enabled": TRUE, "fp16.loss_scale": POWER}),
         st.just({}),
     )
 
 
 @cache
-def _sharding(version: str) -> Groups:
+def _draw_sharding(version: str) -> Groups:
     buckets = tuple(
         ZERO + name for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm")
     )
@@ -139,9 +139,9 @@ def _sharding(version: str) -> Groups:
     optimizer = {OFFLOAD + ".device": device, ZERO + "stage": st.sampled_from((1, 2, 3))}
     parameters = {PARAM + ".device": device, ZERO + "stage": st.just(3)}
     return st.one_of(
-        _group({ZERO + "stage": st.sampled_from((0, 1, 2, 3))}, *buckets),
-        _group(optimizer, *buckets, OFFLOAD + ".pin_memory", OFFLOAD + ".ratio"),
-        _group(
+        _draw_group({ZERO + "stage": st.sampled_from((0, 1, 2, 3))}, *buckets),
+        _draw_group(optimizer, *buckets, OFFLOAD + ".pin_memory", OFFLOAD + ".ratio"),
+        _draw_group(
             {**parameters, OFFLOAD + ".device": device}, PARAM + ".pin_memory", OFFLOAD + ".ratio"
         ),
         st.just({}),
@@ -149,21 +149,21 @@ def _sharding(version: str) -> Groups:
 
 
 @cache
-def _optimizer(version: str) -> Groups:
+def _draw_optimizer(version: str) -> Groups:
     return st.sampled_from([*[EMPTY] * 20, *_build_groups("optimizer", version)]).flatmap(
         lambda groups: groups
     )
 
 
 @cache
-def _scheduler(version: str) -> Groups:
-    coded = _group(
-        {"code.scheduler.name": _field("code.scheduler.name")},
+def _draw_scheduler(version: str) -> Groups:
+    script_group = _draw_group(
+        {"code.scheduler.name": _draw_field("code.scheduler.name")},
         *(f"code.scheduler.{name}" for name in CODED),
     )
-    return st.sampled_from([*[EMPTY, coded] * 10, *_build_groups("scheduler", version)]).flatmap(
-        lambda groups: groups
-    )
+    return st.sampled_from(
+        [*[EMPTY, script_group] * 10, *_build_groups("scheduler", version)]
+    ).flatmap(lambda groups: groups)
 
 
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
@@ -175,34 +175,36 @@ def _build_groups(section: str, version: str) -> list[Groups]:
     more often.
     """
     at = release(version)
-    found: list[Groups] = []
+    groups: list[Groups] = []
     for name in at.types[section + "s"]:
         forms = at.forms(section + "s", name)
         if forms:
             # DeepSpeed's own types have listed arguments, so more can go wrong with them.
             often = 1 if forms[0].args is None else 10
-            found += [_type(section, name, forms)] * often
-    return found
+            groups += [_draw_type(section, name, forms)] * often
+    return groups
 
 
-def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
+def _draw_type(section: str, name: str, forms: Sequence[Type]) -> Groups:
     """Return a strategy for a section with the type `name`, the arguments that this type requires,
     and some optional arguments.
     """
     own = forms[0].args is not None
     # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
     spellings = (name, name.upper()) if own and name.islower() else (name,)
-    required = {f"{section}.params.{argument}" for form in forms for argument in form.required}
-    taken = {
+    required_paths = {
+        f"{section}.params.{argument}" for form in forms for argument in form.required
+    }
+    argument_paths = {
         f"{section}.params.{argument}"
         for form in forms
         for argument in (*(form.args or ()), *form.ignored)
     }
     must = {
         f"{section}.type": st.sampled_from(spellings),
-        **{path: _field(path) for path in sorted(required)},
+        **{path: _draw_field(path) for path in sorted(required_paths)},
     }
-    unused = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
+    ignored_paths = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
     defaults = {
         f"{section}.params.{name}": value
         for form in forms
@@ -212,23 +214,25 @@ def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
     switches = {
         path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)
     }
-    return _group(
-        must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches
+    return _draw_group(
+        must,
+        *sorted(((argument_paths | ignored_paths) - required_paths) & fields(DeepSpeed).keys()),
+        own=switches,
     )
 
 
 @cache
-def _recompute(version: str) -> Groups:
+def _draw_recompute(version: str) -> Groups:
     settings = ("partition_activations", "cpu_checkpointing")
     may = tuple(f"activation_checkpointing.{name}" for name in settings)
     return st.one_of(
         st.just({}),
-        _group({"code.checkpointing": TRUE, "code.checkpoint_interval": SMALL}, *may),
-        _group({"pipeline.activation_checkpoint_interval": SMALL}, *may),
+        _draw_group({"code.checkpointing": TRUE, "code.checkpoint_interval": SMALL}, *may),
+        _draw_group({"pipeline.activation_checkpoint_interval": SMALL}, *may),
     )
 
 
-CHOICES = (_precision, _sharding, _optimizer, _scheduler, _recompute)
+CHOICES = (_draw_precision, _draw_sharding, _draw_optimizer, _draw_scheduler, _draw_recompute)
 
 
 # Single fields
@@ -317,8 +321,11 @@ def requirements_of(config: Config) -> Iterable[str]:
     """
     sizes = [path for path in (MICRO, TOTAL) if path in config.given]
     forms = release(config.version).forms("schedulers", config.given.get("scheduler.type", ""))
-    needed = [f"scheduler.params.{name}" for form in forms for name in form.required]
-    return [*(sizes if len(sizes) == 1 else ()), *(path for path in needed if path in config.given)]
+    required_paths = [f"scheduler.params.{name}" for form in forms for name in form.required]
+    return [
+        *(sizes if len(sizes) == 1 else ()),
+        *(path for path in required_paths if path in config.given),
+    ]
 
 
 COERCED = (ZERO + "stage",)

@@ -334,17 +334,17 @@ class Filling:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     said_of_it: str = ""
 
-    def refusals(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def refusals(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield each key whose explicit value differs from the TrainingArguments, with a message.
         The Trainer refuses such a file.
         """
-        for path, (wanted, names) in self.demands.items():
-            found = given.get(path)
-            if found not in (None, "auto") and found != wanted:
+        for path, (demand, names) in self.demands.items():
+            value = settings.get(path)
+            if value not in (None, "auto") and value != demand:
                 yield (
                     path,
-                    f"found {show_value(found)}, but the TrainingArguments ({names}) give"
-                    f" {show_value(wanted)}, and the Trainer refuses two values; use the same value in"
+                    f"found {show_value(value)}, but the TrainingArguments ({names}) give"
+                    f" {show_value(demand)}, and the Trainer refuses two values; use the same value in"
                     ' both places, or write "auto"',
                 )
 
@@ -365,41 +365,43 @@ def rename_recipe(said: Placed) -> Placed:
     return Placed(values, places, said.lost)
 
 
-def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """Return the arguments in `said` that affect a DeepSpeed file, without the other
-    TrainingArguments. If `said` is a `whole` dump, it may also have arguments of a class of the
+def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+    """Return the arguments in `values` that affect a DeepSpeed file, without the other
+    TrainingArguments. If `values` is a `whole` dump, it may also have arguments of a class of the
     user. Raises `ConfigError` with all problems: wrong values, and names of no argument.
     """
     usual = {**DEFAULTS, **COURSE, **TRAINED}
-    known = {name: value for name, value in said.items() if name in usual and value is not None}
-    steps = known.get("max_steps")
-    if len(said) < DUMP:
-        known |= {name: said[name] for name in RETIRED if said.get(name) is not None}
+    arguments_of_run = {
+        name: value for name, value in values.items() if name in usual and value is not None
+    }
+    steps = arguments_of_run.get("max_steps")
+    if len(values) < DUMP:
+        arguments_of_run |= {name: values[name] for name in RETIRED if values.get(name) is not None}
     elif (
         isinstance(steps, int)
         and steps > 0
-        and known.get("num_train_epochs") == COURSE["num_train_epochs"]
+        and arguments_of_run.get("num_train_epochs") == COURSE["num_train_epochs"]
     ):
         # A dump has all arguments: nobody asked for the default number of epochs next to one of steps.
-        del known["num_train_epochs"]
-    strange = [] if whole else [name for name in said if name not in NAMES]
+        del arguments_of_run["num_train_epochs"]
+    strange = [] if whole else [name for name in values if name not in NAMES]
     problems = [
         f"--auto-from: {name}: found no TrainingArgument of this name{nearest(name, NAMES)}"
         for name in strange
     ]
-    if said and not strange and DEFAULTS.keys().isdisjoint(said):
+    if values and not strange and DEFAULTS.keys().isdisjoint(values):
         problems.append(
             "--auto-from: found no TrainingArguments that fill in a DeepSpeed file, expected for"
             f" example {', '.join(list(DEFAULTS)[:4])}"
         )
     problems += [
         f"--auto-from: {name}: {flaw}"
-        for name, value in known.items()
+        for name, value in arguments_of_run.items()
         if (flaw := misfit(value, usual.get(name)))
     ]
     ConfigError.raise_if(problems)
     # No defaults yet: they would win over those of a launch script.
-    return known
+    return arguments_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,8 +434,8 @@ class Case:
     @property
     def lets_offload(self) -> bool:
         """Whether the Trainer builds the optimizer, and DeepSpeed's for the CPU may have to replace it."""
-        forced = self.given.get("zero_force_ds_cpu_optimizer", True)
-        return bool(forced) and "optimizer" not in self.blocks
+        forces = self.given.get("zero_force_ds_cpu_optimizer", True)
+        return bool(forces) and "optimizer" not in self.blocks
 
     @property
     def offloads(self) -> bool:
@@ -450,13 +452,13 @@ class Case:
 def read_mapping(value: Any) -> Mapping[str, Any]:
     """Return the mapping that an argument has; on a command line it is written as JSON."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        mapping = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return mapping if isinstance(mapping, Mapping) else {}
 
 
-def _lacks(kind: str, *names: str) -> Callable[[Case], bool]:
+def _lacks_arguments(kind: str, *names: str) -> Callable[[Case], bool]:
     """Return whether the Trainer builds the schedule `kind` without any of the arguments `names`."""
     return lambda run: (
         run.builds_schedule
@@ -518,11 +520,11 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "this schedule follows an evaluation; write --eval_strategy steps",
         "training_args.py: _validate_args",
     ),
-    ("lr_scheduler_type", _lacks("cosine_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
-    ("lr_scheduler_type", _lacks("cosine_warmup_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
+    ("lr_scheduler_type", _lacks_arguments("cosine_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
+    ("lr_scheduler_type", _lacks_arguments("cosine_warmup_with_min_lr", "min_lr", "min_lr_rate"), RATIO, "optimization.py"),
     (
         "lr_scheduler_type",
-        _lacks("warmup_stable_decay", "num_decay_steps"),
+        _lacks_arguments("warmup_stable_decay", "num_decay_steps"),
         'needs num_decay_steps; write --lr_scheduler_kwargs \'{"num_decay_steps": 100}\'',
         "optimization.py: get_wsd_schedule",
     ),
@@ -591,11 +593,11 @@ transformers that refuses it.
 """
 
 
-def find_retired(given: Mapping[str, Any], version: Any) -> Iterator[tuple[str, str, bool]]:
+def find_retired(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, str, bool]]:
     """Yield each argument that newer releases of transformers no longer have, with a message, and whether
     the run stops: only if its release `version` is known. Else the argument itself shows an older one.
     """
-    for name in sorted(RETIRED.keys() & given.keys()):
+    for name in sorted(RETIRED.keys() & values.keys()):
         stops = version is not None and Version(str(version)) >= Version(RETIRED[name])
         if stops or version is None:
             yield (
@@ -638,17 +640,21 @@ def arguments_of_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     precedence over the same argument in a dump or a script. A key whose value has the wrong type
     is left out, because the problem is reported where the key is set.
     """
-    found = {SPELLED.get(name, name): value for name, value in values.items()}
-    betas = found.get("betas")
+    arguments_by_name = {SPELLED.get(name, name): value for name, value in values.items()}
+    betas = arguments_by_name.get("betas")
     if isinstance(betas, list | tuple) and len(betas) == 2:
-        found |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
-    if "mixed_precision" in found:
+        arguments_by_name |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
+    if "mixed_precision" in arguments_by_name:
         # With fp8, accelerate lets DeepSpeed compute in bf16.
-        own = "bf16" if found["mixed_precision"] == "fp8" else found["mixed_precision"]
-        found |= {name: name == own for name in ("fp16", "bf16")}
+        own = (
+            "bf16"
+            if arguments_by_name["mixed_precision"] == "fp8"
+            else arguments_by_name["mixed_precision"]
+        )
+        arguments_by_name |= {name: name == own for name in ("fp16", "bf16")}
     return {
         name: value
-        for name, value in found.items()
+        for name, value in arguments_by_name.items()
         if name in DEFAULTS and not misfit(value, DEFAULTS[name])
     }
 
@@ -662,9 +668,9 @@ def misfit(value: Any, usual: Any) -> str:
         return ""
     # The switch comes first: true and false are whole numbers to Python.
     if isinstance(usual, bool):
-        fits, wanted = isinstance(value, bool), "true or false"
+        fits, kind = isinstance(value, bool), "true or false"
     elif isinstance(usual, str):
-        fits, wanted = isinstance(value, str), "a name"
+        fits, kind = isinstance(value, str), "a name"
     else:
         whole = isinstance(usual, int)
         fits = (
@@ -672,21 +678,21 @@ def misfit(value: Any, usual: Any) -> str:
             and not isinstance(value, bool)
             and (not whole or value == int(value))
         )
-        wanted = "a whole number" if whole else "a number"
-    return "" if fits else f"found {show_value(value)}, expected {wanted}"
+        kind = "a whole number" if whole else "a number"
+    return "" if fits else f"found {show_value(value)}, expected {kind}"
 
 
 def filling(
-    given: Mapping[str, Any], world: int | None, total: int | None, version: Any = None
+    arguments: Mapping[str, Any], world: int | None, total: int | None, version: Any = None
 ) -> Filling:
-    """Return the changes that the arguments `given` make to a file, for `world` ranks and a run of
+    """Return the changes that the arguments `arguments` make to a file, for `world` ranks and a run of
     `total` optimizer steps (None: not known), with the release `version` of transformers (None: the newest).
     """
-    args = _fill_arguments(given)
+    args = _fill_arguments(arguments)
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
-    warmup, rate = _warmup(args, total), args["learning_rate"]
+    warmup, rate = _count_warmup(args, total), args["learning_rate"]
     demands: dict[str, tuple[Any, str]] = {
         MICRO: (micro, "per_device_train_batch_size"),
         STEPS: (steps, "gradient_accumulation_steps"),
@@ -717,27 +723,36 @@ def filling(
     }
     # The Trainer then tries smaller batches itself and does not compare these keys.
     if args["auto_find_batch_size"]:
-        demands = {path: wanted for path, wanted in demands.items() if path not in (MICRO, TOTAL)}
+        demands = {path: demand for path, demand in demands.items() if path not in (MICRO, TOTAL)}
     # The plugin's own values for "auto" (accelerate/utils/dataclasses.py: DeepSpeedPlugin).
     plugin = {"zero_stage": 2, "offload_optimizer": "none", "offload_param": "none"}
     facts = {**plugin, "warmup_steps": warmup, "total_steps": total, "save_16bit": False}
     sets: dict[str, Any] = {NODE_LOCAL: True} if args["save_on_each_node"] else {}
     if args["max_steps"] > 0:
         sets["code.steps"] = args["max_steps"]
-    elif "num_train_epochs" in given:
+    elif "num_train_epochs" in arguments:
         sets["code.epochs"] = float(args["num_train_epochs"])
-    if "seed" in given:
+    if "seed" in arguments:
         sets["code.seed"] = args["seed"]
-    sets |= _set_code(given, version)
-    known = {name: fact for name, fact in facts.items() if fact is not None}
+    sets |= _set_code(arguments, version)
+    facts_of_run = {name: fact for name, fact in facts.items() if fact is not None}
     # Further arguments, such as a number of cycles or a final
     # rate, make a schedule that no plan knows.
     schedule = (
-        {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
+        {}
+        if args["lr_scheduler_kwargs"]
+        else _build_schedule(args["lr_scheduler_type"], warmup, total)
     )
-    optimizer, said = _optimizer(args, values)
+    optimizer, message = _build_optimizer(args, values)
     return Filling(
-        values, known, demands, sets, schedule, _check_schedule(args, total), optimizer, said
+        values,
+        facts_of_run,
+        demands,
+        sets,
+        schedule,
+        _check_schedule(args, total),
+        optimizer,
+        message,
     )
 
 
@@ -764,24 +779,24 @@ class Epoch:
     steps: int
 
 
-def split_batch(given: Mapping[str, Any], world: int | None) -> int | None:
+def split_batch(values: Mapping[str, Any], world: int | None) -> int | None:
     """Return the micro-batch of a rank where accelerator_config splits one batch over `world` ranks; None where
     it does not, or where the ranks do not divide it, which accelerate refuses.
     """
-    args = _fill_arguments(given)
+    args = _fill_arguments(values)
     whole = args["per_device_train_batch_size"]
     splits = read_mapping(args["accelerator_config"]).get("split_batches") is True
     return whole // world if splits and world and whole % world == 0 else None
 
 
-def find_epoch(given: Mapping[str, Any], world: int | None, samples: int | None) -> Epoch | None:
+def find_epoch(values: Mapping[str, Any], world: int | None, samples: int | None) -> Epoch | None:
     """Return the epoch of a run on `world` ranks over a data set of `samples`; None if one of the two is not
     known (accelerate/data_loader.py: BatchSamplerShard; Trainer.set_initial_training_values).
     """
     if not world or not samples:
         return None
-    args = _fill_arguments(given)
-    own = split_batch(given, world)
+    args = _fill_arguments(values)
+    own = split_batch(values, world)
     whole, micro = args["per_device_train_batch_size"], own or args["per_device_train_batch_size"]
     shares = 1 if own else world
     drops = args["dataloader_drop_last"]
@@ -793,8 +808,8 @@ def find_epoch(given: Mapping[str, Any], world: int | None, samples: int | None)
     return Epoch(micro, batches, steps)
 
 
-def _fill_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all TrainingArguments in `DEFAULTS`, with the values of `given` and defaults for all
+def _fill_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all TrainingArguments in `DEFAULTS`, with the values of `values` and defaults for all
     others.
     """
     # A dump of JSON may hold 8.0 for a batch of 8, and such sizes go into messages and files.
@@ -805,11 +820,13 @@ def _fill_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {
         name: int(value) if name in sizes else value
-        for name, value in {**DEFAULTS, **given}.items()
+        for name, value in {**DEFAULTS, **values}.items()
     }
 
 
-def _optimizer(args: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _build_optimizer(
+    args: Mapping[str, Any], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
     """Return two things: the optimizer that the Trainer builds, by key, and a message about this
     optimizer. If a plan cannot express the optimizer, there are no keys.
     """
@@ -842,19 +859,19 @@ def _check_schedule(args: Mapping[str, Any], total: int | None) -> str:
     return ""
 
 
-def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
+def _count_warmup(args: Mapping[str, Any], total: int | None) -> int | None:
     """Return the number of warmup steps; None if the number is not known. A value below 1 is a
     share of all steps. Older releases have a separate argument for the share.
     """
-    said = args["warmup_steps"] or args["warmup_ratio"]
-    if said >= 1:
-        return int(said)
-    if not said:
+    warmup = args["warmup_steps"] or args["warmup_ratio"]
+    if warmup >= 1:
+        return int(warmup)
+    if not warmup:
         return 0
-    return math.ceil(total * said) if total is not None else None
+    return math.ceil(total * warmup) if total is not None else None
 
 
-def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
+def _build_schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
     """Return the schedule that the Trainer builds, by names of the code part; empty if a plan
     cannot express the schedule or if its length is not known.
     """
@@ -863,9 +880,12 @@ def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any
     name = SCHEDULES.get(own)
     if name is None or warmup is None or (total is None and name != "constant"):
         return {}
-    found: dict[str, Any] = {"name": name, "warmup_steps": 0 if own == WITHOUT_WARMUP else warmup}
-    if found["warmup_steps"]:
-        found["warmup_from"] = 0.0
+    settings: dict[str, Any] = {
+        "name": name,
+        "warmup_steps": 0 if own == WITHOUT_WARMUP else warmup,
+    }
+    if settings["warmup_steps"]:
+        settings["warmup_from"] = 0.0
     if name != "constant":
-        found |= {"total_steps": total, "minimum": 0.0}
-    return found
+        settings |= {"total_steps": total, "minimum": 0.0}
+    return settings

@@ -167,26 +167,26 @@ def read(name: str, folder: Path | None) -> Program | None:
         path = find(name, folder) if name.endswith(".py") else None
     except BridgeError:
         return None
-    tree = _parsed(path) if path else None
+    tree = _parse_file(path) if path else None
     if path is None or tree is None:
         return None
-    trees, seen, opaque = [tree], {path}, False
+    trees, places, opaque = [tree], {path}, False
     waiting = [(path, tree)]
     while waiting:
         place, inside = waiting.pop()
-        for module, sure in _modules(inside, place, path.parent):
-            at, top = _module(module, path.parent), module.partition(".")[0]
+        for module, sure in _imported_modules(inside, place, path.parent):
+            at, top = _module_file(module, path.parent), module.partition(".")[0]
             if at is None:
                 own = (path.parent / top).is_dir() or top in sys.stdlib_module_names | FRAMEWORKS
                 opaque |= sure and not own
-            elif at not in seen:
-                seen.add(at)
-                more = _parsed(at) if len(seen) <= MOST_MODULES else None
+            elif at not in places:
+                places.add(at)
+                more = _parse_file(at) if len(places) <= MOST_MODULES else None
                 opaque |= more is None
                 waiting += [(at, more)] if more else []
                 trees += [more] if more else []
-    found = [name for tree in trees for name in _options(tree)]
-    return Program(any(any(_imports(tree)) for tree in trees), frozenset(found), opaque)
+    options = [name for tree in trees for name in _parser_options(tree)]
+    return Program(any(any(_imports_trainer(tree)) for tree in trees), frozenset(options), opaque)
 
 
 def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str]:
@@ -202,9 +202,9 @@ def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str
     if program is not None and (program.options or not program.opaque):
         return False, "no import of it there"
     # HfArgumentParser takes each flag with dashes too.
-    spelled = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
+    spellings = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
     own, others = (
-        sorted(spelled[name] for name in names & spelled.keys()) for names in (FLAGS, RIVALS)
+        sorted(spellings[name] for name in names & spellings.keys()) for names in (FLAGS, RIVALS)
     )
     if own and others:
         return (
@@ -214,7 +214,7 @@ def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str
     return bool(own), "no import of it there, and no flag here that TrainingArguments alone have"
 
 
-def _parsed(path: Path) -> ast.Module | None:
+def _parse_file(path: Path) -> ast.Module | None:
     try:
         return ast.parse(read_text(path))
     # A program may be of another Python, or not be one at all.
@@ -222,7 +222,7 @@ def _parsed(path: Path) -> ast.Module | None:
         return None
 
 
-def _modules(tree: ast.Module, place: Path, root: Path) -> Iterator[tuple[str, bool]]:
+def _imported_modules(tree: ast.Module, place: Path, root: Path) -> Iterator[tuple[str, bool]]:
     """Yield the modules that a module at `place` imports, by names that begin in the folder `root`,
     each with false if the name may be no module.
     """
@@ -241,7 +241,7 @@ def _modules(tree: ast.Module, place: Path, root: Path) -> Iterator[tuple[str, b
             yield from ((f"{name}.{one.name}".lstrip("."), False) for one in node.names)
 
 
-def _module(name: str, root: Path) -> Path | None:
+def _module_file(name: str, root: Path) -> Path | None:
     """Return the file of a module in the folder of the program; None if it is not there."""
     path = name.replace(".", "/")
     try:
@@ -250,9 +250,9 @@ def _module(name: str, root: Path) -> Path | None:
         return None
 
 
-def _imports(tree: ast.Module) -> Iterator[bool]:
+def _imports_trainer(tree: ast.Module) -> Iterator[bool]:
     # Of `import transformers as hf`, hf is the package.
-    named = {
+    aliases = {
         one.asname or one.name
         for node in ast.walk(tree)
         if isinstance(node, ast.Import)
@@ -264,10 +264,10 @@ def _imports(tree: ast.Module) -> Iterator[bool]:
             package = (node.module or "").partition(".")[0]
             yield package in PACKAGES and any(one.name.endswith(PARTS) for one in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield node.value.id in named and node.attr.endswith(PARTS)
+            yield node.value.id in aliases and node.attr.endswith(PARTS)
 
 
-def _options(tree: ast.Module) -> Iterator[str]:
+def _parser_options(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             words = (one.value for one in node.args if isinstance(one, ast.Constant))

@@ -33,10 +33,12 @@ def _product(*sizes: int | None) -> int:
     return prod(size or 1 for size in sizes)
 
 
-def _read(values: Group, context: Context) -> Group:
-    depth, breadth = _rounds(values, context)
+def _read_batch(values: Group, context: Context) -> Group:
+    depth, breadth = _count_rounds(values, context)
     micro, sequence = (
-        _samples(values) if context.since("0.4.0") else (values.get(MICRO), values.get(LENGTH))
+        _count_samples(values)
+        if context.since("0.4.0")
+        else (values.get(MICRO), values.get(LENGTH))
     )
     steps = depth * breadth if depth and breadth else values.get(STEPS)
     total, data = values.get(TOTAL), None
@@ -54,7 +56,7 @@ def _read(values: Group, context: Context) -> Group:
     }
 
 
-def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
+def _count_rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
     """Return the number of depth-first and the number of breadth-first microbatches. A number that
     is not set is None.
     """
@@ -62,7 +64,7 @@ def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
     return values.get(depth), values.get(breadth)
 
 
-def _samples(values: Group) -> tuple[int, int]:
+def _count_samples(values: Group) -> tuple[int, int]:
     """Return the number of sequences in a microbatch, and the number of tokens in each sequence.
 
     If the maximum length of a document divides the microbatch, a sequence has the length of such a
@@ -74,8 +76,8 @@ def _samples(values: Group) -> tuple[int, int]:
     return tokens // length, length
 
 
-def _write(values: Group, context: Context) -> Group:
-    batch = _new(values) if context.since("0.4.0") else _old(values)
+def _write_batch(values: Group, context: Context) -> Group:
+    batch = _write_newest(values) if context.since("0.4.0") else _write_old(values)
     data, world = values.get("parallel.data"), None
     if data:
         axes = (values.get(f"parallel.{axis}") for axis in ("tensor", "pipeline", "context"))
@@ -85,7 +87,7 @@ def _write(values: Group, context: Context) -> Group:
     return {**batch, WORLD: None if world == context.world_size else world}
 
 
-def _new(values: Group) -> Group:
+def _write_newest(values: Group) -> Group:
     micro, sequence = values.get("batch.micro"), values.get("model.sequence")
     if micro is None and sequence is None:
         return {}
@@ -95,7 +97,7 @@ def _new(values: Group) -> Group:
     return {TOKENS: (micro or 1) * length, DOCUMENT: length}
 
 
-def _old(values: Group) -> Group:
+def _write_old(values: Group) -> Group:
     micro, steps = values.get("batch.micro"), values.get("batch.accumulation")
     # With both known the total follows, on any number of ranks. Written too, it would be refused on
     # another number.
@@ -108,7 +110,7 @@ def _old(values: Group) -> Group:
 
 
 def _read_order(values: Group, context: Context) -> Group:
-    depth, breadth = _rounds(values, context)
+    depth, breadth = _count_rounds(values, context)
     return {"schedule.depth_first": depth, "schedule.breadth_first": breadth}
 
 
@@ -135,8 +137,8 @@ RULES = (
     convert(
         (TOKENS, DOCUMENT, MICRO, STEPS, TOTAL, LENGTH, WORLD),
         ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data", "model.sequence"),
-        _read,
-        _write,
+        _read_batch,
+        _write_batch,
         sees=(
             *AXES,
             ROUNDS,
@@ -148,7 +150,7 @@ RULES = (
             "parallel.context",
         ),
         blurs=lambda values: (
-            values.get(DOCUMENT) is not None and _samples(values)[1] != values[DOCUMENT]
+            values.get(DOCUMENT) is not None and _count_samples(values)[1] != values[DOCUMENT]
         ),
         carries={
             TOKENS: ("batch.micro", "model.sequence"),

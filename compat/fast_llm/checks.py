@@ -35,7 +35,7 @@ BUILDS = "Fast-LLM stops when it builds the model"
 DIMENSION = "engine/config_utils/tensor_dim.py: TensorDim"
 
 
-def _split(path: str, what: str, name: str, only: str = "") -> Check:
+def _check_split(path: str, what: str, name: str, only: str = "") -> Check:
     """Return a check that holds if the size at `path`, a plan field, cannot be split over the
     tensor ranks. If `only` is given, this field has to be true.
     """
@@ -47,7 +47,7 @@ def _split(path: str, what: str, name: str, only: str = "") -> Check:
     return Check(TENSOR, uneven, message, Effect.STOPS, DIMENSION, needs=(path,), name=name)
 
 
-def _tokens(view: Seen) -> bool:
+def _has_odd_tokens(view: Seen) -> bool:
     """Return whether the tokens of a microbatch cannot be split over all ranks that share it."""
     parts = (view["schedule.micro_batch_splits"] or 1) * (view[SPLIT] or 1)
     return bool(view["data.micro_batch_size"] % parts)
@@ -55,9 +55,11 @@ def _tokens(view: Seen) -> bool:
 
 TRAPS = Checks(
     RELEASES,
-    _split("model.ffn", "channels of the MLP", "mlp-no-multiple-of-the-tensor-ranks"),
-    _split("model.moe.ffn", "channels of an expert", "expert-no-multiple-of-the-tensor-ranks"),
-    _split(
+    _check_split("model.ffn", "channels of the MLP", "mlp-no-multiple-of-the-tensor-ranks"),
+    _check_split(
+        "model.moe.ffn", "channels of an expert", "expert-no-multiple-of-the-tensor-ranks"
+    ),
+    _check_split(
         "model.vocab",
         "rows of the vocabulary",
         "vocabulary-no-multiple-of-the-tensor-ranks",
@@ -129,7 +131,7 @@ TRAPS = Checks(
     ),
     Check(
         "data.micro_batch_size",
-        _tokens,
+        _has_odd_tokens,
         f"found {{data.micro_batch_size}} tokens, which schedule.micro_batch_splits and {SPLIT} cannot"
         " split: the first step stops; expected a multiple of their product",
         Effect.STOPS,
@@ -149,11 +151,19 @@ def inspect(config: Config) -> Iterator[Finding]:
     values = {**facts(config.effective), **config.effective.flat()}
     yield from TRAPS.remarks(Seen(values, config.given, config.context), config.origins)
     view = Seen(config.effective, config.given, config.context)
-    for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
+    for remarks in (
+        _check_stages,
+        _check_buffers,
+        _check_formats,
+        _check_debug,
+        _check_ranks,
+        _check_microbatches,
+        _check_rate,
+    ):
         yield from report_remarks(remarks(config), view, config.origins)
 
 
-def _stages(config: Config) -> Iterator[Remark]:
+def _check_stages(config: Config) -> Iterator[Remark]:
     path, values = STAGES + "layers_per_stage", config.effective
     size = values[path]
     if path in config.given and size != int(size):
@@ -189,7 +199,7 @@ def stages_of(layers: int, size: float) -> int:
     return 1 + ceil((blocks_and_head - beside) / ceil(size))
 
 
-def _buffers(config: Config) -> Iterator[Remark]:
+def _check_buffers(config: Config) -> Iterator[Remark]:
     at, values = release(config.version), config.effective
     for path, count in buffers_of_level(values.get(STAGES + "zero_stage")).items():
         if at.overwrites_buffers and config.given.get(path, count) != count:
@@ -211,7 +221,7 @@ def _buffers(config: Config) -> Iterator[Remark]:
         yield GRADS, message, Effect.NUMBERS
 
 
-def _formats(config: Config) -> Iterator[Remark]:
+def _check_formats(config: Config) -> Iterator[Remark]:
     values = config.effective
     compute = values.get(RANKS + "compute_dtype") or values.get(RANKS + "training_dtype")
     master = values[RANKS + "optimization_dtype"]
@@ -230,7 +240,7 @@ def _formats(config: Config) -> Iterator[Remark]:
         )
 
 
-def _debug(config: Config) -> Iterator[Remark]:
+def _check_debug(config: Config) -> Iterator[Remark]:
     path, values = STAGES + "debug_tensor_parallel", config.effective
     if values[path] and values[SEQUENCE_TENSOR]:
         yield (
@@ -241,7 +251,7 @@ def _debug(config: Config) -> Iterator[Remark]:
         )
 
 
-def _ranks(config: Config) -> Iterator[Remark]:
+def _check_ranks(config: Config) -> Iterator[Remark]:
     settings = config.given
     if settings.get(SEQUENCE_TENSOR) and config.effective[TENSOR] == 1:
         yield (
@@ -259,7 +269,7 @@ def _ranks(config: Config) -> Iterator[Remark]:
         )
 
 
-def _microbatches(config: Config) -> Iterator[Remark]:
+def _check_microbatches(config: Config) -> Iterator[Remark]:
     values, section = (
         config.effective,
         "batch." if release(config.version).has_batch else "schedule.",
@@ -285,7 +295,7 @@ def _microbatches(config: Config) -> Iterator[Remark]:
         )
 
 
-def _rate(config: Config) -> Iterator[Remark]:
+def _check_rate(config: Config) -> Iterator[Remark]:
     """Yield findings on learning-rate schedules with which training fails at its start
     (optimizer/learning_rate.py, create_schedule_from_config).
     """

@@ -59,10 +59,10 @@ def effective(settings: Flat, version: str, world_size: int | None = None) -> di
     if values.get(WORLD) is None and world_size is not None:
         values[WORLD] = world_size
     problems = [
-        *_formats(values, at),
-        *_sharded(values, settings, at),
+        *_check_formats(values, at),
+        *_set_buffers(values, settings, at),
         *_laid_out(values, at),
-        *_other(values),
+        *_check_others(values),
     ]
     ConfigError.raise_if(problems)
     for path in FORMATS:
@@ -85,7 +85,7 @@ def _find_wrong_types(settings: Flat) -> Iterator[str]:
             yield f"{path}: {error if isinstance(error, ValueError) else 'unknown key'}"
 
 
-def _formats(values: Flat, at: Release) -> Iterator[str]:
+def _check_formats(values: Flat, at: Release) -> Iterator[str]:
     for path in FORMATS:
         since = NEWER.get(values.get(path, ""), "")
         if not at.since(since):
@@ -107,7 +107,7 @@ def buffers_of_level(level: int | None) -> dict[str, int]:
     }
 
 
-def _sharded(values: dict[str, Any], settings: Flat, at: Release) -> Iterator[str]:
+def _set_buffers(values: dict[str, Any], settings: Flat, at: Release) -> Iterator[str]:
     """Set the numbers of buffers that the ZeRO level determines, and yield refusals.
 
     Source: multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default.
@@ -186,7 +186,7 @@ def mesh(values: Flat) -> dict[str, int]:
 # The rest
 
 
-def _other(values: Flat) -> Iterator[str]:
+def _check_others(values: Flat) -> Iterator[str]:
     saves = values.get("run.tensor_logs.save")
     if (
         saves and values.get("run.experiment_dir") is None
@@ -197,14 +197,14 @@ def _other(values: Flat) -> Iterator[str]:
         checkpoint.get("interval") is not None and values.get("run.experiment_dir") is None
     ):  # training/config.py, TrainerConfig
         yield f"training.checkpoint.interval: found {checkpoint['interval']} without run.experiment_dir; set run.experiment_dir"
-    yield from _stops(checkpoint, values.get("training.shutdown") or {})
+    yield from _check_stops(checkpoint, values.get("training.shutdown") or {})
     if values.get("reference_models"):  # training/config.py, TrainerConfig._validate
         for path in (PIPELINE, SPLIT):
             if values[path] > 1:
                 yield f"{path}: found {values[path]} with reference_models; expected 1"
 
 
-def _stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
+def _check_stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
     """Yield a refusal if the run would stop at a step without a checkpoint (training/config.py,
     TrainingConfig._validate; interval.py, is_sub_interval).
     """

@@ -75,7 +75,7 @@ def _as_text(values: Group) -> Group | None:
     return text_schedule.read(values.get(TEXT) or "", values.get(BASE))
 
 
-def _read(values: Group, context: Context) -> Group:
+def _read_schedule(values: Group, context: Context) -> Group:
     if (schedule := _as_text(values)) is not None:
         # The factor applies to every rate of the schedule; `peak` has it in `optimizer.lr`.
         rates = {
@@ -96,7 +96,7 @@ def _read(values: Group, context: Context) -> Group:
     }
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_schedule(values: Group, context: Context) -> Group:
     name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
     schedule = {name: values.get(PLAN + name) for name in NAMES} | {
         "peak": values.get("optimizer.lr")
@@ -115,7 +115,7 @@ def _write(values: Group, context: Context) -> Group:
     }
 
 
-def _blurs(values: Group) -> bool:
+def _blurs_schedule(values: Group) -> bool:
     """Return whether the plan cannot hold the schedule exactly: it has no name for the shape, or a
     value is out of bounds.
     """
@@ -136,10 +136,10 @@ def _blurs(values: Group) -> bool:
 RULE = convert(
     (STYLE, END, POWER, WARMUP, MINIMUM, TEXT),
     tuple(PLAN + name for name in NAMES),
-    _read,
-    _write,
+    _read_schedule,
+    _write_schedule,
     sees=(BASE, STEPS, SCALE, "optimizer.lr"),
-    blurs=_blurs,
+    blurs=_blurs_schedule,
     carries={
         STYLE: PLAN + "name",
         POWER: PLAN + "name",

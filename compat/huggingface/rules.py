@@ -57,9 +57,9 @@ class _Settings:
         return id(self.values)
 
 
-def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+def _read_fields(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
-        facts = _said(_Settings(values))
+        facts = _meaning_of(_Settings(values))
         return {path: facts[path] for path in ours if path in facts}
 
     return read
@@ -67,13 +67,13 @@ def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 # Each row of the table reads a part of the same config.
 @lru_cache(1)
-def _said(settings: _Settings) -> Mapping[str, Any]:
+def _meaning_of(settings: _Settings) -> Mapping[str, Any]:
     values = settings.values
     config = {key: values[key] for key in KEYS if key in values}
     return meaning(config, family_of(values.get(TYPE)) or GENERIC)
 
 
-def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+def _write_keys(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
         plan = {path: values[path] for path in MODEL if path in values}
         family, keys = _spell_model(
@@ -102,7 +102,7 @@ def _spell_model(
 OWN = "not every family of models can express this field; the nearest family is used"
 
 
-def _group(keys: tuple[str, ...], model_paths: tuple[str, ...]) -> Rule:
+def _group_rule(keys: tuple[str, ...], model_paths: tuple[str, ...]) -> Rule:
     ours = tuple(f"model.{path}" for path in model_paths)
     # The family decides about every key, so each row sees the whole config and the whole model.
     others = tuple(path for path in (*KEYS, TYPE, *MODEL) if path not in keys and path not in ours)
@@ -115,8 +115,8 @@ def _group(keys: tuple[str, ...], model_paths: tuple[str, ...]) -> Rule:
     return convert(
         keys,
         ours,
-        _read(ours),
-        _write(keys),
+        _read_fields(ours),
+        _write_keys(keys),
         effect=effect,
         sees=others,
         carries=carries,
@@ -188,7 +188,7 @@ SWITCHES = {
 """Keys that only some families have, each with the values that have no effect."""
 
 
-def _rest(keys: tuple[str, ...], note: str) -> Rule:
+def _rest_rule(keys: tuple[str, ...], note: str) -> Rule:
     """Return the rule for all other keys. A key that the class of the family does not read has no
     effect; of the others, those without a known use may change what the model computes.
     """
@@ -218,12 +218,12 @@ def table() -> tuple[Rule, ...]:
         TYPE,
         "model.family",
         lambda values, context: {"model.family": values.get(TYPE)},
-        _write((TYPE,)),
+        _write_keys((TYPE,)),
         effect=EFFECTS["model.family"],
         sees=others,
         lossy="no family of models can express the whole model; the nearest family is used",
     )
-    rules = (family, *(_group(keys, model_paths) for keys, model_paths in groups()))
+    rules = (family, *(_group_rule(keys, model_paths) for keys, model_paths in groups()))
     rows = (
         *(
             _beyond(key, note, harmless, use)
@@ -241,4 +241,4 @@ def table() -> tuple[Rule, ...]:
     model_paths = {path for rule in rules for path in rule.ours}
     without_key = each_only_ours(*(path for path in MODEL if path not in model_paths), note=NO_KEY)
     training = tuple(only_ours(path, note=NOT_HERE) for path in paths() if path not in MODEL)
-    return (*rules, *without_key, *training, *rows, _rest(rest, note))
+    return (*rules, *without_key, *training, *rows, _rest_rule(rest, note))

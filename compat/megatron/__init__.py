@@ -183,12 +183,12 @@ class MegatronDialect(PackagedDialect):
             if any(path.startswith("model.") for path in rule.ours)
             for path in (*rule.theirs, *rule.sees)
         }
-        given = {
+        values = {
             path: value
             for path, value in args.items()
             if path in facts - OUTSIDE and value is not None
         }
-        settings = Values({**given, **RUNNING})
+        settings = Values({**values, **RUNNING})
         return self.check_reading(lambda: Reading(settings, "flags"), self.newest, None)
 
     @property

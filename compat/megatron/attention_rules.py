@@ -13,7 +13,7 @@ LATENT, KV_RANK = "multi_latent_attention", "model.attention.latent.kv_rank"
 ATTENTION = "model.attention."
 
 
-def _read(values: Group, context: Context) -> Group:
+def _read_attention(values: Group, context: Context) -> Group:
     """Return the plan's fields for attention heads, norms of heads and the softmax. Empty if the
     dropout rate of attention is not known. Latent attention has separate plan fields for the sizes
     of heads.
@@ -34,7 +34,7 @@ def _read(values: Group, context: Context) -> Group:
     }
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_attention(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
     has_norm = values.get(f"{ATTENTION}norm") == ("width" if latent else "head")
     width = None if latent else values.get(f"{ATTENTION}head_size")
@@ -62,8 +62,8 @@ CARRIED = {
 HEADS = convert(
     tuple(CARRIED),
     tuple(CARRIED.values()),
-    _read,
-    _write,
+    _read_attention,
+    _write_attention,
     sees=(LATENT, KV_RANK, "model.hidden", "model.heads"),
     blurs=lambda values: values.get("softmax_type") == "off-by-one",
     carries=CARRIED,

@@ -30,7 +30,7 @@ class Variable:
     until: str = ""
 
 
-def _sharded(a: Namespace) -> bool:
+def _uses_fsdp(a: Namespace) -> bool:
     return bool(a.use_torch_fsdp2 or a.use_custom_fsdp or a.use_megatron_fsdp)
 
 
@@ -55,7 +55,7 @@ VARIABLES: tuple[Variable, ...] = (
         # then only warns.
         lambda a: (
             ((a.tensor_model_parallel_size or 1) > 1 or (a.context_parallel_size or 1) > 1)
-            and not _sharded(a)
+            and not _uses_fsdp(a)
             and not a.overlap_moe_expert_parallel_comm
         ),
         since="0.12.0",
@@ -64,7 +64,7 @@ VARIABLES: tuple[Variable, ...] = (
         ONE,
         "8",
         "FSDP needs more than one connection to overlap its communication",
-        _sharded,
+        _uses_fsdp,
         since="0.12.0",
     ),
     Variable(

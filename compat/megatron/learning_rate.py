@@ -24,7 +24,7 @@ divided by this. Megatron has no default length.
 """
 
 
-def _read(values: Group, context: Context) -> Group:
+def _read_schedule(values: Group, context: Context) -> Group:
     # Without a length of its own, the decay ends with training.
     total = steps(values, "lr_decay") or steps(values, "train")
     name = STYLES.get(values.get("lr_decay_style") or "")
@@ -37,7 +37,7 @@ def _read(values: Group, context: Context) -> Group:
         # minimum takes none.
         "optimizer.schedule.warmup_from": values.get("lr_warmup_init") if warmup != 0 else None,
         "optimizer.schedule.minimum": values.get("min_lr") if name != "constant" else None,
-        **(_last(values) if values.get("lr_decay_style") == "WSD" else {}),
+        **(_read_wsd(values) if values.get("lr_decay_style") == "WSD" else {}),
     }
 
 
@@ -67,7 +67,7 @@ SCHEDULER_STEPS = (_lacks("iters"), _lacks("samples"))
 """Checks that Megatron makes when it builds the learning-rate schedule."""
 
 
-def _last(values: Group) -> Group:
+def _read_wsd(values: Group) -> Group:
     """Return the length of a WSD schedule's decay in steps, and the shape of the decay."""
     length = f"lr_wsd_decay_{_unit(values.get('train_iters'), values.get('train_samples'))}"
     lengths = {length: values.get(length), "global_batch_size": values.get("global_batch_size")}
@@ -123,7 +123,7 @@ def _warmup(values: Group, total: int | None) -> int | None:
     return round(fraction * total) if total else None
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_schedule(values: Group, context: Context) -> Group:
     def schedule(name: str) -> object:
         return values.get(f"optimizer.schedule.{name}")
 
@@ -133,7 +133,7 @@ def _write(values: Group, context: Context) -> Group:
         "lr_warmup_iters": schedule("warmup_steps"),
         "lr_warmup_init": schedule("warmup_from"),
         "min_lr": schedule("minimum"),
-        **(_decay(values) if schedule("name") == "wsd" else {}),
+        **(_write_wsd(values) if schedule("name") == "wsd" else {}),
     }
     # Megatron refuses a launch that counts some lengths in samples and others in iterations.
     return as_counted(settings, values, context)
@@ -155,7 +155,7 @@ def as_counted(settings: Group, values: Group, context: Context) -> Group:
     return result
 
 
-def _decay(values: Group) -> Group:
+def _write_wsd(values: Group) -> Group:
     """Return the length and the shape of a WSD schedule's decay."""
     length = values.get("optimizer.schedule.decay_steps")
     total = values.get("optimizer.schedule.total_steps")
@@ -170,7 +170,7 @@ def _decay(values: Group) -> Group:
 SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "train_samples", "lr_wsd_decay_samples")
 
 
-def _blurs(values: Group) -> bool:
+def _blurs_schedule(values: Group) -> bool:
     """Whether a number of samples, or a fraction of the run, is not a whole number of steps."""
     batch = values.get("global_batch_size")
     total = steps(values, "lr_decay") or steps(values, "train")
@@ -209,10 +209,10 @@ RULE = convert(
             "decay_shape",
         )
     ),
-    _read,
-    _write,
+    _read_schedule,
+    _write_schedule,
     sees=("train_iters", "train_samples", "global_batch_size", "batch.global_"),
-    blurs=_blurs,
+    blurs=_blurs_schedule,
     carries={
         "lr_decay_style": "optimizer.schedule.name",
         "lr_decay_iters": "optimizer.schedule.total_steps",

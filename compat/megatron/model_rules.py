@@ -57,7 +57,7 @@ GROUPS = convert(
 # Vocabulary
 
 
-def padded(vocab: int, multiple: int) -> int:
+def pad_vocabulary(vocab: int, multiple: int) -> int:
     """Return the number of rows of a padded embedding: `vocab` rounded up to a multiple of
     `multiple`.
     """
@@ -79,7 +79,9 @@ def _read_padded(values: Group, context: Context) -> Group:
     ):
         words += 1
     # Each tensor rank holds equally many rows, and each share is a multiple of the divisor.
-    return {"model.embedding.padded_vocab": padded(words, divisor * (values.get(TENSOR) or 1))}
+    return {
+        "model.embedding.padded_vocab": pad_vocabulary(words, divisor * (values.get(TENSOR) or 1))
+    }
 
 
 def _write_padded(values: Group, context: Context) -> Group:
@@ -97,7 +99,7 @@ def _write_padded(values: Group, context: Context) -> Group:
         return {"padded_vocab_size": rows}
     divisors = [*(USUAL >> power for power in range(8)), rows // ranks]  # 128, 64, ... 1
     divisor = next(
-        (size for size in divisors if size and padded(vocab, size * ranks) == rows), None
+        (size for size in divisors if size and pad_vocabulary(vocab, size * ranks) == rows), None
     )
     return {"make_vocab_size_divisible_by": divisor} if divisor else {"padded_vocab_size": rows}
 

@@ -68,7 +68,7 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
     first, last = (values.get(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     if first is None and last is None:
         return _behind_embedding(layers, ranks, chunks) if values.get(STANDALONE) else None
-    return _uneven(layers, ranks, chunks, first, last)
+    return _uneven_counts(layers, ranks, chunks, first, last)
 
 
 def _behind_embedding(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _uneven(
+def _uneven_counts(
     layers: int, ranks: int, chunks: int, first: int | None, last: int | None
 ) -> tuple[int, ...]:
     """Return the layer counts of all stages if the first rank, the last rank, or both have a given
@@ -111,7 +111,7 @@ def boundaries_of(counts: Sequence[int]) -> tuple[int, ...]:
     return (0, *accumulate(counts))
 
 
-def _read(values: Group, context: Context) -> Group:
+def _read_stages(values: Group, context: Context) -> Group:
     if (values.get("pipeline_model_parallel_size") or 1) == 1:
         return {}
     virtual, counts = values.get(VIRTUAL), counts_of(values)
@@ -123,7 +123,7 @@ def _read(values: Group, context: Context) -> Group:
     }
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_stages(values: Group, context: Context) -> Group:
     ranks = values.get("parallel.pipeline") or 1
     if ranks == 1:
         return {}
@@ -206,8 +206,8 @@ RULES = (
             "schedule.name",
             "schedule.virtual",
         ),
-        _read,
-        _write,
+        _read_stages,
+        _write_stages,
         effect=Effect.COST,
         sees=("num_layers", "pipeline_model_parallel_size", "model.layers", "parallel.pipeline"),
         carries={

@@ -49,7 +49,7 @@ def _has(version: str, dest: str) -> bool:
 
 # The parts of a generated config are groups: settings that each release accepts together. `must`
 # are always there, `may` are drawn.
-def _group(
+def _draw_group(
     must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> Groups:
     return st.fixed_dictionaries(dict(must), optional=dict(may or {}))
@@ -90,21 +90,21 @@ SELDOM = st.sampled_from((False,) * 19 + (True,))
 @st.composite
 def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw a valid config: sizes and batch first, then groups of settings that fit them."""
-    sizes = _sizes(draw, case)
+    sizes = _draw_sizes(draw, case)
     has_text = draw(SELDOM) and case.entry == FLAGS and _has(case.version, TEXT)
     model = [
         *((DESCRIBED,) if has_text else ()),
-        _layers(draw, case, sizes[PIPELINE]),
-        _widths(draw, sizes),
-        _experts(draw, case, sizes),
+        _draw_layers(draw, case, sizes[PIPELINE]),
+        _draw_widths(draw, sizes),
+        _draw_experts(draw, case, sizes),
     ]
     groups = [*model, *(draw(choice(case.version)) for choice in CHOICES)]
     if case.entry != FLAGS:
         return [_fields(sizes, case), *(_fields(group, case) for group in groups)]
-    return [{**sizes, **_batch(draw, case, sizes)}, *groups]
+    return [{**sizes, **_draw_batch(draw, case, sizes)}, *groups]
 
 
-def _sizes(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
+def _draw_sizes(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     ranks, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {}
     # Each axis takes a divisor of the ranks that are left. In a drawn order, so that none always
     # comes first.
@@ -130,7 +130,7 @@ def _fields(group: Group, case: StrategyCase) -> Group:
     return {**own, "pipeline_dtype": "torch.bfloat16"} if has_pipeline else own
 
 
-def _batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
+def _draw_batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
     # A global batch is a multiple of micro x data-parallel size, or Megatron refuses it.
     ranks = sizes[TENSOR] * sizes[PIPELINE] * sizes[CONTEXT]
     micro, steps = draw(SMALL), draw(STEPS)
@@ -141,7 +141,7 @@ def _batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
     }
 
 
-def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
+def _draw_widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     """Draw sizes of the model: widths that fit the tensor ranks and lengths that fit the context
     ranks, or no sizes.
     """
@@ -160,7 +160,7 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 # Layers over stages
 
 
-def _layers(draw: DrawFn, case: StrategyCase, ranks: int) -> Group:
+def _draw_layers(draw: DrawFn, case: StrategyCase, ranks: int) -> Group:
     """Draw a number of layers, and a way to spread them over stages that the release has."""
     counts = [draw(st.integers(1, 4)) for _ in ("virtual", "each", "first", "last")]
     since = [form for form, dest in SINCE.items() if _has(case.version, dest)]
@@ -183,7 +183,7 @@ exactly in these releases.
 """
 
 
-def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+def _draw_ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     """Draw settings with which embedding, loss or both count as layers."""
     embedding, loss = first > 1, last > 1
     ends = {
@@ -197,7 +197,7 @@ def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     return {"num_layers": layers, **{path: True for path, on in ends.items() if on}}
 
 
-def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+def _draw_uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     """Draw numbers of layers for the first and last rank; virtual stages divide these numbers."""
     own = {
         "decoder_first_pipeline_num_layers": virtual * first,
@@ -212,7 +212,7 @@ def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
     }
 
 
-def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+def _draw_layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     counts = (first, *[each] * (ranks * virtual - 2), last)
     return {"num_layers": sum(counts), "pipeline_model_parallel_layout": stages.layout_of(counts)}
 
@@ -233,9 +233,9 @@ FORMS: Mapping[str, Callable[[int, int, int, int, int], Group]] = {
         "num_layers": ranks * virtual * each,
         "num_layers_per_virtual_pipeline_stage": each,
     },
-    "ends": _ends,
-    "uneven": _uneven,
-    "layout": _layout,
+    "ends": _draw_ends,
+    "uneven": _draw_uneven,
+    "layout": _draw_layout,
     # One letter for each layer, and a bar between stages.
     "hybrid": lambda ranks, virtual, each, first, last: {
         "hybrid_layer_pattern": "|".join(
@@ -249,7 +249,7 @@ FORMS: Mapping[str, Callable[[int, int, int, int, int], Group]] = {
 
 
 @cache
-def _precision(version: str) -> Groups:
+def _draw_precision(version: str) -> Groups:
     scales = {
         "loss_scale": POWER,
         "initial_loss_scale": POWER,
@@ -259,15 +259,15 @@ def _precision(version: str) -> Groups:
     }
     half = {"accumulate_allreduce_grads_in_fp32": TRUE}
     return st.one_of(
-        _group({"bf16": TRUE}, {"grad_reduce_in_bf16": TRUE}),
-        _group({"bf16": TRUE}, {"loss_scale": POWER, **half}),
-        _group({"fp16": TRUE}, {**scales, **half}),
+        _draw_group({"bf16": TRUE}, {"grad_reduce_in_bf16": TRUE}),
+        _draw_group({"bf16": TRUE}, {"loss_scale": POWER, **half}),
+        _draw_group({"fp16": TRUE}, {**scales, **half}),
         st.just({}),
     )
 
 
 @cache
-def _sharding(version: str) -> Groups:
+def _draw_sharding(version: str) -> Groups:
     """Draw a sharded optimizer of the release, with the settings that it requires."""
     overlap = {"overlap_grad_reduce": TRUE, "ddp_bucket_size": st.integers(1, 10**9)}
     gather = {"overlap_param_gather": TRUE, "overlap_grad_reduce": TRUE}
@@ -286,37 +286,39 @@ def _sharding(version: str) -> Groups:
         "ckpt_format": st.just("torch_dist"),
     }
     kinds = [
-        _group({}, overlap),
-        _group(optimizer, {**overlap, "num_distributed_optimizer_instances": st.just(2)}),
-        _group({**optimizer, **gather, **stepwise}),
-        _group({**optimizer, **gather}, {"ddp_bucket_size": overlap["ddp_bucket_size"]}),
+        _draw_group({}, overlap),
+        _draw_group(optimizer, {**overlap, "num_distributed_optimizer_instances": st.just(2)}),
+        _draw_group({**optimizer, **gather, **stepwise}),
+        _draw_group({**optimizer, **gather}, {"ddp_bucket_size": overlap["ddp_bucket_size"]}),
     ]
     if _has(version, "use_megatron_fsdp"):
-        kinds.append(_group({**optimizer, **megatron, **strategy}, fusion))
+        kinds.append(_draw_group({**optimizer, **megatron, **strategy}, fusion))
     elif _has(version, "use_custom_fsdp"):
-        kinds.append(_group({**optimizer, **strategy, **fusion, "use_custom_fsdp": TRUE}))
+        kinds.append(_draw_group({**optimizer, **strategy, **fusion, "use_custom_fsdp": TRUE}))
     if _has(version, "use_torch_fsdp2"):
         kinds.append(
-            _group({**torch, **fusion}, {"torch_fsdp2_reshard_after_forward": st.just(False)})
+            _draw_group({**torch, **fusion}, {"torch_fsdp2_reshard_after_forward": st.just(False)})
         )
     return st.one_of(kinds)
 
 
 @cache
-def _recompute(version: str) -> Groups:
+def _draw_recompute(version: str) -> Groups:
     full = {
         "recompute_granularity": st.just("full"),
         "recompute_method": st.sampled_from(("uniform", "block")),
     }
     return st.one_of(
         st.just({}),
-        _group({"recompute_granularity": st.just("selective")}),
-        _group({"recompute_activations": TRUE}),
-        _group({**full, "recompute_num_layers": SMALL}, {"distribute_saved_activations": TRUE}),
+        _draw_group({"recompute_granularity": st.just("selective")}),
+        _draw_group({"recompute_activations": TRUE}),
+        _draw_group(
+            {**full, "recompute_num_layers": SMALL}, {"distribute_saved_activations": TRUE}
+        ),
     )
 
 
-def _experts(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
+def _draw_experts(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
     """Draw experts and expert parallelism, which in some releases requires sequence parallelism."""
     # 0 twice: most models have no experts. The expert grid has as many stages as the model's.
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
@@ -331,7 +333,7 @@ def _experts(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Grou
 
 
 @cache
-def _optimizer(version: str) -> Groups:
+def _draw_optimizer(version: str) -> Groups:
     adam = {
         "adam_beta1": st.floats(0, 0.99),
         "adam_beta2": st.floats(0, 0.999),
@@ -343,16 +345,16 @@ def _optimizer(version: str) -> Groups:
         for name in flag.choices
         if name not in ("adam", "sgd")
     ]
-    others = [_group({"optimizer": st.sampled_from(names)})] if names else []
-    sgd = _group({"optimizer": st.just("sgd")}, {"sgd_momentum": st.floats(0, 0.99), **adam})
-    rest = _group({}, {"weight_decay": st.floats(0, 1), "clip_grad": st.floats(0, 10)})
+    others = [_draw_group({"optimizer": st.sampled_from(names)})] if names else []
+    sgd = _draw_group({"optimizer": st.just("sgd")}, {"sgd_momentum": st.floats(0, 0.99), **adam})
+    rest = _draw_group({}, {"weight_decay": st.floats(0, 1), "clip_grad": st.floats(0, 10)})
     return st.builds(
-        lambda own, more: {**own, **more}, st.one_of(_group({}, adam), sgd, *others), rest
+        lambda own, more: {**own, **more}, st.one_of(_draw_group({}, adam), sgd, *others), rest
     )
 
 
 @cache
-def _schedule(version: str) -> Groups:
+def _draw_schedule(version: str) -> Groups:
     """Draw a learning rate and a schedule, counted in iterations or in samples."""
     # min_lr lies below every rate that is drawn, since Megatron refuses one above it.
     common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), "lr_decay_style": st.sampled_from(SHAPES)}
@@ -362,8 +364,10 @@ def _schedule(version: str) -> Groups:
     for unit in ("iters", "samples"):  # a launch counts everything in one of them
         train, decay = {f"train_{unit}": count}, {**common, f"lr_decay_{unit}": count}
         # The warmup is a fraction of the decay or a length, never both.
-        choices.append(_group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay))
-        choices.append(_group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)}))
+        choices.append(_draw_group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay))
+        choices.append(
+            _draw_group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)})
+        )
     for unit in ("iters", "samples"):
         length = {
             f"train_{unit}": st.integers(100, 10**6),
@@ -374,15 +378,17 @@ def _schedule(version: str) -> Groups:
             "min_lr": common["min_lr"],
             "lr_wsd_decay_style": st.sampled_from(styles),
         }
-        choices.append(_group({"lr_decay_style": st.just("WSD"), **length}, rest))
+        choices.append(_draw_group({"lr_decay_style": st.just("WSD"), **length}, rest))
     return st.one_of(choices)
 
 
 @cache
-def _offload(version: str) -> Groups:
+def _draw_offload(version: str) -> Groups:
     aware = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True}
-    cpu = _group({"optimizer_cpu_offload": TRUE}, {"optimizer_offload_fraction": st.floats(0, 1)})
-    dtypes = _group({}, {"main_params_dtype": st.sampled_from(("fp32", "fp16"))})
+    cpu = _draw_group(
+        {"optimizer_cpu_offload": TRUE}, {"optimizer_offload_fraction": st.floats(0, 1)}
+    )
+    dtypes = _draw_group({}, {"main_params_dtype": st.sampled_from(("fp32", "fp16"))})
     return st.just({}) | st.just({}) | (cpu | dtypes).map(lambda group: {**aware, **group})
 
 
@@ -400,7 +406,7 @@ TRUTH = st.lists(st.integers(0, 1), min_size=2, max_size=8)
 
 
 @cache
-def _positions(version: str) -> Groups:
+def _draw_positions(version: str) -> Groups:
     """Draw a kind of positions and a scaling of rotary positions; latent attention has another scaling."""
     rope = {"position_embedding_type": st.just("rope")}
     rotary = {
@@ -423,13 +429,15 @@ def _positions(version: str) -> Groups:
     }
     latent = {**rope, "multi_latent_attention": TRUE, "apply_rope_fusion": st.just(False)}
     return st.one_of(
-        _group({"position_embedding_type": st.sampled_from(("none", "learned_absolute"))}),
-        _group(rope, rotary),
-        _group({**rope, "rotary_interleaved": TRUE, "apply_rope_fusion": st.just(False)}, rotary),
-        _group({**rope, "use_rope_scaling": TRUE}, {**rotary, "rope_scaling_factor": STRETCH}),
-        _group({**rope, "rotary_seq_len_interpolation_factor": SMALL}, rotary),
-        _group(yarn, {**rotary, **weights, **bounds, **rounding}),
-        _group(
+        _draw_group({"position_embedding_type": st.sampled_from(("none", "learned_absolute"))}),
+        _draw_group(rope, rotary),
+        _draw_group(
+            {**rope, "rotary_interleaved": TRUE, "apply_rope_fusion": st.just(False)}, rotary
+        ),
+        _draw_group({**rope, "use_rope_scaling": TRUE}, {**rotary, "rope_scaling_factor": STRETCH}),
+        _draw_group({**rope, "rotary_seq_len_interpolation_factor": SMALL}, rotary),
+        _draw_group(yarn, {**rotary, **weights, **bounds, **rounding}),
+        _draw_group(
             latent,
             {
                 **ranks,
@@ -443,7 +451,7 @@ def _positions(version: str) -> Groups:
 
 
 @cache
-def _block(version: str) -> Groups:
+def _draw_block(version: str) -> Groups:
     """Draw the settings of a block: feed-forward layer, norms, biases, heads and window."""
     no_bias = {"add_bias_linear": st.just(False)}
     norms = {
@@ -457,16 +465,16 @@ def _block(version: str) -> Groups:
     }
     clamp = {"activation_func_clamp_value": STRETCH, "softmax_scale": st.floats(0.01, 1)}
     mlp = st.one_of(
-        _group({"swiglu": TRUE}, no_bias),
-        _group({"squared_relu": TRUE, "bias_gelu_fusion": st.just(False)}, no_bias),
-        _group({"quick_geglu": TRUE}, {**clamp, "glu_linear_offset": st.floats(-2, 2)}),
-        _group({"bias_gelu_fusion": st.just(False)}),
+        _draw_group({"swiglu": TRUE}, no_bias),
+        _draw_group({"squared_relu": TRUE, "bias_gelu_fusion": st.just(False)}, no_bias),
+        _draw_group({"quick_geglu": TRUE}, {**clamp, "glu_linear_offset": st.floats(-2, 2)}),
+        _draw_group({"bias_gelu_fusion": st.just(False)}),
     )
-    window = _group(
+    window = _draw_group(
         {"window_size": st.integers(0, 64).map(lambda before: [before, 0])},
         {"window_attn_skip_freq": FREQUENCY | TRUTH},
     )
-    rest = _group(
+    rest = _draw_group(
         {},
         {
             **norms,
@@ -485,7 +493,7 @@ def _block(version: str) -> Groups:
 
 
 @cache
-def _router(version: str) -> Groups:
+def _draw_router(version: str) -> Groups:
     """Draw routing, weighting and load balancing, which take effect only with experts."""
     shared = {"moe_shared_expert_intermediate_size": SMALL, "moe_shared_expert_gate": TRUE}
     scaling = {
@@ -506,13 +514,13 @@ def _router(version: str) -> Groups:
         "moe_router_dtype": st.just("fp32"),
     }
     return st.one_of(
-        _group({"moe_router_pre_softmax": TRUE}, rest),
-        _group(bias, {**rest, "moe_ffn_hidden_size": SMALL}),
+        _draw_group({"moe_router_pre_softmax": TRUE}, rest),
+        _draw_group(bias, {**rest, "moe_ffn_hidden_size": SMALL}),
     )
 
 
 @cache
-def _elsewhere(version: str) -> Groups:
+def _draw_rest(version: str) -> Groups:
     """Draw recomputed modules, formats of moments, a decoupled learning rate, or an fp8 recipe."""
     modules = st.lists(
         st.sampled_from(("core_attn", "mlp", "layernorm", "moe")),
@@ -526,10 +534,10 @@ def _elsewhere(version: str) -> Groups:
     }
     aware = {"use_precision_aware_optimizer": TRUE, "use_distributed_optimizer": TRUE}
     return st.one_of(
-        _group({"recompute_granularity": st.just("selective"), "recompute_modules": modules}),
-        _group(aware, moments),
-        _group({"lr": RATE, "decoupled_lr": RATE}, {"decoupled_min_lr": st.floats(0, 1e-6)}),
-        _group(
+        _draw_group({"recompute_granularity": st.just("selective"), "recompute_modules": modules}),
+        _draw_group(aware, moments),
+        _draw_group({"lr": RATE, "decoupled_lr": RATE}, {"decoupled_min_lr": st.floats(0, 1e-6)}),
+        _draw_group(
             {
                 "fp8": st.just("hybrid"),
                 "fp8_recipe": st.sampled_from(("tensorwise", "blockwise", "mxfp8")),
@@ -540,13 +548,13 @@ def _elsewhere(version: str) -> Groups:
 
 
 CHOICES = (
-    _precision,
+    _draw_precision,
     _same(st.sampled_from(({}, {"sequence_parallel": True}))),
-    *(_sharding, _recompute, _optimizer, _schedule, _offload),
+    *(_draw_sharding, _draw_recompute, _draw_optimizer, _draw_schedule, _draw_offload),
     # What most launches leave alone is drawn less often.
-    _same(st.just({}) | st.just({}) | _group({"fp8": st.sampled_from(("e4m3", "hybrid"))})),
+    _same(st.just({}) | st.just({}) | _draw_group({"fp8": st.sampled_from(("e4m3", "hybrid"))})),
     _same(st.sampled_from(({}, {}, {"use_tp_pp_dp_mapping": True}))),
-    *(_positions, _block, _router, _elsewhere),
+    *(_draw_positions, _draw_block, _draw_router, _draw_rest),
 )
 
 

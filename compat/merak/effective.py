@@ -50,7 +50,7 @@ def effective(settings: Flat, version: str, world_size: int | None) -> dict[str,
     values = {
         path: value for path, value in {**at.defaults, **settings}.items() if value is not None
     }
-    _merge(values, at)
+    _merge_arguments(values, at)
     # Without a value in `init`, data-parallel replicas are the ranks that the other axes leave.
     others = prod(values.get(axis) or 1 for axis in AXES if axis != "init.dp")
     if world_size and "init.dp" not in values and world_size % others == 0:
@@ -60,7 +60,7 @@ def effective(settings: Flat, version: str, world_size: int | None) -> dict[str,
     return values
 
 
-def _merge(values: dict[str, Any], at: Release) -> None:
+def _merge_arguments(values: dict[str, Any], at: Release) -> None:
     """Apply the changes to values that `mergeargs` of Merak and `__post_init__` of
     TrainingArguments make.
     """
@@ -88,7 +88,7 @@ def _evaluates(values: Flat) -> str:
 Check = Callable[[Flat, Release, int | None], Iterator[str]]
 
 
-def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield a problem if the product of the mesh sizes is not the number of ranks
     (core/mpu/topology.py: "Invalid Grid").
     """
@@ -100,7 +100,7 @@ def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
         yield f"init: {sizes} is {ranks}, which is not the world size ({world_size}); make the product {world_size}"
 
 
-def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_precision(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of number formats (transformers, training_args.py; merak_args/args.py;
     core/pipeline/module.py: configure_distributed_model).
     """
@@ -122,7 +122,7 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
         )
 
 
-def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of the pipeline schedule (core/merak_engine.py: scheduler_method)."""
     name, steps, ranks = (
         values["args.train_schedule"],
@@ -144,7 +144,7 @@ def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[st
             yield f"args.gradient_accumulation_steps: found {steps}; train_schedule shifted_critical_path needs 4 or more"
 
 
-def _partition(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_partition(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of a custom partition (core/pipeline/layers_partition.py: custom_layer_idx,
     which reads only the first value).
     """
@@ -170,7 +170,7 @@ def _cuts(word: str) -> tuple[int, ...] | None:
         return None
 
 
-def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of tracing and splitting the model (core/fx/graph_shard/split_graph.py;
     merak_trainer.py: create_pipeline_module; core/fx/tracer).
     """
@@ -192,7 +192,7 @@ def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
         yield f"args.lora_config: LoRA needs tp = 1, found {tensor}; use one tensor rank, or drop lora_config"
 
 
-def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of the values of activation_checkpoint_ratio, which Merak converts to numbers
     (core/pipeline/module.py).
     """
@@ -209,7 +209,7 @@ def number(word: str) -> float | None:
         return None
 
 
-def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of ZeRO (core/merak_engine.py). With any ZeRO stage the engine leaves the
     reduction of gradients to the optimizer, and only the optimizer of stage 1 reduces them.
     """
@@ -244,7 +244,7 @@ def _learning_rate(values: Flat, at: Release, world_size: int | None) -> Iterato
         if isinstance(value, bool) or not isinstance(value, int | float):
             yield f"args.lr_scheduler_kwargs.{key}: found {show_value(value)}, expected a number"
             return
-    yield from _shape(name, kwargs, values["args.learning_rate"])
+    yield from _check_shape(name, kwargs, values["args.learning_rate"])
 
 
 SHAPE_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -261,7 +261,7 @@ of all steps (transformers 4.47).
 FREE = ("reduce_lr_on_plateau",)
 
 
-def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
+def _check_shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
     for key in kwargs:
         if name not in FREE and key not in SHAPE_KEYS.get(name, ()):
             hint = nearest(key, SHAPE_KEYS.get(name, ()))
@@ -288,7 +288,7 @@ get_polynomial_decay_schedule_with_warmup).
 """
 
 
-def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of the evaluation (transformers, training_args.py: `__post_init__`)."""
     when = _evaluates(values)
     if values["args.load_best_model_at_end"] and when != values["args.save_strategy"]:
@@ -303,7 +303,7 @@ def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[s
         )
 
 
-def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+def _check_lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """Yield problems of the tensor-parallel lists (core/tensor_parallel/mp_attrs.py:
     set_tp_layer_lists).
     """
@@ -323,16 +323,16 @@ def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    _mesh,
-    _precision,
-    _schedules,
-    _partition,
-    _graph,
-    _recompute,
-    _zero,
+    _check_mesh,
+    _check_precision,
+    _check_schedules,
+    _check_partition,
+    _check_graph,
+    _check_recompute,
+    _check_zero,
     _learning_rate,
-    _evaluation,
-    _lists,
+    _check_evaluation,
+    _check_lists,
 )
 """All checks of what Merak refuses, in the order in which Merak makes them. Each function's
 docstring names the place in the source.

@@ -12,7 +12,7 @@ def automatic(values: Group) -> bool:
     return not values.get("args.fp16") and values.get("args.half_precision_backend") in AUTOCAST
 
 
-def _clipped(values: Group) -> str:
+def _clip_scope(values: Group) -> str:
     # Automatic mixed precision is translated to fp16, and a trap says how it clips.
     return "model" if values.get("args.fp16") or automatic(values) else "rank"
 
@@ -20,7 +20,7 @@ def _clipped(values: Group) -> str:
 RULES = habits(
     {
         "clip_scope": Habit(
-            _clipped,
+            _clip_scope,
             "Merak bounds the norm of each rank's own gradients, except in fp16",
             "core/merak_engine.py: clip_fp32_gradients",
             "args.fp16 args.half_precision_backend args.max_grad_norm",

@@ -74,10 +74,10 @@ def _scale(values: Group) -> int:
     """Return the number of steps that the inverse square root counts in, unless the config sets it
     (transformers, optimization.py: get_inverse_sqrt_schedule).
     """
-    return _warmup(values) or 10_000
+    return _count_warmup(values) or 10_000
 
 
-def _warmup(values: Group) -> int:
+def _count_warmup(values: Group) -> int:
     """Return the number of warmup steps. The ratio takes effect only if the config gives no number
     of warmup steps and the length of the run is known.
     """
@@ -109,13 +109,16 @@ def _total(values: Group) -> int | None:
     if values[TYPE] == "warmup_stable_decay":
         arguments = _scheduler_arguments(values)
         return max(
-            1, int(_warmup(values) + arguments["num_stable_steps"] + arguments["num_decay_steps"])
+            1,
+            int(
+                _count_warmup(values) + arguments["num_stable_steps"] + arguments["num_decay_steps"]
+            ),
         )
     return values[TOTAL] if values[TOTAL] > 0 else None
 
 
-def _read(values: Group, context: Context) -> Group:
-    warmup = _warmup(values)
+def _read_schedule(values: Group, context: Context) -> Group:
+    warmup = _count_warmup(values)
     fields = {
         SCHEDULE + "name": SHAPES[values[TYPE]],
         SCHEDULE + "warmup_steps": warmup,
@@ -133,7 +136,7 @@ def _read(values: Group, context: Context) -> Group:
     return fields
 
 
-def _write(values: Group, context: Context) -> Group:
+def _write_schedule(values: Group, context: Context) -> Group:
     name, warmup = values.get(SCHEDULE + "name"), values.get(SCHEDULE + "warmup_steps")
     shape, arguments = _shape(values, context) if name else (None, {})
     return {TYPE: shape, KWARGS: arguments or None, WARMUP: warmup}
@@ -161,11 +164,11 @@ def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
     if name == "inverse_sqrt" and context.since(REWRITTEN):
         return "inverse_sqrt", {}
     if name == "wsd" and context.since(REWRITTEN) and total and total >= warmup:
-        return "warmup_stable_decay", _stable(values, total, warmup, minimum)
+        return "warmup_stable_decay", _wsd_arguments(values, total, warmup, minimum)
     return ("constant_with_warmup" if warmup else "constant"), {}
 
 
-def _stable(values: Group, total: int, warmup: int, minimum: float) -> Mapping[str, Any]:
+def _wsd_arguments(values: Group, total: int, warmup: int, minimum: float) -> Mapping[str, Any]:
     """Return the arguments of Hugging Face's WSD schedule: the lengths of plateau and decay, and
     the last learning rate as a share of the peak.
     """
@@ -204,8 +207,8 @@ RULE = convert(
             "decay_shape",
         )
     ),
-    _read,
-    _write,
+    _read_schedule,
+    _write_schedule,
     sees=(PEAK, TOTAL, "optimizer.lr"),
     carries={
         TYPE: (SCHEDULE + "name", SCHEDULE + "minimum", SCHEDULE + "decay_shape"),

@@ -332,7 +332,7 @@ ZERO_FIELDS = ("args.zero_stage", "args.zero_optimization")
 REDUCE_BUCKET, GATHER_BUCKET = "args.zero_reduce_bucket_size", "args.zero_allgather_bucket_size"
 
 
-def sharded(values: Group, context: Context) -> bool:
+def has_zero(values: Group, context: Context) -> bool:
     """Return whether ZeRO is on."""
     return values.get("args.zero_stage") == 1 and (
         context.since(REWRITTEN) or bool(values.get("args.zero_optimization"))
@@ -345,7 +345,7 @@ def zero_rules() -> tuple[Rule, ...]:
         convert(
             ZERO_FIELDS,
             "zero.stage",
-            lambda values, context: {"zero.stage": int(sharded(values, context))},
+            lambda values, context: {"zero.stage": int(has_zero(values, context))},
             _write_zero,
             effect=Effect.COST,
             carries={"args.zero_optimization": "zero.stage"},
@@ -413,7 +413,7 @@ def _write_zero(values: Group, context: Context) -> Group:
 
 
 def _read_bucket(values: Group, context: Context) -> Group:
-    on = sharded(values, context)
+    on = has_zero(values, context)
     return (
         {"zero.bucket": values.get(REDUCE_BUCKET), "zero.gather_bucket": values.get(GATHER_BUCKET)}
         if on
@@ -465,7 +465,7 @@ def compute(values: Group, context: Context) -> str:
 
 def _read_precision(values: Group, context: Context) -> Group:
     format = compute(values, context)
-    in_half = sharded(values, context) and context.since(REWRITTEN)
+    in_half = has_zero(values, context) and context.since(REWRITTEN)
     return {
         "precision.compute": format,
         "precision.master": "bf16" if format == "bf16" else "fp32",
@@ -553,7 +553,7 @@ def _read_window(values: Group, context: Context) -> Group:
     # step later.
     return {
         "precision.loss_scale.window": window,
-        "precision.loss_scale.late": not sharded(values, context),
+        "precision.loss_scale.late": not has_zero(values, context),
     }
 
 

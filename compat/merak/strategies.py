@@ -30,12 +30,12 @@ MICRO, STEPS = "args.per_device_train_batch_size", "args.gradient_accumulation_s
 PARTITION = ("args.partition_method", "args.custom_partition")
 
 
-def _field(path: str) -> SearchStrategy[Any]:
+def _draw_field(path: str) -> SearchStrategy[Any]:
     return typed_values(fields(Merak)[path].annotation)
 
 
-def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
-    return st.fixed_dictionaries(dict(must), optional={path: _field(path) for path in may})
+def _draw_group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
+    return st.fixed_dictionaries(dict(must), optional={path: _draw_field(path) for path in may})
 
 
 @st.composite
@@ -43,10 +43,10 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw mesh sizes and batch first, then groups of settings. The settings within each group are
     consistent.
     """
-    degrees = draw(_degrees(case))
+    degrees = draw(_draw_degrees(case))
     batch = draw(st.fixed_dictionaries({}, optional={MICRO: SMALL, STEPS: SMALL}))
-    script = draw(_script(case)) if degrees else ()
-    model = draw(_model(degrees))
+    script = draw(_draw_script(case)) if degrees else ()
+    model = draw(_draw_model(degrees))
     # A custom partition: one cut between two stages, with 0 before and the number of shards behind.
     cuts = (degrees.get("init.pp") or 2) - 1
     inner = st.lists(st.integers(0, 40), min_size=cuts, max_size=cuts)
@@ -59,7 +59,7 @@ def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
 
 
 @st.composite
-def _degrees(draw: DrawFn, case: StrategyCase) -> Group:
+def _draw_degrees(draw: DrawFn, case: StrategyCase) -> Group:
     """Draw the arguments of `init`; empty for a command line without a script."""
     if draw(st.sampled_from((True, False, False))):
         return {}
@@ -74,7 +74,7 @@ def _degrees(draw: DrawFn, case: StrategyCase) -> Group:
 
 
 @st.composite
-def _model(draw: DrawFn, degrees: Group) -> Group:
+def _draw_model(draw: DrawFn, degrees: Group) -> Group:
     """Draw sizes of a model that are multiples of the mesh sizes in `degrees`, so that other stacks
     accept them too.
     """
@@ -89,17 +89,17 @@ def _model(draw: DrawFn, degrees: Group) -> Group:
     return {path: value for path, value in facts.items() if draw(st.booleans())}
 
 
-def _schedule(case: StrategyCase) -> Groups:
+def _draw_schedule(case: StrategyCase) -> Groups:
     critical = {
         "args.train_schedule": st.sampled_from(
             ("shifted_critical_path", "full_critical_path_1f1b")
         ),
         "args.activation_checkpoint_ratio": st.tuples(SHARE),
     }
-    return st.just({}) | _group({}, "args.train_schedule") | st.fixed_dictionaries(critical)
+    return st.just({}) | _draw_group({}, "args.train_schedule") | st.fixed_dictionaries(critical)
 
 
-def _precision(case: StrategyCase) -> Groups:
+def _draw_precision(case: StrategyCase) -> Groups:
     scales = (
         "initial_scale_power",
         "loss_scale_window",
@@ -109,15 +109,16 @@ def _precision(case: StrategyCase) -> Groups:
     )
     return st.one_of(
         st.just({}),
-        _group({"args.fp16": st.just(True)}, *(f"args.{name}" for name in scales)),
-        _group({"args.bf16": st.just(True)}),
-        _group(
-            {"args.half_precision_backend": st.sampled_from(_backends(case))}, "args.fp16_opt_level"
+        _draw_group({"args.fp16": st.just(True)}, *(f"args.{name}" for name in scales)),
+        _draw_group({"args.bf16": st.just(True)}),
+        _draw_group(
+            {"args.half_precision_backend": st.sampled_from(_draw_backends(case))},
+            "args.fp16_opt_level",
         ),
     )
 
 
-def _backends(case: StrategyCase) -> tuple[str, ...]:
+def _draw_backends(case: StrategyCase) -> tuple[str, ...]:
     return (
         ("cuda_amp", "apex", "cpu_amp")
         if release(case.version).since(REWRITTEN)
@@ -125,13 +126,13 @@ def _backends(case: StrategyCase) -> tuple[str, ...]:
     )
 
 
-def _sharding(case: StrategyCase) -> Groups:
+def _draw_sharding(case: StrategyCase) -> Groups:
     buckets = ("args.zero_reduce_bucket_size", "args.zero_allgather_bucket_size")
     on = {"args.zero_stage": st.just(1)}
     old = (
         {} if release(case.version).since(REWRITTEN) else {"args.zero_optimization": st.booleans()}
     )
-    return st.just({}) | _group(
+    return st.just({}) | _draw_group(
         {**on, **old}, *buckets, "args.prescale_gradients", "args.gradient_predivide_factor"
     )
 
@@ -158,11 +159,13 @@ SHAPES: Mapping[str, Groups] = {
 @st.composite
 def _learning_rate(draw: DrawFn, case: StrategyCase) -> Group:
     steps = draw(
-        _group({}, "args.warmup_steps", "args.warmup_ratio", "args.max_steps", "args.learning_rate")
+        _draw_group(
+            {}, "args.warmup_steps", "args.warmup_ratio", "args.max_steps", "args.learning_rate"
+        )
     )
     if not release(case.version).since(REWRITTEN):
         return {**steps, TYPE: draw(st.sampled_from(OLD_SCHEDULES))}
-    name = draw(_field(TYPE))
+    name = draw(_draw_field(TYPE))
     # These arguments have to stay below the peak, so they are drawn as shares of it.
     peak = steps.get("args.learning_rate", 5e-5)
     arguments = draw(SHAPES[name]) if name in SHAPES else {}
@@ -172,7 +175,7 @@ def _learning_rate(draw: DrawFn, case: StrategyCase) -> Group:
 
 
 @st.composite
-def _script(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
+def _draw_script(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw settings of the script other than the mesh sizes."""
     paths = [
         path
@@ -185,15 +188,19 @@ def _script(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     for path in paths:
         if path not in lists:
             own = values(case, path)
-            objects[path] = _field(path) if own is None else own
-    enough = {path: _field(path) for path in ("tp_lists.col_para_list", "tp_lists.row_para_list")}
+            objects[path] = _draw_field(path) if own is None else own
+    enough = {
+        path: _draw_field(path) for path in ("tp_lists.col_para_list", "tp_lists.row_para_list")
+    }
     more = [path for path in lists if path not in enough]
     ratios = "tp_lists.input_output_mapping"
-    chosen: Groups = st.just({}) | _group(enough, *more) | _group({ratios: _field(ratios)})
+    chosen: Groups = (
+        st.just({}) | _draw_group(enough, *more) | _draw_group({ratios: _draw_field(ratios)})
+    )
     return [draw(st.fixed_dictionaries({}, optional=objects)), draw(chosen)]
 
 
-CHOICES = (_schedule, _precision, _sharding, _learning_rate)
+CHOICES = (_draw_schedule, _draw_precision, _draw_sharding, _learning_rate)
 
 
 def paths(case: StrategyCase) -> Iterable[str]:
@@ -210,7 +217,7 @@ def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     if path == "args.split_method":
         return st.sampled_from(("min_deps", *SPLITS) if case.version == REWRITTEN else SPLITS)
     if path == "args.half_precision_backend":
-        return st.sampled_from(_backends(case))
+        return st.sampled_from(_draw_backends(case))
     if path == "args.trace_method":
         return st.sampled_from(("fx", "dynamo", "None"))
     if path == "args.activation_checkpoint_ratio":

@@ -20,7 +20,7 @@ from bridge.cli.job import _model_sizes as model_sizes
 from bridge.errors import ConfigError
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Resolution, resolve
+from bridge.stack.sources import Resolution
 from compat.deepspeed import trainer
 
 WORLD, TOTAL, WIDTH = 4, 100, 64
@@ -296,7 +296,7 @@ def ours(deepspeed: Dialect, data: dict[str, Any], said: Mapping[str, Any]) -> R
         return None
     stops = [one for one in config.findings if one.effect is Effect.STOPS]
     note(str(stops))
-    return None if stops else resolve(config)
+    return None if stops else config.resolve()
 
 
 def expected(found: Any, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -451,7 +451,7 @@ def _runs(deepspeed: Dialect, row: dict[str, Any], folder: Path) -> bool:
 
 def _agrees(deepspeed: Dialect, row: dict[str, Any], folder: Path) -> bool:
     try:
-        found = resolve(_resolved(deepspeed, row, folder))
+        found = _resolved(deepspeed, row, folder).resolve()
     except ConfigError:
         return False
     lost = {claim.said.setting for one in found.settings for claim in one.overruled}

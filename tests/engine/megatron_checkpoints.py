@@ -19,7 +19,7 @@ from torch import Tensor
 
 import compat
 from bridge.engine.interface import Workload
-from bridge.engine.models.gpt import IGNORED
+from bridge.engine.rows import IGNORED
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
 from bridge.translation.lift import lift

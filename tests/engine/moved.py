@@ -204,9 +204,9 @@ def _back(known: Hub, source: str, target: str, there: Path, back: Path, config:
         found = formats.read_checkpoint(
             there
         )  # these cannot be made of weights alone: the way there is held, under the source's names
-        from bridge.checkpoint import model_facts, parameter_names
+        from bridge.checkpoint import model_facts, renaming
 
-        known = parameter_names.naming_that_fits(
+        known = renaming.naming_that_fits(
             known,
             "huggingface",
             None,

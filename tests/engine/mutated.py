@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from bridge.checkpoint import formats
+from bridge.checkpoint import formats, interface
 from bridge.checkpoint.hub import Hub
 from bridge.errors import BridgeError
 
@@ -324,7 +324,7 @@ def plan(hub: Hub) -> None:
         "megatron-ranks",
     ):
         with suppress(BridgeError):
-            formats.plan_files(formats.format_of_name(name), hub, formats.Wanted())
+            formats.plan_files(formats.format_of_name(name), hub, interface.Wanted())
 
 
 SEEN = ("posix.system", "SHA256SUMS", "bytes of this file have changed")

@@ -17,13 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
-from bridge.engine.models.gpt import (
-    GPT,
-    IGNORED,
-    Architecture,
-    mean_cross_entropy,
-    sum_cross_entropy,
-)
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
+from bridge.engine.rows import IGNORED
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan

@@ -25,7 +25,7 @@ from checkpoints import Task
 from conftest import Run
 from test_archives import Call
 
-from bridge.checkpoint import formats, writing
+from bridge.checkpoint import formats, interface, writing
 from bridge.checkpoint import lazy as lazy_tensors
 from bridge.checkpoint.hub import BESIDE, Hub
 from bridge.cli import run as command
@@ -772,7 +772,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def ended(
-    written: formats.PlannedFiles, target: Path, hub: Hub, after: int, processes: int
+    written: interface.PlannedFiles, target: Path, hub: Hub, after: int, processes: int
 ) -> None:
     """Write in a process that SIGKILL ends after so many bytes."""
     child = os.fork()
@@ -800,7 +800,7 @@ def test_a_killed_conversion_goes_on_to_the_same_bytes(
     monkeypatch.setattr(lazy_tensors, "STRIP", 1000)
     monkeypatch.setattr(writing, "STRIP", 1000)
     hub = formats.read_checkpoint(made("fp16 level 3"))
-    written = formats.format_of_name("deepspeed").plan(hub, formats.Wanted(ranks=3, level=2))
+    written = formats.format_of_name("deepspeed").plan(hub, interface.Wanted(ranks=3, level=2))
     writing.write_checkpoint(
         written, tmp_path / "known", hub.origin.files, lambda count, fresh: None
     )
@@ -829,7 +829,7 @@ def test_a_killed_conversion_goes_on_to_the_same_bytes(
 def test_what_fails_in_one_of_several_processes_is_told(made: Made, tmp_path: Path) -> None:
     place = spoiled(made, tmp_path)
     hub = formats.read_checkpoint(place)
-    written = formats.format_of_name("safetensors").plan(hub, formats.Wanted(shard=500))
+    written = formats.format_of_name("safetensors").plan(hub, interface.Wanted(shard=500))
     os.truncate(place / MODEL, 3000)
     with pytest.raises(SourceError, match="changed while it was read"):
         writing.write_checkpoint(
@@ -843,7 +843,7 @@ def test_a_beginning_that_is_another_is_written_anew(
 ) -> None:
     monkeypatch.setattr(writing, "STAGE", 3000)
     hub = formats.read_checkpoint(made("fp16 level 3"))
-    written = formats.format_of_name("safetensors").plan(hub, formats.Wanted())
+    written = formats.format_of_name("safetensors").plan(hub, interface.Wanted())
     writing.write_checkpoint(
         written, tmp_path / "known", hub.origin.files, lambda count, fresh: None
     )
@@ -953,7 +953,9 @@ def test_more_ranks_than_elements_are_refused_at_once(
     hub = formats.read_checkpoint(made("fp32 level 2"))
     with pytest.raises(SourceError, match="found 16,384 ranks for only 4,912 trained elements"):
         formats.plan_files(
-            formats.format_of_name("deepspeed"), hub, formats.Wanted(ranks=16384, level=int(level))
+            formats.format_of_name("deepspeed"),
+            hub,
+            interface.Wanted(ranks=16384, level=int(level)),
         )
 
 
@@ -963,7 +965,7 @@ def test_groups_that_a_universal_checkpoint_does_not_know_stay_unknown(
     """It has rows for any groups of the run that loads it; one group of all would have that run's others begin anew."""
     hub = replace(formats.read_checkpoint(made("fp32 level 2")), groups=(), settings={"lr": 0.5})
     for name in ("one", "two"):
-        files = formats.plan_files(formats.format_of_name("universal"), hub, formats.Wanted())
+        files = formats.plan_files(formats.format_of_name("universal"), hub, interface.Wanted())
         writing.write_checkpoint(files, tmp_path / name, (), lambda count, fresh: None)
         hub = formats.read_checkpoint(tmp_path / name)
         assert hub.groups == () and hub.settings["lr"] == 0.5

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from bridge.checkpoint import formats
+from bridge.checkpoint import formats, interface
 from bridge.checkpoint.hub import as_plain
 from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import run as command
@@ -156,7 +156,7 @@ def test_plain_values_of_a_script_come_back_as_they_were(tmp_path: Path, to: str
         {f"own {key}": value for key, value in KEPT.items() if key != "milestones"},
     )
     hub = replace(formats.read_checkpoint(source), client=KEPT)
-    files = formats.plan_files(formats.format_of_name(to), hub, formats.Wanted())
+    files = formats.plan_files(formats.format_of_name(to), hub, interface.Wanted())
     write_checkpoint(files, tmp_path / to, (), lambda count, fresh: None)
     back = formats.read_checkpoint(tmp_path / to).client
     assert {key: back[key] for key in KEPT} == KEPT

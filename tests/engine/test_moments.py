@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.checkpoint import formats, moments, writing
+from bridge.checkpoint import interface, moments, writing
 from bridge.checkpoint.hub import Hub, Origin, Parameter, ParameterGroup
 from bridge.checkpoint.lazy import Held
 from bridge.cli import run as command
@@ -89,7 +89,7 @@ def test_without_betas_nothing_is_said() -> None:
 def test_the_command_line_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a universal checkpoint without checksums, as DeepSpeed's own program leaves it."""
     written = Universal().plan(
-        hub(trained(1, 3, (0.9, 0.999), 64, 0.0), (0.9, 0.999), 3), formats.Wanted()
+        hub(trained(1, 3, (0.9, 0.999), 64, 0.0), (0.9, 0.999), 3), interface.Wanted()
     )
     writing.write_checkpoint(written, tmp_path / "out", (), lambda size, made: None)
     (place,) = (tmp_path / "out").glob("global_step*_universal")

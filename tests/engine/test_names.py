@@ -12,7 +12,7 @@ import checkpoints
 import pytest
 import torch
 
-from bridge.checkpoint import parameter_names
+from bridge.checkpoint import renaming
 from bridge.checkpoint.hub import Hub, Model, Origin, Parameter, ParameterGroup
 from bridge.checkpoint.lazy import Held
 from bridge.errors import SourceError
@@ -55,11 +55,11 @@ def _words(found: Mapping[str, Parameter]) -> str:
 @pytest.mark.parametrize("kind", ["llama", "tied", "gpt2", "qwen2", "mixtral"])
 def test_weights_masters_moments_and_groups_come_back(kind: str, through: str) -> None:
     hub, model = hub_of(kind)
-    there = parameter_names.rename_parameters(hub, parameter_names.naming_of_name(through), model)
+    there = renaming.rename_parameters(hub, renaming.naming_of_name(through), model)
     assert set(there.parameters) != set(hub.parameters)
-    back = parameter_names.rename_parameters(
+    back = renaming.rename_parameters(
         there,
-        parameter_names.naming_of_name("transformers" if kind == "mixtral" else "huggingface"),
+        renaming.naming_of_name("transformers" if kind == "mixtral" else "huggingface"),
         model,
     )
     assert (list(back.parameters), back.ties, back.groups) == (
@@ -81,9 +81,7 @@ def test_weights_masters_moments_and_groups_come_back(kind: str, through: str) -
 def test_experts_of_a_running_model_are_those_of_its_files() -> None:
     """Stacked in one tensor in memory, each with names of its own in files, as transformers itself saves them."""
     hub, model = hub_of("mixtral")
-    apart = parameter_names.rename_parameters(
-        hub, parameter_names.naming_of_name("huggingface"), model
-    )
+    apart = renaming.rename_parameters(hub, renaming.naming_of_name("huggingface"), model)
     both = hub.parameters["model.layers.1.mlp.experts.gate_up_proj"].best.whole()
     down = hub.parameters["model.layers.1.mlp.experts.down_proj"].best.whole()
     top = "model.layers.1.block_sparse_moe.experts"
@@ -98,9 +96,7 @@ def test_experts_of_a_running_model_are_those_of_its_files() -> None:
 def test_an_attention_that_is_read_group_by_group() -> None:
     """Four heads in two groups: two queries, their key, their value; then the next ones."""
     hub, model = hub_of("llama")
-    there = parameter_names.rename_parameters(
-        hub, parameter_names.naming_of_name("megatron"), model
-    )
+    there = renaming.rename_parameters(hub, renaming.naming_of_name("megatron"), model)
     q, k, v = (
         hub.parameters[f"model.layers.0.self_attn.{part}_proj.weight"].best.whole()
         for part in "qkv"
@@ -113,11 +109,11 @@ def test_an_attention_that_is_read_group_by_group() -> None:
 
 def test_rows_of_no_word_are_left_and_told() -> None:
     hub, model = hub_of("tied")
-    there = parameter_names.rename_parameters(
-        hub, parameter_names.naming_of_name("megatron"), Model(model.kv_heads)
+    there = renaming.rename_parameters(
+        hub, renaming.naming_of_name("megatron"), Model(model.kv_heads)
     )
-    back = parameter_names.rename_parameters(
-        there, parameter_names.naming_of_name("huggingface"), Model(model.kv_heads, 30)
+    back = renaming.rename_parameters(
+        there, renaming.naming_of_name("huggingface"), Model(model.kv_heads, 30)
     )
     assert back.parameters["model.embed_tokens.weight"].weight.shape == (30, 16)
     assert "1 rows of embedding.word_embeddings.weight" in back.findings[-1].message
@@ -168,8 +164,8 @@ REFUSED = {
 def test_what_no_map_holds_for_is_refused_by_name(case: str) -> None:
     change, model, said = REFUSED[case]
     with pytest.raises(SourceError, match=said):
-        parameter_names.rename_parameters(
-            change(hub_of("llama")[0]), parameter_names.naming_of_name("megatron"), model
+        renaming.rename_parameters(
+            change(hub_of("llama")[0]), renaming.naming_of_name("megatron"), model
         )
 
 
@@ -200,16 +196,14 @@ def test_names_are_those_of_every_small_model() -> None:
             name: Parameter(Held(torch.rand(shape))) for name, shape in row["parameters"].items()
         }
         hub = Hub(Origin("made"), held)
-        there = parameter_names.rename_parameters(
-            hub, parameter_names.naming_of_name("megatron"), Model(groups)
-        )
+        there = renaming.rename_parameters(hub, renaming.naming_of_name("megatron"), Model(groups))
         style = (
             "transformers"
             if any(name.endswith("experts.down_proj") for name in held)
             else "huggingface"
         )
-        back = parameter_names.rename_parameters(
-            there, parameter_names.naming_of_name(style), Model(groups, family=row["arch"])
+        back = renaming.rename_parameters(
+            there, renaming.naming_of_name(style), Model(groups, family=row["arch"])
         )
         assert set(back.parameters) == set(held), row["name"]
         assert all(
@@ -265,7 +259,7 @@ def test_the_tables_are_those_of_other_bridges() -> None:
 def _lying(naming: str) -> dict[str, set[str]]:
     """Which neutral parameters lie in each of theirs, with a star for a number."""
     found: dict[str, set[str]] = {}
-    for table in parameter_names.naming_of_name(naming).tables():
+    for table in renaming.naming_of_name(naming).tables():
         for row in table.all:
             for kind in ("weight", "bias"):
                 name = row.theirs.format(layer="*", expert="*", kind=kind)

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import AutoModelForCausalLM
 
-from bridge.checkpoint import formats
+from bridge.checkpoint import formats, interface
 from bridge.checkpoint.hub import Hub
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.writing import write_checkpoint
@@ -360,7 +360,7 @@ def test_the_arguments_of_megatron_become_a_config_that_transformers_opens(tmp_p
         ]
     ):
         hub = replace(renamed, client={"megatron": {"args": {**args, **change}}}, model=None)
-        planned = formats.plan_files(formats.format_of_name("megatron"), hub, formats.Wanted())
+        planned = formats.plan_files(formats.format_of_name("megatron"), hub, interface.Wanted())
         source, out = tmp_path / f"source{number}", tmp_path / f"out{number}"
         write_checkpoint(planned, source, (), lambda *_: None)
         errors = io.StringIO()

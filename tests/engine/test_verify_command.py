@@ -14,7 +14,7 @@ from schemas import problems
 
 from bridge.cli import run as stagebridge
 from bridge.cli import verify as command
-from bridge.cli.verify import MARK
+from bridge.cli.rank_messages import MARK
 from bridge.plan.plan import Plan
 from bridge.verify.measure import Distance
 from bridge.verify.size import Size, changes, is_taken

@@ -18,7 +18,7 @@ import torch
 from exercise import Tally
 from safetensors.torch import save_file
 
-from bridge.checkpoint import formats, parameter_names
+from bridge.checkpoint import formats, interface, renaming
 from bridge.checkpoint.hub import Hub, Model
 from bridge.cli import run
 
@@ -102,7 +102,7 @@ def converted(source: Path, to: str, output: Path, *more: str) -> tuple[int, str
 def read(folder: Path) -> Weights:
     """The weights of a checkpoint, under transformers' names."""
     hub = formats.read_checkpoint(folder)
-    named = parameter_names.naming_that_fits(hub, "huggingface", None, Model(kv_heads=2))
+    named = renaming.naming_that_fits(hub, "huggingface", None, Model(kv_heads=2))
     return {name: held.weight.whole() for name, held in named.parameters.items()}
 
 
@@ -120,7 +120,9 @@ def sources(top: Path, held: Weights) -> dict[str, Path]:
     hub: Hub = formats.read_checkpoint(top / "megatron")
     args = {"megatron": {"args": ARGUMENTS}}
     files = formats.plan_files(
-        formats.format_of_name("megatron"), replace(hub, model=None, client=args), formats.Wanted()
+        formats.format_of_name("megatron"),
+        replace(hub, model=None, client=args),
+        interface.Wanted(),
     )
     from bridge.checkpoint.writing import write_checkpoint
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bridge.engine.randomness import seed_of
+from bridge.engine.rows import IGNORED
 from bridge.engine.tensor_parallel import SplitLogits
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture as Architecture
@@ -21,8 +22,6 @@ from bridge.layout.tensor import TensorPlan
 
 SPREAD = 0.02
 """Standard deviation of initial weights."""
-IGNORED = -100
-"""Target of a token that has no loss, such as padding."""
 
 
 class GPT(nn.Sequential):

@@ -17,6 +17,7 @@ from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource, in_order
 from bridge.trace.random_states import other_states, restore_others
+from bridge.trace.sharding import flat_pieces
 
 SHARE = 0.9
 """Minimum share of a step's targets that must equal the next token, so that the model counts as
@@ -200,8 +201,6 @@ def _make_hook(outputs: dict[str, Tensor], name: str) -> Any:
 
 def _runs_alone(source: ModuleSource) -> bool:
     """Whether a rank can run the model without the other ranks."""
-    from bridge.trace.sharding import flat_pieces
-
     plain = all(type(weight) is nn.Parameter for weight in source.model.parameters())
     return plain and not flat_pieces(source.module)
 

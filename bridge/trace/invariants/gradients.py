@@ -31,7 +31,7 @@ from bridge.trace.invariants.sketch import (
     sketch_tensor,
 )
 from bridge.trace.module import ModuleSource
-from bridge.trace.sharding import local_part
+from bridge.trace.sharding import flat_pieces, local_part
 
 LARGE = 4096
 """Number of elements above which the norm of a gradient is estimated from the gradient's sketch."""
@@ -464,8 +464,6 @@ def _hooks_precede_reduction(source: ModuleSource) -> bool:
     """Return whether hooks on parameters get the gradients before they are reduced. This is so
     unless torch shards or compiles the module.
     """
-    from bridge.trace.sharding import flat_pieces
-
     sharded = any(
         isinstance(weight, DTensor) for weight in naming.parameters_by_name(source.module).values()
     )

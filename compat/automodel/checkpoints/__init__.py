@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.checkpoint import dcp, safetensors_format
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.dcp import StoredEntry
-from bridge.checkpoint.formats import Format, Used
 from bridge.checkpoint.hub import Hub, loss_finding
+from bridge.checkpoint.interface import Format
 from bridge.errors import SourceError
 from bridge.files.contained import inside
 from bridge.stack.rules import Effect

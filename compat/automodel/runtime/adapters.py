@@ -56,7 +56,7 @@ def add_adapters(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[F
         r=section.get("dim", 8),
         lora_alpha=section.get("alpha", 32),
         lora_dropout=section.get("dropout") or 0.0,
-        target_modules=list(_modules(model, section)),
+        target_modules=list(_adapter_modules(model, section)),
         task_type="CAUSAL_LM",
     )
     wrapper: nn.Module = peft.get_peft_model(model, config)
@@ -74,7 +74,7 @@ def add_adapters(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[F
     return wrapper, tuple(findings)
 
 
-def _modules(model: nn.Module, section: Section) -> Iterator[str]:
+def _adapter_modules(model: nn.Module, section: Section) -> Iterator[str]:
     """Yield the names of the linear layers that get an adapter. A pattern of the section matches
     the whole name of a layer or the last part of the name.
     """
@@ -87,9 +87,11 @@ def _modules(model: nn.Module, section: Section) -> Iterator[str]:
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     for name, module in model.named_modules():
         linear = (
-            isinstance(module, nn.Linear) and module is not head and not _matches(name, exclusions)
+            isinstance(module, nn.Linear)
+            and module is not head
+            and not _matches_pattern(name, exclusions)
         )
-        if linear and (everything or not targets or _matches(name, targets)):
+        if linear and (everything or not targets or _matches_pattern(name, targets)):
             yield name
 
 
@@ -100,7 +102,7 @@ def _patterns(patterns: Any) -> list[re.Pattern[str]]:
     ]
 
 
-def _matches(name: str, patterns: list[re.Pattern[str]]) -> bool:
+def _matches_pattern(name: str, patterns: list[re.Pattern[str]]) -> bool:
     return any(
         pattern.fullmatch(name) or pattern.fullmatch(name.rpartition(".")[2])
         for pattern in patterns

@@ -48,7 +48,7 @@ class FullyShardedBackend(Backend):
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         whole = complete_plan(plan)
         try:
-            undriven = tuple(_undriven(lower(whole, DIALECT, None, world)))
+            undriven = tuple(_find_undriven(lower(whole, DIALECT, None, world)))
         except BridgeError as error:
             return error.problems
         return (*undriven, *unkept(whole, DIALECT, None, world))
@@ -59,7 +59,7 @@ class FullyShardedBackend(Backend):
 
         world = fsdp.join()
         config = run if isinstance(run, Config) else lower(complete_plan(run), DIALECT, None, world)
-        BridgeError.raise_if(_undriven(config))
+        BridgeError.raise_if(_find_undriven(config))
         return fsdp.FullyShardedTrainer(config, workload)
 
 
@@ -69,7 +69,7 @@ def complete_plan(plan: Plan) -> Plan:
     return Plan.of({**OPEN, **micro, **plan.values()})
 
 
-def _undriven(config: Config | AutoModelConfig) -> Iterator[str]:
+def _find_undriven(config: Config | AutoModelConfig) -> Iterator[str]:
     """Yield an error for each setting of a recipe that this backend cannot run."""
     values = config.effective
     split = (f"distributed.{name}" for name in AXES)

@@ -77,7 +77,7 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
         )
     place = folder(str(section[NAME]), f"model.{NAME}") if section.get(NAME) else None
     config, dtype = (
-        _config(section, place),
+        _build_config(section, place),
         section.get("torch_dtype") or (AUTO if way == LOADED else "bf16"),
     )
     formats: Mapping[str, torch.dtype] = TORCH  # type: ignore[assignment]
@@ -86,11 +86,11 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
     return (
         _build_model(section, place if way == LOADED else None, config, formats[dtype], seed),
         dtype,
-        tuple(_findings(section, config)),
+        tuple(_find_idle_keys(section, config)),
     )
 
 
-def _config(section: Section, place: Path | None) -> Any:
+def _build_config(section: Section, place: Path | None) -> Any:
     """Return the model's config, with the overrides of the section. The config comes from the
     model's folder, or from the class or family in `model.config`.
     """
@@ -160,7 +160,7 @@ def _build_model(
         ) from error
 
 
-def _unread(settings: Mapping[str, Any], config: Any) -> Iterator[str]:
+def _find_unread(settings: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Yield the keys of the section `model.config` that the config class does not have."""
     kind = type(config)
     values = {
@@ -173,8 +173,8 @@ def _unread(settings: Mapping[str, Any], config: Any) -> Iterator[str]:
             yield key
 
 
-def _findings(section: Section, config: Any) -> Iterator[Finding]:
-    for key in _unread(section.get("config") or {}, config):
+def _find_idle_keys(section: Section, config: Any) -> Iterator[Finding]:
+    for key in _find_unread(section.get("config") or {}, config):
         message = f"{type(config).__name__} does not have this key, so nothing reads it"
         yield Finding(f"model.config.{key}", message, Effect.NONE, True)
     if section.get("trust_remote_code"):

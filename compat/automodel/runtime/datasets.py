@@ -50,7 +50,9 @@ def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int
     return samples
 
 
-def _sentences(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _make_sentences(
+    settings: Section, path: str, tokenizer: Callable[[], Any], seed: int
+) -> Samples:
     """Return samples that are sentences of random words. Source:
     components/datasets/llm/mock.py.
     """
@@ -82,7 +84,7 @@ def _sentences(settings: Section, path: str, tokenizer: Callable[[], Any], seed:
     return Samples(len(samples), lambda index: samples[index])
 
 
-def _random(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _make_random(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples of random tokens. AutoModel's data set never ends; here the data set ends
     after `num_samples` batches. Source: components/datasets/llm/mock_iterable_dataset.py.
     """
@@ -100,7 +102,7 @@ def _random(settings: Section, path: str, tokenizer: Callable[[], Any], seed: in
     return Samples(settings.get("num_samples", 1_000_000) * settings.get("batch_size", 1), sample)
 
 
-def _columns(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _read_columns(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples whose prompt and answer are columns of a table.
 
     Source: components/datasets/llm/column_mapped_text_instruction_dataset.py.
@@ -126,7 +128,7 @@ def _columns(settings: Section, path: str, tokenizer: Callable[[], Any], seed: i
     )[: settings.get("limit_dataset_samples")]
     words = tokenizer()
     form: Callable[[str, str], Sample] = partial(
-        completion, words, **_lengths(settings, ("answer_only_loss_mask",))
+        completion, words, **_length_settings(settings, ("answer_only_loss_mask",))
     )
 
     def sample(index: int) -> Sample:
@@ -147,14 +149,18 @@ def _columns(settings: Section, path: str, tokenizer: Callable[[], Any], seed: i
     return Samples(len(table), sample)
 
 
-def _squad(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _read_squad(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
     """Return samples that ask a question about a text. Source: components/datasets/llm/squad.py."""
     source = f"{path}.dataset_name"
     table = rows(
-        settings.get("dataset_name", "squad"), _part(settings, "limit_dataset_samples"), source
+        settings.get("dataset_name", "squad"),
+        _split_name(settings, "limit_dataset_samples"),
+        source,
     )
     form: Callable[[str, str], Sample] = partial(
-        completion, tokenizer(), **_lengths({"padding": False, "truncation": False, **settings}, ())
+        completion,
+        tokenizer(),
+        **_length_settings({"padding": False, "truncation": False, **settings}, ()),
     )
 
     def sample(index: int) -> Sample:
@@ -166,14 +172,16 @@ def _squad(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int
     return Samples(len(table), sample)
 
 
-def _hellaswag(settings: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+def _read_hellaswag(
+    settings: Section, path: str, tokenizer: Callable[[], Any], seed: int
+) -> Samples:
     """Return samples that continue a story with its right ending. Source:
     components/datasets/llm/hellaswag.py.
     """
     source = f"{path}.path_or_dataset"
     table = rows(
         _required_value(settings, path, "path_or_dataset"),
-        _part(settings, "num_samples_limit"),
+        _split_name(settings, "num_samples_limit"),
         source,
     )
     contexts = [column(row, "ctx", source) for row in table]
@@ -182,12 +190,12 @@ def _hellaswag(settings: Section, path: str, tokenizer: Callable[[], Any], seed:
     return Samples(len(samples), lambda index: samples[index])
 
 
-def _part(settings: Section, limit: str) -> str:
+def _split_name(settings: Section, limit: str) -> str:
     split, most = settings.get("split", "train"), settings.get(limit)
     return split if most is None or "[" in split else f"{split}[:{most}]"
 
 
-def _lengths(settings: Section, more: tuple[str, ...]) -> dict[str, Any]:
+def _length_settings(settings: Section, more: tuple[str, ...]) -> dict[str, Any]:
     return {
         name: settings[name]
         for name in ("seq_length", "padding", "truncation", *more)
@@ -207,9 +215,9 @@ KNOWN: Mapping[
 ] = {
     "build_unpacked_dataset": (
         ("num_sentences", "mean_len", "std_len", "vocab_size", "max_sentence_len", "seed"),
-        _sentences,
+        _make_sentences,
     ),
-    "MockIterableDataset": (("vocab_size", "seq_len", "num_samples", "batch_size"), _random),
+    "MockIterableDataset": (("vocab_size", "seq_len", "num_samples", "batch_size"), _make_random),
     "ColumnMappedTextInstructionDataset": (
         (
             "path_or_dataset_id",
@@ -220,12 +228,15 @@ KNOWN: Mapping[
             "use_hf_chat_template",
             *LENGTHS,
         ),
-        _columns,
+        _read_columns,
     ),
-    "make_squad_dataset": (("dataset_name", "split", "limit_dataset_samples", *LENGTHS), _squad),
+    "make_squad_dataset": (
+        ("dataset_name", "split", "limit_dataset_samples", *LENGTHS),
+        _read_squad,
+    ),
     "HellaSwag": (
         ("path_or_dataset", "split", "num_samples_limit", "pad_to_max_length"),
-        _hellaswag,
+        _read_hellaswag,
     ),
 }
 """Known data sets by the name of their class or function, without the package. Each has its known

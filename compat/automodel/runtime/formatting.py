@@ -59,7 +59,7 @@ def _shift_tokens(
     tokenizer: Any, tokens: list[int], counts: Sequence[bool], length: int | None
 ) -> Sample:
     pad = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
-    real = max(0, min(_content(tokens, pad, tokenizer.eos_token_id) - 1, len(tokens) - 1))
+    real = max(0, min(_count_content(tokens, pad, tokenizer.eos_token_id) - 1, len(tokens) - 1))
     labels = [token if count else IGNORED for token, count in zip(tokens, counts, strict=True)][1:]
     inputs = tokens[:-1]
     more = max(0, (length or 0) - len(inputs))
@@ -71,7 +71,7 @@ def _shift_tokens(
     }
 
 
-def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
+def _count_content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
     """Return the number of tokens before the padding. If the padding token is also the token that
     ends a sequence, the first padding token counts as this end.
     """

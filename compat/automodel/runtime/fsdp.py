@@ -27,13 +27,14 @@ from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loops import memory_bytes, norm_of, wholes
 from bridge.engine.models.dense import model_to_train
-from bridge.engine.models.gpt import IGNORED, sum_cross_entropy
+from bridge.engine.models.gpt import sum_cross_entropy
+from bridge.engine.rows import IGNORED
 from bridge.errors import BridgeError
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 POLICY = "distributed.mp_policy."
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad")

@@ -26,7 +26,7 @@ class StageModules(nn.Module):
         self.config = getattr(model, "config", None)
         for layer in layers:
             for name in layer.parts or (layer.name,):
-                _graft(self, name.split("."), model.get_submodule(name))
+                _graft_module(self, name.split("."), model.get_submodule(name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises `BridgeError`, because a stage runs only within its schedule."""
@@ -36,7 +36,7 @@ class StageModules(nn.Module):
         )
 
 
-def _graft(owner: nn.Module, words: Sequence[str], module: nn.Module) -> None:
+def _graft_module(owner: nn.Module, words: Sequence[str], module: nn.Module) -> None:
     for word in words[:-1]:
         if word not in owner._modules:
             owner.add_module(word, nn.Module())
@@ -73,12 +73,12 @@ def layers_by_stage(
         for name in names
         if name not in modules
     )
-    ConfigError.raise_if(_apart(chain, parts))
+    ConfigError.raise_if(_find_apart(chain, parts))
     stages = [
         [
             layer.name
             for layer in chain.layers
-            if any(_holds(names, name) for name in _modules(layer))
+            if any(_holds_module(names, name) for name in _module_names(layer))
         ]
         for names in parts
     ]
@@ -89,11 +89,11 @@ def layers_by_stage(
     return stages
 
 
-def _apart(chain: Chain, parts: Sequence[Sequence[str]]) -> Iterator[str]:
+def _find_apart(chain: Chain, parts: Sequence[Sequence[str]]) -> Iterator[str]:
     for layer in chain.layers:
         homes = {
-            name: [stage for stage, names in enumerate(parts) if _holds(names, name)]
-            for name in _modules(layer)
+            name: [stage for stage, names in enumerate(parts) if _holds_module(names, name)]
+            for name in _module_names(layer)
         }
         for name, where in homes.items():
             if len(where) != 1:
@@ -105,9 +105,9 @@ def _apart(chain: Chain, parts: Sequence[Sequence[str]]) -> Iterator[str]:
             )
 
 
-def _modules(layer: Layer) -> tuple[str, ...]:
+def _module_names(layer: Layer) -> tuple[str, ...]:
     return layer.parts or (layer.name,)
 
 
-def _holds(names: Sequence[str], module: str) -> bool:
+def _holds_module(names: Sequence[str], module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)

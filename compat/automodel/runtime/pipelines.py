@@ -142,7 +142,7 @@ class StageSchedule:
         factor = 1.0 if self.scale_grads else float(self.microbatches)
         parameters = dict(self.engine.model.named_parameters())
         for name, gradient in passes.gradients.items():
-            _add(parameters[name], gradient if factor == 1.0 else gradient * factor)
+            _add_gradient(parameters[name], gradient if factor == 1.0 else gradient * factor)
         if losses is not None and self.has_last:
             losses[:] = passes.losses
         return self._merge_outputs() if return_outputs else None
@@ -201,7 +201,7 @@ class StageSchedule:
             )
         whole = Arguments((target,), {"input_ids": tokens, **_model_arguments(kwargs)})
         cuts = (
-            partial(_cut, number=number, count=self.microbatches)
+            partial(_cut_tensor, number=number, count=self.microbatches)
             for number in range(self.microbatches)
         )
         return [tree_map_only(Tensor, cut, whole) for cut in cuts]
@@ -230,7 +230,7 @@ class StageSchedule:
         return whole
 
 
-def _cut(tensor: Tensor, number: int, count: int) -> Tensor:
+def _cut_tensor(tensor: Tensor, number: int, count: int) -> Tensor:
     return torch.tensor_split(tensor, count)[number] if tensor.dim() else tensor
 
 
@@ -247,7 +247,7 @@ def _model_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
+def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
     if parameter.grad is None:
         parameter.grad = gradient.to(parameter.dtype)
     else:
@@ -353,7 +353,7 @@ class AutoPipeline:
             raise ConfigError(
                 "AutoPipeline.build: found no loss_fn; pass a function of logits and target"
             )
-        _check(model)
+        _check_model(model)
         chain, sizes = chain_of_model(model, cut_of(model)), self._sizes()
         plan = self._plan(model, sizes, len(chain.layers) - chain.leading - chain.trailing)
         parts = self.module_fqns_per_model_part
@@ -527,7 +527,7 @@ class AutoPipeline:
 
     def get_stage_param_counts(self, trainable_only: bool = False) -> list[int]:
         """Return the number of parameters in each stage of this rank."""
-        return [_number(part, trainable_only) for part in self._info.model_parts or []]
+        return [_count_elements(part, trainable_only) for part in self._info.model_parts or []]
 
     def get_total_param_count(self, trainable_only: bool = False) -> int:
         """Return the number of parameters in all stages of this rank."""
@@ -546,7 +546,7 @@ class AutoPipeline:
             ]
             tag = f" ({','.join(marks)})" if marks else ""
             lines.append(
-                f"Stage {stage.stage_index}{tag}: params={_number(stage.submod, trainable_only):,}"
+                f"Stage {stage.stage_index}{tag}: params={_count_elements(stage.submod, trainable_only):,}"
             )
             lines += [f"  - {name}" for name in names[:max_modules_per_stage]]
             lines += ["  - ..."] if len(names) > max_modules_per_stage else []
@@ -583,7 +583,7 @@ class AutoPipeline:
             write_text(filename, text)
 
 
-def _number(module: nn.Module, trainable_only: bool) -> int:
+def _count_elements(module: nn.Module, trainable_only: bool) -> int:
     return sum(
         weight.numel()
         for weight in module.parameters()
@@ -591,7 +591,7 @@ def _number(module: nn.Module, trainable_only: bool) -> int:
     )
 
 
-def _check(model: nn.Module) -> None:
+def _check_model(model: nn.Module) -> None:
     if not is_hugging_face(model):
         raise ConfigError(
             f"AutoPipeline.build: found {type(model).__name__}, expected a model of Hugging Face"

@@ -98,54 +98,60 @@ def answer(question: Mapping[str, Any]) -> Group:
     """
     recipe = question.get("recipe", {})
     try:
-        values = dict(_mesh(dict(recipe["distributed"]))) if "distributed" in recipe else {}
-        return values | dict(_steps(recipe.get("step_scheduler", {}), question.get("ranks", 1)))
+        values = dict(_mesh_values(dict(recipe["distributed"]))) if "distributed" in recipe else {}
+        return values | dict(
+            _step_values(recipe.get("step_scheduler", {}), question.get("ranks", 1))
+        )
     except Exception as error:
         raise ConfigError(
             f"refused by AutoModel itself: {type(error).__name__}: {error}"
         ) from error
 
 
-def _mesh(section: Group) -> Iterator[tuple[str, Any]]:
+def _mesh_values(section: Group) -> Iterator[tuple[str, Any]]:
     setup = first(PARSER)(section)
     sizes = {name: value for name, value in setup.items() if name.endswith("_size")}
-    yield from _flat(sizes | {"activation_checkpointing": setup["activation_checkpointing"]}, D)
+    yield from _flat_items(
+        sizes | {"activation_checkpointing": setup["activation_checkpointing"]}, D
+    )
     yield D + "strategy", STRATEGIES[type(setup["strategy_config"]).__name__]
     own = {
         name: value
-        for name, value in _fields(setup["strategy_config"]).items()
+        for name, value in _field_values(setup["strategy_config"]).items()
         if name != "activation_checkpointing"
     }
-    yield from _flat(own, D)
+    yield from _flat_items(own, D)
     for part, path in (
         ("pipeline_config", PP),
         ("moe_parallel_config", f"{D}moe."),
         ("moe_config", f"{D}moe."),
     ):
-        yield from _flat(_fields(setup.get(part)), path)
+        yield from _flat_items(_field_values(setup.get(part)), path)
 
 
 STRATEGIES = {"FSDP2Config": "fsdp2", "MegatronFSDPConfig": "megatron_fsdp", "DDPConfig": "ddp"}
 
 
-def _steps(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
+def _step_values(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
     """Yield the values of AutoModel's step scheduler, by path, if the recipe sets both batch sizes."""
     if not section.keys() >= {"global_batch_size", "local_batch_size"}:
         return
     scheduler = first(STEPS)(**section, dp_size=ranks, dataloader=range(SAMPLES))
-    yield from _flat({name: value for name, value in vars(scheduler).items() if name in section}, S)
+    yield from _flat_items(
+        {name: value for name, value in vars(scheduler).items() if name in section}, S
+    )
 
 
-def _fields(value: Any) -> Group:
+def _field_values(value: Any) -> Group:
     return (
         {} if value is None else {name: getattr(value, name) for name in value.__dataclass_fields__}
     )
 
 
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flat_items(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if hasattr(value, "__dataclass_fields__"):
-            yield from _flat(_fields(value), f"{prefix}{name}.")
+            yield from _flat_items(_field_values(value), f"{prefix}{name}.")
         elif value is not None:
             path = f"{prefix}{name}"
             yield (

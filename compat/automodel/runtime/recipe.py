@@ -142,8 +142,8 @@ class Recipe:
             mesh.sizes["pipeline"] > 1,
         )
         words = _Words(section(settings, "model"))
-        loader = _loader(settings, "dataset", "dataloader", place, seed, has_pipeline, words)
-        validation = _loader(
+        loader = _build_loader(settings, "dataset", "dataloader", place, seed, has_pipeline, words)
+        validation = _build_loader(
             settings,
             "validation_dataset",
             "validation_dataloader",
@@ -153,13 +153,13 @@ class Recipe:
             words,
         )
         assert loader is not None
-        length = _length(settings, loader)
-        make = _optimizer(settings)
-        plan = planned(_whole(config, dtype, length, make))
+        length = _count_steps(settings, loader)
+        make = _optimizer_maker(settings)
+        plan = planned(_complete_plan(config, dtype, length, make))
         model, adapters = add_adapters(model, section(settings, "peft"))
         compilation = section(settings, "compile")
         read = (*HEARD, *STEPS, *(("optimizer",) if make else ()))
-        findings = (*_unheard(config, settings, read), *remarks, *adapters)
+        findings = (*_find_unheard(config, settings, read), *remarks, *adapters)
         ConfigError.raise_if(
             f"{finding.path}: found {finding.before!r}; {finding.message}; use another value, leave it out,"
             " or use --model tiny"
@@ -216,7 +216,7 @@ class Recipe:
         return _epoch_steps(self.settings, self.loader)
 
     def _epoch(self, epoch: int, number: int) -> Iterator[Line]:
-        passes = _passes(self.settings, self.loader)
+        passes = _count_passes(self.settings, self.loader)
         first = self.steps_so_far % self.epoch_steps
         batches = self.loader.epoch(epoch, first * passes)
         for _ in range(first, self.epoch_steps):
@@ -335,7 +335,7 @@ class _Words:
         return tokenizer
 
 
-def _loader(
+def _build_loader(
     settings: Section,
     data: str,
     loading: str,
@@ -383,7 +383,7 @@ def _check_settings(settings: Section) -> None:
         )
 
 
-def _passes(settings: Section, loader: Loader) -> int:
+def _count_passes(settings: Section, loader: Loader) -> int:
     """Return the number of batches that one rank reads in a step."""
     scheduler = section(settings, "step_scheduler")
     local = scheduler.get("local_batch_size") or 1
@@ -393,10 +393,10 @@ def _passes(settings: Section, loader: Loader) -> int:
 
 
 def _epoch_steps(settings: Section, loader: Loader) -> int:
-    return -(-loader.batches // _passes(settings, loader))
+    return -(-loader.batches // _count_passes(settings, loader))
 
 
-def _length(settings: Section, loader: Loader) -> int:
+def _count_steps(settings: Section, loader: Loader) -> int:
     """Return the number of steps in the run: the steps of all epochs, or `max_steps` if that is
     smaller.
     """
@@ -412,7 +412,7 @@ def _length(settings: Section, loader: Loader) -> int:
     return int(min(steps, most) if most else steps)
 
 
-def _optimizer(settings: Section) -> Make | None:
+def _optimizer_maker(settings: Section) -> Make | None:
     """Return a function that makes the recipe's optimizer if it is one of torch's, or has settings
     of torch's, that no plan holds. Otherwise the engine makes the optimizer of the plan.
     """
@@ -432,7 +432,7 @@ def _optimizer(settings: Section) -> Make | None:
     )
 
 
-def _whole(config: Config, dtype: str, length: int, make: Make | None) -> Plan:
+def _complete_plan(config: Config, dtype: str, length: int, make: Make | None) -> Plan:
     """Return the plan of the recipe. Its length, number format and batch sizes are completed from
     the data and the model. The plan says nothing of an optimizer that `make` makes but its rate.
     """
@@ -471,7 +471,7 @@ def _whole(config: Config, dtype: str, length: int, make: Make | None) -> Plan:
     return plan
 
 
-def _unheard(config: Config, settings: Section, read: Collection[str]) -> Iterator[Finding]:
+def _find_unheard(config: Config, settings: Section, read: Collection[str]) -> Iterator[Finding]:
     """Yield a finding for each setting of the recipe that has no effect on this run. This module
     reads the sections `read` itself.
     """

@@ -37,7 +37,7 @@ def rows(names: str | Sequence[str], split: str | None, where: str) -> Rows:
     name, first, last = match.groups()
     table: list[dict[str, Any]] = []
     for each in [names] if isinstance(names, str) else names:
-        table += _read(each, name, where)
+        table += _read_rows(each, name, where)
     return (
         table[slice(int(first) if first else None, int(last) if last else None)]
         if first is not None
@@ -45,15 +45,15 @@ def rows(names: str | Sequence[str], split: str | None, where: str) -> Rows:
     )
 
 
-def _read(name: str, split: str, where: str) -> Rows:
-    place = next((path for path in _places(name, split) if path is not None), None)
+def _read_rows(name: str, split: str, where: str) -> Rows:
+    place = next((path for path in _find_files(name, split) if path is not None), None)
     if place is None:
         raise SourceError(
             f"{where}: {name} is not on this machine, and nothing is downloaded; give a file of JSON lines, or a folder with"
             f" {split}.jsonl or {split}.parquet"
         )
     if place.suffix in (".jsonl", ".json") and place.name != SAVED:
-        return _lines(place)
+        return _read_lines(place)
     if find_spec("datasets") is None:
         raise SourceError(
             f"{place}: the library datasets is not installed; run pip install datasets, or give"
@@ -70,14 +70,14 @@ def _read(name: str, split: str, where: str) -> Rows:
     return list(table)
 
 
-def _places(name: str, split: str) -> Sequence[Path | None]:
+def _find_files(name: str, split: str) -> Sequence[Path | None]:
     if name.endswith(SUFFIXES):
         return [existing_path(name)]
     files = [existing_path(f"{name}/{split}{suffix}") for suffix in SUFFIXES]
     return [*files, existing_path(f"{name}/{split}/{SAVED}"), existing_path(f"{name}/{SAVED}")]
 
 
-def _lines(path: Path) -> Rows:
+def _read_lines(path: Path) -> Rows:
     """Return the rows in a file of JSON lines, or in a JSON list."""
     try:
         text = path.read_text(encoding="utf-8")

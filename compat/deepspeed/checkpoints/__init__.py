@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.checkpoint.formats import Format
+from bridge.checkpoint.interface import Format
 from compat.deepspeed.checkpoints.universal import Universal
 from compat.deepspeed.checkpoints.zero import Zero
 

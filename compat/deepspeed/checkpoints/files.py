@@ -101,16 +101,16 @@ class StageFiles:
         """Return the files in `folder`, by model-parallel rank. Raises `SourceError` if files of a
         rank are missing, or if stagebridge cannot read a file.
         """
-        models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
-        _whole(folder)
-        for found, what in ((models, "model states"), (optimizers, "optimizer states")):
-            _complete(
+        models, optimizers = _matching_files(folder, MODEL), _matching_files(folder, OPTIMIZER)
+        _check_whole(folder)
+        for parts_by_rank, what in ((models, "model states"), (optimizers, "optimizer states")):
+            _check_complete(
                 folder,
-                {part: ranks[max(ranks)] for part, ranks in found.items()},
+                {part: ranks[max(ranks)] for part, ranks in parts_by_rank.items()},
                 f"{what} of model rank",
             )
-            for ranks in found.values():
-                _complete(folder, ranks, f"{what} of rank")
+            for ranks in parts_by_rank.values():
+                _check_complete(folder, ranks, f"{what} of rank")
         if optimizers and len(optimizers) != len(models):
             raise SourceError(
                 f"{folder}: found {len(models)} parts of model states, but {len(optimizers)}"
@@ -119,45 +119,45 @@ class StageFiles:
         parts = tuple(
             cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models))
         )
-        numbered = {
+        layers = {
             int(match["layer"]): path
             for path in sorted(folder.iterdir())
             if (match := LAYER.fullmatch(path.name))
         }
-        if not numbered:
+        if not layers:
             return parts
-        _complete(folder, numbered, "layer")
-        return _weights_by_stage(folder, parts, numbered)
+        _check_complete(folder, layers, "layer")
+        return _weights_by_stage(folder, parts, layers)
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
         """Contents of the first file of model states. In a pipeline, `module` has the weights of
         this rank's stage.
         """
-        found = load_file(self.models[0], self.folder, "module")
-        return {**found, "module": self.layers} if self.layers else found
+        entries = load_file(self.models[0], self.folder, "module")
+        return {**entries, "module": self.layers} if self.layers else entries
 
     @cached_property
     def states(self) -> tuple[Mapping[str, Any], ...]:
         """Contents of each rank's file of optimizer states."""
-        found = [
+        contents = [
             load_file(path, self.folder, "optimizer_state_dict")
             for _, path in sorted(self.optimizers.items())
         ]
-        for path, held in zip(self.optimizers.values(), found, strict=True):
+        for path, entries in zip(self.optimizers.values(), contents, strict=True):
             for key in ("ds_version", "ds_config"):
-                if held.get(key) != found[0].get(key):
+                if entries.get(key) != contents[0].get(key):
                     raise SourceError(
                         f"{path}: {key} differs from {key} in {self.optimizers[0].name}; the two"
                         " files belong to different runs"
                     )
-        states = tuple(held["optimizer_state_dict"] for held in found)
+        states = tuple(entries["optimizer_state_dict"] for entries in contents)
         for path, state in zip(self.optimizers.values(), states, strict=True):
             if not isinstance(state, dict):
-                said = (
+                message = (
                     f"found {show_value(state, 30)} as optimizer_state_dict, expected a dictionary"
                 )
-                raise SourceError(f"{path}: {said}; {DAMAGED}")
+                raise SourceError(f"{path}: {message}; {DAMAGED}")
         return states
 
     @property
@@ -166,52 +166,52 @@ class StageFiles:
         return (*self.models.values(), *self.optimizers.values(), *self.beside)
 
 
-def _complete(folder: Path, found: Mapping[int, Path], kind: str) -> None:
+def _check_complete(folder: Path, files: Mapping[int, Path], kind: str) -> None:
     # The numbers come from names of files, so the largest is no count.
-    missing = next((at for at in range(len(found)) if at not in found), None)
+    missing = next((at for at in range(len(files)) if at not in files), None)
     if missing is not None:
         raise SourceError(
             f"{folder}: found no file with {kind} {missing}, although the folder has"
-            f" {found[max(found)].name}; {DAMAGED}"
+            f" {files[max(files)].name}; {DAMAGED}"
         )
 
 
 def _weights_by_stage(
-    folder: Path, parts: Sequence[StageFiles], numbered: Mapping[int, Path]
+    folder: Path, parts: Sequence[StageFiles], layers: Mapping[int, Path]
 ) -> tuple[StageFiles, ...]:
     """Return `parts`, one for each pipeline stage, with the weights of the stage's layers added."""
     entries: dict[str, Lazy] = {}
-    for number, path in sorted(numbered.items()):
+    for number, path in sorted(layers.items()):
         entries |= stages.layer(number, load_file(path, folder))
     shapes = [dict(stages.shapes(files.model, files.models[0])) for files in parts]
-    held = stages.modules(entries, shapes, str(folder))
-    paths = tuple(numbered[number] for number in sorted(numbered))
+    tensors_by_stage = stages.modules(entries, shapes, str(folder))
+    paths = tuple(layers[number] for number in sorted(layers))
     return tuple(
         replace(files, layers=own, beside=() if number else paths)
-        for number, (files, own) in enumerate(zip(parts, held, strict=True))
+        for number, (files, own) in enumerate(zip(parts, tensors_by_stage, strict=True))
     )
 
 
-def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Path]]:
+def _matching_files(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Path]]:
     """Return the files in `folder` whose names match `pattern`, by model-parallel rank and
     data-parallel rank.
     """
-    found: dict[int, dict[int, Path]] = {}
+    files_by_rank: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = pattern.fullmatch(path.name)
         if match is None:
             continue
-        ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
+        ranks, rank = files_by_rank.setdefault(int(match["model"]), {}), int(match["data"] or 0)
         if rank in ranks:
             raise SourceError(
                 f"{path}: {ranks[rank].name} belongs to the same rank; remove the one of"
                 " these two files that belongs to another run"
             )
         ranks[rank] = path
-    return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}
+    return {part: dict(sorted(ranks.items())) for part, ranks in sorted(files_by_rank.items())}
 
 
-def _whole(folder: Path) -> None:
+def _check_whole(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         for pattern, contents in OTHERS.items():
             if pattern.fullmatch(path.name):
@@ -220,14 +220,14 @@ def _whole(folder: Path) -> None:
                 )
 
 
-def load_file(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
+def load_file(path: Path, root: Path, required_key: str = "") -> Mapping[str, Any]:
     """Return the contents of a checkpoint file. Raises `SourceError` if the file lacks the key
-    `needed`, or if its name is not the name that DeepSpeed gave it.
+    `required_key`, or if its name is not the name that DeepSpeed gave it.
     """
-    found = archive.read_archive(path, root, KNOWN)
-    if not isinstance(found, dict) or (needed and needed not in found):
+    contents = archive.read_archive(path, root, KNOWN)
+    if not isinstance(contents, dict) or (required_key and required_key not in contents):
         raise SourceError(
-            f"{path}: the file lacks {needed or 'tensors'!r}, which DeepSpeed always writes;"
+            f"{path}: the file lacks {required_key or 'tensors'!r}, which DeepSpeed always writes;"
             f" {DAMAGED}"
         )
     was = archive.title_of_archive(path, root)
@@ -237,14 +237,14 @@ def load_file(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
         raise SourceError(
             f"{path}: DeepSpeed wrote this file as {was}.pt; rename each file to its original name"
         )
-    return found
+    return contents
 
 
-def number(found: Mapping[str, Any], key: str) -> int | None:
+def number(entries: Mapping[str, Any], key: str) -> int | None:
     """Return a counter of the run, such as `global_steps`; None if the file does not have the
     counter.
     """
-    value = found.get(key)
+    value = entries.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
@@ -252,39 +252,39 @@ def where(model: Mapping[str, Any], lr: float | None) -> Where:
     """Return the step and the other counters of the run. DeepSpeed's `global_steps` includes
     skipped steps, while the hub counts skipped steps separately.
     """
-    steps, skipped = number(model, "global_steps"), number(model, "skipped_steps")
-    made = None if steps is None else steps - (skipped or 0)
-    return Where(made, skipped, number(model, "global_samples"), lr=lr)
+    steps, skips = number(model, "global_steps"), number(model, "skipped_steps")
+    updates = None if steps is None else steps - (skips or 0)
+    return Where(updates, skips, number(model, "global_samples"), lr=lr)
 
 
-def scale_of(found: Mapping[str, Any]) -> Scale | None:
+def scale_of(entries: Mapping[str, Any]) -> Scale | None:
     """Return the loss scale; None if the file has none, or a constant scale of 1. ZeRO's files
     store an object, and other files plain numbers (runtime/fp16/loss_scaler.py).
     """
-    scaler = found.get("loss_scaler")
+    scaler = entries.get("loss_scaler")
     if not isinstance(scaler, Record):
-        if "cur_scale" not in found:
+        if "cur_scale" not in entries:
             return None
         # Without ZeRO the scaler's numbers stand beside the optimizer's state, under the same
         # names.
         scaler = Record(
-            "", (), {key: found.get(key) for key in found if key != "optimizer_state_dict"}
+            "", (), {key: entries.get(key) for key in entries if key != "optimizer_state_dict"}
         )
-    held, dynamic = scaler.state, bool(found.get("dynamic_loss_scale"))
-    if not dynamic and held.get("cur_scale") == 1.0:
+    settings, dynamic = scaler.state, bool(entries.get("dynamic_loss_scale"))
+    if not dynamic and settings.get("cur_scale") == 1.0:
         return None
     # cur_iter is the number of the next step, so the difference counts one step too many.
-    since = int(held.get("cur_iter") or 0) - int(held.get("last_overflow_iter") or 0) - 1
-    window = held.get("scale_window")
+    since = int(settings.get("cur_iter") or 0) - int(settings.get("last_overflow_iter") or 0) - 1
+    window = settings.get("scale_window")
     return Scale(
-        float(held["cur_scale"]),
+        float(settings["cur_scale"]),
         dynamic,
-        held.get("scale_factor"),
+        settings.get("scale_factor"),
         window,
-        held.get("min_scale"),
-        held.get("delayed_shift"),
+        settings.get("min_scale"),
+        settings.get("delayed_shift"),
         # DeepSpeed halves the scale at an overflow with 1 left, so one overflow less is tolerated.
-        None if held.get("cur_hysteresis") is None else int(held["cur_hysteresis"]) - 1,
+        None if settings.get("cur_hysteresis") is None else int(settings["cur_hysteresis"]) - 1,
         # Good steps since the scale last changed: after a full window the count starts at 1 again.
         (since - 1) % window + 1 if window and since > 0 else 0,
     )
@@ -294,14 +294,14 @@ def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     """Return two things about values that the script saved with the checkpoint: the values that are
     plain data, and a finding for each other value.
     """
-    found, left = {}, []
+    values, findings = {}, []
     for key, value in model.items():
         if key not in OWN:
-            held, problems = as_plain(value, f"client.{key}")
-            left += problems
+            value_as_data, problems = as_plain(value, f"client.{key}")
+            findings += problems
             if not problems:
-                found[str(key)] = held
-    return found, left
+                values[str(key)] = value_as_data
+    return values, findings
 
 
 def beside(model: Mapping[str, Any]) -> Iterator[Finding]:

@@ -30,25 +30,25 @@ def join_parts(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
     """
     _of_one_run(parts, hubs)
     stages, ranks = _sizes(parts)
-    found = _stack_stages(parts, hubs) if stages > 1 else _side_by_side(parts, hubs)
+    whole = _stack_stages(parts, hubs) if stages > 1 else _side_by_side(parts, hubs)
     layout = {**hubs[0].origin.layout, "pipeline": stages, "tensor": ranks}
     paths = tuple(dict.fromkeys(path for hub in hubs for path in hub.origin.files))
-    return replace(found, origin=replace(found.origin, layout=layout, files=paths))
+    return replace(whole, origin=replace(whole.origin, layout=layout, files=paths))
 
 
 def _sizes(parts: Sequence[StageFiles]) -> tuple[int, int]:
     """Return the number of pipeline stages and the number of tensor-parallel ranks."""
-    said = parts[0].model.get("checkpoint_parallel_dimensions") or {}
+    dimensions = parts[0].model.get("checkpoint_parallel_dimensions") or {}
     stages, ranks = (
-        said.get("pp_degree", len(parts) if parts[0].layers else 1),
-        said.get("tp_degree", 1),
+        dimensions.get("pp_degree", len(parts) if parts[0].layers else 1),
+        dimensions.get("tp_degree", 1),
     )
     if stages > 1 and ranks > 1:
         raise SourceError(
             f"{parts[0].folder}: found {stages} stages with {ranks} tensor ranks each, which"
             f" stagebridge cannot read yet; {ADVICE}"
         )
-    ranks = ranks if stages > 1 or said.get("tp_degree") else len(parts)
+    ranks = ranks if stages > 1 or dimensions.get("tp_degree") else len(parts)
     if stages * ranks != len(parts):
         raise SourceError(
             f"{parts[0].folder}: found {len(parts)} parts of a model, expected {stages * ranks};"
@@ -82,9 +82,9 @@ def _stack_stages(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
     """
     parameters: dict[str, Parameter] = {}
     for files, hub in zip(parts, hubs, strict=True):
-        for name, held in hub.parameters.items():
-            known = parameters.setdefault(name, held)
-            if known.weight.shape != held.weight.shape:
+        for name, parameter in hub.parameters.items():
+            first = parameters.setdefault(name, parameter)
+            if first.weight.shape != parameter.weight.shape:
                 raise SourceError(
                     f"{files.models[0]}: {show_value(name)} has another shape on an earlier stage; {DAMAGED}"
                 )
@@ -100,7 +100,7 @@ def _stack_stages(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
                 tuple(dict.fromkeys(name for row in rows for name in row.names)), rows[0].settings
             )
         )
-    buffers = {name: held for hub in hubs for name, held in hub.buffers.items()}
+    buffers = {name: buffer for hub in hubs for name, buffer in hub.buffers.items()}
     ties = {alias: name for hub in hubs for alias, name in hub.ties.items()}
     return replace(hubs[0], parameters=parameters, groups=tuple(groups), buffers=buffers, ties=ties)
 
@@ -113,47 +113,49 @@ def _side_by_side(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
     tensor-parallel ranks as data-parallel ranks, so the number of samples is divided by the number
     of tensor-parallel ranks.
     """
-    map = _map(parts[0])
+    map = _map_parts(parts[0])
     for files, hub in zip(parts, hubs, strict=True):
         if list(hub.parameters) != list(hubs[0].parameters):
             raise SourceError(
                 f"{files.models[0]}: this file has other parameters than"
                 f" {parts[0].models[0].name}; {DAMAGED}"
             )
-    parameters = {name: _whole(name, map, hubs, parts[0]) for name in hubs[0].parameters}
+    parameters = {name: _join_parameter(name, map, hubs, parts[0]) for name in hubs[0].parameters}
     where = hubs[0].where
-    seen = where.samples if where.samples is None else where.samples // len(parts)
-    return replace(hubs[0], parameters=parameters, where=replace(where, samples=seen))
+    samples = where.samples if where.samples is None else where.samples // len(parts)
+    return replace(hubs[0], parameters=parameters, where=replace(where, samples=samples))
 
 
-def _map(files: StageFiles) -> Mapping[str, Any]:
+def _map_parts(files: StageFiles) -> Mapping[str, Any]:
     """Return, by parameter name, the positions of the parameter's parts. The file has each name as
     a regular expression.
     """
     info = files.model.get(MAP) or {}
-    found = (info.get("affine_map") or {}).get("params")
-    if not found or info.get("autotp_unsupported_parameter_patterns"):
-        said = (
+    rows = (info.get("affine_map") or {}).get("params")
+    if not rows or info.get("autotp_unsupported_parameter_patterns"):
+        message = (
             "the file lacks the map of the parts' positions, which AutoTP writes since"
             " DeepSpeed 0.19"
         )
-        raise SourceError(f"{files.models[0]}: {said}; {ADVICE}")
+        raise SourceError(f"{files.models[0]}: {message}; {ADVICE}")
     return {
         re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$")): row
-        for key, row in found.items()
+        for key, row in rows.items()
     }
 
 
-def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: StageFiles) -> Parameter:
+def _join_parameter(
+    name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: StageFiles
+) -> Parameter:
     if name not in map:
         raise SourceError(
             f"{files.models[0]}: the file does not say how the parts of {show_value(name)} are joined;"
             f" {ADVICE}"
         )
-    row, held = map[name], [hub.parameters[name] for hub in hubs]
-    first = held[0]
+    row, parts = map[name], [hub.parameters[name] for hub in hubs]
+    first = parts[0]
     kinds = (set(first.moments), first.step, first.master is None)
-    if any((set(other.moments), other.step, other.master is None) != kinds for other in held):
+    if any((set(other.moments), other.step, other.master is None) != kinds for other in parts):
         raise SourceError(
             f"{files.folder}: the tensor-parallel ranks have different steps or moments of"
             f" {show_value(name)}; {DAMAGED}"
@@ -164,9 +166,9 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: StageF
 
     return replace(
         first,
-        weight=put([other.weight for other in held]),
-        master=first.master and put([other.best for other in held]),
-        moments={kind: put([other.moments[kind] for other in held]) for kind in first.moments},
+        weight=put([other.weight for other in parts]),
+        master=first.master and put([other.best for other in parts]),
+        moments={kind: put([other.moments[kind] for other in parts]) for kind in first.moments},
     )
 
 
@@ -177,27 +179,34 @@ def _place_parts(
     same part, the part of the first of these ranks is read.
     """
     shape = tuple(row["logical_shape"])
-    found: list[Placed] = []
-    for rank, held in enumerate(tensors):
+    pieces_by_place: list[Placed] = []
+    for rank, tensor in enumerate(tensors):
         part = row["ranks"][rank]
-        if tuple(part["shard_shape"]) != held.shape:
+        if tuple(part["shard_shape"]) != tensor.shape:
             raise SourceError(
-                f"{files.folder}: {show_value(name)} has shape {held.shape} on tensor-parallel rank"
+                f"{files.folder}: {show_value(name)} has shape {tensor.shape} on tensor-parallel rank"
                 f" {rank}, expected {tuple(part['shard_shape'])}; {DAMAGED}"
             )
         # Replicas, such as norms, are on every rank: `locations` has all of them, and one is
         # enough.
         pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))
-        found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
-    if not _fills(shape, [part.place for part in found]):
+        pieces_by_place += [
+            Placed(_box_of_part(piece, shape, name, files), _own_part(piece, tensor))
+            for piece in pieces
+        ]
+    if not _fills_shape(shape, [part.place for part in pieces_by_place]):
         raise SourceError(
             f"{files.folder}: the parts of {show_value(name)} do not fill the whole shape {shape};"
             f" {DAMAGED}"
         )
-    return found[0].source if len(found) == 1 else Boxed(tuple(found), shape, tensors[0].dtype)
+    return (
+        pieces_by_place[0].source
+        if len(pieces_by_place) == 1
+        else Boxed(tuple(pieces_by_place), shape, tensors[0].dtype)
+    )
 
 
-def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: StageFiles) -> Box:
+def _box_of_part(piece: Mapping[str, Any], shape: Shape, name: str, files: StageFiles) -> Box:
     """Return the block of the whole tensor that a part fills. Raises `SourceError` if the part is
     not a rectangular block.
     """
@@ -214,22 +223,22 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: StageFiles) -
     return Box(offsets, tuple(piece["shape"]))
 
 
-def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
-    """Return the part `piece` of the tensor `held` on one rank. Raises `ValueError` if the part is
+def _own_part(piece: Mapping[str, Any], tensor: Lazy) -> Lazy:
+    """Return the part `piece` of the tensor `tensor` on one rank. Raises `ValueError` if the part is
     not a rectangular block of the tensor.
     """
     (offset, strides), sizes = piece["dest"], tuple(piece["shape"])
     offsets = tuple(
-        offset // step % size for step, size in zip(steps(held.shape), held.shape, strict=True)
+        offset // step % size for step, size in zip(steps(tensor.shape), tensor.shape, strict=True)
     )
-    ends = zip(offsets, sizes, held.shape, strict=True)
+    ends = zip(offsets, sizes, tensor.shape, strict=True)
     if (
-        tuple(strides) != steps(held.shape)
+        tuple(strides) != steps(tensor.shape)
         or offset < 0
         or any(start + size > whole or size < 1 for start, size, whole in ends)
     ):
-        raise ValueError(f"{piece}: not a rectangular block of {held.shape}")
-    return held if sizes == held.shape else Strided(held, offset, sizes, steps(held.shape))
+        raise ValueError(f"{piece}: not a rectangular block of {tensor.shape}")
+    return tensor if sizes == tensor.shape else Strided(tensor, offset, sizes, steps(tensor.shape))
 
 
 def steps(shape: Shape) -> Shape:
@@ -237,7 +246,7 @@ def steps(shape: Shape) -> Shape:
     return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def _fills(shape: Shape, places: Sequence[Box]) -> bool:
+def _fills_shape(shape: Shape, places: Sequence[Box]) -> bool:
     """Return whether the boxes exactly fill a tensor of this shape, without overlap."""
     inside = all(
         offset >= 0 and size > 0 and offset + size <= whole

@@ -26,20 +26,20 @@ def modules(
     """
     import torch
 
-    claimed = {name for names in parts for name in names if name in entries}
-    free = {name: held for name, held in entries.items() if name not in claimed}
-    found: list[dict[str, Lazy]] = []
-    shared: set[str] = set()
+    trained_names = {name for names in parts for name in names if name in entries}
+    free = {name: tensor for name, tensor in entries.items() if name not in trained_names}
+    stages: list[dict[str, Lazy]] = []
+    copied_names: set[str] = set()
     for names in parts:
         # A tied parameter, `tied_modules.KEY.REST`, is REST in the file of each layer that uses it:
         # several entries may be it, and they have to be equal.
         copies = {
             name: [
                 entry
-                for entry, held in free.items()
+                for entry, tensor in free.items()
                 if name.startswith("tied_modules.")
                 and name.endswith(f".{entry.partition('.')[2]}")
-                and held.shape == shape
+                and tensor.shape == shape
             ]
             for name, shape in names.items()
             if name not in entries
@@ -52,27 +52,29 @@ def modules(
                     f"{where}: found {show_value(name)} in {len(same)} layer files, expected one file,"
                     f" or several with equal values; {DAMAGED}"
                 )
-        shared |= {copy for same in copies.values() for copy in same}
-        found.append(
+        copied_names |= {copy for same in copies.values() for copy in same}
+        stages.append(
             {name: entries[name] if name in entries else free[copies[name][0]] for name in names}
         )
-    found[0] |= {name: held for name, held in free.items() if name not in shared}
-    return found
+    stages[0] |= {name: tensor for name, tensor in free.items() if name not in copied_names}
+    return stages
 
 
-def layer(number: int, found: Mapping[str, Any]) -> dict[str, Lazy]:
+def layer(number: int, entries: Mapping[str, Any]) -> dict[str, Lazy]:
     """Return the tensors in a layer's file. The layer's number is added before each name."""
-    return {f"{number}.{name}": held for name, held in found.items() if isinstance(held, Lazy)}
+    return {
+        f"{number}.{name}": tensor for name, tensor in entries.items() if isinstance(tensor, Lazy)
+    }
 
 
 def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
     """Yield names and shapes of the parameters that a stage trains. Raises `SourceError` if the
     file has no shapes, such as a file written without ZeRO.
     """
-    if not isinstance(found := model.get("param_shapes"), list):
+    if not isinstance(groups := model.get("param_shapes"), list):
         raise SourceError(
             f"{path}: the file has no shapes of parameters, so the layers of the stage are not"
             " known; save the checkpoint with zero_optimization.stage 1, which gives the same"
             " numbers"
         )
-    yield from ((name, tuple(shape)) for group in found for name, shape in group.items())
+    yield from ((name, tuple(shape)) for group in groups for name, shape in group.items())

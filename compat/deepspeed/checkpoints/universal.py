@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.digests import SUMS
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted, pointer_target
 from bridge.checkpoint.hub import Hub, ParameterGroup, loss_finding
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.lazy import ElementRun, Joined, Lazy, cast_lazy, raw_bytes
 from bridge.checkpoint.torch_save import torch_file
 from bridge.errors import SourceError
@@ -91,7 +92,7 @@ class Universal(Format):
         if not isinstance(rows, list):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: the file lacks param_groups; {DAMAGED}")
         # Our own writing pads the rows (see GROUPS): those without parameters are no groups.
-        unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
+        unknown, rows = _has_unknown_groups(rows), [row for row in rows if row["params"]]
         groups = tuple(
             groups_of(
                 rows, level if len(rows) != len(shapes) else 2, _order_shapes(files, level, shapes)
@@ -119,7 +120,7 @@ class Universal(Format):
             if (place / name).is_file():
                 _of_one_run(place, load_file(place / name, place, "module"))
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files to write: a folder for each parameter, model states for every ZeRO
         stage, and the settings of the source's optimizer groups.
         """
@@ -128,22 +129,22 @@ class Universal(Format):
             hub,
             2,
             1,
-            wanted.dtype or hub.weight_dtype,
+            target.dtype or hub.weight_dtype,
             groups,
             tuple(group.names for group in groups),
         )
         tag = f"global_step{writing.steps_of(hub)}_universal"
         empty = writing.ZeroLayout(hub, 3, 1, layout.dtype, groups, layout.flats)
         models = (
-            torch_file(f"{tag}/{name}", writing.model_of(held, 0))
-            for name, held in zip(MODELS, (layout, empty), strict=True)
+            torch_file(f"{tag}/{name}", writing.model_of(content, 0))
+            for name, content in zip(MODELS, (layout, empty), strict=True)
         )
-        common = torch_file(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
-        files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
+        common = torch_file(f"{tag}/{ZERO}/{OPTIMIZER}", _common_state(layout))
+        files = (*models, *_parameter_files(layout, tag), common, File(LATEST, (tag.encode(),)))
         return PlannedFiles(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_find_losses(hub)))
 
 
-def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
+def _has_unknown_groups(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether stagebridge wrote these rows of groups for a source without groups. The real
     number of groups is then not known.
     """
@@ -164,7 +165,7 @@ def _order_shapes(files: StageFiles, level: int, shapes: Sequence[Named]) -> Seq
         or not deals_parameters(files.model.get("ds_config"))
     ):
         return shapes
-    return [{name: named[name] for name in collect_names(tuple(named), ranks)} for named in shapes]
+    return [{name: group[name] for name in collect_names(tuple(group), ranks)} for group in shapes]
 
 
 def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
@@ -176,13 +177,13 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
         if "/" in name or not path.is_file() or not isinstance(weight, Lazy) or not weight.count:
             continue
         value = archive.read_archive(path, place, KNOWN)
-        held, count = (
+        master, count = (
             value.get("param") if isinstance(value, dict) else value,
             min(weight.count, SAMPLE),
         )
-        if not isinstance(held, Lazy) or held.count != weight.count:
+        if not isinstance(master, Lazy) or master.count != weight.count:
             continue  # `read` names this problem, or the weight is a tensor-parallel part
-        if bytes(raw_bytes(cast_lazy(held, weight.dtype).flat(0, count))) != bytes(
+        if bytes(raw_bytes(cast_lazy(master, weight.dtype).flat(0, count))) != bytes(
             raw_bytes(weight.flat(0, count))
         ):
             raise SourceError(
@@ -198,20 +199,22 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
     SourceError.raise_if(
         f"{place / ZERO / name / FP32}.pt: missing, though {show_value(name)} is a parameter; {DAMAGED}"
-        for named in shapes
-        for name in named
+        for group in shapes
+        for name in group
         if "/" not in name and not (inside(place / ZERO / name, place) / f"{FP32}.pt").is_file()
     )
     tensors: dict[str, dict[str, Lazy]] = {}
     steps = []
-    for named in shapes:
-        found = {_step(place, name, common) for name in named}
-        if len(found) > 1:
+    for group in shapes:
+        steps_of_group = {_read_step(place, name, common) for name in group}
+        if len(steps_of_group) > 1:
             raise SourceError(
-                f"{place / ZERO}: parameters of one group have different steps ({show_value(found)}); {DAMAGED}"
+                f"{place / ZERO}: parameters of one group have different steps ({show_value(steps_of_group)}); {DAMAGED}"
             )
-        steps.append(found.pop() if found else None)
-        tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
+        steps.append(steps_of_group.pop() if steps_of_group else None)
+        tensors |= {
+            name: dict(_read_kinds(place, name, tuple(shape))) for name, shape in group.items()
+        }
     every = {kind for kinds in tensors.values() for kind in kinds}
     SourceError.raise_if(
         f"{place / ZERO / name / kind}.pt: missing, though other parameters have this file;"
@@ -222,7 +225,7 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
     return Flats(tensors, steps)
 
 
-def _step(place: Path, name: str, common: Any) -> float | None:
+def _read_step(place: Path, name: str, common: Any) -> float | None:
     path = place / ZERO / name / f"{STEP}.pt"
     value = archive.read_archive(path, place, KNOWN) if path.is_file() else common
     if isinstance(value, Lazy):
@@ -230,7 +233,7 @@ def _step(place: Path, name: str, common: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
+def _read_kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
     """Yield the tensors in a parameter's folder by kind (`fp32` or a moment). Raises `SourceError`
     if a tensor has the wrong number of elements.
     """
@@ -249,29 +252,29 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
                 f"{path}: DeepSpeed wrote this file as {was}.pt; rename each file to its original"
                 " name"
             )
-        held = value.get("param") if isinstance(value, dict) else value
-        if not isinstance(held, Lazy) or held.count != prod(shape):
+        tensor = value.get("param") if isinstance(value, dict) else value
+        if not isinstance(tensor, Lazy) or tensor.count != prod(shape):
             raise SourceError(
-                f"{path}: found {show_value(getattr(held, 'shape', held))}, expected a tensor of shape {shape}; {DAMAGED}"
+                f"{path}: found {show_value(getattr(tensor, 'shape', tensor))}, expected a tensor of shape {shape}; {DAMAGED}"
             )
         yield (
             path.stem,
-            held
-            if held.shape == shape
-            else Joined((ElementRun(held, 0, held.count),), shape, held.dtype),
+            tensor
+            if tensor.shape == shape
+            else Joined((ElementRun(tensor, 0, tensor.count),), shape, tensor.dtype),
         )
 
 
-def _parameters(layout: writing.ZeroLayout, tag: str) -> Iterator[File]:
-    for name, held in layout.hub.trainable_parameters.items():
+def _parameter_files(layout: writing.ZeroLayout, tag: str) -> Iterator[File]:
+    for name, parameter in layout.hub.trainable_parameters.items():
         top = f"{tag}/{ZERO}/{name}"
-        for kind, tensor in {FP32: held.best, **held.moments}.items():
+        for kind, tensor in {FP32: parameter.best, **parameter.moments}.items():
             yield torch_file(f"{top}/{kind}.pt", {"param": cast_lazy(tensor, "F32"), "cat_dim": 0})
         for value in writing.step_of(layout, [name]).values():
             yield torch_file(f"{top}/{STEP}.pt", value)
 
 
-def _common(layout: writing.ZeroLayout) -> dict[str, Any]:
+def _common_state(layout: writing.ZeroLayout) -> dict[str, Any]:
     """Return the contents of the file for state that all parameters share. At ZeRO stage 3
     DeepSpeed reads the step and the settings from `optimizer_state_dict`.
     """
@@ -305,7 +308,7 @@ def _find_losses(hub: Hub) -> Iterator[Finding]:
             f"{', '.join(hub.buffers)}: DeepSpeed loads no buffers from a universal checkpoint",
             Effect.NUMBERS,
         )
-    frozen = [name for name, held in hub.parameters.items() if not held.trained]
+    frozen = [name for name, parameter in hub.parameters.items() if not parameter.trained]
     if frozen:
         yield loss_finding(
             "frozen",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted, pointer_target
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import (
     Hub,
     Origin,
@@ -23,6 +23,7 @@ from bridge.checkpoint.hub import (
     loss_finding,
     settings_of,
 )
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.lazy import Cast, ElementRun, Joined, Lazy, cast_lazy, raw_bytes
 from bridge.checkpoint.run_files import has_run_files, verify_run_files, with_run_files
 from bridge.checkpoint.unpickle import Record
@@ -82,7 +83,7 @@ class Zero(Format):
             for path in files.all:
                 archive.verify_archive(path, place, used=used)
             for rank in files.models:
-                _model(files, rank)
+                _model_states(files, rank)
             if files.states and _stage(files.states[0]) < 3:
                 _of_one_run(files)
 
@@ -90,21 +91,21 @@ class Zero(Format):
         """Read the checkpoint: common state from the first file of model states, and flat groups
         from the files of all ranks.
         """
-        found = StageFiles.of(place)
-        if not found:
+        stage_files = StageFiles.of(place)
+        if not stage_files:
             raise SourceError(f"{place}: found no file with the model states of rank 0; {DAMAGED}")
         hubs = []
-        for files in found:
+        for files in stage_files:
             # The first rank's optimizer state: only values that all ranks share are read from it.
             optimizer = files.states[0] if files.states else files.model.get("optimizer") or {}
-            hubs.append(hub_of(self.name, files, _parameters(files), optimizer))
-        hub = parts.join_parts(found, hubs) if len(found) > 1 else hubs[0]
+            hubs.append(hub_of(self.name, files, _read_parameters(files), optimizer))
+        hub = parts.join_parts(stage_files, hubs) if len(stage_files) > 1 else hubs[0]
         # Trainer and accelerate keep the rest of a run beside the folder that `latest` names.
         return with_run_files(hub, place.parent) if _has_run_beside(place) else hub
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files to write for the wanted ZeRO stage and number of data-parallel ranks."""
-        return zero_writing.plan(hub, wanted)
+        return zero_writing.plan(hub, target)
 
 
 SAMPLE = 1024
@@ -126,11 +127,11 @@ def _of_one_run(files: StageFiles) -> None:
                 paths[flat] = files.optimizers[rank]
     # A run is what one rank holds of a parameter; `at` is where it begins in the parameter.
     for name, kinds in _in_fragments(files, shapes).tensors.items():
-        joined, weight, at = kinds[FP32], module[name], 0
-        for run in joined.runs if isinstance(joined, Joined) else ():
+        master, weight, at = kinds[FP32], module[name], 0
+        for run in master.runs if isinstance(master, Joined) else ():
             count = min(len(run), SAMPLE)
-            found = cast_lazy(run.source, weight.dtype).flat(run.start, run.start + count)
-            if bytes(raw_bytes(found)) != bytes(raw_bytes(weight.flat(at, at + count))):
+            rounding = cast_lazy(run.source, weight.dtype).flat(run.start, run.start + count)
+            if bytes(raw_bytes(rounding)) != bytes(raw_bytes(weight.flat(at, at + count))):
                 raise SourceError(
                     f"{paths[run.source]}: the masters of {show_value(name)} in this file do not round"
                     f" to the weights in {files.models[0].name}; the file belongs to another run or"
@@ -146,12 +147,12 @@ def _has_run_beside(place: Path) -> bool:
 Found = tuple[int, dict[str, Parameter], tuple[ParameterGroup, ...], list[Finding]]
 
 
-def hub_of(format: str, files: StageFiles, found: Found, optimizer: Mapping[str, Any]) -> Hub:
+def hub_of(format: str, files: StageFiles, contents: Found, optimizer: Mapping[str, Any]) -> Hub:
     """Return the hub of a checkpoint. The loss scale comes from `optimizer`, the parameters and
-    groups from `found`, and everything else from the model states.
+    groups from `contents`, and everything else from the model states.
     """
-    level, parameters, groups, findings = found
-    said, left = client(files.model)
+    level, parameters, groups, findings = contents
+    values, omissions = client(files.model)
     schedule, unread = as_plain(files.model.get("lr_scheduler"), "lr_scheduler")
     config, odd = as_plain(files.model.get("ds_config"), "ds_config")
     module = files.model["module"]
@@ -170,16 +171,16 @@ def hub_of(format: str, files: StageFiles, found: Found, optimizer: Mapping[str,
         where=where(files.model, groups[0].settings.get("lr") if groups else None),
         schedule=schedule,
         scale=scale_of(optimizer),
-        client=said,
+        client=values,
         config=config,
-        findings=(*findings, *left, *unread, *odd, *beside(files.model)),
+        findings=(*findings, *omissions, *unread, *odd, *beside(files.model)),
     )
 
 
-def _parameters(files: StageFiles) -> Found:
+def _read_parameters(files: StageFiles) -> Found:
     """Return the ZeRO stage of a checkpoint, its parameters, optimizer groups and findings."""
     if not files.states:
-        return _without(files)
+        return _read_without_zero(files)
     stages = {_stage(state) for state in files.states}
     if len(stages) > 1:
         raise SourceError(
@@ -200,21 +201,21 @@ def _parameters(files: StageFiles) -> Found:
             f" {count}; {DAMAGED}"
         )
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
-    rows = _rows(files, stage)
-    left = [*_find_losses(rows, _flat_states(files, stage)), *_find_exclusions(files, stage)]
-    ordered: Sequence[Named] = shapes
+    rows = _group_rows(files, stage)
+    findings = [*_find_losses(rows, _flat_states(files, stage)), *_find_exclusions(files, stage)]
+    shapes_in_order: Sequence[Named] = shapes
     if stage < 3 and deals_parameters(files.model.get("ds_config")):
         # Flat groups have their parameters as they were dealt out; the optimizer's groups have the
         # model's order.
         ranks = len(files.states)
-        ordered = [
-            {name: named[name] for name in collect_names(tuple(named), ranks)} for named in shapes
+        shapes_in_order = [
+            {name: group[name] for name in collect_names(tuple(group), ranks)} for group in shapes
         ]
     return (
         stage,
         parameters_of(files, stage, shapes, flats),
-        tuple(groups_of(rows, stage, ordered)),
-        left,
+        tuple(groups_of(rows, stage, shapes_in_order)),
+        findings,
     )
 
 
@@ -235,22 +236,22 @@ def _stage(state: Mapping[str, Any]) -> int:
     """Return the ZeRO stage of a rank's optimizer states. Files of the bf16 optimizer do not name
     the stage; they have the layout of stage 1.
     """
-    found = state.get("zero_stage", 1)
-    return int(found.arguments[0]) if isinstance(found, Record) else int(found)
+    stage = state.get("zero_stage", 1)
+    return int(stage.arguments[0]) if isinstance(stage, Record) else int(stage)
 
 
 def shapes_of(files: StageFiles) -> list[Named]:
     """Return the shapes of the parameters in each flat group, by name and in the group's order."""
-    found = files.model.get("param_shapes")
-    right = isinstance(found, list) and all(
+    groups = files.model.get("param_shapes")
+    right = isinstance(groups, list) and all(
         isinstance(group, dict) and all(isinstance(shape, tuple) for shape in group.values())
-        for group in found
+        for group in groups
     )
     if not right:
         raise SourceError(
-            f"{files.models[0]}: found {show_value(found, 40)} as param_shapes, expected shapes by name; {DAMAGED}"
+            f"{files.models[0]}: found {show_value(groups, 40)} as param_shapes, expected shapes by name; {DAMAGED}"
         )
-    return list(found)  # type: ignore[arg-type]
+    return list(groups)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -270,34 +271,34 @@ def _in_fragments(files: StageFiles, shapes: Sequence[Named]) -> Flats:
     """Return the optimizer state at ZeRO stages 1 and 2. Each rank's file has a part of
     every flat group, and the positions of parameters in this part (`param_slice_mappings`).
     """
-    dealt = deals_parameters(files.model.get("ds_config"))
+    deals = deals_parameters(files.model.get("ds_config"))
     runs: dict[str, dict[str, list[ElementRun]]] = {}
     steps: list[float | None] = []
-    for group, named in enumerate(shapes):
-        begins = _begins(files, group) if dealt else []
+    for group, names in enumerate(shapes):
+        begins = _begins(files, group) if deals else []
         kinds: dict[str, list[Lazy]] = {}
         for rank, state in enumerate(files.states):
             path = files.optimizers[rank]
-            flat, moments, step = _group(state, group, path)
+            flat, moments, step = _read_flat_group(state, group, path)
             _in_step(steps, group, step, path)
-            for kind, held in {FP32: flat, **moments}.items():
-                kinds.setdefault(kind, []).append(held)
+            for kind, tensor in {FP32: flat, **moments}.items():
+                kinds.setdefault(kind, []).append(tensor)
             places = (
-                _pieces_of_rank(state, group, named, begins[rank])
-                if dealt
-                else _fragments(state, group, named, path)
+                _pieces_of_rank(state, group, names, begins[rank])
+                if deals
+                else _fragments(state, group, names, path)
             )
             for name, start, count in places:
-                for kind, held in {FP32: flat, **moments}.items():
-                    if start + count > held.count:
+                for kind, tensor in {FP32: flat, **moments}.items():
+                    if start + count > tensor.count:
                         raise SourceError(
                             f"{path}: {show_value(name)} ends at element {start + count} of {kind},"
-                            f" but {kind} has only {held.count} elements; {DAMAGED}"
+                            f" but {kind} has only {tensor.count} elements; {DAMAGED}"
                         )
                     runs.setdefault(name, {}).setdefault(kind, []).append(
-                        ElementRun(held, start, start + count)
+                        ElementRun(tensor, start, start + count)
                     )
-    if not dealt:
+    if not deals:
         _in_order(files, shapes)
     return Flats(
         {name: _join_runs(files, shapes, name, kinds) for name, kinds in runs.items()}, steps
@@ -317,7 +318,7 @@ def _in_step(steps: list[float | None], group: int, step: float | None, path: Pa
         )
 
 
-def _group(
+def _read_flat_group(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[Lazy, dict[str, Lazy], float | None]:
     """Return masters, moments and step of one flat group on one rank. Moments and step come from
@@ -326,7 +327,7 @@ def _group(
     try:
         flat = state["single_partition_of_fp32_groups"][group]
         base = state["base_optimizer_state"]
-        held = (
+        state_of_group = (
             base[group]
             if isinstance(base, list)
             else base["state"].get(base["param_groups"][group]["params"][0], {})
@@ -334,19 +335,19 @@ def _group(
         settings = {} if isinstance(base, list) else base["param_groups"][group]
     except (LookupError, TypeError) as error:
         raise SourceError(f"{path}: found no flat group {group} ({error}); {DAMAGED}") from None
-    return flat, *_moments(held, settings, path)
+    return flat, *_moments(state_of_group, settings, path)
 
 
 def _moments(
-    held: Mapping[str, Any], settings: Mapping[str, Any], path: Path
+    state: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
     """Return the moments and the step in an optimizer's state. Some optimizers store the step in
     their settings instead.
     """
     moments = {
-        kind: value for kind, value in held.items() if kind != "step" and _is_moment(kind, value)
+        kind: value for kind, value in state.items() if kind != "step" and _is_moment(kind, value)
     }
-    step = held.get("step", settings.get("step"))
+    step = state.get("step", settings.get("step"))
     if isinstance(step, Lazy):
         step = float(step.whole())
     if step is not None and not isinstance(step, int | float):
@@ -355,18 +356,21 @@ def _moments(
 
 
 def _fragments(
-    state: Mapping[str, Any], group: int, named: Named, path: Path
+    state: Mapping[str, Any], group: int, names: Named, path: Path
 ) -> Iterator[tuple[str, int, int]]:
     try:
         rows = state["param_slice_mappings"][group].items()
-        found = [(name, int(held.state["start"]), int(held.state["numel"])) for name, held in rows]
+        positions = [
+            (name, int(mapping.state["start"]), int(mapping.state["numel"]))
+            for name, mapping in rows
+        ]
     except (LookupError, TypeError, AttributeError) as error:
         raise SourceError(
             f"{path}: found no positions of the parameters in flat group {group} ({error});"
             f" {DAMAGED}"
         ) from None
-    for name, start, count in found:
-        if name not in named or start < 0 or count < 0:
+    for name, start, count in positions:
+        if name not in names or start < 0 or count < 0:
             raise SourceError(
                 f"{path}: flat group {group} has no parameter {show_value(name)}, or its position is"
                 f" negative; {DAMAGED}"
@@ -379,7 +383,7 @@ def _begins(files: StageFiles, group: int) -> list[range]:
     the padding at the end of the group.
     """
     sizes = [
-        _group(state, group, files.optimizers[rank])[0].count
+        _read_flat_group(state, group, files.optimizers[rank])[0].count
         for rank, state in enumerate(files.states)
     ]
     ends = list(accumulate(sizes))
@@ -387,7 +391,7 @@ def _begins(files: StageFiles, group: int) -> list[range]:
 
 
 def _pieces_of_rank(
-    state: Mapping[str, Any], group: int, named: Named, held: range
+    state: Mapping[str, Any], group: int, names: Named, span: range
 ) -> Iterator[tuple[str, int, int]]:
     """Yield three things for each parameter with elements on this rank: the name, the offset of the
     part in the rank's tensor, and the part's number of elements. This function is for parameters
@@ -396,12 +400,12 @@ def _pieces_of_rank(
     """
     # Aligned parameters have padding behind each of them in the flat tensor; a file may have
     # no list of it.
-    paddings = (state.get("param_alignment_paddings") or {group: [0] * len(named)})[group]
+    paddings = (state.get("param_alignment_paddings") or {group: [0] * len(names)})[group]
     at = 0
-    for (name, shape), padding in zip(named.items(), paddings, strict=True):
-        first, last = max(at, held.start), min(at + prod(shape), held.stop)
+    for (name, shape), padding in zip(names.items(), paddings, strict=True):
+        first, last = max(at, span.start), min(at + prod(shape), span.stop)
         if first < last:
-            yield name, first - held.start, last - first
+            yield name, first - span.start, last - first
         at += prod(shape) + padding
 
 
@@ -409,8 +413,8 @@ def _in_order(files: StageFiles, shapes: Sequence[Named]) -> None:
     """Raise `SourceError` unless the parameters are in the model's order from rank to rank. This
     detects swapped files.
     """
-    for group, named in enumerate(shapes):
-        numbers = {name: number for number, name in enumerate(named)}
+    for group, names in enumerate(shapes):
+        numbers = {name: number for number, name in enumerate(names)}
         last = -1
         for rank, state in enumerate(files.states):
             for name in state["param_slice_mappings"][group]:
@@ -425,15 +429,15 @@ def _in_order(files: StageFiles, shapes: Sequence[Named]) -> None:
 def _join_runs(
     files: StageFiles, shapes: Sequence[Named], name: str, kinds: Mapping[str, Sequence[ElementRun]]
 ) -> dict[str, Lazy]:
-    shape = next(tuple(named[name]) for named in shapes if name in named)
+    shape = next(tuple(group[name]) for group in shapes if name in group)
     for kind, runs in kinds.items():
         count = sum(map(len, runs))
         if count != prod(shape):
-            said = (
+            message = (
                 f"all ranks together have {count} elements of {kind} for {show_value(name)}, expected"
                 f" {prod(shape)} for its shape {shape}"
             )
-            raise SourceError(f"{files.folder}: {said}; {DAMAGED}")
+            raise SourceError(f"{files.folder}: {message}; {DAMAGED}")
     return {kind: Joined(tuple(runs), shape, runs[0].source.dtype) for kind, runs in kinds.items()}
 
 
@@ -449,23 +453,24 @@ def _in_thirds(files: StageFiles, shapes: Sequence[Named]) -> Flats:
     ranks = len(files.states)
     tensors: dict[str, dict[str, Lazy]] = {}
     steps: list[float | None] = []
-    for group, named in enumerate(shapes):
-        held = [
-            _third(state, group, files.optimizers[rank]) for rank, state in enumerate(files.states)
+    for group, names in enumerate(shapes):
+        thirds = [
+            _read_third(state, group, files.optimizers[rank])
+            for rank, state in enumerate(files.states)
         ]
-        for rank, (_, step) in enumerate(held):
+        for rank, (_, step) in enumerate(thirds):
             _in_step(steps, group, step, files.optimizers[rank])
         offset = 0
-        for name, shape in named.items():
+        for name, shape in names.items():
             part = -(-prod(shape) // ranks)  # rounded up
             tensors[name] = dict(
-                _cut(files, [kinds for kinds, _ in held], offset, part, tuple(shape))
+                _cut_runs(files, [kinds for kinds, _ in thirds], offset, part, tuple(shape))
             )
             offset += part
     return Flats(tensors, steps)
 
 
-def _third(
+def _read_third(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
     """Return masters, moments and step of one flat group on one rank at ZeRO stage 3. Masters and
@@ -482,17 +487,17 @@ def _third(
     return {FP32: flat, **moments}, step
 
 
-def _cut(
+def _cut_runs(
     files: StageFiles,
-    held: Sequence[Mapping[str, Lazy]],
+    tensors_by_rank: Sequence[Mapping[str, Lazy]],
     offset: int,
     part: int,
     shape: tuple[int, ...],
 ) -> Iterator[tuple[str, Lazy]]:
     count = prod(shape)
-    for kind in held[0]:
+    for kind in tensors_by_rank[0]:
         runs = []
-        for rank, kinds in enumerate(held):
+        for rank, kinds in enumerate(tensors_by_rank):
             size = max(0, min(part, count - rank * part))  # the last ranks may hold only padding
             if kind not in kinds or offset + size > kinds[kind].count:
                 raise SourceError(
@@ -511,20 +516,20 @@ def parameters_of(
     """
     module, group_of = (
         files.model["module"],
-        {name: number for number, named in enumerate(shapes) for name in named},
+        {name: number for number, group in enumerate(shapes) for name in group},
     )
     buffers, ties = set(files.model.get("buffer_names") or ()), _ties(files)
     parameters: dict[str, Parameter] = {}
-    for name, held in module.items():
+    for name, tensor in module.items():
         if name in buffers or name in ties:
             continue
         if name in group_of:
             kinds = flats.tensors[name]
             parameters[name] = _trainable_parameter(
-                name, held, kinds, flats.steps[group_of[name]], stage, files
+                name, tensor, kinds, flats.steps[group_of[name]], stage, files
             )
         else:
-            parameters[name] = Parameter(_frozen(files, name, held, stage), trained=False)
+            parameters[name] = Parameter(_frozen_weight(files, name, tensor, stage), trained=False)
     missing = [name for name in group_of if name not in parameters]
     if missing:
         raise SourceError(
@@ -536,7 +541,7 @@ def parameters_of(
 
 def _trainable_parameter(
     name: str,
-    held: Any,
+    tensor: Any,
     kinds: Mapping[str, Lazy],
     step: float | None,
     stage: int,
@@ -546,11 +551,11 @@ def _trainable_parameter(
     the master is rounded to get the weight.
     """
     moments = {kind: lazy for kind, lazy in kinds.items() if kind != FP32}
-    master, dtype = kinds[FP32], held.dtype
-    weight = cast_lazy(master, dtype) if stage == 3 else held
-    if stage < 3 and held.shape != master.shape:
+    master, dtype = kinds[FP32], tensor.dtype
+    weight = cast_lazy(master, dtype) if stage == 3 else tensor
+    if stage < 3 and tensor.shape != master.shape:
         raise SourceError(
-            f"{files.models[0]}: {show_value(name)} has shape {held.shape} in the model, but"
+            f"{files.models[0]}: {show_value(name)} has shape {tensor.shape} in the model, but"
             f" {master.shape} in the optimizer; {DAMAGED}"
         )
     # A model in fp32 has no separate master.
@@ -558,16 +563,16 @@ def _trainable_parameter(
     return Parameter(master if alone else weight, None if alone else master, moments, step)
 
 
-def _frozen(files: StageFiles, name: str, held: Lazy, stage: int) -> Lazy:
+def _frozen_weight(files: StageFiles, name: str, tensor: Lazy, stage: int) -> Lazy:
     """Return the weight of a frozen parameter. Below ZeRO stage 3 the model states contain the
     whole weight; at stage 3 the weight is split over the ranks.
     """
     if stage < 3:
-        return held
+        return tensor
     shape = tuple((files.model.get("frozen_param_shapes") or {}).get(name, ()))
-    states = [files.model, *(_model(files, rank) for rank in sorted(files.models) if rank)]
-    found = [(state.get("frozen_param_fragments") or {}).get(name) for state in states]
-    parts = [part for part in found if isinstance(part, Lazy)]
+    states = [files.model, *(_model_states(files, rank) for rank in sorted(files.models) if rank)]
+    fragments = [(state.get("frozen_param_fragments") or {}).get(name) for state in states]
+    parts = [part for part in fragments if isinstance(part, Lazy)]
     if len(parts) != len(states) or sum(part.count for part in parts) < prod(shape):
         raise SourceError(
             f"{files.folder}: parts of the frozen parameter {show_value(name)} are missing; {DAMAGED}"
@@ -580,7 +585,7 @@ def _frozen(files: StageFiles, name: str, held: Lazy, stage: int) -> Lazy:
     return Joined(tuple(runs), shape, parts[0].dtype)
 
 
-def _model(files: StageFiles, rank: int) -> Mapping[str, Any]:
+def _model_states(files: StageFiles, rank: int) -> Mapping[str, Any]:
     return load_file(files.models[rank], files.folder, "module")
 
 
@@ -597,7 +602,7 @@ def groups_of(
         )
 
 
-def _rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
+def _group_rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
     state = files.states[0]
     base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
     return (
@@ -607,21 +612,23 @@ def _rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
     )
 
 
-def _without(files: StageFiles) -> Found:
+def _read_without_zero(files: StageFiles) -> Found:
     """Read a checkpoint of ZeRO stage 0. There the optimizer's state has parameter numbers instead
     of names, in the order of the optimizer's groups.
     """
-    held = files.model.get("optimizer") or {}
-    base = held.get("optimizer_state_dict", held)
-    left = {*(files.model.get("buffer_names") or ()), *_ties(files)}
-    module = {name: tensor for name, tensor in files.model["module"].items() if name not in left}
+    optimizer = files.model.get("optimizer") or {}
+    base = optimizer.get("optimizer_state_dict", optimizer)
+    other_names = {*(files.model.get("buffer_names") or ()), *_ties(files)}
+    module = {
+        name: tensor for name, tensor in files.model["module"].items() if name not in other_names
+    }
     rows = base.get("param_groups") or []
     numbers = [number for row in rows for number in row["params"]]
     if not numbers:
         none = loss_finding("moments", "the file has no optimizer state", Effect.NUMBERS)
         return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [none]
-    names = _number_parameters(files, module, numbers, base, held)
-    masters = dict(_masters(held, rows, names, module))
+    names = _number_parameters(files, module, numbers, base, optimizer)
+    masters = dict(_masters(optimizer, rows, names, module))
     parameters = {
         name: _whole_parameter(name, tensor, names, base, masters, files)
         for name, tensor in module.items()
@@ -641,16 +648,16 @@ def _ties(files: StageFiles) -> dict[str, str]:
     from ZeRO's list of shared parameters. Without this list, names whose tensors share storage are
     tied.
     """
-    said = files.model.get("shared_params")
-    if said is not None:
-        return {str(alias): str(name) for alias, name in said.items()}
+    names_by_alias = files.model.get("shared_params")
+    if names_by_alias is not None:
+        return {str(alias): str(name) for alias, name in names_by_alias.items()}
     places: dict[Lazy, str] = {}
-    found = {
+    first_names = {
         name: places.setdefault(tensor, name)
         for name, tensor in files.model["module"].items()
         if tensor.count
     }
-    return {alias: name for alias, name in found.items() if alias != name}
+    return {alias: name for alias, name in first_names.items() if alias != name}
 
 
 def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -688,8 +695,10 @@ def _flat_states(files: StageFiles, stage: int) -> dict[str, Mapping[str, Any]]:
     """Return the first rank's optimizer state of each flat group."""
     state = files.states[0]
     base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
-    found = enumerate(base) if isinstance(base, list) else base["state"].items()
-    return {f"flat group {number}": held for number, held in found if isinstance(held, Mapping)}
+    states = enumerate(base) if isinstance(base, list) else base["state"].items()
+    return {
+        f"flat group {number}": values for number, values in states if isinstance(values, Mapping)
+    }
 
 
 def _number_parameters(
@@ -697,7 +706,7 @@ def _number_parameters(
     module: Mapping[str, Lazy],
     numbers: Sequence[int],
     base: Mapping[str, Any],
-    held: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
 ) -> dict[str, int]:
     """Return the number that each parameter has in the optimizer, by parameter name. The file has
     numbers without names. With a single group, the numbers are in the model's order. If there are
@@ -720,12 +729,14 @@ def _number_parameters(
     )
     if fits and alone:
         return dict(zip(own, numbers, strict=True))
-    found = (
-        _chosen(own, module, numbers, shapes, held) if alone and len(own) > len(numbers) else None
+    numbers_by_name = (
+        _choose_numbers(own, module, numbers, shapes, optimizer)
+        if alone and len(own) > len(numbers)
+        else None
     )
-    found = found or _by_shape(own, module, shapes)
-    if found is not None:
-        return found
+    numbers_by_name = numbers_by_name or _by_shape(own, module, shapes)
+    if numbers_by_name is not None:
+        return numbers_by_name
     several = "the groups of the optimizer are not in the model's order"
     frozen = (
         f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and the shapes do not"
@@ -737,19 +748,23 @@ def _number_parameters(
     )
 
 
-def _chosen(
+def _choose_numbers(
     own: Sequence[str],
     module: Mapping[str, Lazy],
     numbers: Sequence[int],
     shapes: Mapping[int, Any],
-    held: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
 ) -> dict[str, int] | None:
     """Return the number of each trained parameter by name, for a model with frozen parameters and
     one optimizer group. The numbers are in the model's order. Return None unless exactly one choice
     of the trained parameters fits.
     """
     masters = dict(
-        zip(numbers, _masters_in_order(held, [shapes[number] for number in numbers]), strict=False)
+        zip(
+            numbers,
+            _masters_in_order(optimizer, [shapes[number] for number in numbers]),
+            strict=False,
+        )
     )
 
     def fit(number: int, name: str) -> bool:
@@ -774,24 +789,24 @@ def _earliest(
     """Return a number for some of the names in `own`: each number goes to the first name that fits
     and that follows the name of the previous number. Return None if a number fits no such name.
     """
-    left, found = iter(own), dict[str, int]()
+    names, numbers_by_name = iter(own), dict[str, int]()
     for number in numbers:
-        name = next((name for name in left if fit(number, name)), None)
+        name = next((name for name in names if fit(number, name)), None)
         if name is None:
             return None
-        found[name] = number
-    return found
+        numbers_by_name[name] = number
+    return numbers_by_name
 
 
-def _masters_in_order(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
+def _masters_in_order(optimizer: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
     """Return the masters of a single group, in the group's order; empty if the file has no masters.
     The file has either one tensor for each master or one flat tensor.
     """
-    flats = held.get("fp32_groups_flat") or ()
+    flats = optimizer.get("fp32_groups_flat") or ()
     if not flats or None in shapes:
         return [
             master
-            for group in held.get("fp32_groups") or ()
+            for group in optimizer.get("fp32_groups") or ()
             for master in group
             if isinstance(master, Lazy)
         ]
@@ -814,16 +829,16 @@ def _by_shape(
     by: dict[Any, list[str]] = {}  # with frozen ones, which may be those that have the shape
     for name in own:
         by.setdefault(module[name].shape, []).append(name)
-    found = {}
+    numbers_by_name = {}
     for number, shape in shapes.items():
         if shape is None or len(by.get(shape, ())) != 1:
             return None
-        found[by[shape][0]] = number
-    return found if len(found) == len(shapes) else None
+        numbers_by_name[by[shape][0]] = number
+    return numbers_by_name if len(numbers_by_name) == len(shapes) else None
 
 
 def _masters(
-    held: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
     names: Mapping[str, int],
     module: Mapping[str, Lazy],
@@ -832,9 +847,9 @@ def _masters(
     each parameter or one flat tensor for each group (runtime/fp16).
     """
     by_number = {number: name for name, number in names.items()}
-    for row, group in zip(rows, held.get("fp32_groups") or (), strict=False):
+    for row, group in zip(rows, optimizer.get("fp32_groups") or (), strict=False):
         yield from zip((by_number[number] for number in row["params"]), group, strict=True)
-    for row, flat in zip(rows, held.get("fp32_groups_flat") or (), strict=False):
+    for row, flat in zip(rows, optimizer.get("fp32_groups_flat") or (), strict=False):
         at = 0
         for number in row["params"]:
             name = by_number[number]

@@ -12,8 +12,8 @@ from typing import Any
 
 from bridge.checkpoint.digests import SUMS
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import PlannedFiles, Wanted
 from bridge.checkpoint.hub import Hub, ParameterGroup, Scale, loss_finding, weights_of
+from bridge.checkpoint.interface import PlannedFiles, Wanted
 from bridge.checkpoint.lazy import ElementRun, Held, Joined, Lazy, cast_lazy, torch_type
 from bridge.checkpoint.torch_save import Size, torch_file
 from bridge.checkpoint.unpickle import Constant, Record
@@ -49,41 +49,49 @@ class ZeroLayout:
 
     def weight(self, name: str) -> Lazy:
         """Return the weight of a parameter in the compute format."""
-        held = self.hub.parameters[name]
-        return weights_of(held.weight if held.weight.dtype == self.dtype else held.best, self.dtype)
+        parameter = self.hub.parameters[name]
+        return weights_of(
+            parameter.weight if parameter.weight.dtype == self.dtype else parameter.best, self.dtype
+        )
 
     def kinds(self, flat: Sequence[str]) -> dict[str, dict[str, Lazy]]:
         """Return masters and moments of the parameters `flat` in fp32, by kind and then by name."""
         parameters = self.hub.parameters
-        found = {"fp32": {name: cast_lazy(parameters[name].best, "F32") for name in flat}}
+        tensors = {"fp32": {name: cast_lazy(parameters[name].best, "F32") for name in flat}}
         for kind in parameters[flat[0]].moments if flat else ():
-            found[kind] = {name: cast_lazy(parameters[name].moments[kind], "F32") for name in flat}
-        return found
+            tensors[kind] = {
+                name: cast_lazy(parameters[name].moments[kind], "F32") for name in flat
+            }
+        return tensors
 
 
-def plan(hub: Hub, wanted: Wanted) -> PlannedFiles:
+def plan(hub: Hub, target: Wanted) -> PlannedFiles:
     """Return the files of a ZeRO checkpoint of `hub`. Raises `SourceError` if DeepSpeed would
     refuse the checkpoint or load it wrongly.
     """
-    if wanted.level == 0:
+    if target.level == 0:
         raise SourceError(
             "deepspeed: stagebridge reads checkpoints of ZeRO 0, but cannot write them; use"
             " --level 1, which gives the same numbers"
         )
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
-    level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
+    level, ranks = target.level or was.get("zero", 0) or 1, target.ranks or was.get("ranks", 1)
     # More ranks than elements would leave some rank with nothing to hold.
-    elements = sum(prod(held.weight.shape) for held in hub.trainable_parameters.values())
+    elements = sum(prod(parameter.weight.shape) for parameter in hub.trainable_parameters.values())
     if elements < ranks:
         raise SourceError(
             f"deepspeed: found {ranks:,} ranks for only {elements:,} trained elements; choose"
             " fewer ranks with --ranks"
         )
-    layout = ZeroLayout(hub, level, ranks, wanted.dtype or hub.weight_dtype, _groups(hub))
+    layout = ZeroLayout(hub, level, ranks, target.dtype or hub.weight_dtype, _groups(hub))
     layout = ZeroLayout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
     _same_moments(hub)
     tag = f"global_step{steps_of(hub)}"
-    files = (*_models(layout, tag), *_optimizers(layout, tag), File(LATEST, (tag.encode(),)))
+    files = (
+        *_model_files(layout, tag),
+        *_optimizer_files(layout, tag),
+        File(LATEST, (tag.encode(),)),
+    )
     return PlannedFiles(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
 
 
@@ -97,11 +105,11 @@ def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
             " and settings from these files by their position; write the checkpoint with --to"
             " universal, which uses names"
         )
-    named = [name for group in hub.groups for name in group.names]
-    odd = sorted(set(named) ^ set(hub.trainable_parameters))
-    if odd or len(named) != len(set(named)):
+    names = [name for group in hub.groups for name in group.names]
+    odd = sorted(set(names) ^ set(hub.trainable_parameters))
+    if odd or len(names) != len(set(names)):
         raise SourceError(
-            f"deepspeed: the parameter {(odd or named)[0]} is in no optimizer group, or in"
+            f"deepspeed: the parameter {(odd or names)[0]} is in no optimizer group, or in"
             " several; the source checkpoint is damaged"
         )
     return hub.groups
@@ -111,10 +119,10 @@ def _same_moments(hub: Hub) -> None:
     """Raise `SourceError` unless all trained parameters have the same moments, which flat groups
     require.
     """
-    trained = hub.trainable_parameters
-    for name, held in trained.items():
-        if set(held.moments) != set(hub.moments):
-            missing = sorted(set(hub.moments) - set(held.moments))
+    parameters = hub.trainable_parameters
+    for name, parameter in parameters.items():
+        if set(parameter.moments) != set(hub.moments):
+            missing = sorted(set(hub.moments) - set(parameter.moments))
             raise SourceError(
                 f"deepspeed: {name} lacks the moments {', '.join(missing)}; all parameters of a"
                 " flat group need the same moments"
@@ -143,7 +151,7 @@ def _flats(layout: ZeroLayout) -> Iterator[tuple[str, ...]]:
         names: list[str] = []
         for name in group.names:
             names.append(name)
-            if sum(sizes[held] for held in names) >= most or name == group.names[-1]:
+            if sum(sizes[member] for member in names) >= most or name == group.names[-1]:
                 yield tuple(names)
                 names = []
 
@@ -155,7 +163,7 @@ def steps_of(hub: Hub) -> int:
 # Model states
 
 
-def _models(layout: ZeroLayout, tag: str) -> Iterator[File]:
+def _model_files(layout: ZeroLayout, tag: str) -> Iterator[File]:
     if layout.level < 3:
         yield torch_file(f"{tag}/mp_rank_00_model_states.pt", model_of(layout, 0))
         return
@@ -172,10 +180,10 @@ def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     """
     hub, shapes = (
         layout.hub,
-        {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()},
+        {name: Size(parameter.weight.shape) for name, parameter in layout.hub.parameters.items()},
     )
     frozen = (
-        [name for name, held in hub.parameters.items() if not held.trained]
+        [name for name, parameter in hub.parameters.items() if not parameter.trained]
         if layout.level > 1
         else []
     )
@@ -185,7 +193,7 @@ def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
         # (runtime/lr_schedules.py: state_dict).
         schedule = {"last_batch_iteration": hub.where.steps - 1, **(schedule or {})}
     return {
-        "module": OrderedDict(_module(layout)),
+        "module": OrderedDict(_module_entries(layout)),
         "buffer_names": list(hub.buffers),
         "optimizer": None,
         "param_shapes": [
@@ -215,16 +223,18 @@ def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     }
 
 
-def _module(layout: ZeroLayout) -> Iterator[tuple[str, Lazy]]:
+def _module_entries(layout: ZeroLayout) -> Iterator[tuple[str, Lazy]]:
     """Yield the entries of the model's state dictionary. At ZeRO stage 3 parameters are empty
     tensors, and only buffers have values.
     """
-    empty = Held(_zeros(0, layout.dtype))
-    found = {
+    empty = Held(_make_zeros(0, layout.dtype))
+    entries = {
         name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters
     }
-    yield from found.items()
-    yield from ((alias, found[name]) for alias, name in layout.hub.ties.items() if name in found)
+    yield from entries.items()
+    yield from (
+        (alias, entries[name]) for alias, name in layout.hub.ties.items() if name in entries
+    )
     yield from layout.hub.buffers.items()
 
 
@@ -236,7 +246,7 @@ def _fragment(layout: ZeroLayout, name: str, rank: int) -> Lazy:
     return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
 
 
-def _zeros(count: int, dtype: str) -> Any:
+def _make_zeros(count: int, dtype: str) -> Any:
     import torch
 
     return torch.zeros(count, dtype=torch_type(dtype))
@@ -245,16 +255,16 @@ def _zeros(count: int, dtype: str) -> Any:
 # Optimizer states
 
 
-def _optimizers(layout: ZeroLayout, tag: str) -> Iterator[File]:
+def _optimizer_files(layout: ZeroLayout, tag: str) -> Iterator[File]:
     for rank in range(layout.ranks):
         name = f"{PREFIX.get(layout.dtype, '')}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         state = _thirds(layout, rank) if layout.level == 3 else _slices(layout, rank)
-        held = {
+        contents = {
             "optimizer_state_dict": state,
             "ds_config": layout.hub.config or {},
             "ds_version": RELEASE,
         }
-        yield torch_file(f"{tag}/{name}", held)
+        yield torch_file(f"{tag}/{name}", contents)
 
 
 def _slices(layout: ZeroLayout, rank: int) -> dict[str, Any]:
@@ -304,23 +314,27 @@ def _slice(layout: ZeroLayout, flat: Sequence[str], rank: int) -> Cut:
     padded and cut into equal parts.
     """
     kinds = layout.kinds(flat)
-    count = sum(held.count for held in kinds["fp32"].values())
+    count = sum(tensors.count for tensors in kinds["fp32"].values())
     # -count % n is the padding up to the next multiple of n.
     size = (count + -count % (ALIGNMENT * layout.ranks)) // layout.ranks
     begin, end = rank * size, min(count, (rank + 1) * size)
     # The last ranks may hold nothing but padding: then `begin` lies beyond `end`.
-    found = {kind: _between(held, begin, max(begin, end)) for kind, held in kinds.items()}
-    padding = size - found["fp32"].count
-    moments = {kind: _padded(held, padding) for kind, held in found.items() if kind != "fp32"}
-    return Cut(found["fp32"], moments, padding, dict(_places(kinds["fp32"], begin, begin + size)))
+    slices = {
+        kind: _cut_between(tensors, begin, max(begin, end)) for kind, tensors in kinds.items()
+    }
+    padding = size - slices["fp32"].count
+    moments = {
+        kind: _pad_tensor(tensors, padding) for kind, tensors in slices.items() if kind != "fp32"
+    }
+    return Cut(slices["fp32"], moments, padding, dict(_places(kinds["fp32"], begin, begin + size)))
 
 
-def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
-    """Place the tensors in `held` one after the other, and return the elements from `begin` up to,
+def _cut_between(tensors: Mapping[str, Lazy], begin: int, end: int) -> Joined:
+    """Place the tensors in `tensors` one after the other, and return the elements from `begin` up to,
     but not including, `end`.
     """
     runs, at = [], 0
-    for tensor in held.values():
+    for tensor in tensors.values():
         first, last = max(begin, at), min(end, at + tensor.count)
         if first < last:
             runs.append(ElementRun(tensor, first - at, last - at))
@@ -328,23 +342,23 @@ def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
     return Joined(tuple(runs), (sum(map(len, runs)),), "F32")
 
 
-def _padded(held: Lazy, padding: int) -> Lazy:
+def _pad_tensor(tensor: Lazy, padding: int) -> Lazy:
     if not padding:
-        return held
-    zeros = Held(_zeros(padding, held.dtype))
+        return tensor
+    zeros = Held(_make_zeros(padding, tensor.dtype))
     return Joined(
-        (ElementRun(held, 0, held.count), ElementRun(zeros, 0, padding)),
-        (held.count + padding,),
-        held.dtype,
+        (ElementRun(tensor, 0, tensor.count), ElementRun(zeros, 0, padding)),
+        (tensor.count + padding,),
+        tensor.dtype,
     )
 
 
-def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
+def _places(tensors: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
     """Yield name and position of each parameter with elements in a rank's part
     (utils/tensor_fragment.py: fragment_address).
     """
     at = 0
-    for name, tensor in held.items():
+    for name, tensor in tensors.items():
         first, last = max(begin, at), min(end, at + tensor.count)
         if first < last:
             yield (
@@ -361,13 +375,13 @@ def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[st
 def _thirds(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     """Return a rank's optimizer states at ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
     parts = [
-        {kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()}
+        {kind: _third(tensors, rank, layout.ranks) for kind, tensors in layout.kinds(flat).items()}
         for flat in layout.flats
     ]
     state = {
         number: {
             **step_of(layout, flat),
-            **{kind: held for kind, held in part.items() if kind != "fp32"},
+            **{kind: tensors for kind, tensors in part.items() if kind != "fp32"},
         }
         for number, (part, flat) in enumerate(zip(parts, layout.flats, strict=True))
     }
@@ -381,21 +395,21 @@ def _thirds(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     }
 
 
-def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
-    """Return a rank's parts of all tensors in `held`, one after the other. Each tensor is cut into
+def _third(tensors: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
+    """Return a rank's parts of all tensors in `tensors`, one after the other. Each tensor is cut into
     equal parts, and the last parts are padded.
     """
     runs: list[ElementRun] = []
     dtype = "F32"
-    for tensor in held.values():
+    for tensor in tensors.values():
         part, dtype = -(-tensor.count // ranks), tensor.dtype  # rounded up
         first, last = min(tensor.count, rank * part), min(tensor.count, (rank + 1) * part)
         runs.append(ElementRun(tensor, first, last))
         if padding := part - (last - first):
-            runs.append(ElementRun(Held(_zeros(padding, dtype)), 0, padding))
+            runs.append(ElementRun(Held(_make_zeros(padding, dtype)), 0, padding))
     # Parameters with fewer elements than ranks leave empty runs.
-    kept = tuple(run for run in runs if len(run))
-    return Joined(kept, (sum(map(len, kept)),), dtype)
+    filled_runs = tuple(run for run in runs if len(run))
+    return Joined(filled_runs, (sum(map(len, filled_runs)),), dtype)
 
 
 def _rows(layout: ZeroLayout) -> Iterator[dict[str, Any]]:
@@ -434,10 +448,13 @@ def own_adam(hub: Hub) -> bool:
     """Return whether DeepSpeed would build its own Adam: the config's type is Adam or AdamW, and
     torch_adam is off.
     """
-    said = (hub.config or {}).get("optimizer")
-    if not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
+    section = (hub.config or {}).get("optimizer")
+    if not isinstance(section, Mapping) or str(section.get("type", "")).lower() not in (
+        "adam",
+        "adamw",
+    ):
         return False
-    options = said.get("params")
+    options = section.get("params")
     return not (isinstance(options, Mapping) and options.get("torch_adam"))
 
 
@@ -456,24 +473,24 @@ def scaler(layout: ZeroLayout) -> dict[str, Any]:
         }
         return none if layout.level == 3 or layout.dtype != "F16" else {}
     if not scale.dynamic:
-        held = Record(f"{SCALERS} LossScaler", (), {"cur_scale": scale.value, "dynamic": False})
-        return {"loss_scaler": held, "dynamic_loss_scale": False}
+        record = Record(f"{SCALERS} LossScaler", (), {"cur_scale": scale.value, "dynamic": False})
+        return {"loss_scaler": record, "dynamic_loss_scale": False}
     return {
-        "loss_scaler": Record(f"{SCALERS} DynamicLossScaler", (), _dynamic(layout, scale)),
+        "loss_scaler": Record(f"{SCALERS} DynamicLossScaler", (), _dynamic_scaler(layout, scale)),
         "dynamic_loss_scale": True,
     }
 
 
-def _dynamic(layout: ZeroLayout, scale: Scale) -> dict[str, Any]:
+def _dynamic_scaler(layout: ZeroLayout, scale: Scale) -> dict[str, Any]:
     """Return the state of the dynamic loss scaler (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
-    said = (layout.hub.config or {}).get("fp16")
-    consecutive = bool(isinstance(said, Mapping) and said.get("consecutive_hysteresis"))
-    done, hysteresis = steps_of(layout.hub), scale.hysteresis or 2
+    section = (layout.hub.config or {}).get("fp16")
+    consecutive = bool(isinstance(section, Mapping) and section.get("consecutive_hysteresis"))
+    steps, hysteresis = steps_of(layout.hub), scale.hysteresis or 2
     return {
         "cur_scale": scale.value,
         "dynamic": True,
-        "cur_iter": done,
-        "last_overflow_iter": done - (scale.good or 0) - 1,
+        "cur_iter": steps,
+        "last_overflow_iter": steps - (scale.good or 0) - 1,
         "scale_factor": scale.factor or 2.0,
         "scale_window": scale.window or 1000,
         "min_scale": 1 if scale.minimum is None else scale.minimum,
@@ -527,7 +544,11 @@ def unsaid(layout: ZeroLayout) -> Iterator[Any]:
         yield loss_finding(
             "random", "DeepSpeed checkpoints do not store random states", Effect.NUMBERS
         )
-    wide = [name for name, held in hub.trainable_parameters.items() if held.best.dtype == "F64"]
+    wide = [
+        name
+        for name, parameter in hub.trainable_parameters.items()
+        if parameter.best.dtype == "F64"
+    ]
     if wide:
         yield loss_finding(
             "masters",

@@ -120,8 +120,8 @@ def _key(path: str, rows: Sequence[Mapping[str, Any]]) -> Key:
         for row in sorted(rows, key=lambda row: _place(row.get("since", "")))
         if not row.get("refused")
     )
-    rejected = next((row["since"] for row in rows if row.get("refused")), "")
-    return Key(path, periods, rejected, DECIDED["instead"].get(path, ""))
+    refused_since = next((row["since"] for row in rows if row.get("refused")), "")
+    return Key(path, periods, refused_since, DECIDED["instead"].get(path, ""))
 
 
 def _place(since: str) -> int:
@@ -134,10 +134,10 @@ def _window(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def _keys() -> Iterator[tuple[str, Key]]:
     """Yield each key with its history. Keys have the order of the schema."""
-    found: dict[str, list[Mapping[str, Any]]] = {path: [] for path in fields(DeepSpeed)}
+    rows_by_key: dict[str, list[Mapping[str, Any]]] = {path: [] for path in fields(DeepSpeed)}
     for row in _rows("keys"):
-        found.setdefault(row["key"], []).append(row)
-    yield from ((path, _key(path, rows)) for path, rows in found.items() if rows)
+        rows_by_key.setdefault(row["key"], []).append(row)
+    yield from ((path, _key(path, rows)) for path, rows in rows_by_key.items() if rows)
 
 
 KEYS: Mapping[str, Key] = MappingProxyType(dict(_keys()))
@@ -186,8 +186,8 @@ class Release(AnyRelease):
 
     @cached_property
     def _defaults_by_path(self) -> Mapping[str, Any]:
-        filled = {row.key: row.at(self.version) for row in self.having(KEYS.values())}
-        return {path: value for path, value in filled.items() if value is not None}
+        defaults = {row.key: row.at(self.version) for row in self.having(KEYS.values())}
+        return {path: value for path, value in defaults.items() if value is not None}
 
     def section_defaults(self, section: str) -> Mapping[str, Any]:
         """Return the defaults of the keys in an optional section. These defaults apply only if the
@@ -202,8 +202,8 @@ class Release(AnyRelease):
     @cached_property
     def bounds(self) -> Mapping[str, tuple[str, ...]]:
         """Return the limits of this release that the schema does not have, by path."""
-        found = {path: KEYS[path].bounds(self.version) for path in KEYS}
-        return {path: bounds for path, bounds in found.items() if bounds}
+        limits = {path: KEYS[path].bounds(self.version) for path in KEYS}
+        return {path: bounds for path, bounds in limits.items() if bounds}
 
     @cached_property
     def keys_to_refuse(self) -> frozenset[str]:
@@ -222,8 +222,8 @@ class Release(AnyRelease):
         (engine.py, `_configure_basic_optimizer`).
         """
         own = kind == "optimizers" and name.lower() in self._lower_case_types
-        wanted = name.lower() if own else name
-        return tuple(row for row in self._types.get(kind, ()) if row.type == wanted)
+        own_name = name.lower() if own else name
+        return tuple(row for row in self._types.get(kind, ()) if row.type == own_name)
 
     def arguments(self, kind: str, name: str) -> frozenset[str] | None:
         """Return the arguments that at least one implementation of the optimizer or scheduler
@@ -231,12 +231,12 @@ class Release(AnyRelease):
         that the user wrote.
         """
         forms = self.forms(kind, name)
-        listed = [form.args for form in forms if form.args is not None]
-        if not forms or len(listed) < len(forms):
+        argument_lists = [form.args for form in forms if form.args is not None]
+        if not forms or len(argument_lists) < len(forms):
             return None
         more = (argument for form in forms for argument in (*form.required, *form.ignored))
         return frozenset(
-            ("max_grad_norm", *more, *(argument for args in listed for argument in args))
+            ("max_grad_norm", *more, *(argument for args in argument_lists for argument in args))
         )
 
     @cached_property
@@ -263,10 +263,12 @@ class Release(AnyRelease):
 def moves() -> tuple[Move, ...]:
     """Return the renames of keys from one release to the next, oldest first."""
     # A key that a release rejects is no rename: the release says itself what to do.
-    gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
+    renames = [
+        row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected
+    ]
     return tuple(
         rename_setting(row.key, row.instead, row.until)
-        for row in sorted(gone, key=lambda row: RELEASES.place(row.until))
+        for row in sorted(renames, key=lambda row: RELEASES.place(row.until))
     )
 
 
@@ -289,25 +291,29 @@ def _types_by_kind(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type
     """Return the optimizers and schedulers that the rows describe, by kind. A row without a name
     describes a type. A row with a name describes an argument of a type.
     """
-    found: dict[str, list[Type]] = {}
-    grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    types_by_kind: dict[str, list[Type]] = {}
+    rows_by_type: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        grouped.setdefault((row["kind"], row["type"], row.get("form", "")), []).append(row)
-    for (kind, name, form), mine in grouped.items():
-        named = [row for row in mine if "name" in row]
-        states = {state: tuple(row["name"] for row in named if row.get(state)) for state in STATES}
+        rows_by_type.setdefault((row["kind"], row["type"], row.get("form", "")), []).append(row)
+    for (kind, name, form), mine in rows_by_type.items():
+        argument_rows = [row for row in mine if "name" in row]
+        states = {
+            state: tuple(row["name"] for row in argument_rows if row.get(state)) for state in STATES
+        }
         args = {
             row["name"]: tuples(row.get("default"))
-            for row in named
+            for row in argument_rows
             if not any(map(row.get, STATES))
         }
-        found.setdefault(kind, []).append(Type(name, form, args if args else None, **states))
+        types_by_kind.setdefault(kind, []).append(
+            Type(name, form, args if args else None, **states)
+        )
     # Types that take any argument are torch's, and come last.
     return {
         kind: tuple(
             sorted(types, key=lambda type: (type.args is None, type.type, FORMS.index(type.form)))
         )
-        for kind, types in found.items()
+        for kind, types in types_by_kind.items()
     }
 
 

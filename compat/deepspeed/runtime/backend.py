@@ -18,15 +18,11 @@ from bridge.stack.dialect import Config, Written
 from bridge.translation.edit import edit_config, without
 from bridge.translation.lift import lift, lower
 from compat.deepspeed import DIALECT, live
+from compat.deepspeed.code import PASSES
 
 if TYPE_CHECKING:
     from bridge.checkpoint.hub import Hub
     from compat.deepspeed import DeepSpeedFile
-
-PASSES = 2
-"""Number of calls of `backward` before each step in a script with manual accumulation
-(`code.manual_accumulation`).
-"""
 
 CODE = {
     "parallel.context": (
@@ -127,12 +123,12 @@ class DeepSpeedBackend(Backend):
         return trainers.open_trainer(config, workload)  # type: ignore[arg-type]
 
     @override
-    def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
+    def start(self, output: Written, config: Config, workload: Workload) -> Trainer:
         from compat.deepspeed.runtime import script, trainers
 
         BridgeError.raise_if(tuple(_split_stages(lift(config))))
         trainers.join()
-        return script.open_trainer(written, config, workload)  # type: ignore[arg-type]
+        return script.open_trainer(output, config, workload)  # type: ignore[arg-type]
 
     def config_of_plan(self, plan: Plan, world: int) -> DeepSpeedFile:
         """Return the DeepSpeed config that `plan` translates to, for `world` ranks."""
@@ -149,21 +145,21 @@ class DeepSpeedBackend(Backend):
 
         plain = undealt(hub.config or {})
         hub = hub if plain == (hub.config or {}) else replace(hub, config=plain)
-        said = (hub.config or {}).get("optimizer")
+        section = (hub.config or {}).get("optimizer")
         if (
             is_available()
-            or not isinstance(said, Mapping)
-            or str(said.get("type", "")).lower() not in ("adam", "adamw")
+            or not isinstance(section, Mapping)
+            or str(section.get("type", "")).lower() not in ("adam", "adamw")
         ):
             return hub
-        options = said.get("params") or {}
+        options = section.get("params") or {}
         if options.get("torch_adam"):
             return hub
         return replace(
             hub,
             config={
                 **(hub.config or {}),
-                "optimizer": {**said, "params": {**options, "torch_adam": True}},
+                "optimizer": {**section, "params": {**options, "torch_adam": True}},
             },
         )
 
@@ -193,8 +189,8 @@ class DeepSpeedBackend(Backend):
         others = {
             path: value for path, value in changes.items() if path not in LENGTHS or not value
         }
-        said = {path: value for path, value in lengths.items() if path in config.effective}
-        return without(edit_config(config, others, world), said)
+        settings = {path: value for path, value in lengths.items() if path in config.effective}
+        return without(edit_config(config, others, world), settings)
 
     @override
     def meaning(self, config: Config) -> Plan:

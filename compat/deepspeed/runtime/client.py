@@ -37,11 +37,11 @@ def make_optimizer(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     """Return a torch optimizer with these `settings` over `parameters` (tensors or groups). The
     script gets this optimizer, but the engine computes the updates.
     """
-    known = CLASSES[settings.name or "adamw"]
+    cls = CLASSES[settings.name or "adamw"]
     hyper = {name: getattr(settings, name) for name in HYPER if getattr(settings, name) is not None}
-    taken = known([nn.Parameter(torch.zeros(()))]).param_groups[0]
-    return known(
-        list(parameters), **{name: value for name, value in hyper.items() if name in taken}
+    defaults = cls([nn.Parameter(torch.zeros(()))]).param_groups[0]
+    return cls(
+        list(parameters), **{name: value for name, value in hyper.items() if name in defaults}
     )
 
 
@@ -73,10 +73,10 @@ def name_of(optimizer: Optimizer) -> str | None:
     if any(group.get(name) for group in groups for name in OFF):
         return None
     if isinstance(optimizer, FusedAdam) or type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
-        decoupled = {bool(group.get(DECOUPLED)) for group in groups}
+        modes = {bool(group.get(DECOUPLED)) for group in groups}
         names = {True: "adamw", False: "adam"}
-        return names[decoupled.pop()] if len(decoupled) == 1 else None
-    return next((name for name, known in CLASSES.items() if type(optimizer) is known), None)
+        return names[modes.pop()] if len(modes) == 1 else None
+    return next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
 
 
 def rule_of(optimizer: Optimizer, plan: Plan) -> tuple[Make | None, dict[str, Any], list[Finding]]:
@@ -156,11 +156,11 @@ def freeze_others(model: nn.Module, groups: Iterable[ParameterGroupSettings]) ->
     """Freeze the parameters that are in no group. If there are any, yield a finding with their
     number.
     """
-    named = frozenset[str]().union(*(group.names for group in groups))
+    names = frozenset[str]().union(*(group.names for group in groups))
     others = [
         name
         for name, weight in model.named_parameters()
-        if weight.requires_grad and name not in named
+        if weight.requires_grad and name not in names
     ]
     for name in others:
         model.get_parameter(name).requires_grad_(False)
@@ -177,25 +177,25 @@ def scheduler_of_script(scheduler: Any, optimizer: Optimizer) -> Any:
     """Return the script's scheduler. `scheduler` is an object with `step`, or a function that makes
     such an object from the optimizer.
     """
-    found = (
+    instance = (
         scheduler
         if hasattr(scheduler, "step")
         else scheduler(optimizer)
         if callable(scheduler)
         else None
     )
-    if found is None or not hasattr(found, "step"):
+    if instance is None or not hasattr(instance, "step"):
         raise ConfigError(
             f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or"
             " a function that makes such an object from the optimizer"
         )
-    own = getattr(found, "optimizer", optimizer)
+    own = getattr(instance, "optimizer", optimizer)
     if own is not optimizer:
         raise ConfigError(
             "lr_scheduler: the scheduler belongs to another optimizer; pass that optimizer"
             " to initialize too, or pass a function: lr_scheduler=lambda optimizer: ..."
         )
-    return found
+    return instance
 
 
 SLICES = "the optimizer's state is sharded over all ranks"

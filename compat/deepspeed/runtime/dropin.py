@@ -104,9 +104,9 @@ def initialize(
     face = _face(plan, optimizer, model_parameters, module)
     scheduler = _scheduler(lr_scheduler, face, read)
     loss_fn = getattr(model, "loss_fn", None)
-    piped = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
+    pipeline_loss = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
     make = partial(
-        _native, module, plan, face, here, [*find_unsupported(read), *unread], read, piped
+        _native, module, plan, face, here, [*find_unsupported(read), *unread], read, pipeline_loss
     )
     native = make()
     init_distributed(dist_init_required=dist_init_required)
@@ -115,10 +115,10 @@ def initialize(
     _warn(native, read)
     engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
     if waits:
-        told = {finding.path for finding in native.findings}
+        paths = {finding.path for finding in native.findings}
 
-        def remake(given: Arguments) -> Engine:
-            if draws_numbers(native.model, given):
+        def remake(arguments: Arguments) -> Engine:
+            if draws_numbers(native.model, arguments):
                 warnings.warn(
                     "zero.stage 3: the model is one layer, whose weights are gathered together: it draws"
                     " random numbers, such as those of dropout, which layers would draw differently, or"
@@ -128,9 +128,9 @@ def initialize(
                 again = make(seed=native.seed)
                 again.findings = native.findings
                 return again
-            found = make(given, native.seed)
-            _warn(found, read, told)
-            return found
+            engine_of_layers = make(arguments, native.seed)
+            _warn(engine_of_layers, read, paths)
+            return engine_of_layers
 
         engine.cut_later(remake)
     if training_data is not None:
@@ -152,20 +152,20 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
-def _environment(port: int, required: bool | None) -> Environment:
+def _environment(port: int, is_required: bool | None) -> Environment:
     """Return rank, world size and address of this process: from its process group if it has joined
     one, else from the launcher's environment variables.
     """
     here = comm.rank_and_world()
     if here is not None:
         return replace(detect(), rank=here[0], world=here[1])
-    found = detect()
-    if required is False and found.world > 1:
+    environment = detect()
+    if is_required is False and environment.world > 1:
         raise BridgeError(
             "dist_init_required: found False, but there is no process group; call"
             " init_distributed() first, or leave the argument out"
         )
-    return found
+    return environment
 
 
 def _read(
@@ -174,25 +174,25 @@ def _read(
     """Read the config from whichever argument has one. Raises `ConfigError` unless exactly one
     argument has a config.
     """
-    named = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
-    given = [one for one in (config if config is not None else params, *named) if one is not None]
-    if len(given) != 1:
-        found = "none" if not given else f"{len(given)} of them"
+    files = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
+    sources = [one for one in (config if config is not None else params, *files) if one is not None]
+    if len(sources) != 1:
+        count = "none" if not sources else f"{len(sources)} of them"
         raise ConfigError(
-            f"config: found {found}, expected a config in exactly one of config=, config_params="
+            f"config: found {count}, expected a config in exactly one of config=, config_params="
             " and args.deepspeed_config"
         )
-    one = given[0]
+    one = sources[0]
     # accelerate writes infinity for "never", which is no number of JSON.
     if isinstance(one, Mapping) and one.get("steps_per_print") == math.inf:
         one = {**one, "steps_per_print": NEVER}
     # trl writes such names, of which DeepSpeed reads none.
-    dotted = [name for name in one if "." in str(name)] if isinstance(one, Mapping) else []
-    if dotted:
-        one = {name: value for name, value in one.items() if name not in dotted}
+    names = [name for name in one if "." in str(name)] if isinstance(one, Mapping) else []
+    if names:
+        one = {name: value for name, value in one.items() if name not in names}
     read: Config = DIALECT.read(one, None, world, code=code)
-    ignored = (Finding(name, IGNORED, Effect.NONE, True) for name in dotted)
-    return replace(read, remarks=(*read.remarks, *ignored))
+    remarks = (Finding(name, IGNORED, Effect.NONE, True) for name in names)
+    return replace(read, remarks=(*read.remarks, *remarks))
 
 
 def _leave_out(config: Config, own: Mapping[str, Any]) -> tuple[Config, list[Finding]]:
@@ -214,9 +214,9 @@ def leave_open(plan: Plan, own: bool) -> Plan:
     """Return `plan` without settings that the script sets itself: the schedule of learning rates,
     and also the update rule if the script has its `own` optimizer.
     """
-    left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
+    prefixes = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
     return Plan.of(
-        {path: value for path, value in plan.values().items() if not path.startswith(left)}
+        {path: value for path, value in plan.values().items() if not path.startswith(prefixes)}
     )
 
 
@@ -267,15 +267,15 @@ def find_unsupported(config: Config) -> Iterator[Finding]:
     for each setting that has no effect in this config, and for each setting that DeepSpeed itself
     does not read or gets wrong.
     """
-    lost = (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
-    mine = [*lost, *_silent(config), *_unlogged(config), *_other_stage(config)]
+    losses = (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
+    mine = [*losses, *_find_silent(config), *_find_unlogged(config), *_other_stage(config)]
     yield from mine
-    known = {finding.path for finding in mine}
+    paths = {finding.path for finding in mine}
     unread = {finding.path for finding in config.remarks}
     for finding in config.findings:
         lead = finding.path + "."
-        given = any(f"{path}.".startswith(lead) for path in config.given)
-        if finding.path not in known and (given or finding.path in unread):
+        is_set = any(f"{path}.".startswith(lead) for path in config.given)
+        if finding.path not in paths and (is_set or finding.path in unread):
             yield finding
 
 
@@ -296,7 +296,7 @@ def _other_stage(config: Config) -> Iterator[Finding]:
         )
 
 
-def _unlogged(config: Config) -> Iterator[Finding]:
+def _find_unlogged(config: Config) -> Iterator[Finding]:
     """Yield a finding for each setting of logs that DeepSpeed's engine writes itself, which a plan
     leaves to the script.
     """
@@ -306,11 +306,11 @@ def _unlogged(config: Config) -> Iterator[Finding]:
             yield Finding(path, "the engine writes no such logs", Effect.NONE, True)
 
 
-def _silent(config: Config) -> Iterator[Finding]:
+def _find_silent(config: Config) -> Iterator[Finding]:
     """Yield a finding for each setting in the config that has a plan field but does not change the
     plan.
     """
-    meant, rules = lift(config).values(), claims(config.dialect)
+    values, rules = lift(config).values(), claims(config.dialect)
     named = {finding.path for finding in config.findings}
     for path in config.given:
         if path not in rules or not rules[path].ours or path.startswith((*RUN, *READ)):
@@ -322,7 +322,7 @@ def _silent(config: Config) -> Iterator[Finding]:
         except BridgeError:  # DeepSpeed does not run without it
             continue
         value = config.given[path]
-        if value != other.effective.get(path) and lift(other).values() == meant:
+        if value != other.effective.get(path) and lift(other).values() == values:
             effect = WEIGHTY.get(path, Effect.NONE)
             yield Finding(
                 path,
@@ -355,18 +355,18 @@ def _face(
     """Return the optimizer that the script gets: the script's own, or the optimizer that the config
     describes; None if there is neither.
     """
-    trained = list(model.parameters() if parameters is None else parameters)
+    trainables = list(model.parameters() if parameters is None else parameters)
     if optimizer is not None:
-        return client.optimizer_of_script(optimizer, trained)
-    return client.make_optimizer(plan.optimizer, trained) if plan.optimizer.name else None
+        return client.optimizer_of_script(optimizer, trainables)
+    return client.make_optimizer(plan.optimizer, trainables) if plan.optimizer.name else None
 
 
-def _scheduler(given: Any, face: torch.optim.Optimizer | None, config: Config) -> Any:
+def _scheduler(scheduler: Any, face: torch.optim.Optimizer | None, config: Config) -> Any:
     section = config.ds_config.get("scheduler") or {}  # type: ignore[attr-defined]
-    if face is None or (given is None and section.get("type") is None):
+    if face is None or (scheduler is None and section.get("type") is None):
         return None
-    if given is not None:
-        return client.scheduler_of_script(given, face)
+    if scheduler is not None:
+        return client.scheduler_of_script(scheduler, face)
     return schedulers.scheduler(section["type"], section.get("params") or {}, face)
 
 
@@ -375,7 +375,7 @@ def _native(
     plan: Plan,
     face: torch.optim.Optimizer | None,
     here: Environment,
-    left: list[Finding],
+    findings: list[Finding],
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
     sample: Arguments | None = None,
@@ -398,7 +398,7 @@ def _native(
                 if weight.is_floating_point()
                 else weight.data
             )
-    given = {path: read.given[path] for path in sorted(read.given)}
+    settings = {path: read.given[path] for path in sorted(read.given)}
     wide: dict[str, Any] = WIDE if formats == {torch.float64} else {}
     if formats == {torch.float32, torch.float64}:
         wide = dict.fromkeys(WIDE)
@@ -410,14 +410,14 @@ def _native(
         seed=seed,
         environment=here,
         groups=groups,
-        alike=given,
+        alike=settings,
         sample=sample,
         # One rank has no shards, and layers of a model would draw other numbers than the model.
         layers=None if here.world == 1 and sample is None else (),
         optimizer=make,
     )
     drawn = _drawn(model, here.world)
-    engine.findings += (*left, *frozen, *costs, *_narrow(formats), *drawn)
+    engine.findings += (*findings, *frozen, *costs, *_narrow(formats), *drawn)
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
@@ -448,7 +448,7 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
     """
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
-            name = next(name for name, found in TORCH.items() if found is kind)
+            name = next(name for name, dtype in TORCH.items() if dtype is kind)
             yield Finding(
                 "model",
                 f"the model's weights are in {name}, and the config names no format: DeepSpeed"
@@ -485,13 +485,13 @@ def _scale(engine: Engine, config: Config) -> None:
         scaler.hysteresis, scaler.tolerated = 1, 0
 
 
-def _warn(engine: Engine, config: Config, told: Collection[str] = ()) -> None:
+def _warn(engine: Engine, config: Config, paths: Collection[str] = ()) -> None:
     """Warn on the first rank about each setting of the config that the engine runs differently, but
-    for those that it was `told` of.
+    for those that it was `paths` of.
     """
     rules = plan_claims(config.dialect)
     for finding in engine.findings if engine.comm.rank == 0 else ():
-        if finding.path in told:
+        if finding.path in paths:
             continue
         rule = rules.get(finding.path)
         if rule is None or any(path in config.given for path in rule.carriers(finding.path)):

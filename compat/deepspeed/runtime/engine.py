@@ -51,13 +51,13 @@ def _convert_state(path: Path, scheduler: Any) -> dict[str, Any]:
     that stagebridge converted. If the checkpoint has no scheduler state, DeepSpeed's own schedulers
     continue from the number of updates.
     """
-    saved = read_state(path, path)
-    carried: Any = tagged_json.decode_value(saved.carried)
-    steps = saved.progress.steps
-    groups: Any = carried.get("groups") or []
-    counted = {EPOCHS[0]: steps - 1} if steps and hasattr(scheduler, EPOCHS[0]) else None
+    state = read_state(path, path)
+    extras: Any = tagged_json.decode_value(state.carried)
+    steps = state.progress.steps
+    groups: Any = extras.get("groups") or []
+    epochs = {EPOCHS[0]: steps - 1} if steps and hasattr(scheduler, EPOCHS[0]) else None
     return {
-        "lr_scheduler": carried.get("schedule") or counted,
+        "lr_scheduler": extras.get("schedule") or epochs,
         "groups": [group["settings"] for group in groups],
     }
 
@@ -71,8 +71,8 @@ class Guard:
         self.call, self.instead = call, instead
         setattr(self, GUARDS, getattr(instead, GUARDS, instead))
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self.call(*given, **named)
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.call(*arguments, **keywords)
 
     def __reduce__(self) -> Any:
         return _itself, (self.instead,)
@@ -174,14 +174,14 @@ class DeepSpeedEngine(nn.Module):
         """
         self._remake = remake
 
-    def _cut(self, given: Arguments) -> None:
+    def _cut(self, arguments: Arguments) -> None:
         """Give the model to a native engine that has it in layers, with all state of this one."""
         remake, self._remake = self._remake, None
         assert remake is not None
         with self._ours(), torch.enable_grad():
             training, model = self.native.model.training, self.native.model
             parts.take_back(model)
-            self._attach(remake(given))
+            self._attach(remake(arguments))
             model.train(training)
         if self._loaded:
             self.load_checkpoint(*self._loaded)
@@ -198,12 +198,12 @@ class DeepSpeedEngine(nn.Module):
 
     # Training
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Return the model's output for one microbatch."""
         if self._remake is not None and not torch.is_inference_mode_enabled():
-            self._cut(Arguments(inputs, named))
+            self._cut(Arguments(inputs, keywords))
         with self._ours():
-            return self.native(*inputs, **named)
+            return self.native(*inputs, **keywords)
 
     def _guard_model(self) -> Iterator[Any]:
         """Guard the model against calls that the engine does not make itself: replace the model's
@@ -215,9 +215,9 @@ class DeepSpeedEngine(nn.Module):
         by_itself = model.forward
 
         @wraps(by_itself)
-        def forward(*inputs: Any, **named: Any) -> Any:
+        def forward(*inputs: Any, **keywords: Any) -> Any:
             if self._inside:
-                return by_itself(*inputs, **named)
+                return by_itself(*inputs, **keywords)
             if torch.is_grad_enabled() and model.training:
                 raise BridgeError(
                     "model(...): each layer's weights are whole only while that layer runs; call"
@@ -230,7 +230,7 @@ class DeepSpeedEngine(nn.Module):
                     if getattr(weight, "ds_status", None) is AWAY
                 ]
                 with self._ours(), GatheredParameters(away):
-                    return by_itself(*inputs, **named)
+                    return by_itself(*inputs, **keywords)
             raise BridgeError(
                 "model(...): some layers of the model are on other pipeline ranks; call"
                 " engine.eval_batch(batches)"
@@ -298,8 +298,8 @@ class DeepSpeedEngine(nn.Module):
             self.optimizer.overflow = not self._applied
         every = self._values.get("steps_per_print")
         if every and self.global_rank == 0 and self.global_steps % every == 0:
-            said = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
-            print(said, flush=True)
+            line = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
+            print(line, flush=True)
 
     def _name_idle(self) -> None:
         """Warn once on the first rank of a weight that got no gradient in this step, where DeepSpeed
@@ -363,17 +363,17 @@ class DeepSpeedEngine(nn.Module):
             ]
             if not compute_loss:
                 return [self._output(batch) for batch in batches]
-            found = [self._loss(batch) for batch in batches]
+            pairs = [self._loss(batch) for batch in batches]
         finally:
             self.train(training)
-        losses = [loss for loss, _ in found]
+        losses = [loss for loss, _ in pairs]
         answer: Any = losses
         if reduce_output is not None:
             # In fp64, so that the mean is rounded only once.
             mean = torch.stack([loss.detach().double() for loss in losses]).mean()
             self.native.comm.all_reduce(EVALUATE, mean, self.native.data)()
             answer = (mean / self.dp_world_size).to(losses[0].dtype)
-        return (answer, [output for _, output in found]) if return_logits else answer
+        return (answer, [output for _, output in pairs]) if return_logits else answer
 
     def _run_pipeline(self, batches: Iterable[Any]) -> Tensor:
         """Run one step of a model in pipeline stages, and return the mean loss. One call runs all
@@ -406,11 +406,11 @@ class DeepSpeedEngine(nn.Module):
         calls this method for `to`, `cuda`, `half` and `float`.
         """
         for name, weight in self.native.model.named_parameters():
-            found = fn(torch.empty(0, dtype=weight.dtype, device=weight.device))
-            if found.device != weight.device or found.dtype != weight.dtype:
+            result = fn(torch.empty(0, dtype=weight.dtype, device=weight.device))
+            if result.device != weight.device or result.dtype != weight.dtype:
                 raise BridgeError(
                     f"engine.to: {name} would change from {weight.dtype} on {weight.device} to"
-                    f" {found.dtype} on {found.device}, but every parameter has to stay in the"
+                    f" {result.dtype} on {result.device}, but every parameter has to stay in the"
                     " engine's buffers; set the format in the config, and let initialize choose"
                     " the device"
                 )
@@ -438,9 +438,11 @@ class DeepSpeedEngine(nn.Module):
         if (self.native.plan.zero.effective_stage or 0) < 2:
             self._forget()
 
-    def _forget(self, drop: Callable[..., None] = _ignore, *given: Any, **named: Any) -> None:
+    def _forget(
+        self, drop: Callable[..., None] = _ignore, *arguments: Any, **keywords: Any
+    ) -> None:
         """Call `drop`, and forget the microbatches of this step that have run, if there are any left."""
-        drop(*given, **named)
+        drop(*arguments, **keywords)
         if not self.native.is_gradient_accumulation_boundary():
             self.native.gradients.forget()
 
@@ -595,8 +597,8 @@ class DeepSpeedEngine(nn.Module):
 
     def scheduler_name(self) -> str | None:
         """Return the scheduler's type in the config."""
-        found: str | None = self._values.get("scheduler.type")
-        return found
+        name: str | None = self._values.get("scheduler.type")
+        return name
 
     def steps_per_print(self) -> Any:
         """Return the number of steps between two lines of progress."""
@@ -774,15 +776,17 @@ class DeepSpeedEngine(nn.Module):
         """Return the model's state dictionary. Below ZeRO level 3 the values are the model's own
         tensors. At level 3 they are whole copies, and all ranks must take part.
         """
-        left = self._frozen() if exclude_frozen_parameters else set()
+        frozen = self._frozen() if exclude_frozen_parameters else set()
         if not self._in_turns():
-            found = self.native.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+            entries = self.native.module.state_dict(prefix=prefix, keep_vars=keep_vars)
         else:
-            found = {f"{prefix}{name}": value for name, value in self._whole().items()}
-        found = {name: value for name, value in found.items() if name[len(prefix) :] not in left}
+            entries = {f"{prefix}{name}": value for name, value in self._whole().items()}
+        entries = {
+            name: value for name, value in entries.items() if name[len(prefix) :] not in frozen
+        }
         if destination is None:
-            return found
-        destination.update(found)
+            return entries
+        destination.update(entries)
         return destination  # type: ignore[no-any-return]
 
     def load_module_state_dict(
@@ -820,14 +824,14 @@ class DeepSpeedEngine(nn.Module):
             for weight in self.native.model.parameters()
             if (place := parts.place_of(weight))
         }
-        given = {names[name]: value for name, value in state_dict.items() if name in names}
+        values = {names[name]: value for name, value in state_dict.items() if name in names}
         parts.set_masters(
             self.native,
-            [(*places[name][1:], value) for name, value in given.items() if name in places],
+            [(*places[name][1:], value) for name, value in values.items() if name in places],
         )
-        for name, held in buffers.buffers(self.native.model).items():
-            if name in given:
-                held.copy_(given[name])
+        for name, buffer in buffers.buffers(self.native.model).items():
+            if name in values:
+                buffer.copy_(values[name])
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -850,10 +854,10 @@ class DeepSpeedEngine(nn.Module):
         """Return the whole model in the compute format on the CPU of the first rank, and None on
         other ranks. All ranks must take part.
         """
-        found = self._whole()
-        left = self._frozen() if exclude_frozen_parameters else set()
+        entries = self._whole()
+        frozen = self._frozen() if exclude_frozen_parameters else set()
         return (
-            {name: value.cpu() for name, value in found.items() if name not in left}
+            {name: value.cpu() for name, value in entries.items() if name not in frozen}
             if self.global_rank == 0
             else None
         )
@@ -863,13 +867,13 @@ class DeepSpeedEngine(nn.Module):
         appears under each of its names.
         """
         model, compute = self.native.model, TORCH[self.native.plan.precision.compute or "fp32"]
-        found = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
-        found.update(buffers.whole(self.native))
+        entries = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
+        entries.update(buffers.whole(self.native))
         with self._ours():
             return {
-                alias: found[name]
+                alias: entries[name]
                 for alias, name in buffers.aliases(model).items()
-                if name in found
+                if name in entries
             }
 
     def _in_turns(self) -> bool:
@@ -939,12 +943,16 @@ class DeepSpeedEngine(nn.Module):
             for name in buffers.others(model)
         )
         compute = TORCH[self.native.plan.precision.compute or "fp32"]
-        found = {name: weight.to(compute).cpu() for name, weight in self.native.state_dict()}
-        found.update((name, held.cpu()) for name, held in buffers.whole(self.native))
+        entries = {name: weight.to(compute).cpu() for name, weight in self.native.state_dict()}
+        entries.update((name, tensor.cpu()) for name, tensor in buffers.whole(self.native))
         if exclude_frozen_parameters:
-            found = {name: held for name, held in found.items() if name not in self._frozen()}
+            entries = {
+                name: tensor for name, tensor in entries.items() if name not in self._frozen()
+            }
         whole = {
-            alias: found[name] for alias, name in buffers.aliases(model).items() if name in found
+            alias: entries[name]
+            for alias, name in buffers.aliases(model).items()
+            if name in entries
         }
         with together(self.native):
             if self.global_rank == 0:
@@ -998,13 +1006,13 @@ class DeepSpeedEngine(nn.Module):
         ]
         own = {id(weight): name for name, weight in self.native.model.named_parameters()}
         names = [[own.get(id(weight)) for weight in group["params"]] for group in groups]
-        known = {} if any(None in group for group in names) else {"names": names}
-        return {"lr_scheduler": scheduler, "groups": settings, **known}
+        names_entry = {} if any(None in group for group in names) else {"names": names}
+        return {"lr_scheduler": scheduler, "groups": settings, **names_entry}
 
     def _restore(self, state: Mapping[str, Any], optimizer: bool, scheduler: bool) -> None:
-        saved = state.get("groups", []) if optimizer and self.optimizer else []
+        groups = state.get("groups", []) if optimizer and self.optimizer else []
         for group, settings in zip(
-            self.optimizer.param_groups if saved and self.optimizer else [], saved, strict=False
+            self.optimizer.param_groups if groups and self.optimizer else [], groups, strict=False
         ):
             group.update(
                 {
@@ -1061,11 +1069,11 @@ class DeepSpeedEngine(nn.Module):
             and self.global_rank == 0
         ):
             self._told_twice = True
-            said = (
+            message = (
                 "the script calls lr_scheduler.step(), and engine.step() calls it too: the"
                 " scheduler makes two steps at once; remove the script's call"
             )
-            warnings.warn(f"step {self.global_steps}: {said}", stacklevel=4)
+            warnings.warn(f"step {self.global_steps}: {message}", stacklevel=4)
 
     def _each(self, name: str) -> list[Any]:
         return (

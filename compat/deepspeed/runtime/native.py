@@ -30,7 +30,7 @@ from compat.deepspeed.runtime.trainers import (
 )
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
     from compat.deepspeed import DeepSpeedConfig
 
 
@@ -42,7 +42,7 @@ class DropInTrainer:
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
         join(detect())
         model = native(workload)
-        kept = exact(model) if workload.folder else {}
+        buffers = exact(model) if workload.folder else {}
         self.engine, *_ = initialize(
             model=model,
             model_parameters=decay_groups(model, config, workload),
@@ -50,7 +50,7 @@ class DropInTrainer:
             lr_scheduler=scheduler_of(config),
             config=settings(config, workload),
         )
-        restore(self.engine.module, kept)
+        restore(self.engine.module, buffers)
         self.data = (self.engine.native.data.index, self.engine.native.data.size)
         self.micro, self.accumulation = (
             self.engine.train_micro_batch_size_per_gpu(),
@@ -71,10 +71,10 @@ class DropInTrainer:
         )
 
     def resume(self, place: Path) -> int:
-        found, _ = self.engine.load_checkpoint(place.parent, tag=place.name)
+        folder, _ = self.engine.load_checkpoint(place.parent, tag=place.name)
         BridgeError.raise_if(
             []
-            if found
+            if folder
             else [
                 f"{place}: found no checkpoint to continue from; name the folder of a saved"
                 " checkpoint"
@@ -88,11 +88,11 @@ class DropInTrainer:
         }
 
     def bytes(self) -> Mapping[str, int]:
-        found = self.engine.native.bytes()
+        sizes = self.engine.native.bytes()
         return {
-            "weights": found["weights"],
-            "gradients": found["gradients"],
-            "optimizer": found["master"] + found["moments"],
+            "weights": sizes["weights"],
+            "gradients": sizes["gradients"],
+            "optimizer": sizes["master"] + sizes["moments"],
         }
 
     def close(self) -> None:

@@ -117,23 +117,23 @@ def pose_config(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two things about a config: the question to ask DeepSpeed, and the values that we
     expect in the answer.
     """
-    counted = ranks(config.effective, config.version, config.world_size)
+    sizes = ranks(config.effective, config.version, config.world_size)
     question = {
         "config": plain(config.given, {}),
-        "ranks": counted.dividing,
+        "ranks": sizes.dividing,
         "world": config.world_size,
         "code": nest(_code(config.given)).get("code", {}),
     }
-    expected = {path: value for path, value in config.effective.items() if path not in ENGINE}
-    for path, value in expected.items():
+    values = {path: value for path, value in config.effective.items() if path not in ENGINE}
+    for path, value in values.items():
         # DeepSpeed's config object keeps a folder as a path, which drops a slash at its end.
         if path.endswith(".nvme_path") and value is not None:
-            expected[path] = str(Path(value))
-    return question, expected
+            values[path] = str(Path(value))
+    return question, values
 
 
-def _code(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: value for path, value in given.items() if path.startswith("code.")}
+def _code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in settings.items() if path.startswith("code.")}
 
 
 def raw(source: Mapping[str, Any], config: Config) -> dict[str, Any]:
@@ -173,21 +173,21 @@ def values_by_path(config: Any) -> dict[str, Any]:
     our tables. Values that the object does not store are left out.
     """
     names = dict(zip(TOP, TOP, strict=True)) | SINGLE
-    found = {
+    values = {
         path: _plain(getattr(config, name)) for path, name in names.items() if hasattr(config, name)
     }
     for attribute, section in MODELS.items():
         model = getattr(config, attribute, None)
-        found.update(_flat(model.model_dump(by_alias=True) if model is not None else {}, section))
+        values.update(_flat(model.model_dump(by_alias=True) if model is not None else {}, section))
     for attribute, section in OBJECTS.items():
-        found.update(_flat(vars(getattr(config, attribute, _Nothing())), section))
+        values.update(_flat(vars(getattr(config, attribute, _Nothing())), section))
     for attribute, section in DICTS.items():
-        found.update(_flat(getattr(config, attribute, {}), section))
+        values.update(_flat(getattr(config, attribute, {}), section))
     for name in MONITORS:
-        found.update(_flat(getattr(config.monitor_config, name).model_dump(), name))
-    found |= _flat(config.optimizer_params or {}, "optimizer.params")
-    found |= _flat(config.scheduler_params or {}, "scheduler.params")
-    return found | _scaling(config) | _rest(config)
+        values.update(_flat(getattr(config.monitor_config, name).model_dump(), name))
+    values |= _flat(config.optimizer_params or {}, "optimizer.params")
+    values |= _flat(config.scheduler_params or {}, "scheduler.params")
+    return values | _scaling(config) | _rest(config)
 
 
 class _Nothing:
@@ -204,36 +204,36 @@ def _scaling(config: Any) -> dict[str, Any]:
     if not getattr(config, "fp16_enabled", False):
         return {}
     dynamic = config.dynamic_loss_scale_args or {}
-    found = {path: dynamic[name] for path, name in SCALING.items() if name in dynamic}
+    settings = {path: dynamic[name] for path, name in SCALING.items() if name in dynamic}
     power = (
         {"fp16.initial_scale_power": dynamic["init_scale"].bit_length() - 1}
         if "init_scale" in dynamic
         else {}
     )
     return (
-        found
+        settings
         | power
         | {"fp16.loss_scale": config.loss_scale, "fp16.auto_cast": config.fp16_auto_cast}
     )
 
 
 def _rest(config: Any) -> dict[str, Any]:
-    found = {"data_efficiency.seed": config.data_efficiency_config["seed"]}
+    values = {"data_efficiency.seed": config.data_efficiency_config["seed"]}
     if config.comms_config.comms_logger_enabled:
         logger = config.comms_config.comms_logger
-        found |= _flat(
+        values |= _flat(
             logger.model_dump() if hasattr(logger, "model_dump") else vars(logger), "comms_logger"
         )
-    return found
+    return values
 
 
 def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in data.items():
         path = f"{prefix}.{name}"
         inner = isinstance(value, Mapping) and not path.endswith(FREE)
-        found.update(_flat(value, path) if inner else {path: _plain(value)})
-    return found
+        values.update(_flat(value, path) if inner else {path: _plain(value)})
+    return values
 
 
 def _plain(value: Any) -> Any:

@@ -66,7 +66,7 @@ def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optim
             f"scheduler.type: the engine has no scheduler {kind}; use one of {', '.join(RATES)},"
             " with params of its own, or pass lr_scheduler"
         )
-    known = RATES.get(kind, torchs)
+    known: Any = RATES.get(kind, torchs)
     ConfigError.raise_if(
         f"scheduler.params.{name}: the engine's {kind} does not take this; leave it out"
         for name in params
@@ -129,8 +129,8 @@ def warmup_decay_lr(
     share = _warmup(warmup, warmup_type)
 
     def rate(step: int, base: float) -> float:
-        decayed = max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - warmup))
-        gamma = share(step) if 0 <= step < warmup else decayed
+        decay = max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - warmup))
+        gamma = share(step) if 0 <= step < warmup else decay
         return (
             warmup_min_lr + (warmup_max_lr - warmup_min_lr) * gamma if step >= 0 else warmup_min_lr
         )

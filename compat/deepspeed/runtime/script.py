@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from bridge.checkpoint import parameter_names
+from bridge.checkpoint import parameter_names, renaming
 from bridge.checkpoint.hub import Model
 from bridge.engine.models.dense import native
 from bridge.errors import BridgeError
@@ -24,17 +24,18 @@ from compat.deepspeed.script_writer import MODEL, SCRIPT
 
 if TYPE_CHECKING:
     from bridge.checkpoint.parameter_names import Theirs
-    from bridge.engine.interface import Batch, Workload
+    from bridge.engine.interface import Workload
+    from bridge.engine.rows import Batch
     from bridge.stack.dialect import Written
     from compat.deepspeed import DeepSpeedFile
 
 
-def open_trainer(written: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
+def open_trainer(output: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
     """Return a trainer that runs the script. Raises `BridgeError` if the script fails before
     training, for example because DeepSpeed refuses the config.
     """
     try:
-        return ScriptTrainer(written, config, workload)
+        return ScriptTrainer(output, config, workload)
     except BridgeError:
         raise
     except Exception as error:
@@ -50,12 +51,12 @@ class ScriptTrainer(DeepSpeedTrainer):
     (`trainers.settings`).
     """
 
-    def __init__(self, written: Written, config: DeepSpeedFile, workload: Workload) -> None:
+    def __init__(self, output: Written, config: DeepSpeedFile, workload: Workload) -> None:
         self.place = TemporaryDirectory()
-        self.script: Any = _module(written.beside[SCRIPT], Path(self.place.name))
+        self.script: Any = _module(output.beside[SCRIPT], Path(self.place.name))
         self.described = Path(self.place.name, "config.json")
-        self.described.write_text(written.beside[MODEL])
-        self.family = str(json.loads(written.beside[MODEL]).get("model_type"))
+        self.described.write_text(output.beside[MODEL])
+        self.family = str(json.loads(output.beside[MODEL]).get("model_type"))
         self.step = 0
         super().__init__(config, workload)
 
@@ -81,10 +82,10 @@ class ScriptTrainer(DeepSpeedTrainer):
             for it in _pieces_of_parameters(self.shapes, facts)
             if all(block.name in first for block in it.blocks)
         ]
-        made = {it.name: it for it in self.made}
+        parameter_of = {it.name: it for it in self.made}
         with torch.no_grad():
             for name, weight in module.named_parameters():
-                if theirs := made.get(
+                if theirs := parameter_of.get(
                     self._whole_name(name)
                 ):  # else it belongs to a part of no width
                     weight.copy_(_fill_parameter(theirs, first))
@@ -133,10 +134,10 @@ class ScriptTrainer(DeepSpeedTrainer):
     @override
     def join_parts(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return whole parameters under their native names, joined from the parts of all ranks."""
-        held = {name: [part[name] for part in parts if name in part] for name in self.shapes}
+        tensors = {name: [part[name] for part in parts if name in part] for name in self.shapes}
         return _cut_parameters(
             self.made,
-            {name: _put_together(held[name], shape) for name, shape in self.shapes.items()},
+            {name: _put_together(tensors[name], shape) for name, shape in self.shapes.items()},
         )
 
     @override
@@ -192,7 +193,7 @@ def _pieces_of_parameters(shapes: Mapping[str, tuple[int, ...]], facts: Model) -
     """Return, for each parameter of a transformers model, the native parameters from which it is
     made.
     """
-    for naming in parameter_names.all_namings().values():
+    for naming in renaming.all_namings().values():
         table = naming.family(shapes) if naming.stack == "huggingface" else None
         if table is not None:
             return parameter_names.read_names(naming, table, shapes, facts)
@@ -208,18 +209,18 @@ def _fill_parameter(theirs: Theirs, ours: Mapping[str, Tensor]) -> Tensor:
     return rows.T if theirs.turned else rows.reshape(theirs.shape)
 
 
-def _cut_parameters(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _cut_parameters(parameters: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the native parameters, cut from the parameters of the script's model. This is the
     inverse of `_fill_parameter`.
     """
-    found: dict[str, list[Tensor]] = {}
-    for theirs in made:
+    rows_by_name: dict[str, list[Tensor]] = {}
+    for theirs in parameters:
         tensor = whole[theirs.name].T if theirs.turned else whole[theirs.name]
         flat = tensor.flatten(0, 1) if tensor.ndim == STACKED else tensor
         sizes = [block.last - block.first for block in theirs.blocks]
         for block, rows in zip(theirs.blocks, torch.split(flat[: sum(sizes)], sizes), strict=True):
-            found.setdefault(block.name, []).append(rows)
-    return {name: torch.cat(rows) for name, rows in found.items()}
+            rows_by_name.setdefault(block.name, []).append(rows)
+    return {name: torch.cat(rows) for name, rows in rows_by_name.items()}
 
 
 STACKED = 3

@@ -50,7 +50,7 @@ def start(config: Config) -> None:
         ) from error
 
 
-def _engine(data: Mapping[str, Any], piped: bool) -> None:
+def _engine(data: Mapping[str, Any], is_pipeline: bool) -> None:
     import deepspeed
     from deepspeed.runtime.pipe.module import PipelineModule
     from torch import nn
@@ -58,20 +58,20 @@ def _engine(data: Mapping[str, Any], piped: bool) -> None:
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
     model = (
         PipelineModule(layers, num_stages=1, loss_fn=nn.MSELoss())
-        if piped
+        if is_pipeline
         else nn.Sequential(*layers)
     )
     offloads = (data.get("zero_optimization") or {}).get("offload_optimizer") or {}
     on_cpu = offloads.get("device", "none") != "none"
     narrow = bool((data.get("bf16") or {}).get("bf16_optimizer_states"))
     client = partial(_on_cpu, fp32_optimizer_states=not narrow) if on_cpu else _client
-    given = {} if data.get("optimizer") else {"optimizer": client}
+    arguments = {} if data.get("optimizer") else {"optimizer": client}
     deepspeed.initialize(
         model=model,
         model_parameters=[*model.parameters()],
         config=dict(data),
         dist_init_required=False,
-        **given,
+        **arguments,
     )
 
 

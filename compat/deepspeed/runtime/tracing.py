@@ -60,12 +60,12 @@ class DeepSpeedSource(ModuleSource):
         """
         step = self.engine.step
 
-        def step_and_report(*arguments: Any, **named: Any) -> Any:
+        def step_and_report(*arguments: Any, **keywords: Any) -> Any:
             boundary = self.engine.is_gradient_accumulation_boundary()
             if boundary:
                 self._norm = self._own_norm()
                 self.before()
-            result = step(*arguments, **named)
+            result = step(*arguments, **keywords)
             if boundary:
                 self.after()
             return result
@@ -80,9 +80,9 @@ class DeepSpeedSource(ModuleSource):
         and clips gradients within the step.
         """
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
-        found = {unit: factor / float(scale) for unit, factor in super().factors().items()}
-        found["parameter"] *= self.clip or 1.0
-        return found
+        factors = {unit: factor / float(scale) for unit, factor in super().factors().items()}
+        factors["parameter"] *= self.clip or 1.0
+        return factors
 
     @property
     def clip(self) -> float | None:
@@ -124,9 +124,9 @@ class DeepSpeedSource(ModuleSource):
         """Return a tensor with its placement, for the trace. Under ZeRO a tensor that DeepSpeed
         just joined from all ranks has no replicas.
         """
-        found = super().local_tensor(name, kind, part, tensor)
+        entry = super().local_tensor(name, kind, part, tensor)
         apart = self.engine.zero_optimization() and kind not in ("replica", "buffer")
-        return replace(found, placement=replace(found.placement, replicas=())) if apart else found
+        return replace(entry, placement=replace(entry.placement, replicas=())) if apart else entry
 
     @override
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
@@ -140,16 +140,16 @@ class DeepSpeedSource(ModuleSource):
             return super().of(kind, parameter)
         self._link(parameter)
         if kind == "moment":
-            found = {
+            tensors = {
                 name: safe_get_full_optimizer_state(parameter, name) for name in self._moments()
             }
         else:
-            found = {
+            tensors = {
                 "": {"weight": safe_get_full_fp32_param, "gradient": safe_get_full_grad}[kind](
                     parameter
                 )
             }
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def _link(self, parameter: nn.Parameter) -> None:
         """Link the optimizer's state to `parameter`. DeepSpeed itself links the state only after
@@ -170,10 +170,10 @@ class DeepSpeedSource(ModuleSource):
 
     def _moments(self) -> tuple[str, ...]:
         states = self.engine.optimizer.optimizer.state.values()
-        found = {
+        names = {
             name
             for state in states
             for name, value in state.items()
             if isinstance(value, Tensor) and value.dim()
         }
-        return tuple(sorted(found))
+        return tuple(sorted(names))

@@ -32,11 +32,11 @@ from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan.plan import LearningRate
-from compat.deepspeed.runtime.backend import PASSES
+from compat.deepspeed.code import PASSES
 from compat.deepspeed.schedule import settings_of_code, steers
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
     from compat.deepspeed import DeepSpeedFile
 
 QUIET = (
@@ -61,14 +61,14 @@ def join() -> int:
     that the launcher started, or one rank without a launcher.
     """
     here = comm.rank_and_world()
-    found = detect()
-    rank = here[0] if here else found.rank
-    os.environ.update(LOCAL_RANK=str(rank if here else found.local_rank))
+    environment = detect()
+    rank = here[0] if here else environment.rank
+    os.environ.update(LOCAL_RANK=str(rank if here else environment.local_rank))
     backend, deepspeed = (
         device.backend(device.local(int(os.environ["LOCAL_RANK"]))),
         load_deepspeed(),
     )
-    comm.connect(found.rank, found.world, found.address, backend)
+    comm.connect(environment.rank, environment.world, environment.address, backend)
     if not deepspeed.comm.is_initialized():
         # DeepSpeed asks for a group even on one rank; port 0 leaves the choice of a free one to the
         # system.
@@ -107,9 +107,9 @@ def open_trainer(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
     """Return a trainer for `config`, with DeepSpeed's plain engine or its pipeline engine, as the
     code part requires. Raises `BridgeError` if DeepSpeed refuses the config.
     """
-    piped = (config.effective.get("code.pipeline_stages") or 1) > 1
+    is_pipeline = (config.effective.get("code.pipeline_stages") or 1) > 1
     try:
-        return (PipelineTrainer if piped else EngineTrainer)(config, workload)
+        return (PipelineTrainer if is_pipeline else EngineTrainer)(config, workload)
     except BridgeError:
         raise
     except Exception as error:
@@ -132,9 +132,9 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
         "adamw",
     ):
         decay = config.effective.get("optimizer.params.weight_decay") or 0.0
-        written = data["optimizer"].get("params") or {}
-        same = {name: value for name, value in written.items() if name != "bias_correction"}
-        if written.get("bias_correction") is False:
+        arguments = data["optimizer"].get("params") or {}
+        same = {name: value for name, value in arguments.items() if name != "bias_correction"}
+        if arguments.get("bias_correction") is False:
             raise BridgeError(
                 "optimizer.params.bias_correction: found False, but on CPU torch's Adam runs,"
                 " which always corrects the bias; leave the key out"
@@ -175,12 +175,12 @@ def decay_groups(model: nn.Module, config: DeepSpeedFile, workload: Workload) ->
     """
     if workload.groups:
         return build_groups(workload.groups, dict(model.named_parameters()), FILE)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     decay = config.effective.get("optimizer.params.weight_decay")
     if config.given.get("code.decay_scope") != "matrices" or not decay:
-        return trained
+        return weights
     matrices, rest = (
-        [weight for weight in trained if (weight.ndim > 1) is wide] for wide in (True, False)
+        [weight for weight in weights if (weight.ndim > 1) is wide] for wide in (True, False)
     )
     return [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
 
@@ -200,16 +200,16 @@ def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any
 
 def exact(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of a model's buffers before training, such as the angles of rotary positions."""
-    return {name: held.clone() for name, held in model.named_buffers()}
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Set a model's buffers to the copies in `kept`, because DeepSpeed rounds buffers together with
+def restore(model: nn.Module, copies: Mapping[str, Tensor]) -> None:
+    """Set a model's buffers to the copies in `copies`, because DeepSpeed rounds buffers together with
     the weights.
     """
-    for name, held in model.named_buffers():
-        if name in kept:
-            held.data = kept[name].to(held.device)
+    for name, buffer in model.named_buffers():
+        if name in copies:
+            buffer.data = copies[name].to(buffer.device)
 
 
 class DeepSpeedTrainer:
@@ -230,9 +230,9 @@ class DeepSpeedTrainer:
             self._watch_step,
         )
 
-    def _watch_step(self, *arguments: Any, **named: Any) -> None:
+    def _watch_step(self, *arguments: Any, **keywords: Any) -> None:
         self.count()
-        self._take_step(*arguments, **named)
+        self._take_step(*arguments, **keywords)
 
     def count(self) -> None:
         """Count the bytes of the gradients that exist now, and keep the largest count."""
@@ -295,10 +295,10 @@ class DeepSpeedTrainer:
         )
 
     def resume(self, place: Path) -> int:
-        found, _ = self.engine.load_checkpoint(str(place.parent), tag=place.name)
+        folder, _ = self.engine.load_checkpoint(str(place.parent), tag=place.name)
         BridgeError.raise_if(
             []
-            if found
+            if folder
             else [
                 f"{place}: DeepSpeed found nothing to load in this folder; name the folder of a"
                 " saved checkpoint"
@@ -307,9 +307,9 @@ class DeepSpeedTrainer:
         return int(self.engine.global_steps)
 
     def weights(self) -> Mapping[str, Tensor]:
-        kept = masters(self.engine)
+        copies = masters(self.engine)
         own = {
-            name: _full(weight, kept).detach().float().cpu()
+            name: _full_master(weight, copies).detach().float().cpu()
             for name, weight in self.parameters_by_name()
         }
         return self.join_parts(self._everyones(own))
@@ -319,9 +319,9 @@ class DeepSpeedTrainer:
         return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
 
     def _everyones(self, own: Any) -> list[Any]:
-        found: list[Any] = [None] * self.ds.comm.get_world_size()
-        self.ds.comm.all_gather_object(found, own)
-        return found
+        answers: list[Any] = [None] * self.ds.comm.get_world_size()
+        self.ds.comm.all_gather_object(answers, own)
+        return answers
 
     def bytes(self) -> Mapping[str, int]:
         weights = list(local_weights(self.engine))
@@ -414,9 +414,9 @@ class EngineTrainer(DeepSpeedTrainer):
             }
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
-        kept = exact(model) if self.workload.folder else {}
+        copies = exact(model) if self.workload.folder else {}
         engine = super()._initialize(model, data)
-        restore(engine.module, kept)
+        restore(engine.module, copies)
         if self.tensor > 1:
             for module in model.modules():
                 if isinstance(module, Attention):
@@ -429,10 +429,12 @@ class EngineTrainer(DeepSpeedTrainer):
             return parts[0]
         names = self.workload.architecture.tensor_plan(self.tensor)
         group = parts[: self.tensor]
-        return {name: _whole(names, name, [part[name] for part in group]) for name in group[0]}
+        return {
+            name: _join_tensor(names, name, [part[name] for part in group]) for name in group[0]
+        }
 
 
-def _whole(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
+def _join_tensor(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
     module, _, kind = name.rpartition(".")
     if module.endswith(tuple(names.columns)):
         return torch.cat(parts)
@@ -455,7 +457,7 @@ class PipelineTrainer(DeepSpeedTrainer):
         from deepspeed.pipe import PipelineModule
 
         whole, values = native(workload), self.config.effective
-        self.prefixes, layers = _line(whole)
+        self.prefixes, layers = _pipeline_layers(whole)
         module: nn.Module = PipelineModule(
             layers=layers,
             num_stages=values["code.pipeline_stages"],
@@ -484,7 +486,7 @@ class PipelineTrainer(DeepSpeedTrainer):
             yield f"{self.prefixes.get(layer, layer)}.{rest}", weight
 
 
-def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
+def _pipeline_layers(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
     """Return two things: a mapping from a layer's number to the layer's name in the whole model,
     and the layers for a PipelineModule. If embedding and head share their weights, both become the
     same tied layer.
@@ -494,12 +496,12 @@ def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
         return {str(at): name for at, name in enumerate(names)}, layers
     from deepspeed.pipe import TiedLayerSpec
 
-    made = (
+    spec = (
         (Embedding, model.architecture)
         if isinstance(model, GPT)
         else (dense.Embedding, model.model, model.architecture)
     )
-    tied = partial(TiedLayerSpec, "embedding", *made, tied_weight_attr="tokens.weight")
+    tied = partial(TiedLayerSpec, "embedding", *spec, tied_weight_attr="tokens.weight")
     head = model.get_submodule("head")
     line = [tied(), *layers[1:-1], head.norm, tied(forward_fn=partial(_logits, head))]
     return {str(at): name for at, name in enumerate([*names[:-1], "head.norm"])}, line
@@ -510,8 +512,8 @@ def _logits(head: Any, embedding: Any, stream: Tensor) -> Tensor:
     matrix.
     """
     logits = F.linear(stream * getattr(head, "scale", 1.0), embedding.tokens.weight)
-    bound = getattr(head, "softcap", None)
-    return logits if bound is None else bound * torch.tanh(logits / bound)
+    cap = getattr(head, "softcap", None)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 # What lives in a DeepSpeed engine
@@ -530,14 +532,14 @@ def masters(engine: Any) -> dict[int, Tensor]:
     }
 
 
-def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
+def _full_master(weight: nn.Parameter, copies: Mapping[int, Tensor]) -> Tensor:
     """Return the whole master of a parameter, or the parameter itself if it has no master. All data
     ranks must take part.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
     whole: Tensor | None = safe_get_full_fp32_param(weight)
-    return kept.get(id(weight), weight) if whole is None else whole
+    return copies.get(id(weight), weight) if whole is None else whole
 
 
 def local_weights(engine: Any) -> Iterator[Tensor]:
@@ -579,7 +581,7 @@ def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:
     storages that `beside` uses too do not count.
     """
     left_out = {tensor.untyped_storage().data_ptr() for tensor in beside}
-    found = {
+    sizes = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
     }
-    return sum(size for place, size in found.items() if place not in left_out)
+    return sum(size for place, size in sizes.items() if place not in left_out)

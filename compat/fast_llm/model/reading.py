@@ -49,7 +49,7 @@ Facts = dict[str, Any]
 def read(values: Group, context: Context | None) -> Facts:
     """Return the plan fields that Fast-LLM's `values` set."""
     model = values.get(BASE)
-    return _read(sections(model, context), values)[0] if isinstance(model, Mapping) else {}
+    return _read_model(sections(model, context), values)[0] if isinstance(model, Mapping) else {}
 
 
 NEUTRAL = {"mlp.router_input_scale": 1.0, "mlp.jitter_eps": 0.0, "head.cross_entropy_splits": 1}
@@ -87,11 +87,11 @@ def unsaid(values: Group) -> list[str]:
     parts = sections(model, None)
     # Reading marks the leaves that a plan field stands for, so it comes before the question which
     # are left.
-    _, odd = _read(parts, values)
+    _, odd = _read_model(parts, values)
     return [*parts.unsaid(NEUTRAL), *odd]
 
 
-def _read(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
+def _read_model(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
     odd: list[str] = []
     facts = _common(parts, values, odd)
     defaults = _defaults(parts, facts)
@@ -100,9 +100,9 @@ def _read(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
         at.name("type", "decoder", ("decoder",))
         block = {"model.dropout": at.share("dropout"), **_norm(at, odd)}
         if "adapters.rank" in facts:
-            block["adapters.targets"] = _adapted(at)
+            block["adapters.targets"] = _adapter_layers(at)
         blocks[name] = block | _attention(at, defaults, block, odd) | _mlp(at, defaults, odd)
-    facts |= _together(blocks, parts, facts, odd)
+    facts |= _join_blocks(blocks, parts, facts, odd)
     _positions(parts, facts)
     _head(parts, facts, odd)
     _initial(parts, facts, odd)
@@ -200,7 +200,7 @@ def _adapters(at: Leaves, odd: list[str]) -> Facts:
     }
 
 
-def _adapted(at: Leaves) -> tuple[str, ...]:
+def _adapter_layers(at: Leaves) -> tuple[str, ...]:
     """Return the layers of a block that have an adapter if the model has adapters. By default, these
     are queries and values (layers/attention/attention.py: default_apply_peft, key_layer.apply_peft).
     """
@@ -246,8 +246,10 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
     """Return the position of the norms in a block: before the layer, after it, or both
     (layers/decoder/block.py).
     """
-    before = {_one(at, f"pre_{layer}_normalization", own, "before") for layer in ("mixer", "mlp")}
-    after = {_one(at, f"post_{layer}_normalization", own, "none") for layer in ("mixer", "mlp")}
+    before = {
+        _norm_at(at, f"pre_{layer}_normalization", own, "before") for layer in ("mixer", "mlp")
+    }
+    after = {_norm_at(at, f"post_{layer}_normalization", own, "none") for layer in ("mixer", "mlp")}
     # A plan has one place for both layers, so both must answer alike.
     places: dict[tuple[str, ...], str]
     places = {
@@ -261,7 +263,7 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
     return place or "before"
 
 
-def _one(at: Leaves, start: str, own: Normalization, without: str) -> str:
+def _norm_at(at: Leaves, start: str, own: Normalization, without: str) -> str:
     """Return the kind of the norm at `start`: "before" if it has the settings of the block's own
     norm, "none" if it is off, else "other".
 
@@ -436,7 +438,9 @@ OWN = ("window", "rotary", "base", "ffn", "recompute")
 """Keys of a block's facts that may differ between the blocks of a model."""
 
 
-def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: list[str]) -> Facts:
+def _join_blocks(
+    blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: list[str]
+) -> Facts:
     """Return the plan fields of all blocks together. If blocks differ in a way that a plan cannot
     hold, the values of the first block are used.
     """
@@ -451,7 +455,7 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
         if any(block.get(path) != value for block in used if path in block or not of_experts):
             odd.append(path)
     layers = [blocks[name] for name in names]
-    window = _only([block.get("window") for block in layers], "mixer.window_size", odd)
+    window = _only_value([block.get("window") for block in layers], "mixer.window_size", odd)
     result["model.attention.window"] = window
     result["model.attention.windowed"] = (
         _pattern_or_none([block.get("window") is not None for block in layers]) if window else None
@@ -478,7 +482,7 @@ def _pattern_or_none(pattern: list[bool]) -> tuple[bool, ...] | None:
     return tuple(pattern) if len(set(pattern)) > 1 else None
 
 
-def _only(values: list[Any], what: str, odd: list[str]) -> Any:
+def _only_value(values: list[Any], what: str, odd: list[str]) -> Any:
     """Return the only value among `values` that is not None. If there are several, return the first
     and add `what` to `odd`.
     """
@@ -498,10 +502,10 @@ def _bases(layers: list[Facts], odd: list[str]) -> Facts:
     if len(bases) < 2:
         return facts | {"model.rotary.base": next(iter(bases), None)}
     # A plan has two bases, one for blocks with a window and one for the others.
-    local = _only(
+    local = _only_value(
         [block["base"] for block in rotating if block.get("window")], "mixer.rotary.theta", odd
     )
-    base = _only(
+    base = _only_value(
         [block["base"] for block in rotating if not block.get("window")], "mixer.rotary.theta", odd
     )
     return facts | {"model.rotary.base": base, "model.rotary.local_base": local}
@@ -509,7 +513,9 @@ def _bases(layers: list[Facts], odd: list[str]) -> Facts:
 
 def _widths(layers: list[Facts], odd: list[str]) -> Facts:
     dense = [block.get("ffn") for block in layers if "model.moe.ffn" not in block]
-    width = _only(dense or [block.get("ffn") for block in layers], "mlp.intermediate_size", odd)
+    width = _only_value(
+        dense or [block.get("ffn") for block in layers], "mlp.intermediate_size", odd
+    )
     pattern = [block.get("model.experts") is not None for block in layers]
     return {"model.ffn": width, "model.moe.layers": _pattern_or_none(pattern)}
 
@@ -601,7 +607,9 @@ def _oldest_initial(at: Leaves, usual: float, layers: int, odd: list[str]) -> tu
     std = at.real("init.std", usual)
     same = [at.real(f"init.{name}", std) for name in ("qkv", "layer_1", "embed")]
     out = [at.real(f"init.{name}", std / math.sqrt(2 * layers)) for name in ("dense", "layer_2")]
-    return float(_only(same, "initialization", odd)), float(_only(out, "initialization", odd))
+    return float(_only_value(same, "initialization", odd)), float(
+        _only_value(out, "initialization", odd)
+    )
 
 
 def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> tuple[float, float]:
@@ -619,7 +627,9 @@ def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> 
     plain += [_deviation(parts.common, place, usual) for place in heads]
     if None in plain or None in out:
         odd.append("initialization")
-    return _only(plain, "initialization", odd) or usual, _only(out, "initialization", odd) or usual
+    return _only_value(plain, "initialization", odd) or usual, _only_value(
+        out, "initialization", odd
+    ) or usual
 
 
 def _deviation(at: Leaves, place: str, usual: float) -> float | None:

@@ -87,7 +87,7 @@ def write(values: Group, context: Context) -> Group:
     if not any(values.get(path) is not None for path in OURS):
         return {}
     layout = layout_of(context)
-    leaves = place_leaves(_whole(values, context, layout), layout)
+    leaves = place_leaves(_write_model(values, context, layout), layout)
     settings = {path: value for path, value in leaves.items() if value is not None}
     # Settings that the classes of the release refuse are left out, and show as lost on the way
     # back.
@@ -103,7 +103,7 @@ def write(values: Group, context: Context) -> Group:
     return {BASE: section} if section else {}
 
 
-def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
+def _write_model(values: Group, context: Context, layout: Layout) -> Leaves:
     leaves: Leaves = {place: values.get(ours) for ours, place in COMMON.items()}
     leaves["embeddings.vocab_size"] = values.get("model.embedding.padded_vocab") or values.get(
         "model.vocab"
@@ -113,7 +113,7 @@ def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
     # written.
     if positions == "learned" or (positions is not None and layout == "oldest"):
         leaves["embeddings.position_embeddings.enabled"] = positions == "learned"
-    leaves |= _outside(values) | _adapters(values)
+    leaves |= _write_outside(values) | _adapters(values)
     leaves |= {f"head.normalization.{name}": value for name, value in _norm(values).items()}
     kinds = _kinds(values) if layout != "oldest" else []
     if len(set(kinds)) > 1:
@@ -133,7 +133,7 @@ def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
     return leaves | {f"{BLOCK}{place}": value for place, value in block.items()} | initial
 
 
-def _outside(values: Group) -> Leaves:
+def _write_outside(values: Group) -> Leaves:
     """Return settings of the model section that come from plan fields outside `model`.
 
     A plan that predicts further tokens sets nothing here, because Fast-LLM predicts them in another
@@ -166,7 +166,7 @@ def _adapters(values: Group) -> Leaves:
     return {"peft.type": "lora", "peft.rank": rank, **rest}
 
 
-def _adapted(values: Group, layout: Layout) -> Leaves:
+def _adapter_switches(values: Group, layout: Layout) -> Leaves:
     """Return the switches of adapters in a block. Fast-LLM has none for values alone: they are adapted
     without keys if keys have no switch.
     """
@@ -229,7 +229,7 @@ def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
     }
     leaves: Leaves = {
         "decoder.type": "pattern",
-        "decoder.pattern": _round([names[kind] for kind in kinds]),
+        "decoder.pattern": _shortest_period([names[kind] for kind in kinds]),
     }
     initial = _initial(values, "newest")
     for kind, name in names.items():
@@ -251,7 +251,7 @@ def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
     return leaves | {path: value for path, value in initial.items() if not path.startswith(BLOCK)}
 
 
-def _round(order: list[str]) -> list[str]:
+def _shortest_period(order: list[str]) -> list[str]:
     """Return the shortest prefix of `order` that gives `order` when it is repeated."""
     return next(
         order[:size]
@@ -268,7 +268,7 @@ def _block(values: Group, context: Context, kind: Kind, layout: Layout) -> Leave
     leaves |= {f"mixer.{name}": value for name, value in _mixer(values, context, kind).items()}
     leaves |= {f"mlp.{name}": value for name, value in (_mlp(values, kind) | mlp).items()}
     leaves |= {f"normalization.{name}": value for name, value in _norm(values).items()}
-    return leaves | _places(values) | _adapted(values, layout)
+    return leaves | _places(values) | _adapter_switches(values, layout)
 
 
 def _mixer(values: Group, context: Context, kind: Kind) -> Leaves:

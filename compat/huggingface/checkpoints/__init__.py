@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.checkpoint.formats import Format
+from bridge.checkpoint.interface import Format
 from bridge.checkpoint.parameter_names import Naming
 from compat.huggingface.checkpoints.names import Runtime, Saved
 from compat.huggingface.checkpoints.trainer import Accelerate, Trainer

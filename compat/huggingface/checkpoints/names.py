@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bridge.checkpoint.hub import Model
-from bridge.checkpoint.parameter_names import NameRow, Naming, Shapes, Table, one_to_one_rows
+from bridge.checkpoint.parameter_names import (
+    GivenConfig,
+    NameRow,
+    Naming,
+    Shapes,
+    Table,
+    one_to_one_rows,
+)
 from bridge.errors import SourceError
 
 if TYPE_CHECKING:
-    from bridge.stack.dialect import Config
+    pass
 
 EXPERT = "block{layer}.mlp.experts.{expert}"
 BUFFERS = r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)"
@@ -152,7 +159,7 @@ class Saved(Naming):
     title = "Hugging Face"
     stack = "huggingface"
 
-    def describe_model(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+    def describe_model(self, config: GivenConfig) -> tuple[str | None, tuple[str, ...]]:
         """Return the `model_type`, and a refusal unless it is one of `MODELS`."""
         family = str(config.given.get("model_type"))
         has_map = family in MODELS

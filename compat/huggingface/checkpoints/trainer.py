@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, dcp, torch_save
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import Format, PlannedFiles, RootedFormat, Used, Wanted
 from bridge.checkpoint.groups import TREATED
 from bridge.checkpoint.hub import Hub, Origin, ParameterGroup, loss_finding
+from bridge.checkpoint.interface import Format, PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Held
-from bridge.checkpoint.parameter_names import module_order
 from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
+from bridge.checkpoint.renaming import module_order
 from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
 from bridge.checkpoint.run_state import Key, hub_of_entries
 from bridge.checkpoint.safetensors_format import (
@@ -55,19 +56,19 @@ class Trainer(RootedFormat):
     def find(self, folder: Path) -> Path | None:
         """Return the folder if it has weights and an optimizer beside them; else None."""
         weights = Safe().find(folder) or Binary().find(folder)
-        sharded = (folder / f"{FSDP}_0" / dcp.METADATA).is_file() or (
+        has_shards = (folder / f"{FSDP}_0" / dcp.METADATA).is_file() or (
             folder / f"{FSDP}.bin"
         ).is_file()
-        return folder if (weights or sharded) and optimizer_files(folder) else None
+        return folder if (weights or has_shards) and optimizer_files(folder) else None
 
     def read(self, place: Path) -> Hub:
         """Return the checkpoint. An optimizer that has numbers in place of names belongs to the weights in the
         model's order.
         """
-        weights, files, ordered = _weights(place)
+        weights, files, in_order = _weights(place)
         entries, others, findings = read_run_files(place)
         origin = Origin(self.name, files=(*files, *others))
-        hub = hub_of_entries(origin, place, {**weights, **entries}, self.root, ordered)
+        hub = hub_of_entries(origin, place, {**weights, **entries}, self.root, in_order)
         state = hub.client.get(STATE)
         steps = state.get("global_step") if isinstance(state, Mapping) else None
         where = hub.where if hub.where.steps is not None else replace(hub.where, steps=steps)
@@ -84,11 +85,11 @@ class Trainer(RootedFormat):
             elif path.suffix == ".bin":
                 archive.verify_archive(path, place, used=used)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files from which `Trainer.train(resume_from_checkpoint=)` goes on. Weights are masters, as
         Trainer's optimizers update the weights themselves.
         """
-        model, findings = _plan_weights(hub, wanted)
+        model, findings = _plan_weights(hub, target)
         groups = _groups(hub)
         state = {**(hub.client.get(STATE) or {}), "global_step": hub.where.steps or 0}
         files = [*model.files, File(TRAINER, (json.dumps(state, indent=2).encode() + b"\n",))]
@@ -161,17 +162,17 @@ def _weights(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], bool]:
     """
     folder = place / f"{FSDP}_0"
     if (folder / dcp.METADATA).is_file():
-        found = dcp.read_entries(folder)
+        entries = dcp.read_entries(folder)
         files = (folder / dcp.METADATA, *sorted(folder.glob("*.distcp")))
-        return {entry.path: entry.value for entry in found.values()}, files, False
+        return {entry.path: entry.value for entry in entries.values()}, files, False
     ways: Any = ((SAFE, read_header, False), (BINARY, tensors_of_file, True))
-    for names, read, ordered in ways:
+    for names, read, in_order in ways:
         if paths := list_files(place, names):
             tensors = check_tensors(place, names, {path: read(path, place) for path in paths})
-            return {("model", name): held for name, held in tensors.items()}, paths, ordered
+            return {("model", name): tensor for name, tensor in tensors.items()}, paths, in_order
     path = place / f"{FSDP}.bin"
     tensors = tensors_of_file(path, place)
-    return {("model", name): held for name, held in tensors.items()}, (path,), True
+    return {("model", name): tensor for name, tensor in tensors.items()}, (path,), True
 
 
 def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
@@ -179,10 +180,10 @@ def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
     create_optimizer), each in the model's order and with the settings that its parameters have in the
     checkpoint. Raises `SourceError` if the model's order is unknown.
     """
-    trained = hub.trainable_parameters
-    weights = {name: held.weight for name, held in trained.items()}
-    order = module_order(weights) or (list(trained) if hub.ordered else None)
-    if any(EXPERT.search(name) for name in trained):
+    parameters = hub.trainable_parameters
+    weights = {name: parameter.weight for name, parameter in parameters.items()}
+    order = module_order(weights) or (list(parameters) if hub.ordered else None)
+    if any(EXPERT.search(name) for name in parameters):
         raise SourceError(
             "trainer: found experts one by one, and Trainer trains all of a layer in one tensor, whose moments have other"
             " names than saved weights; convert to another format"
@@ -211,9 +212,9 @@ def _optimizer(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[tuple[str
     numbers = {name: at for at, name in enumerate(name for group in groups for name in group.names)}
     states: dict[int, dict[str, Any]] = {}
     for name, at in numbers.items():
-        held = hub.parameters[name]
-        step = held.step if held.step is not None else hub.where.steps
-        states[at] = {"step": Held(torch.tensor(float(step or 0))), **held.moments}
+        parameter = hub.parameters[name]
+        step = parameter.step if parameter.step is not None else hub.where.steps
+        states[at] = {"step": Held(torch.tensor(float(step or 0))), **parameter.moments}
     yield "state", states
     rows = [
         {
@@ -233,19 +234,19 @@ def _schedule(hub: Hub, groups: Sequence[ParameterGroup]) -> tuple[dict[str, Any
     """Return the state of Trainer's scheduler, which is a LambdaLR (transformers/optimization.py), and
     findings. Without a base rate in the state, Trainer's own arguments give it.
     """
-    held, rates = dict(hub.schedule or {}), (hub.schedule or {}).get("base_lrs") or ()
-    if "last_epoch" in held and len(set(rates)) == 1:
+    state, rates = dict(hub.schedule or {}), (hub.schedule or {}).get("base_lrs") or ()
+    if "last_epoch" in state and len(set(rates)) == 1:
         # One rate for all groups holds for any number of them.
         lists = {
             key: list(value[:1]) * len(groups)
-            for key, value in held.items()
+            for key, value in state.items()
             if isinstance(value, list | tuple) and len(value) == len(rates)
         }
-        return {**held, **lists}, []
-    if "last_epoch" in held and len(rates) == len(groups):
-        return held, []
+        return {**state, **lists}, []
+    if "last_epoch" in state and len(rates) == len(groups):
+        return state, []
     steps = hub.where.steps or 0
-    found = {
+    new_state = {
         "last_epoch": steps,
         "_step_count": steps + 1,
         "_is_initial": False,
@@ -255,12 +256,12 @@ def _schedule(hub: Hub, groups: Sequence[ParameterGroup]) -> tuple[dict[str, Any
     }
     initial = [group.settings.get("initial_lr") for group in groups]
     if None not in initial:
-        found["base_lrs"] = initial
+        new_state["base_lrs"] = initial
     message = (
         "the source checkpoint has no state of one of torch's schedulers for these groups; Trainer's scheduler goes on "
         f"from step {steps} by the arguments of the run"
     )
-    return found, [loss_finding("schedule", message, Effect.NUMBERS)]
+    return new_state, [loss_finding("schedule", message, Effect.NUMBERS)]
 
 
 def _find_settings(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[Finding]:
@@ -296,6 +297,6 @@ def _find_losses(hub: Hub, tool: str) -> Iterator[Finding]:
         )
     message = f"no random states are written; {tool} draws different numbers"
     yield loss_finding("random", message, Effect.NUMBERS)
-    if left := [key for key in hub.client if key != STATE]:
-        message = f"{tool}'s files do not hold these values of the script: {', '.join(left)}"
+    if keys := [key for key in hub.client if key != STATE]:
+        message = f"{tool}'s files do not hold these values of the script: {', '.join(keys)}"
         yield loss_finding("client", message, Effect.NONE)

@@ -70,15 +70,17 @@ def _virtual(a: Namespace) -> int | None:
     return int(stages) if stages > 1 else None
 
 
-def _beside(name: str, piped: bool = False) -> Step:
+def _beside(name: str, only_with_stages: bool = False) -> Step:
     """Return a check that refuses the argument `name`, which sets stages, together with a layer
     pattern.
 
-    If `piped` is true, the check only refuses `name` together with a pattern that contains `|`.
+    If `only_with_stages` is true, the check only refuses `name` together with a pattern that contains `|`.
     """
 
     def fails(a: Namespace) -> bool:
-        conflict = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)
+        conflict = a.hybrid_layer_pattern is not None and (
+            STAGE in _main(a) or not only_with_stages
+        )
         return conflict and getattr(a, name) is not None and getattr(a, name) is not False
 
     problem = "with hybrid_layer_pattern, whose | separators define the stages; drop it"
@@ -136,8 +138,8 @@ HYBRID_STEPS: tuple[Step, ...] = (
         ),
         since="0.17.0",
     ),
-    _beside("decoder_first_pipeline_num_layers", piped=True),
-    _beside("decoder_last_pipeline_num_layers", piped=True),
+    _beside("decoder_first_pipeline_num_layers", only_with_stages=True),
+    _beside("decoder_last_pipeline_num_layers", only_with_stages=True),
     _beside("num_layers_per_virtual_pipeline_stage"),
     _beside("num_virtual_stages_per_pipeline_rank"),
     _beside("pipeline_model_parallel_layout"),

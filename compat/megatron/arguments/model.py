@@ -17,28 +17,28 @@ RETRO = "validate_args: retro"
 CLIP = "validate_args: attention logits"
 
 
-def _distribute(fails: Predicate, problem: str) -> Step:
+def _check_distribution(fails: Predicate, problem: str) -> Step:
     return check(RECOMPUTE, lambda a: a.distribute_saved_activations and fails(a), problem)
 
 
-def _hybrid(fails: Predicate, problem: str) -> Step:
+def _check_hybrid(fails: Predicate, problem: str) -> Step:
     return check(HYBRID, lambda a: a.hybrid_context_parallel and fails(a), problem, since="0.16.0")
 
 
-def _sharded(fails: Predicate, problem: str, name: str = "") -> Step:
+def _check_sharding(fails: Predicate, problem: str, name: str = "") -> Step:
     def on(a: Namespace) -> object:
         return (a.gtp_weight_remat_size > 1 or a.expert_gtp_weight_remat_size > 1) and fails(a)
 
     return check(SHARDS, on, problem, since="0.19.0", name=name)
 
 
-def _retro(fails: Predicate, problem: str, name: str = "") -> Step:
+def _check_retro(fails: Predicate, problem: str, name: str = "") -> Step:
     return check(
         RETRO, lambda a: a.retro_add_retriever and fails(a), problem, until="0.16.0", name=name
     )
 
 
-def _streams(a: Namespace) -> None:
+def _set_streams(a: Namespace) -> None:
     """Set the groups of ranks that get high-priority streams; torch's FSDP adds its own groups."""
     # Megatron's own FSDP has them only on Blackwell and later devices. The device is not known
     # here.
@@ -51,16 +51,16 @@ def _streams(a: Namespace) -> None:
 
 
 MODEL_STEPS: tuple[Step, ...] = (
-    _distribute(
+    _check_distribution(
         lambda a: a.tensor_model_parallel_size <= 1,
         "distribute_saved_activations: found with tensor_model_parallel_size {tensor_model_parallel_size};"
         " expected more than 1; drop --distribute-saved-activations",
     ),
-    _distribute(
+    _check_distribution(
         lambda a: a.recompute_granularity != "full",
         "distribute_saved_activations: found with recompute_granularity {recompute_granularity}; expected full",
     ),
-    _distribute(
+    _check_distribution(
         lambda a: a.recompute_method is None,
         "distribute_saved_activations: found without recompute_method; add --recompute-method uniform or block",
     ),
@@ -79,25 +79,25 @@ MODEL_STEPS: tuple[Step, ...] = (
         "add --sequence-parallel, or drop --tp-comm-overlap",
         since="0.10.0",
     ),
-    _hybrid(
+    _check_hybrid(
         lambda a: a.pipeline_model_parallel_size > 1,
         "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
     ),
-    _hybrid(
+    _check_hybrid(
         # A given flag is deleted from the arguments by an earlier step; an absent flag stays there
         # as False.
         lambda a: "enable_cuda_graph" not in a.__dict__,
         "hybrid_context_parallel: found with CUDA graphs; drop one of them",
     ),
-    _hybrid(
+    _check_hybrid(
         lambda a: a.use_megatron_fsdp,
         "hybrid_context_parallel: found with use_megatron_fsdp; drop one of them",
     ),
-    _hybrid(
+    _check_hybrid(
         lambda a: a.dataloader_type != "single",
         "hybrid_context_parallel: found with dataloader_type {dataloader_type}; expected single",
     ),
-    _hybrid(
+    _check_hybrid(
         lambda a: not a.calculate_per_token_loss,
         "hybrid_context_parallel: found without calculate_per_token_loss; add --calculate-per-token-loss",
     ),
@@ -106,32 +106,32 @@ MODEL_STEPS: tuple[Step, ...] = (
         when(lambda a: a.sequence_parallel, async_tensor_model_parallel_allreduce=False),
         until="0.12.0",
     ),
-    derive("validate_args: stream priorities", _streams, since="0.13.0"),
+    derive("validate_args: stream priorities", _set_streams, since="0.13.0"),
     # The same rows as in sizes.py: upstream calls the function again here, and it changes nothing
     # the second time.
     DENSE_SHARDS,
     EXPERT_SHARDS,
     derive(SHARDS, dense_shards, since="0.19.0"),
     derive(SHARDS, expert_shards, since="0.19.0"),
-    _sharded(
+    _check_sharding(
         lambda a: a.fp4 and not a.fp4_param_gather,
         "fp4: found with weight shards (--tensor-parallel-num-weight-shards); add --fp4-param-gather",
         name="found-with-weight-shards-add",
     ),
     # An average over the data-parallel ranks would have to be scaled by the weight shards of each
     # buffer.
-    _sharded(
+    _check_sharding(
         lambda a: a.ddp_average_in_collective,
         "ddp_average_in_collective: found with weight shards (--tensor-parallel-num-weight-shards); drop it",
         name="found-with-weight-shards-drop",
     ),
-    _sharded(
+    _check_sharding(
         lambda a: a.ckpt_format not in ("torch", "torch_dist"),
         "ckpt_format: found {ckpt_format} with weight shards (--tensor-parallel-num-weight-shards); expected"
         " torch or torch_dist",
         name="found-with-weight-shards-expected",
     ),
-    _sharded(
+    _check_sharding(
         lambda a: (
             a.dist_ckpt_optim_fully_reshardable and a.distrib_optim_fully_reshardable_mem_efficient
         ),
@@ -142,7 +142,7 @@ MODEL_STEPS: tuple[Step, ...] = (
     # With weight shards there are no bf16 weights beside the mxfp8 ones, so the optimizer has to
     # update those; and mxfp8 weights do not fit into the buffer of parameters, so they are gathered
     # into that of the gradients.
-    _sharded(
+    _check_sharding(
         lambda a: (
             a.fp8_recipe == "mxfp8"
             and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag)
@@ -150,7 +150,7 @@ MODEL_STEPS: tuple[Step, ...] = (
         "fp8_recipe: found mxfp8 with weight shards (--tensor-parallel-num-weight-shards); add"
         " --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
     ),
-    _sharded(
+    _check_sharding(
         lambda a: (
             (a.gtp_remat_nccl_ub or a.gtp_expert_remat_nccl_ub) and a.disable_symmetric_registration
         ),
@@ -165,16 +165,16 @@ MODEL_STEPS: tuple[Step, ...] = (
         when(lambda a: a.add_bias_linear, add_qkv_bias=True),
         since="0.10.0",
     ),
-    _retro(
+    _check_retro(
         lambda a: a.train_samples is None,
         "retro_add_retriever: found without train_samples, which the RETRO project sets; add --retro-project-dir",
         name="found-without-train_samples-which-its",
     ),
-    _retro(
+    _check_retro(
         lambda a: a.sequence_parallel,
         "retro_add_retriever: found with sequence_parallel; drop one of them",
     ),
-    _retro(
+    _check_retro(
         lambda a: a.pipeline_model_parallel_size != 1,
         "retro_add_retriever: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
     ),

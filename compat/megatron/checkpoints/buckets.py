@@ -60,7 +60,7 @@ def unpack_buckets(
     # decoder.layers.7.mlp...: the third part of a name is the number of the layer.
     numbers = {int(name.split(".")[2]) for name in shapes if name.startswith(LAYERS)}
     parallel = Parallel.of(args, len(numbers), str(place))
-    buckets, sizes = _buckets(place, tensors), _sizes(values)
+    buckets, sizes = _read_buckets(place, tensors), _sizes(values)
     if set(buckets) != set(range(parallel.tensor * parallel.pipeline)) or set(sizes) != set(
         buckets
     ):
@@ -69,7 +69,7 @@ def unpack_buckets(
             f" {parallel.tensor * parallel.pipeline}; the checkpoint is damaged"
         )
     for order in (OWN_ORDER, ENGINE_ORDER):
-        states = _laid(shapes, parallel, buckets, sizes, order)
+        states = _lay_out(shapes, parallel, buckets, sizes, order)
         if states is not None and all(
             _equals_master(states[name][MASTER], weight) for name, weight in weights.items()
         ):
@@ -80,7 +80,7 @@ def unpack_buckets(
     )
 
 
-def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
+def _read_buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
     buckets: Buckets = {}
     for key, tensor in tensors.items():
         if match := KEY.fullmatch(key):
@@ -108,7 +108,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
     return sizes
 
 
-def _laid(
+def _lay_out(
     shapes: Shapes,
     parallel: Parallel,
     buckets: Buckets,

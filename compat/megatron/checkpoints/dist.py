@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive, dcp
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.files import File
-from bridge.checkpoint.formats import Format, PlannedFiles, Used, Wanted
 from bridge.checkpoint.hub import (
     BESIDE,
     Hub,
@@ -27,6 +27,7 @@ from bridge.checkpoint.hub import (
     weights_of,
     with_beside,
 )
+from bridge.checkpoint.interface import Format, PlannedFiles, Wanted
 from bridge.checkpoint.lazy import ElementRun, Held, Joined, Lazy, cast_lazy
 from bridge.checkpoint.torch_save import torch_file
 from bridge.checkpoint.unpickle import recorders
@@ -128,11 +129,11 @@ class TorchDist(Format):
             dcp.verify_checksums(place, KNOWN, used)
             archive.verify_archive(place / dcp.COMMON, place)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
+    def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Plan the files of a single rank, which Megatron reads on any layout
         (`fully_reshardable`).
         """
-        return _plan_files(hub, wanted)
+        return _plan_files(hub, target)
 
 
 def iteration(folder: Path) -> Path:

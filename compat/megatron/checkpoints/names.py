@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bridge.checkpoint.hub import Hub, Model
-from bridge.checkpoint.parameter_names import NameRow, Naming, Shapes, Table, one_to_one_rows
+from bridge.checkpoint.parameter_names import (
+    GivenConfig,
+    NameRow,
+    Naming,
+    Shapes,
+    Table,
+    one_to_one_rows,
+)
 from compat.megatron.checkpoints.run import model_of, refusals, run_state
 
 if TYPE_CHECKING:
-    from bridge.stack.dialect import Config
+    pass
 
 EXPERT = "block{layer}.mlp.experts.{expert}"
 IN_LAYER: Mapping[str, str] = {
@@ -113,7 +120,7 @@ class Engine(Naming):
     title = "Megatron-Core"
     stack = "megatron"
 
-    def describe_model(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+    def describe_model(self, config: GivenConfig) -> tuple[str | None, tuple[str, ...]]:
         """Return None as the model's family, and a refusal for each argument that changes the meaning
         of weights.
         """

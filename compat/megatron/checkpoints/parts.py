@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import archive
-from bridge.checkpoint.formats import Format, Used
+from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import Hub, Origin, Parameter
+from bridge.checkpoint.interface import Format
 from bridge.checkpoint.lazy import Boxed, Lazy, Placed, raw_bytes
 from bridge.checkpoint.parameter_names import Shape
 from bridge.errors import SourceError

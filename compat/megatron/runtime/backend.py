@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from bridge.engine.environment import detect
 from bridge.engine.interface import MICRO, Backend, Workload, unkept
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
@@ -240,7 +241,6 @@ def _limits(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _world() -> int:
     from bridge.engine.comm import rank_and_world
-    from bridge.engine.environment import detect
 
     here = rank_and_world()
     return here[1] if here else detect().world

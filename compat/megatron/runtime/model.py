@@ -227,7 +227,7 @@ def _part(
     part: Any = GPTModel(
         config,
         block_spec(config, place),
-        padded(shape, config.tensor_model_parallel_size),
+        padded_vocabulary(shape, config.tensor_model_parallel_size),
         shape.rows or shape.sequence,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=place),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=place),
@@ -242,7 +242,7 @@ def _part(
     return Float16Module(config, module) if config.fp16 or config.bf16 else module
 
 
-def padded(shape: Architecture, ranks: int) -> int:
+def padded_vocabulary(shape: Architecture, ranks: int) -> int:
     """Return the size of the vocabulary, rounded up to a multiple of the number of tensor ranks."""
     return -(-shape.vocab // ranks) * ranks
 

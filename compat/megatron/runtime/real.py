@@ -34,6 +34,7 @@ from compat.megatron.objects.fields import (
     defaults,
     fed,
 )
+from compat.megatron.runtime import parser
 
 PLACES = {
     PARALLEL: "megatron.core",
@@ -234,8 +235,6 @@ def answer(question: Mapping[str, Any]) -> Group:
 
 def _launch_source(question: Mapping[str, Any]) -> Group:
     """Return the arguments and fields of a launch of the source tree."""
-    from compat.megatron.runtime import parser
-
     parts: Parts = {}
     try:
         for result in parser.launch_parser(question["flags"], question["ranks"]):

@@ -257,7 +257,7 @@ class MegatronSource:
     @property
     def _columns(self) -> int:
         """Number of tokens of the vocabulary, without padding, whose logits this rank computes."""
-        rows = model.padded(self.shape, self.share.ranks) // self.share.ranks
+        rows = model.padded_vocabulary(self.shape, self.share.ranks) // self.share.ranks
         return max(0, min(rows, self.shape.vocab - self.share.index * rows))
 
     def now(self) -> Now:
@@ -297,7 +297,7 @@ class MegatronSource:
         if ranks == 1:
             return Placement.full(shape)
         if output and layer == self.shape.names[-1]:
-            start = index * (model.padded(self.shape, ranks) // ranks)
+            start = index * (model.padded_vocabulary(self.shape, ranks) // ranks)
             return Placement.box(
                 (*shape[:-1], self.shape.vocab), (*(0 for _ in shape[:-1]), start), shape
             )

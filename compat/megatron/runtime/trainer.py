@@ -25,7 +25,7 @@ from bridge.engine.comm import Comm, connect, rank_and_world
 from bridge.engine.environment import Environment, detect
 from bridge.engine.interface import Step, Workload
 from bridge.engine.models.dense import native
-from bridge.engine.models.gpt import IGNORED
+from bridge.engine.rows import IGNORED
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
@@ -39,7 +39,7 @@ from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Share, WeightPiece, pieces, wholes
 
 if TYPE_CHECKING:
-    from bridge.engine.interface import Batch
+    from bridge.engine.rows import Batch
 
 LOSS = "mean loss"
 EXPORT = "whole weights"

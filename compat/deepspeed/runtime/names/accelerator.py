@@ -26,13 +26,13 @@ class Accelerator:
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of `torch.cuda`."""
-        found = getattr(torch.cuda, name, None) if not name.startswith("__") else None
-        if found is None:
+        attribute = getattr(torch.cuda, name, None) if not name.startswith("__") else None
+        if attribute is None:
             raise AttributeError(
                 f"get_accelerator().{name}: neither the native engine's accelerator nor torch.cuda"
                 " has this attribute"
             )
-        return found
+        return attribute
 
     def device_name(self, device_index: int | None = None) -> str:
         """Return torch's name of the device."""
@@ -214,8 +214,8 @@ class Processor(Accelerator):
         """Return the memory of the process in bytes, under torch's names: the current value and the
         largest value measured so far.
         """
-        held, most = self._memory_in_use(), self._most()
-        return {"allocated_bytes.all.current": held, "allocated_bytes.all.peak": most}
+        current, most = self._memory_in_use(), self._most()
+        return {"allocated_bytes.all.current": current, "allocated_bytes.all.peak": most}
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
         """Forget the largest value of memory measured so far."""
@@ -237,11 +237,11 @@ class Processor(Accelerator):
 
     def _memory_in_use(self, device_index: int | None = None) -> int:
         if PAGES.is_file():
-            held = int(PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            current = int(PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         else:
-            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self._peak = max(self._peak, held)
-        return held
+            current = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._peak = max(self._peak, current)
+        return current
 
     def _most(self, device_index: int | None = None) -> int:
         self._memory_in_use()

@@ -30,8 +30,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run `function` and return its result without saving activations. In backward, `function` runs
     again with the same random numbers.
     """
-    found = again(function, *args, use_reentrant=False, **kwargs)
-    return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+    result = again(function, *args, use_reentrant=False, **kwargs)
+    return result[0] if isinstance(result, tuple) and len(result) == 1 else result
 
 
 non_reentrant_checkpoint = checkpoint
@@ -50,10 +50,10 @@ def configure(
     """Record that a script has configured checkpointing. Settings that choose where saved
     activations stay have no effect, and each of them gives a warning. They change no numbers.
     """
-    named = dict(
+    switches = dict(
         zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True)
     )
-    for name in (name for name, value in named.items() if value):
+    for name in (name for name, value in switches.items() if value):
         logger.warning(
             "checkpointing.configure: %s: the inputs of recomputed layers stay whole on the device"
             " (memory)",

@@ -46,8 +46,10 @@ def _same(name: str) -> Callable[..., Any]:
     function: Callable[..., Any] = getattr(torch_distributed, name)
 
     @wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        return function(*given, **{key: value for key, value in named.items() if key not in LOGGED})
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(
+            *arguments, **{key: value for key, value in keywords.items() if key not in LOGGED}
+        )
 
     return call
 
@@ -73,16 +75,19 @@ def init_distributed(
     """
     if comm.rank_and_world() is not None or dist_init_required is False:
         return
-    found = detect()
-    address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
-    found = replace(
-        found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world)
+    environment = detect()
+    address = (init_method or f"tcp://{environment.address}").removeprefix("tcp://")
+    environment = replace(
+        environment,
+        address=address,
+        rank=max(rank, environment.rank),
+        world=max(world_size, environment.world),
     )
-    backend = dist_backend or device.backend(device.local(found.local_rank))
+    backend = dist_backend or device.backend(device.local(environment.local_rank))
     comm.connect(
-        found.rank,
-        found.world,
-        found.address,
+        environment.rank,
+        environment.world,
+        environment.address,
         backend,
         timeout.total_seconds() if timeout else None,
         alone=True,

@@ -34,13 +34,13 @@ def zero_wrapper_for_fp_tensor_constructor(
     """
 
     @wraps(fn)
-    def make(*given: Any, **named: Any) -> Tensor:
-        if named.get("device") is None and target_device is not None:
-            named["device"] = target_device
-        found = fn(*given, **named)
-        if target_fp_dtype is not None and found.is_floating_point():
-            found.data = found.data.to(target_fp_dtype)
-        return found
+    def make(*arguments: Any, **keywords: Any) -> Tensor:
+        if keywords.get("device") is None and target_device is not None:
+            keywords["device"] = target_device
+        tensor = fn(*arguments, **keywords)
+        if target_fp_dtype is not None and tensor.is_floating_point():
+            tensor.data = tensor.data.to(target_fp_dtype)
+        return tensor
 
     return make
 

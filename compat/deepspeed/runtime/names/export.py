@@ -33,17 +33,19 @@ def get_fp32_state_dict_from_zero_checkpoint(
     name. No pickle is executed.
     """
     hub = read_checkpoint(find_folder(Path(checkpoint_dir), tag))
-    left = {
+    frozen = {
         name
-        for name, held in hub.parameters.items()
-        if exclude_frozen_parameters and not held.trained
+        for name, value in hub.parameters.items()
+        if exclude_frozen_parameters and not value.trained
     }
-    found = {
-        name: held.best.whole().float() for name, held in hub.parameters.items() if name not in left
+    entries = {
+        name: value.best.whole().float()
+        for name, value in hub.parameters.items()
+        if name not in frozen
     }
-    found.update((name, held.whole()) for name, held in hub.buffers.items())
-    found.update((alias, found[name]) for alias, name in hub.ties.items() if name in found)
-    return found
+    entries.update((name, value.whole()) for name, value in hub.buffers.items())
+    entries.update((alias, entries[name]) for alias, name in hub.ties.items() if name in entries)
+    return entries
 
 
 def convert_zero_checkpoint_to_fp32_state_dict(

@@ -37,17 +37,17 @@ class AIOHandle:
         overlap_events: bool = False,
         intra_op_parallelism: int = 1,
     ) -> None:
-        kept = {name: value for name, value in locals().items() if name != "self"}
-        self._kept, self._pool = kept, ThreadPoolExecutor(max(intra_op_parallelism, 1))
+        settings = {name: value for name, value in locals().items() if name != "self"}
+        self._kept, self._pool = settings, ThreadPoolExecutor(max(intra_op_parallelism, 1))
         self._waiting: list[Future[int]] = []
         self._locked: dict[int, Tensor] = {}
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
         """Return a function that returns a stored setting, such as `get_block_size`."""
-        kept, setting = self.__dict__.get("_kept", {}), name.removeprefix("get_")
-        if setting == name or setting not in kept:
+        settings, setting = self.__dict__.get("_kept", {}), name.removeprefix("get_")
+        if setting == name or setting not in settings:
             raise AttributeError(name)
-        return lambda: kept[setting]
+        return lambda: settings[setting]
 
     def get_alignment(self) -> int:
         """Return the alignment in bytes that DeepSpeed needs for the size of a tensor. This
@@ -114,11 +114,11 @@ class AIOHandle:
         """Return a tensor of `num_elem` elements in the format of `example_tensor`. On a machine
         with a GPU, its memory is pinned.
         """
-        found = torch.empty(
+        tensor = torch.empty(
             num_elem, dtype=example_tensor.dtype, pin_memory=torch.cuda.is_available()
         )
-        self._locked[found.data_ptr()] = found
-        return found
+        self._locked[tensor.data_ptr()] = tensor
+        return tensor
 
     def free_cpu_locked_tensor(self, locked_tensor: Tensor) -> bool:
         """Release a tensor that `new_cpu_locked_tensor` returned, and return True. Return False for
@@ -140,33 +140,33 @@ def _bytes(buffer: Tensor) -> memoryview:
 
 
 def _read(buffer: Tensor, filename: str, offset: int) -> int:
-    held = buffer if buffer.device.type == "cpu" else torch.empty_like(buffer, device="cpu")
-    size = held.numel() * held.element_size()
+    target = buffer if buffer.device.type == "cpu" else torch.empty_like(buffer, device="cpu")
+    size = target.numel() * target.element_size()
     with Path(filename).open("rb", buffering=0) as file:
         file.seek(offset)
-        view, done = _bytes(held), 0
-        while done < size and (got := file.readinto(view[done:])):
-            done += got
-    if done < size:
+        view, count = _bytes(target), 0
+        while count < size and (got := file.readinto(view[count:])):
+            count += got
+    if count < size:
         raise BridgeError(
-            f"{filename}: found {done} bytes after offset {offset}, expected {size}; read a"
+            f"{filename}: found {count} bytes after offset {offset}, expected {size}; read a"
             " larger file, or use a smaller tensor"
         )
-    if held is not buffer:
-        buffer.copy_(held)
+    if target is not buffer:
+        buffer.copy_(target)
     return 1
 
 
 def _write(buffer: Tensor, filename: str | int, offset: int) -> int:
-    view, done = _bytes(buffer.cpu()), 0
+    view, count = _bytes(buffer.cpu()), 0
     number = (
         filename
         if isinstance(filename, int)
         else os.open(filename, os.O_WRONLY | os.O_CREAT, 0o644)
     )
     try:
-        while done < len(view):
-            done += os.pwrite(number, view[done:], offset + done)
+        while count < len(view):
+            count += os.pwrite(number, view[count:], offset + count)
     finally:
         if not isinstance(filename, int):
             os.close(number)

@@ -83,9 +83,9 @@ def safe_update_full_grad_vectorized(
 ) -> None:
     """Replace each parameter's gradient by `update_func(gradient, parameter)`."""
     for param in param_list:
-        found = safe_get_full_grad(param)
-        if found is not None:
-            safe_set_full_grad(param, update_func(found, param))
+        gradient = safe_get_full_grad(param)
+        if gradient is not None:
+            safe_set_full_grad(param, update_func(gradient, param))
 
 
 def _local(name: str) -> Callable[..., Any]:

@@ -51,11 +51,11 @@ class InferenceEngine(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Return the model's output."""
-        return self.module(*inputs, **named)
+        return self.module(*inputs, **keywords)
 
-    def generate(self, *inputs: Any, **named: Any) -> Any:
+    def generate(self, *inputs: Any, **keywords: Any) -> Any:
         """Call the model's own `generate`."""
         if not hasattr(self.module, "generate"):
             raise BridgeError(
@@ -63,7 +63,7 @@ class InferenceEngine(nn.Module):
                 " itself"
             )
         model: Any = self.module
-        return model.generate(*inputs, **named)
+        return model.generate(*inputs, **keywords)
 
 
 def init_inference(
@@ -74,47 +74,47 @@ def init_inference(
     `ConfigError` for settings that would split the model over ranks, for a format that torch does
     not have, and for the argument `checkpoint`.
     """
-    said = (
+    settings = (
         json.loads(Path(config).read_text(encoding="utf-8"))
         if isinstance(config, str | Path)
         else dict(config or {})
     )
     ConfigError.raise_if(
-        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give"
+        f"init_inference: {name} is {settings[name]!r} in config and {value!r} as an argument; give"
         f" {name} only once"
         for name, value in kwargs.items()
-        if name in said and said[name] != value
+        if name in settings and settings[name] != value
     )
-    said.update(kwargs)
+    settings.update(kwargs)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; if this"
             " is a pipeline of transformers, pass its model"
         )
-    ConfigError.raise_if(_refusals(said))
-    for name in (name for name in KERNELS if said.get(name)):
+    ConfigError.raise_if(_refusals(settings))
+    for name in (name for name in KERNELS if settings.get(name)):
         logger.warning(
             "init_inference: %s: torch's own kernels are used instead (same up to rounding)", name
         )
-    wanted: Any = said.get("dtype", torch.half)
-    return InferenceEngine(model, NAMES[wanted] if isinstance(wanted, str) else wanted)
+    dtype: Any = settings.get("dtype", torch.half)
+    return InferenceEngine(model, NAMES[dtype] if isinstance(dtype, str) else dtype)
 
 
-def _refusals(said: Mapping[str, Any]) -> Any:
-    split = said.get("tensor_parallel", said.get("tp")) or {}
+def _refusals(settings: Mapping[str, Any]) -> Any:
+    split = settings.get("tensor_parallel", settings.get("tp")) or {}
     size = split.get("tp_size", 1) if isinstance(split, Mapping) else getattr(split, "tp_size", 1)
-    sizes = {"tensor_parallel.tp_size": size, **{name: said.get(name) for name in SPLITS}}
+    sizes = {"tensor_parallel.tp_size": size, **{name: settings.get(name) for name in SPLITS}}
     for name, value in sizes.items():
         if isinstance(value, int) and value > 1:
             yield (
                 f"init_inference: found {name}={value}; the engine does not split models for"
                 " inference; run the model on one rank"
             )
-    dtype = said.get("dtype", torch.half)
+    dtype = settings.get("dtype", torch.half)
     if dtype not in (*NAMES, *NAMES.values()):
         yield (
             f"init_inference: found dtype={dtype}; the engine does not support this format; use"
             " torch.half, torch.bfloat16 or torch.float"
         )
-    if said.get("checkpoint"):
+    if settings.get("checkpoint"):
         yield "init_inference: found the argument checkpoint; load the weights into the model first"

@@ -31,10 +31,8 @@ class FusedAdam(torch.optim.Adam):
         set_grad_none: bool = True,
     ) -> None:
         _check(type(self).__name__, bias_correction, amsgrad)
-        decoupled: dict[str, Any] = {"decoupled_weight_decay": adam_w_mode}
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **decoupled
-        )
+        mode: dict[str, Any] = {"decoupled_weight_decay": adam_w_mode}
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **mode)
 
 
 class DeepSpeedCPUAdam(FusedAdam):

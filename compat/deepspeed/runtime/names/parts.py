@@ -53,9 +53,9 @@ def take_back(model: nn.Module) -> None:
     """End the engines that hold parameters of `model`, and give the parameters their values back. All
     ranks must take part.
     """
-    found = [place for weight in model.parameters() if (place := place_of(weight))]
-    held = {id(place[0]): place for place in reversed(found)}
-    for native, _, name in held.values():
+    places = [place for weight in model.parameters() if (place := place_of(weight))]
+    place_of_engine = {id(place[0]): place for place in reversed(places)}
+    for native, _, name in place_of_engine.values():
         native.release(name)
         for weight in native.gradients.parameters.values():
             for key in [key for key in vars(weight) if key == PLACE or key.startswith("ds_")]:
@@ -88,12 +88,12 @@ def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
     # Data ranks hold equal slices of the padded flat: gathered in the order of ranks they are the
     # flat.
     if flat.sharded:
-        found = torch.empty(flat.padded, dtype=shard.dtype, device=shard.device)
-        native.comm.all_gather(EXPORT, found, shard.contiguous(), native.data)()
+        values = torch.empty(flat.padded, dtype=shard.dtype, device=shard.device)
+        native.comm.all_gather(EXPORT, values, shard.contiguous(), native.data)()
     else:
-        found = shard
+        values = shard
     slot = next(slot for slot in flat.slots if slot.parameter.name == name)
-    return found[slot.start : slot.stop].view(slot.parameter.shape).clone()
+    return values[slot.start : slot.stop].view(slot.parameter.shape).clone()
 
 
 @torch.no_grad()

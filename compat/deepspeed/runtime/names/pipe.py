@@ -27,11 +27,11 @@ class LayerSpec:
         self.typename, self.module_args, self.module_kwargs = typename, module_args, module_kwargs
 
     def __repr__(self) -> str:
-        given = [
+        arguments = [
             *map(repr, self.module_args),
             *(f"{name}={value!r}" for name, value in self.module_kwargs.items()),
         ]
-        return f"{self.typename.__name__}({', '.join(given)})"
+        return f"{self.typename.__name__}({', '.join(arguments)})"
 
     def build(self, log: bool = False) -> nn.Module:
         """Make the module."""
@@ -122,12 +122,12 @@ class PipelineModule(nn.Sequential):
             )
         specs, ties = list(layers), dict[str, nn.Module]()
         seed: Callable[[int], Any] = seed_fn or torch.manual_seed
-        built = []
+        modules = []
         for index, spec in enumerate(specs):
             if seed_layers:
                 seed(base_seed + index)
-            built.append(_build_layer(spec, ties, stages))
-        super().__init__(*built)
+            modules.append(_build_layer(spec, ties, stages))
+        super().__init__(*modules)
         self.__dict__["loss_fn"] = loss_fn
         self.num_stages, self.partition_method, self.dynamic_shape = (
             stages,
@@ -166,14 +166,14 @@ def _build_layer(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Modul
     key.
     """
     if isinstance(spec, TiedLayerSpec):
-        known = spec.key in ties
+        is_shared = spec.key in ties
         module = ties.setdefault(
-            spec.key, spec.build() if not known else ties.get(spec.key, nn.Identity())
+            spec.key, spec.build() if not is_shared else ties.get(spec.key, nn.Identity())
         )
         others = [
             name for name, _ in module.named_parameters() if name not in spec.tied_weight_attr
         ]
-        if known and others and stages > 1:
+        if is_shared and others and stages > 1:
             raise ConfigError(
                 f"TiedLayerSpec {spec.key!r}: {others[0]} is not in tied_weight_attr, so each"
                 " stage would have a separate copy; add it to tied_weight_attr, or put the layers"

@@ -44,8 +44,8 @@ class DeepSpeedConfig:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in NAMES:
-            found = self._values.get(NAMES[name])
-            return found.lower() if name in LOWER and found else found
+            value = self._values.get(NAMES[name])
+            return value.lower() if name in LOWER and value else value
         if name == "zero_enabled":
             return bool(self.zero_optimization_stage)
         sections = {"optimizer_params": "optimizer", "scheduler_params": "scheduler"}

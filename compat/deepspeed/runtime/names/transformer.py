@@ -49,17 +49,17 @@ class DeepSpeedTransformerConfig:
         return_tuple: bool = False,
         training: bool = True,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self"}
-        self.__dict__.update(given)
+        settings = {name: value for name, value in locals().items() if name != "self"}
+        self.__dict__.update(settings)
         self.intermediate_size = intermediate_size if intermediate_size > 0 else 4 * hidden_size
         self.layer_id = -1
 
     @classmethod
     def from_dict(cls, json_object: dict[str, Any]) -> DeepSpeedTransformerConfig:
         """Return a config with the values of a dictionary."""
-        found = cls()
-        found.__dict__.update(json_object)
-        return found
+        config = cls()
+        config.__dict__.update(json_object)
+        return config
 
     @classmethod
     def from_json_file(cls, json_file: str) -> DeepSpeedTransformerConfig:
@@ -161,13 +161,13 @@ class DeepSpeedTransformerLayer(nn.Module):
         stream = stream + self._apply_attention(
             self._apply_norm(stream, *first) if before else stream, attention_mask
         )
-        normed = self._apply_norm(stream, *second)
+        norm = self._apply_norm(stream, *second)
         inner = functional.gelu(
-            functional.linear(normed, self.inter_w, self.inter_b), approximate="tanh"
+            functional.linear(norm, self.inter_w, self.inter_b), approximate="tanh"
         )
-        added = self._apply_dropout(functional.linear(inner, self.output_w, self.output_b))
-        found = stream + added if before else self._apply_norm(normed + added, *first)
-        return (found,) if self.config.return_tuple else found
+        update = self._apply_dropout(functional.linear(inner, self.output_w, self.output_b))
+        output = stream + update if before else self._apply_norm(norm + update, *first)
+        return (output,) if self.config.return_tuple else output
 
     def _apply_norm(self, stream: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.layer_norm(
@@ -183,9 +183,9 @@ class DeepSpeedTransformerLayer(nn.Module):
             .permute(2, 0, 3, 1, 4)
         )
         dropout = max(config.attn_dropout_ratio, 0.0) if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, mask, dropout)
+        attention = functional.scaled_dot_product_attention(query, key, value, mask, dropout)
         return self._apply_dropout(
-            functional.linear(mixed.transpose(1, 2).flatten(2), self.attn_ow, self.attn_ob)
+            functional.linear(attention.transpose(1, 2).flatten(2), self.attn_ow, self.attn_ob)
         )
 
     def _apply_dropout(self, stream: Tensor) -> Tensor:

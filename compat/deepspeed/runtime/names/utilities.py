@@ -66,14 +66,14 @@ class OffloadStateTypeEnum:
 
 
 def _logger() -> logging.Logger:
-    found = logging.getLogger("DeepSpeed")
-    if not found.handlers:
+    own = logging.getLogger("DeepSpeed")
+    if not own.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("[%(asctime)s] [%(levelname)s] %(message)s"))
-        found.addHandler(handler)
-        found.propagate = False
-        found.setLevel(logging.WARNING)
-    return found
+        own.addHandler(handler)
+        own.propagate = False
+        own.setLevel(logging.WARNING)
+    return own
 
 
 logger = _logger()
@@ -81,8 +81,8 @@ logger = _logger()
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
     """Log a message on the given ranks only. Without ranks, or with -1, log it on all ranks."""
-    rank, wanted = (comm.rank_and_world() or (-1, 1))[0], list(ranks or ())
-    if not wanted or rank == -1 or -1 in wanted or rank in wanted:
+    rank, chosen = (comm.rank_and_world() or (-1, 1))[0], list(ranks or ())
+    if not chosen or rank == -1 or -1 in chosen or rank in chosen:
         logger.log(level, "[Rank %s] %s", rank, message)
 
 
@@ -115,9 +115,9 @@ class OnDevice(AbstractContextManager[None]):
             torch.set_default_dtype(self.dtype)
             self.device.__enter__()
 
-    def __exit__(self, *given: Any) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if self.enabled:
-            self.device.__exit__(*given)
+            self.device.__exit__(*exception)
             torch.set_default_dtype(self._before)
 
 
@@ -126,8 +126,8 @@ def see_memory_usage(message: str, force: bool = False) -> None:
     if not force or (comm.rank_and_world() or (0, 1))[0]:
         return
     place = get_accelerator()
-    held, most = place.memory_allocated() / GIGABYTE, place.max_memory_allocated() / GIGABYTE
-    logger.info("%s: %.2f GB, at most %.2f GB", message, held, most)
+    current, most = place.memory_allocated() / GIGABYTE, place.max_memory_allocated() / GIGABYTE
+    logger.info("%s: %.2f GB, at most %.2f GB", message, current, most)
 
 
 def set_random_seed(seed: int) -> None:
@@ -147,8 +147,8 @@ def move_to_device(
     if criterion_func(item) if criterion_func is not None else isinstance(item, Tensor):
         return item.to(device)
     if isinstance(item, list | tuple):
-        found = [move_to_device(value, device, criterion_func) for value in item]
-        return found if isinstance(item, list) else tuple(found)
+        values = [move_to_device(value, device, criterion_func) for value in item]
+        return values if isinstance(item, list) else tuple(values)
     if isinstance(item, dict):
         return {name: move_to_device(value, device, criterion_func) for name, value in item.items()}
     return item.to(device) if isinstance(item, Tensor) else item
@@ -165,8 +165,8 @@ def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
             else item.detach().to(device)
         )
     if isinstance(item, list | tuple):
-        found = [clone_tensors_for_torch_save(value, device) for value in item]
-        return found if isinstance(item, list) else tuple(found)
+        values = [clone_tensors_for_torch_save(value, device) for value in item]
+        return values if isinstance(item, list) else tuple(values)
     if isinstance(item, dict):
         return type(item)(
             {name: clone_tensors_for_torch_save(value, device) for name, value in item.items()}
@@ -193,11 +193,11 @@ def instrument_w_nvtx(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _leaves(model: nn.Module, classes: Iterable[Any]) -> Iterator[nn.Module]:
-    wanted = list(classes)
+    kinds = list(classes)
     for module in model.modules():
         names = (type(module).__name__, f"{type(module).__module__}.{type(module).__qualname__}")
         if any(
-            name in names if isinstance(name, str) else isinstance(module, name) for name in wanted
+            name in names if isinstance(name, str) else isinstance(module, name) for name in kinds
         ):
             yield module
 
@@ -209,22 +209,22 @@ def set_z3_leaf_modules(
     module are gathered together. Here the mark has no effect, because the engine gathers whole
     blocks.
     """
-    found = list(_leaves(model, leaf_module_classes))
-    if not found and raise_if_not_found:
+    leaves = list(_leaves(model, leaf_module_classes))
+    if not leaves and raise_if_not_found:
         raise BridgeError(
             f"set_z3_leaf_modules: no module of type {leaf_module_classes} found in {type(model).__name__}"
         )
-    for module in found:
+    for module in leaves:
         set_z3_leaf_module(module, True)
-    return found
+    return leaves
 
 
 def unset_z3_leaf_modules(model: nn.Module, leaf_module_classes: Iterable[Any]) -> list[nn.Module]:
     """Take the note away."""
-    found = list(_leaves(model, leaf_module_classes))
-    for module in found:
+    leaves = list(_leaves(model, leaf_module_classes))
+    for module in leaves:
         set_z3_leaf_module(module, False)
-    return found
+    return leaves
 
 
 def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:

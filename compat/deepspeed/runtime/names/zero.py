@@ -118,8 +118,8 @@ class Init(AbstractContextManager["Init"]):
         if not enabled:
             return
         init_distributed()
-        given = config_dict_or_path if config_dict_or_path is not None else config
-        self.dtype = dtype if dtype is not None or given is None else _format_of(given)
+        source = config_dict_or_path if config_dict_or_path is not None else config
+        self.dtype = dtype if dtype is not None or source is None else _format_of(source)
         for weight in module.parameters() if module is not None else ():
             setattr(weight, EARLY, True)
 
@@ -148,10 +148,10 @@ def _format_of(config: Any) -> torch.dtype:
     """Return the format of the weights that DeepSpeed makes by a config, in which other settings may
     still be "auto".
     """
-    found, *_ = load_source(config)
+    data, *_ = load_source(config)
     sections = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
     halves = {
-        dtype for name, dtype in sections.items() if (found.get(name) or {}).get("enabled") is True
+        dtype for name, dtype in sections.items() if (data.get(name) or {}).get("enabled") is True
     }
     if len(halves) > 1:
         raise ConfigError("zero.Init: found bf16 and fp16, expected one of them; switch one off")
@@ -171,9 +171,11 @@ class GatheredParameters(AbstractContextManager[None]):
         fwd_module: nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
-        given = [params] if isinstance(params, Tensor) else list(params)
+        weights = [params] if isinstance(params, Tensor) else list(params)
         self.modifier_rank = modifier_rank
-        self.params: list[Any] = list({id(weight): weight for weight in given if enabled}.values())
+        self.params: list[Any] = list(
+            {id(weight): weight for weight in weights if enabled}.values()
+        )
         self._held: list[tuple[Engine, int, str, Any, Tensor]] = []
         for weight in self.params if fwd_module is not None else ():
             register_external_parameter(fwd_module, weight)
@@ -198,7 +200,7 @@ class GatheredParameters(AbstractContextManager[None]):
             )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        changed: dict[int, list[tuple[int, str, Tensor]]] = {}
+        changes: dict[int, list[tuple[int, str, Tensor]]] = {}
         engines: dict[int, Engine] = {}
         for native, index, name, weight, before in self._held:
             value, weight.ds_status = weight.data, getattr(weight, WITHIN)
@@ -206,16 +208,16 @@ class GatheredParameters(AbstractContextManager[None]):
             delattr(weight, WITHIN)
             change(weight, "absent" if weight.ds_status is ZeroParamStatus.NOT_AVAILABLE else None)
             engines[id(native)] = native
-            changed.setdefault(id(native), []).append((index, name, value))
+            changes.setdefault(id(native), []).append((index, name, value))
         self._held = []
         if self.modifier_rank is None or kind is not None:
             return
         for number, native in engines.items():
-            for *_, value in changed[number]:
+            for *_, value in changes[number]:
                 native.comm.broadcast(
                     "modified parameters", value, *_source(native, self.modifier_rank)
                 )()
-            parts.set_masters(native, changed[number])
+            parts.set_masters(native, changes[number])
         self._spread()
 
     @torch.no_grad()
@@ -249,9 +251,9 @@ def register_external_parameter(module: Any, parameter: Any) -> None:
     must call this function before `initialize`.
     """
     if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
-        found = type(parameter if isinstance(module, nn.Module) else module).__name__
+        kind = type(parameter if isinstance(module, nn.Module) else module).__name__
         raise BridgeError(
-            f"register_external_parameter: found {found} among the arguments, expected a"
+            f"register_external_parameter: found {kind} among the arguments, expected a"
             " torch.nn.Module and a torch.nn.Parameter"
         )
     own = {id(weight) for weight in module.parameters()}
