@@ -136,6 +136,8 @@ CODE = {
     "code.scheduler.name": "cosine",
     "code.accelerator": "cpu",
     "code.parameter_groups": "groups.json",
+    "code.loss": "per_token",
+    **{path: 1 for path in fields(DEEPSPEED.schema) if path.startswith("code.trainer.")},
 }
 PARTS = {
     "code.partition_method": {"code.pipeline_stages": 2},

@@ -16,6 +16,7 @@ from bridge.stack.findings import Finding
 from bridge.stack.launch_command import line
 from bridge.stack.rules import Effect, How
 from compat.deepspeed import code, schedule
+from compat.deepspeed.rules import table
 
 Flat = Mapping[str, Any]
 
@@ -437,6 +438,10 @@ def _find_lacking(
     for path, (holds, what, effect) in UNTAKEN.items():
         if holds(values):
             yield Finding(path, what, effect, how=How.MISSING)
+    what = "do what the Trainer does with it, because the script trains without the Trainer"
+    effects = {path: rule.effect_of(values) for rule in table() for path in rule.theirs}
+    for path in sorted(path for path in values if path.startswith("code.trainer.")):
+        yield Finding(path, what, effects[path], how=How.MISSING)
 
 
 UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
@@ -450,6 +455,12 @@ UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
         lambda values: bool(values.get("code.manual_accumulation")),
         "set gradient_accumulation_steps, because in this script the engine counts the micro"
         " batches",
+        Effect.NUMBERS,
+    ),
+    "code.loss": (
+        lambda values: values.get("code.loss") == "per_token",
+        "divide the sum of losses by the tokens of the step on all ranks, because the script takes"
+        " the mean of the micro batches",
         Effect.NUMBERS,
     ),
     "code.checkpoint_interval": (

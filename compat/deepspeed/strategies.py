@@ -248,10 +248,7 @@ RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
 """Keys that are not drawn one by one: keys that depend on the number of ranks, and arguments that
 only some types have.
 """
-UNSETTABLE = {
-    "expert_parallel.load_balance_coeff": "takes nothing but null",
-    "code.loss": "the Trainer's own, which no translation writes",
-}
+UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
 
 
 def paths(case: StrategyCase) -> Iterable[str]:
