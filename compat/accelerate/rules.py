@@ -242,6 +242,7 @@ SCHEDULE = convert(
     source="transformers/optimization.py; training_args.py: get_warmup_steps",
 )  # fmt: skip
 
+OVER_RANKS = A + "average_tokens_across_devices"
 OFFLOAD = FSDP + "offload_params"
 CHECKPOINTS = (FSDP + "activation_checkpointing", A + "gradient_checkpointing")
 RECOMPUTE = ("recompute.granularity", "recompute.method", "recompute.layers")
@@ -333,18 +334,18 @@ RULES: tuple[Rule, ...] = (
         sees=(DECAY,),
         carries={DECAY: ("optimizer.decay_scope", *PLAIN)},
     ),
-    Rule(
-        (),
-        ("loss",),
+    convert(
+        OVER_RANKS,
+        "loss",
+        # Nobody but the Trainer has the argument, and it takes the mean over tokens.
         lambda values, context: {
-            "loss": "per_token" if DECAY in values else "mean_of_microbatches"
+            "loss": "mean_of_microbatches" if values.get(OVER_RANKS) is None else "per_token"
         },
-        lambda values, context: {},
-        Effect.NUMBERS,
-        note="the Trainer divides the sum of losses by the tokens of the step; accelerate divides each loss by the"
-        " steps of accumulation",
-        source="transformers/trainer.py: num_items_in_batch; accelerate/accelerator.py: backward",
-        sees=(DECAY,),
+        lambda values, context: {OVER_RANKS: True} if values.get("loss") == "per_token" else {},
+        blurs=lambda values: values.get(OVER_RANKS) is False,
+        lossy="a plan's mean over tokens is that of all ranks; without this, each rank takes its own",
+        note="accelerate divides each loss by the steps of accumulation, the Trainer the sum of losses by tokens",
+        source="accelerate/accelerator.py: backward; transformers/trainer.py: num_items_in_batch",
     ),
     convert(
         OFFLOAD,

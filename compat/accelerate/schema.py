@@ -40,6 +40,7 @@ TRAINER: Mapping[str, tuple[Any, Any]] = {
     "bf16": (bool, False),
     "fp16": (bool, False),
     "gradient_checkpointing": (bool, False),
+    "average_tokens_across_devices": (bool, True),
 }
 """TrainingArguments that a plan has, each with its type and the Trainer's default (training_args.py)."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {row["name"]: row for row in facts()["options"]}

@@ -4,10 +4,10 @@ changes it too, and must leave it as it was.
 
 from __future__ import annotations
 
-import copy
+import operator
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -41,7 +41,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         own = vars(module)
         hooks = [hook for kind in HOOKS for hook in own[kind].values()]
-        reach.restores.append(partial(_refill, own, dict(own)))
+        reach.restores.append(partial(_refill, own, _read_items(own)))
         reach.note([module.forward, *hooks, *(own[name] for name in own.keys() - usual)], DEPTH)
     for weight in model.parameters():
         reach.note([*(weight._backward_hooks or {}).values()], DEPTH)
@@ -70,8 +70,10 @@ class _Reach:
                 self.restores.append(partial(_copy_back, value, *before))
         elif isinstance(value, list | dict | set | deque):
             if len(value) <= MANY:
-                self.restores.append(partial(_refill, value, copy.copy(value)))
-                self._note_all(value.values() if isinstance(value, dict) else value, depth)
+                items = _read_items(value)
+                self.restores.append(partial(_refill, value, items))
+                keyed = isinstance(value, dict)
+                self._note_all([item[1] for item in items] if keyed else items, depth)
         elif isinstance(value, CellType):
             with suppress(ValueError):  # a variable that has no value yet
                 before = value.cell_contents
@@ -108,9 +110,41 @@ class _Reach:
                 self.note(value, depth - 1)
 
 
-def _refill(collection: Any, before: Any) -> None:
-    collection.clear()
-    (collection.update if hasattr(collection, "update") else collection.extend)(before)
+def _base(collection: Any) -> Any:
+    """Return the type of Python's own under a collection: a class that derives from it may read differently,
+    as transformers' table of activations does, whose values are made when they are read.
+    """
+    return next(
+        base for base in (OrderedDict, dict, list, set, deque) if isinstance(collection, base)
+    )
+
+
+def _read_items(collection: Any) -> list[Any]:
+    """Return the elements of a collection as they are stored; of a mapping, keys with values."""
+    base = _base(collection)
+    keys = [*base.__iter__(collection)]
+    return (
+        [(key, base.__getitem__(collection, key)) for key in keys]
+        if issubclass(base, dict)
+        else keys
+    )
+
+
+def _refill(collection: Any, before: list[Any]) -> None:
+    """Store the elements `before` in a collection again if it has others now."""
+    base, now = _base(collection), _read_items(collection)
+    keyed = issubclass(base, dict)
+    parts = [
+        [part for item in items for part in (item if keyed else (item,))] for items in (now, before)
+    ]
+    if len(parts[0]) == len(parts[1]) and all(map(operator.is_, *parts)):
+        return
+    base.clear(collection)
+    if keyed:
+        for key, value in before:
+            base.__setitem__(collection, key, value)
+    else:
+        (base.update if base is set else base.extend)(collection, before)
 
 
 def _copy_back(tensor: Tensor, before: Tensor, version: int) -> None:
