@@ -412,8 +412,8 @@ def _native(
         groups=groups,
         alike=settings,
         sample=sample,
-        # One rank has no shards, and layers of a model would draw other numbers than the model.
-        layers=None if here.world == 1 and sample is None else (),
+        # One rank has no shards, and layers of a model would draw different numbers than the model.
+        layers=None if here.world == 1 and sample is None and _may_draw(model) else (),
         optimizer=make,
     )
     drawn = _drawn(model, here.world)
@@ -461,8 +461,7 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
 
 def _drawn(model: nn.Module, world: int) -> Iterator[Finding]:
     """Yield a finding for a model with dropout on several ranks."""
-    parts = (part for part in model.modules() if isinstance(part, nn.modules.dropout._DropoutNd))
-    if world > 1 and any(part.p for part in parts):
+    if world > 1 and _has_dropout(model):
         yield Finding(
             "model",
             "ranks draw dropout alike, however they share the batch; DeepSpeed draws by torch's generator"
@@ -470,6 +469,23 @@ def _drawn(model: nn.Module, world: int) -> Iterator[Finding]:
             Effect.NUMBERS,
             given=True,
         )
+
+
+def _has_dropout(model: nn.Module) -> bool:
+    """Return whether a model has dropout, in modules or by its config: attention drops by a function."""
+    rates = [part.p for part in model.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
+    config = getattr(model, "config", None)
+    named = vars(config).items() if hasattr(config, "__dict__") else ()
+    rates += [value for name, value in named if "drop" in name and isinstance(value, int | float)]
+    return any(rates)
+
+
+def _may_draw(model: nn.Module) -> bool:
+    """Return whether a model may draw random numbers: by dropout, or in hooks, as NEFTune does."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    return _has_dropout(model) or any(
+        vars(part)[kind] for part in model.modules() for kind in kinds
+    )
 
 
 def _scale(engine: Engine, config: Config) -> None:
