@@ -328,9 +328,7 @@ def _launch(command: Command, where: Where) -> Launch | None:
 def _run(command: Command, search: Walk, words: tuple[Pieces, ...], where: Where) -> Launch:
     lines = tuple(where.line(word) or command.line for word in words)
     program, before = (spell_pieces(command.words[search.at]), command.words[: search.at])
-    texts = {name: text_if_known(value) for name, value in command.environment.items()}
-    known = {name: text for name, text in texts.items() if text is not None}
-    size, unknown = ranks(search, where.directives, known)
+    size, unknown = ranks(search, where.directives, command.environment)
     unknown_sizes = "; ".join(
         dict.fromkeys(filter(None, (_opaque(command.words[at]) for at in unknown)))
     )

@@ -439,9 +439,10 @@ def _find_lacking(
         if holds(values):
             yield Finding(path, what, effect, how=How.MISSING)
     what = "do what the Trainer does with it, because the script trains without the Trainer"
-    effects = {path: rule.effect_of(values) for rule in table() for path in rule.theirs}
-    for path in sorted(path for path in values if path.startswith("code.trainer.")):
-        yield Finding(path, what, effects[path], how=How.MISSING)
+    for rule in table():
+        for path in rule.theirs:
+            if path.startswith("code.trainer.") and path in values:
+                yield Finding(path, what, rule.effect_of(values), how=How.MISSING)
 
 
 UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bridge.shell.launchers.find import LaunchWord, Walk
 from bridge.shell.launchers.tables import STARTERS, Starter
+from bridge.shell.word_pieces import Pieces, text_if_known
 
 DEVICES = re.compile(r"[\w.-]+:(\d+(?:,\d+)*)")
 NAME = re.compile(r"--?[A-Za-z][\w-]*")
@@ -26,7 +27,7 @@ Sizes = dict[str, str | int]
 
 
 def ranks(
-    search: Walk, job: Mapping[str, str], variables: Mapping[str, str]
+    search: Walk, job: Mapping[str, str], variables: Mapping[str, Pieces]
 ) -> tuple[int | None, Sequence[int]]:
     """Return the world size by the arguments of the innermost launcher; None if these do not give the size as numbers,
     with the indices of the words that would give it and are not known.
@@ -46,7 +47,7 @@ def ranks(
             role: value for role, value in found_job.items() if role != "total" or not sizes
         }
         sizes = {**job_sizes, **sizes}
-    listed = variables.get(row.devices, "")
+    listed = text_if_known(variables.get(row.devices, ()))
     size = len(listed.split(",")) if listed and not sizes else _product(sizes, row)
     unknown = {last.start + place for place in sizes.values() if isinstance(place, int)}
     return size, () if size else sorted(unknown)

@@ -16,7 +16,7 @@ from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
 from bridge.checkpoint.groups import TREATED
 from bridge.checkpoint.hub import Hub, Origin, ParameterGroup, loss_finding
-from bridge.checkpoint.interface import Format, PlannedFiles, RootedFormat, Wanted
+from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Held
 from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
 from bridge.checkpoint.renaming import module_order
@@ -50,7 +50,7 @@ class Trainer(RootedFormat):
 
     name = "trainer"
     title = "Hugging Face Trainer"
-    names = "huggingface"
+    names: str | None = "huggingface"
     unseen = "a changed byte of a tensor in safetensors is not detected"
 
     def find(self, folder: Path) -> Path | None:
@@ -103,19 +103,16 @@ class Trainer(RootedFormat):
         return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "Trainer")))
 
 
-class Accelerate(Format):
+class Accelerate(Trainer):
     """The folders that accelerate's `load_state` takes. They are read as those of `Trainer`."""
 
     name = "accelerate"
     title = "accelerate, which is read as trainer"
+    names = None
 
     def find(self, folder: Path) -> Path | None:
         """Return None: `Trainer` finds these folders."""
         return None
-
-    def read(self, place: Path) -> Hub:
-        """Return the checkpoint, as `Trainer` does."""
-        return Trainer().read(place)
 
     def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files from which a script with the same groups of parameters goes on
@@ -123,18 +120,13 @@ class Accelerate(Format):
         """
         # Its loader refuses a file that has a tied tensor under both of its names.
         model, findings = _plan_weights(replace(hub, ties={}), wanted)
-        files, trained = [*model.files], hub.trainable_parameters
+        files = [*model.files]
         if hub.moments:
-            weights = {name: held.weight for name, held in trained.items()}
-            order = module_order(weights) or (list(trained) if hub.ordered else None)
-            if order is None:
-                raise SourceError(
-                    "accelerate: the order of the model's parameters is unknown, by which an optimizer finds the"
-                    " moments of each; convert to another format"
-                )
-            held_groups = hub.groups or (ParameterGroup(tuple(trained), hub.settings),)
+            places = {name: at for at, name in enumerate(_order_parameters(hub, self.name))}
+            stored = hub.groups or (ParameterGroup(tuple(places), hub.settings),)
             groups = [
-                replace(one, names=tuple(sorted(one.names, key=order.index))) for one in held_groups
+                replace(one, names=tuple(sorted(one.names, key=places.__getitem__)))
+                for one in stored
             ]
             files.append(torch_save.torch_file("optimizer.bin", dict(_optimizer(hub, groups))))
         if hub.schedule:
@@ -175,29 +167,39 @@ def _weights(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], bool]:
     return {("model", name): tensor for name, tensor in tensors.items()}, (path,), True
 
 
+def _order_parameters(hub: Hub, format: str) -> list[str]:
+    """Return the trainable parameters in the model's order. Raises `SourceError` if it is unknown."""
+    parameters = hub.trainable_parameters
+    order = module_order({name: held.weight for name, held in parameters.items()})
+    order = order or (list(parameters) if hub.ordered else None)
+    if order is None:
+        tool = {"trainer": "Trainer"}.get(format, format)
+        raise SourceError(
+            f"{format}: the order of the model's parameters is unknown, by which {tool} finds the moments of each; "
+            "convert to another format"
+        )
+    return list(order)
+
+
 def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
     """Return the groups that Trainer makes: what decays, and what does not (transformers/trainer.py:
     create_optimizer), each in the model's order and with the settings that its parameters have in the
     checkpoint. Raises `SourceError` if the model's order is unknown.
     """
     parameters = hub.trainable_parameters
-    weights = {name: parameter.weight for name, parameter in parameters.items()}
-    order = module_order(weights) or (list(parameters) if hub.ordered else None)
     if any(EXPERT.search(name) for name in parameters):
         raise SourceError(
             "trainer: found experts one by one, and Trainer trains all of a layer in one tensor, whose moments have other"
             " names than saved weights; convert to another format"
         )
-    if order is None:
-        raise SourceError(
-            "trainer: the order of the model's parameters is unknown, by which Trainer finds the moments of each; "
-            "convert to another format"
-        )
+    order = _order_parameters(hub, "trainer")
     settings = {name: group.settings for group in hub.groups for name in group.names}
     rows: tuple[list[str], list[str]] = ([], [])
     for name in order:
         # Trainer goes by names, and by the class of a norm, whose parameters have one dimension.
-        rows[len(weights[name].shape) < 2 or bool(SPARED.search(name.lower()))].append(name)
+        rows[len(parameters[name].weight.shape) < 2 or bool(SPARED.search(name.lower()))].append(
+            name
+        )
     return tuple(
         ParameterGroup(tuple(names), settings.get(names[0], hub.settings))
         for names in rows
