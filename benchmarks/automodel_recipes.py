@@ -35,7 +35,7 @@ from uses import WANTED, Use, different, other, table
 from bridge.engine import comm
 from bridge.errors import BridgeError
 from bridge.translation.lift import lift
-from compat.automodel import DIALECT
+from compat.automodel.dialect import DIALECT
 from compat.automodel.runtime.recipe import open_recipe
 
 RECIPES: Mapping[str, str] = {

@@ -12,8 +12,8 @@ import pytest
 
 from bridge.cli import run
 from bridge.plan.section import fields
-from compat.deepspeed import DIALECT as DEEPSPEED
 from compat.deepspeed import script_writer
+from compat.deepspeed.dialect import DIALECT as DEEPSPEED
 
 LAUNCH = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 256 "

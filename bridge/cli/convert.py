@@ -506,7 +506,7 @@ def dialect_of(job: Job, document: Document) -> Dialect:
     if not job.dialect:
         return recognise_dialect(document)
     dialect = registry.load(job.dialect)
-    if said := dialect.mistaken(document.data):
+    if said := registry.name_lookalike(dialect.name, document.data):
         raise SourceError(f"{document.name}: {said}")
     return dialect
 
@@ -627,7 +627,7 @@ def _lookalike_kind(document: Document) -> dict[str, str]:
     The result is a mapping from names of dialects to sentences. Dialects that do not know the kind
     are left out.
     """
-    said = {name: registry.load(name).mistaken(document.data) for name in registry.OWN}
+    said = {name: registry.name_lookalike(name, document.data) for name in registry.OWN}
     return {name: text for name, text in said.items() if text}
 
 

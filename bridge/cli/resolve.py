@@ -74,7 +74,7 @@ def _sort_sources(job: Job, names: Sequence[str]) -> Job:
         elif (
             isinstance(data, Mapping)
             and not registry.find_host(data)
-            and registry.load(HOST_FILE).mistaken(data)
+            and registry.name_lookalike(HOST_FILE, data)
         ):
             arguments.append(name)
             file = data.get(HOST_FILE)

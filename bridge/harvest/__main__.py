@@ -96,7 +96,7 @@ class Job:
 def job(options: argparse.Namespace) -> Job:
     """Return the job that the options of the command line describe."""
     dialect = load(options.stack)
-    home = Path(str(import_module(type(dialect).__module__).__file__)).parent
+    home = Path(str(import_module(dialect.package).__file__)).parent
     tests = options.tests or home.parents[1] / "tests" / options.stack
     into = options.into or home / "releases"
     return Job(

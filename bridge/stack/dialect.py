@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -327,6 +328,11 @@ class Dialect(ABC):
     """
 
     @property
+    def package(self) -> str:
+        """The name of the package with the stack's modules."""
+        return str(sys.modules[type(self).__module__].__package__)
+
+    @property
     @abstractmethod
     def schema(self) -> type[Section]:
         """The pydantic schema of all settings that can be given."""
@@ -456,13 +462,6 @@ class Dialect(ABC):
         """Return settings of this stack in the form in which a translation to the stack itself writes them."""
         return settings
 
-    def mistaken(self, data: Any) -> str:
-        """Return a sentence that says what kind of file `data` is and which file to name instead,
-        if users often mistake such files for a config of the stack. Otherwise return an empty
-        string.
-        """
-        return ""
-
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Return whether release `version` has the setting `path` and lets the entry point `entry`
         set it to `value`.
@@ -538,7 +537,7 @@ class Dialect(ABC):
         # one.
         if not type(self).__module__.startswith("compat."):
             return ()
-        return beyond(config.given, f"{type(self).__module__}.releases", config.origins)
+        return beyond(config.given, f"{self.package}.releases", config.origins)
 
     def missing(self, config: Config) -> Iterable[Finding]:
         """Yield a finding for each setting that the stack needs to start and that `config` lacks."""
@@ -872,8 +871,12 @@ class PackagedDialect(Dialect):
             )
         return format or self.formats[0]
 
+    def recognises(self, data: Any) -> int:
+        """Return what the dialect's module `recognition` says of parsed `data`."""
+        return int(self._part("recognition").score(data))
+
     def _part(self, name: str) -> ModuleType:
-        return import_module(f"{type(self).__module__}.{name}")
+        return import_module(f"{self.package}.{name}")
 
     def _has(self, part: str, name: str, default: Any) -> Any:
         """Return the value `name` of the dialect's module `part`, or `default` if there is no such
@@ -881,10 +884,8 @@ class PackagedDialect(Dialect):
         """
         # `find_spec` tells a module that is missing from one whose own import fails: that error
         # must be seen.
-        package = type(self).__module__
-        return (
-            getattr(self._part(part), name, default) if find_spec(f"{package}.{part}") else default
-        )
+        there = find_spec(f"{self.package}.{part}")
+        return getattr(self._part(part), name, default) if there else default
 
 
 def code_beside(path: Path) -> Path:

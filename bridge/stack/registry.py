@@ -83,7 +83,8 @@ def load(name: str) -> Dialect:
     if name not in (*names(), *HOSTS):
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
-    dialect = import_attribute(name, "", "DIALECT")
+    place = "" if name in plugins() else ".dialect"
+    dialect = import_attribute(name, place, "DIALECT")
     if not isinstance(dialect, Dialect):
         raise BridgeError(
             f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "
@@ -94,8 +95,27 @@ def load(name: str) -> Dialect:
 
 def find_host(data: Any) -> Any:
     """Return the module of the host that starts the run in parsed `data`; None if none does."""
-    hosts = (import_module(f"{PACKAGE}.{name}.host") for name in HOSTS)
-    return next((host for host in hosts if host.recognises(data)), None)
+    runs = (name for name in HOSTS if import_attribute(name, ".recognition", "score")(data))
+    return next((import_module(f"{PACKAGE}.{name}.host") for name in runs), None)
+
+
+def score(name: str, data: Any) -> int:
+    """Return how sure the dialect `name` is that parsed `data` is its own; 0 if it is not. Of our own dialects no more
+    is imported than recognises files.
+    """
+    if name in OWN:
+        return int(import_attribute(name, ".recognition", "score")(data))
+    return load(name).recognises(data)
+
+
+def name_lookalike(name: str, data: Any) -> str:
+    """Return a message if parsed `data` is another file that looks like a config of the dialect `name`, else an empty
+    string.
+    """
+    if name not in OWN:
+        return ""
+    module = import_module(f"{PACKAGE}.{name}.recognition")
+    return str(module.name_lookalike(data)) if hasattr(module, "name_lookalike") else ""
 
 
 def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -106,7 +126,7 @@ def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
     faults: list[str] = []
     for name in candidates(data):
         try:
-            sure[name] = load(name).recognises(data)
+            sure[name] = score(name, data)
         except BridgeError as error:
             if name in OWN:
                 raise

@@ -103,7 +103,7 @@ class StrategyPart:
 @cache
 def part_of(dialect: Dialect) -> StrategyPart:
     """Return `PART` of the module `strategies` in the dialect's package; an empty `StrategyPart` if there is no such module."""
-    name = type(dialect).__module__ + ".strategies"
+    name = dialect.package + ".strategies"
     part: StrategyPart = import_module(name).PART if find_spec(name) else StrategyPart()
     return part
 

@@ -18,6 +18,7 @@ from bridge.stack.sources import Said
 from compat.accelerate import host, trainer
 from compat.accelerate.launcher import TYPES, Given, Machine, name_option, set_environment
 from compat.accelerate.plugins import Plugins
+from compat.accelerate.recognition import SWITCH, recognises
 from compat.accelerate.schema import ARGUMENTS, FSDP, OPTIONS, SCHEMA, TRAINER, path_of
 from compat.accelerate.slots import OVER_SECTIONS, Refusal, Run, facts, is_true, since
 
@@ -34,7 +35,7 @@ def read(source: Any, question: host.Question) -> Reading:
     """
     text = source.text if isinstance(source, Written) else source
     document = Document(text, {}, "yaml") if isinstance(text, Mapping) else load(text)
-    if not host.recognises(document.data):
+    if not recognises(document.data):
         raise SourceError(
             f"{document.name}: no config of accelerate, and no script that starts a run by it"
         )
@@ -88,8 +89,8 @@ def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
     for name, said in arguments.own.items():
         if name in TRAINER:
             yield from _type_setting(ARGUMENTS + name, said)
-    if arguments.value(trainer.SWITCH):
-        switch = arguments.own[trainer.SWITCH]
+    if arguments.value(SWITCH):
+        switch = arguments.own[SWITCH]
         yield KIND, Said(switch.setting, "FSDP", switch.source, switch.line)
         environment, _ = trainer.pass_on(arguments, {})
         for variable, slot in environment.items():

@@ -37,6 +37,7 @@ from compat.accelerate.launcher import (
     set_environment,
 )
 from compat.accelerate.plugins import CLIPS, Plugins
+from compat.accelerate.recognition import PROGRAMS, SWITCH, has_fsdp, is_launch, starts_trainer
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import (
     CHEAP,
@@ -52,16 +53,6 @@ from compat.accelerate.slots import (
 
 NAME, PROGRAM = "accelerate", "train.py"
 """The host's name, and the program that stands for the one that a config does not name."""
-PROGRAMS = frozenset(
-    {
-        "accelerate",
-        "accelerate-launch",
-        "accelerate.commands.launch",
-        "accelerate.commands.accelerate_cli",
-    }
-)
-SIGNS = ("distributed_type", "compute_environment")
-"""Keys of which every config of accelerate has one."""
 VARIABLES = re.compile(
     r"(ACCELERATE|FSDP|MEGATRON_LM|PARALLELISM_CONFIG)_[A-Z0-9_]+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES"
 )
@@ -111,23 +102,6 @@ class Question:
     trainer: Mapping[str, Said] = field(default_factory=dict)
     world: int | None = None
     release: str | None = None
-
-
-def recognises(data: Any) -> bool:
-    """Return whether parsed `data` is a config of accelerate, arguments of the Trainer with FSDP, or a script that
-    starts such a run.
-    """
-    if isinstance(data, Script):
-        return any(is_launch(launch) or trainer.starts(launch) for launch in data.launches)
-    return isinstance(data, Mapping) and (
-        (any(name in data for name in SIGNS) and not {"_target_", "optimizer"} & data.keys())
-        or trainer.has_fsdp(data)
-    )
-
-
-def is_launch(launch: Launch) -> bool:
-    """Return whether accelerate starts a run."""
-    return any(spell_pieces(word).rpartition("/")[2] in PROGRAMS for word in launch.launcher)
 
 
 @dataclass(frozen=True)
@@ -206,7 +180,7 @@ def read_sources(document: Document, question: Question) -> Told:
         dict(question.trainer),
     )
     given = Given(environment=variables, starter="torchrun")
-    if trainer.has_fsdp(document.data):
+    if has_fsdp(document.data):
         own = {
             str(name): Said(str(name), value, "", document.line(name))
             for name, value in document.data.items()
@@ -235,8 +209,8 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
         environment, ranked = set_environment(given, machine, run)
         environment, lost = trainer.pass_on(told.arguments, environment)
         unheard += lost
-        if told.arguments.value(trainer.SWITCH) and not ranked:
-            raise Refusal("FSDP of the Trainer needs a run of several ranks", told.arguments.own[trainer.SWITCH])  # fmt: skip
+        if told.arguments.value(SWITCH) and not ranked:
+            raise Refusal("FSDP of the Trainer needs a run of several ranks", told.arguments.own[SWITCH])  # fmt: skip
         named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
         inner = _read_deepspeed(str(named.value), told.folder) if named else None
         Plugins(environment, ranked, machine, run, inner).build()
@@ -302,7 +276,7 @@ def _read_script(document: Document, question: Question) -> Told:
     """Return what the launch of a script says."""
     script: Script = document.data
     launch = script.launch(
-        lambda one: is_launch(one) or trainer.starts(one),
+        lambda one: is_launch(one) or starts_trainer(one),
         "accelerate launch or arguments of the Trainer",
     )
     folder = folder_of(script.name)

@@ -17,11 +17,12 @@ from bridge.shell import text_if_known
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said, Unheard
+from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
 
 DEFAULT = "transformers 5.23.0, default"
-SWITCH, CONFIG, CPU = "fsdp", "fsdp_config", "use_cpu"
+CPU = "use_cpu"
 NAMES = frozenset({*TRAINER, SWITCH, CONFIG, CPU})
 PASSED = ("bf16", "fp16", "gradient_accumulation_steps")
 """Arguments that reach accelerate by other names."""
@@ -69,27 +70,11 @@ class Arguments:
         return self.own[name].value if name in self.own else usual
 
 
-def has_fsdp(data: Mapping[Any, Any]) -> bool:
-    """Return whether a mapping is arguments of the Trainer with FSDP."""
-    return (
-        bool(data.get(SWITCH))
-        and bool({CONFIG, "output_dir"} & data.keys())
-        and "distributed_type" not in data
-        and not data.get("deepspeed")
-    )
-
-
 def find_releases(arguments: Arguments) -> Iterator[Finding]:
     """Yield what older releases of transformers make of arguments for FSDP."""
     if arguments.value(SWITCH):
         said = arguments.fsdp.get("version") or arguments.own[SWITCH]
         yield Finding(said.setting, OLDER, Effect.COST, origin=Origin(said.line, "", said.source))
-
-
-def starts(launch: Launch) -> bool:
-    """Return whether the words of a command are the Trainer's: FSDP, or the batch and the folder that it needs."""
-    names = {text.partition("=")[0].removeprefix("--").replace("-", "_") for text in launch.texts}
-    return SWITCH in names or names >= {"output_dir", "per_device_train_batch_size"}
 
 
 def read_arguments(launch: Launch, opens: Callable[[str, Said], Any]) -> Arguments:

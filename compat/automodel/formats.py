@@ -59,25 +59,6 @@ list.
 IGNORED = ("clip_grad_norm.max_norm",)
 """Settings that older releases ignore instead of refusing them."""
 
-RECIPE_MARKS: Mapping[str, int] = {
-    "recipe": 2,
-    "step_scheduler": 2,
-    "distributed": 1,
-    "dist_env": 1,
-    "distributed.pipeline": 2,
-    "distributed.strategy": 2,
-    "distributed.pp_size": 2,
-    "autopipeline": 3,
-    "model._target_": 1,
-    "optimizer._target_": 1,
-    "clip_grad_norm.max_norm": 1,
-    "lr_scheduler.lr_decay_style": 1,
-    "pp_schedule": 3,
-}
-"""Keys that identify a recipe or a pipeline config, each with a weight. A higher weight is stronger
-evidence.
-"""
-
 Tree = dict[str, Any]
 """Keys in a recipe or in one of its sections. The value of a key is the setting's path, or another
 `Tree` if the key is a section.

@@ -24,11 +24,16 @@ from bridge.stack.findings import UNTOLD, Finding, Origin
 from bridge.stack.reader import Reader, flaw, mapping
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
-from compat.deepspeed import PARTIAL, auto, free_section_keys, scripts, trainer
+from compat.deepspeed import auto, free_section_keys, scripts, trainer
 from compat.deepspeed.precedence import ENVIRONMENT, PRECISION, Run, find_sources
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.value_types import expected, typed
+
+PARTIAL = "plan"
+"""Marks a config that stagebridge has made from a plan (`Config.entry`). Only such a config may
+lack the batch keys.
+"""
 
 NULLABLE = frozenset(
     {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}

@@ -23,6 +23,7 @@ from bridge.stack.dialect import Reading, flags_of
 from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import EFFECTS, Effect, effects
 from compat.megatron import flags, forks, live, options, releases, sections, unmapped_flags
+from compat.megatron.recognition import is_launch, kind_of_sections
 
 RECIPE = "MODEL_ARGS"
 BESIDE = (
@@ -87,7 +88,7 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 
 def reading_of(document: Document, version: str, lenient: bool) -> Read:
     """Read a file that has either sections or command-line words."""
-    if sections.kind(document.data):
+    if kind_of_sections(document.data):
         return sections.read(document, version, lenient)
     return _spoken(words_of(document, version), version, lenient)
 
@@ -429,17 +430,6 @@ def words_of(document: Document, version: str) -> Words:
         problem = f"{RECIPE}: found {show_value(args)}, expected a mapping of flags to values"
         return Words([], [], problems=(f"{document.name}: {problem}",))
     return _recipe(document, args, (RECIPE,), version)
-
-
-TELLING = frozenset(
-    {"--micro-batch-size", "--num-layers", "--tensor-model-parallel-size", "--yaml-cfg"}
-)
-"""Flags that identify a launch of Megatron: every launch has at least one of them."""
-
-
-def is_launch(launch: Launch) -> bool:
-    """Whether a command of a script launches Megatron."""
-    return any(word.partition("=")[0] in TELLING for word in launch.texts)
 
 
 def launch_of(script: Script) -> Launch:

@@ -21,7 +21,7 @@ from compat.megatron.arguments.steps import OPEN, member_name
 from compat.megatron.objects import fields
 
 if TYPE_CHECKING:
-    from compat.megatron import MegatronConfig
+    from bridge.stack.dialect import Config
 
 CLASSES = ("TransformerConfig", "ModelParallelConfig")
 """Names of config classes whose objects can be read; each is the name of an entry point."""
@@ -152,7 +152,7 @@ def release_of_package() -> str | None:
         return None
 
 
-def model_parallel_config(config: MegatronConfig) -> Any:
+def model_parallel_config(config: Config) -> Any:
     """Build a real `ModelParallelConfig` with the effective fields and the callables that were
     carried over.
 
@@ -175,7 +175,7 @@ def model_parallel_config(config: MegatronConfig) -> Any:
     # Fields that the class derives itself cannot be passed.
     names = {field.name for field in dataclasses.fields(cls) if field.init}
     values = {
-        **config.model_parallel,
+        **config.model_parallel,  # type: ignore[attr-defined]
         **{name: value for name, value in config.opaque.items() if value is not None},
     }
     for name, value in values.items():

@@ -11,8 +11,9 @@ from bridge.errors import BridgeError, TranslationError
 from bridge.files import Document, Script, edit_entries, parse
 from bridge.files.words import load_words, pieces
 from bridge.shell import Pieces, edit
-from compat.megatron import flags, options, releases, sections
+from compat.megatron import flags, options, releases
 from compat.megatron.formats import Words, launch_of, reading_of, unwrap_lists, words_of, yaml_line
+from compat.megatron.recognition import kind_of_sections
 
 Range = tuple[int, int]
 
@@ -61,7 +62,7 @@ def _entries(settings: Mapping[str, Any], text: str, like: Document, was: str, v
         line = before.origins[path].line if path in before.origins else None
         if line and settings.get(path) != before.given[path]:
             value = settings.get(path)
-            if sections.kind(like.data):
+            if kind_of_sections(like.data):
                 put[line] = plain(value)
             elif value is None:
                 put[line] = None  # a flag that is removed takes its line with it
@@ -82,7 +83,7 @@ def _entries(settings: Mapping[str, Any], text: str, like: Document, was: str, v
 
 def _entry(path: str, value: Any, like: Document, version: str) -> str:
     """Return a new line for a YAML file that sets the argument `path` to `value`."""
-    if sections.kind(like.data):
+    if kind_of_sections(like.data):
         return f"{path}: {plain(value)}"
     return yaml_line(*(options.option_for(version, path, value) or ()), version=version)
 

@@ -26,10 +26,8 @@ from compat.megatron.arguments.steps import (
     select,
 )
 from compat.megatron.arguments.training import feed_forward_width, params_dtype
+from compat.megatron.recognition import CONTAINER, MODEL, PARALLEL, YAML_CFG, kind_of_sections
 
-YAML_CFG, CONTAINER = "yaml_cfg", "container"
-"""Names of the entry points for a file of `--yaml-cfg` and for a serialised ConfigContainer."""
-MODEL, PARALLEL = "language_model", "model_parallel"
 CONTAINED = (
     "model",
     "train",
@@ -72,25 +70,12 @@ ACTIVATIONS = {
 }
 
 
-def kind(data: Any) -> str | None:
-    """Return the entry point of a parsed file; None if the file has none of Megatron's sections."""
-    if not isinstance(data, Mapping):
-        return None
-    if isinstance(data.get(MODEL), Mapping) and isinstance(data.get(PARALLEL), Mapping):
-        return YAML_CFG
-    target = str(data.get("_target_", ""))
-    # Other files have a `model` section too; two of three sections beside the class's name are
-    # proof enough.
-    sections = sum(isinstance(data.get(name), Mapping) for name in ("model", "train", "optimizer"))
-    return CONTAINER if target.endswith("ConfigContainer") and sections >= 2 else None
-
-
 def read(document: Document, version: str, lenient: bool) -> tuple[Reading, tuple[str, ...]]:
     """Read the given values of a file in sections. Returns the reading, and the reasons why it is refused.
 
     `_target_` is only read as text, never called.
     """
-    entry = kind(document.data) or YAML_CFG
+    entry = kind_of_sections(document.data) or YAML_CFG
     reader = _SectionReader(document, version, entry, lenient or entry == CONTAINER)
     for section in (MODEL, PARALLEL) if entry == YAML_CFG else CONTAINED:
         reader.section(section, document.data.get(section))

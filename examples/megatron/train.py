@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bridge.engine.data import Text
 from bridge.engine.interface import Trainer
-from compat.megatron import DIALECT
+from compat.megatron.dialect import DIALECT
 from compat.megatron.runtime.backend import BACKEND, workload
 
 

@@ -174,7 +174,7 @@ def recipes(
 ) -> list[tuple[float, float, float]]:
     """Losses, norms and rates of a recipe, from a checkpoint if `resume` is its folder."""
     from bridge.engine.training import Report
-    from compat.automodel import DIALECT
+    from compat.automodel.dialect import DIALECT
     from compat.automodel.runtime.recipe import open_recipe
 
     run = open_recipe(DIALECT.read(data, None, world), world)

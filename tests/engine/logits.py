@@ -30,7 +30,8 @@ from bridge.plan.plan import Plan
 from bridge.plan.section import Values
 from bridge.stack.rules import Effect
 from bridge.translation.lift import settings_for
-from compat.megatron import MegatronConfig, objects
+from compat.megatron import objects
+from compat.megatron.dialect import MegatronConfig
 from compat.megatron.rotary_rules import PREFIXED
 from compat.megatron.runtime.cpu import quiet, redirect_cuda
 

@@ -339,7 +339,7 @@ class Watch:
 
     def _planned(self, trainer: Any, name: str, value: Any) -> str:
         """Whether another value makes another plan."""
-        from compat.merak import DIALECT
+        from compat.merak.dialect import DIALECT
         from compat.merak.runtime.arguments import set_arguments
         from compat.merak.runtime.launch import sizes
 

@@ -15,7 +15,7 @@ from bridge.errors import BridgeError
 from bridge.plan.section import fields
 from bridge.testing.strategies import values as typed_values
 from bridge.translation.lift import lift, plan_claims
-from compat.deepspeed import DIALECT
+from compat.deepspeed.dialect import DIALECT
 from compat.deepspeed.releases import release
 from compat.deepspeed.runtime import dropin
 from compat.deepspeed.schema import DeepSpeed

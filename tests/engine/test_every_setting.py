@@ -188,7 +188,7 @@ def another(kind: Any, usual: Any) -> Iterator[Any]:
 
 def recipe(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
     """The lines of a recipe's run, or None if it stops; and what findings name."""
-    from compat.automodel import DIALECT
+    from compat.automodel.dialect import DIALECT
     from compat.automodel.runtime.recipe import open_recipe
 
     rules = plan_claims(DIALECT)
@@ -215,7 +215,7 @@ def named(path: str, findings: set[str]) -> bool:
 
 def settings() -> Iterator[tuple[str, Any]]:
     """Every setting of a recipe, with another value."""
-    from compat.automodel import DIALECT
+    from compat.automodel.dialect import DIALECT
     from compat.automodel.schema import AutoModel
 
     usual = DIALECT.read(changed({}), None, 1).effective.flat()
@@ -437,7 +437,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
 def key_lines(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
     """What a script sees in a short run of the drop-in by a file, or None if it stops; and what findings name."""
     import compat.deepspeed as deepspeed
-    from compat.deepspeed import DIALECT
+    from compat.deepspeed.dialect import DIALECT
 
     torch.manual_seed(3)
     data = nested({**FILE, **values})
@@ -496,7 +496,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def keys() -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
     """Every key of a file with another value, and what it is seen beside."""
-    from compat.deepspeed import DIALECT
+    from compat.deepspeed.dialect import DIALECT
     from compat.deepspeed.schema import DeepSpeed
     from compat.deepspeed.strategies import BESIDE as NEEDED
     from compat.deepspeed.strategies import settable

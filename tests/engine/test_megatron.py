@@ -32,7 +32,7 @@ from bridge.errors import BridgeError
 from bridge.layout.outline import Outline
 from bridge.plan.plan import Plan
 from bridge.translation.lift import lift
-from compat.megatron import DIALECT
+from compat.megatron.dialect import DIALECT
 from compat.megatron.runtime import cpu
 from compat.megatron.runtime.backend import BACKEND, architecture
 from compat.megatron.runtime.weights import Share, pieces

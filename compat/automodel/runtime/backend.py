@@ -15,10 +15,10 @@ from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lower
-from compat.automodel import DIALECT
+from compat.automodel.dialect import DIALECT
 
 if TYPE_CHECKING:
-    from compat.automodel import AutoModelConfig
+    from compat.automodel.dialect import AutoModelConfig
 
 AXES = ("tp_size", "pp_size", "cp_size", "ep_size", "dp_replicate_size")
 OPTIMIZERS = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")

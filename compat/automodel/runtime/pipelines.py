@@ -26,7 +26,7 @@ from bridge.plan.plan import Plan
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
-from compat.automodel import DIALECT
+from compat.automodel.dialect import DIALECT
 from compat.automodel.runtime.parts import StageModules, even, layers_by_stage
 
 __all__ = ["AutoPipeline", "PipelineConfig", "PipelineInfo"]

@@ -34,7 +34,7 @@ from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
 from bridge.translation.translate import unheld
-from compat.automodel import DIALECT
+from compat.automodel.dialect import DIALECT
 from compat.automodel.optimizers import NAMES, SWITCHES
 from compat.automodel.rules import ENTROPIES
 from compat.automodel.runtime import built

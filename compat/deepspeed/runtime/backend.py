@@ -17,12 +17,13 @@ from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Written
 from bridge.translation.edit import edit_config, without
 from bridge.translation.lift import lift, lower
-from compat.deepspeed import DIALECT, live
+from compat.deepspeed import live
 from compat.deepspeed.code import PASSES
+from compat.deepspeed.dialect import DIALECT
 
 if TYPE_CHECKING:
     from bridge.checkpoint.hub import Hub
-    from compat.deepspeed import DeepSpeedFile
+    from compat.deepspeed.dialect import DeepSpeedFile
 
 CODE = {
     "parallel.context": (

@@ -32,7 +32,7 @@ from bridge.stack.rules import Effect
 from bridge.translation.edit import without
 from bridge.translation.lift import claims, lift, plan_claims
 from bridge.translation.translate import unheld
-from compat.deepspeed import DIALECT
+from compat.deepspeed.dialect import DIALECT
 from compat.deepspeed.free_section_keys import IGNORED
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine

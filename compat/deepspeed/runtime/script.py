@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bridge.engine.interface import Workload
     from bridge.engine.rows import Batch
     from bridge.stack.dialect import Written
-    from compat.deepspeed import DeepSpeedFile
+    from compat.deepspeed.dialect import DeepSpeedFile
 
 
 def open_trainer(output: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:

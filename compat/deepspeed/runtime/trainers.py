@@ -37,7 +37,7 @@ from compat.deepspeed.schedule import settings_of_code, steers
 
 if TYPE_CHECKING:
     from bridge.engine.rows import Batch
-    from compat.deepspeed import DeepSpeedFile
+    from compat.deepspeed.dialect import DeepSpeedFile
 
 QUIET = (
     *(

@@ -15,7 +15,8 @@ from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lift, lower, plan_claims
-from compat.megatron import DIALECT, MegatronConfig, live
+from compat.megatron import live
+from compat.megatron.dialect import DIALECT, MegatronConfig
 from compat.megatron.runtime.real import release_of_package
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch import Tensor, nn
 
 from bridge.layout.architecture import Architecture
-from compat.megatron import MegatronConfig, objects
+from compat.megatron import objects
 from compat.megatron.checkpoints.ranks import renumber_layer
+from compat.megatron.dialect import MegatronConfig
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
 from compat.megatron.runtime.real import build_object
 

@@ -31,7 +31,7 @@ from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
 from bridge.plan.plan import Plan
 from bridge.translation.lift import lift
-from compat.megatron import MegatronConfig
+from compat.megatron.dialect import MegatronConfig
 from compat.megatron.runtime import fsdp, model
 from compat.megatron.runtime.cpu import redirect_cuda
 from compat.megatron.runtime.resuming import load_checkpoint

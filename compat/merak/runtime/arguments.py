@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from bridge.plan.section import below
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.merak import DIALECT
+from compat.merak.dialect import DIALECT
 
 __all__ = ["MerakArguments"]
 PREFIX = "args."

@@ -11,7 +11,7 @@ from bridge.engine import comm
 from bridge.errors import BridgeError
 from bridge.layout.mesh import Mesh
 from bridge.translation.lift import lift
-from compat.merak import DIALECT
+from compat.merak.dialect import DIALECT
 from compat.merak.runtime.launch import sizes
 
 AXES = {"data": "data", "model": "tensor", "pipe": "pipeline"}

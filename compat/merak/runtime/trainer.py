@@ -28,7 +28,7 @@ from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
 from bridge.translation.translate import unheld
-from compat.merak import DIALECT
+from compat.merak.dialect import DIALECT
 from compat.merak.runtime.arguments import set_arguments, unread_arguments
 from compat.merak.runtime.launch import RUN, sizes
 

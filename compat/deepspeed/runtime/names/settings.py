@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.engine import comm
 from bridge.errors import BridgeError
-from compat.deepspeed import DIALECT
+from compat.deepspeed.dialect import DIALECT
 
 __all__ = ["DeepSpeedConfig"]
 NAMES = {

@@ -1,0 +1,445 @@
+"""The dialect of Megatron-Core: how its settings are read, completed, checked and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bridge.files import Original
+from bridge.files.shown import show_value
+from bridge.plan.section import Section, Values
+from bridge.stack.checks import Check, Seen
+from bridge.stack.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
+from bridge.stack.findings import Finding
+from bridge.stack.launch_command import torchrun
+from bridge.stack.requirements import missing
+from bridge.stack.rules import Effect, How
+from bridge.stack.setting_renames import Move
+from bridge.translation.lift import lift, lower
+from compat.megatron import arguments, formats, live, objects, options, sections
+from compat.megatron.arguments import smallest_world_size
+from compat.megatron.arguments.steps import Namespace, run
+from compat.megatron.checks import TRAPS
+from compat.megatron.environment import environment
+from compat.megatron.formats import format_of, read
+from compat.megatron.learning_rate import SCHEDULER_STEPS
+from compat.megatron.live import model_parallel_config
+from compat.megatron.moves import MOVES
+from compat.megatron.options import accepts, defaults, groups, spellings
+from compat.megatron.requirements import NEEDS, whole
+from compat.megatron.rewriting import rewritten
+from compat.megatron.schema import schema
+from compat.megatron.shards import FSDP
+
+if TYPE_CHECKING:
+    from bridge.checkpoint.hub import Hub
+
+SECTIONED = ("yaml_cfg", "container")
+"""Names of the entry points for YAML files with sections."""
+
+
+SCRIPT = ".sh"
+HALVES = {"bf16": "BF16", "fp16": "F16"}
+"""The number format of weights in a checkpoint, by the argument that selects it."""
+
+
+LOADS: Mapping[str, Any] = {
+    "load": "checkpoint",
+    "ckpt_format": "torch_dist",
+    "exit_on_missing_checkpoint": True,
+    "no_load_rng": True,
+    "override_opt_param_scheduler": True,
+}
+"""Arguments with which Megatron-LM loads a checkpoint that we wrote. Such a checkpoint has no
+random states, and the scheduler's state in it is only the number of samples seen.
+"""
+
+
+BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
+"""Arguments that a launch sets only together with FSDP."""
+REPLACED = (
+    "FSDP cannot load the written checkpoint; the distributed optimizer replaces FSDP, with "
+    "the same numbers"
+)
+KEPT = (
+    *(
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "group_query_attention",
+    ),
+    *(
+        "kv_channels",
+        "max_position_embeddings",
+        "position_embedding_type",
+        "add_position_embedding",
+        "swiglu",
+        "normalization",
+    ),
+    *(
+        "vocab_size",
+        "padded_vocab_size",
+        "make_vocab_size_divisible_by",
+        "tokenizer_type",
+        "num_experts",
+    ),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "global_batch_size", "seed"),
+)
+"""Arguments of the model and the layout that a written checkpoint holds.
+
+Megatron-LM compares these arguments with those of its launch, and uses them to find the position in
+the data (training/checkpointing.py: check_checkpoint_args, load_checkpoint).
+"""
+TOKENIZER = Finding(
+    "tokenizer_type",
+    "the tokenizer type is not known; if --vocab-file is given, Megatron-LM compares this type and stops: set"
+    " --tokenizer-model instead",
+    Effect.NONE,
+    how=How.MISSING,
+)
+
+
+class MegatronConfig(Config):
+    """A Megatron config, together with the fields of each of Megatron's own config objects."""
+
+    @cached_property
+    def ranks(self) -> int:
+        """Number of ranks: the given world size, else the smallest that the parallel sizes allow."""
+        return self.world_size or smallest_world_size(self.given, self.version)
+
+    @cached_property
+    def args(self) -> Values:
+        """The arguments after parsing and checks; dtypes are names such as `torch.bfloat16`."""
+        if self.entry in SECTIONED:
+            return Values(
+                sections.effective(self.given.flat(), self.entry, self.version, self.ranks)
+            )
+        if self.entry != "flags":
+            return Values(live.as_arguments(self.given, self.entry, self.version))
+        return Values(arguments.effective(self.given.flat(), self.version, self.ranks))
+
+    @cached_property
+    def model_parallel(self) -> Values:
+        """Fields of the `ModelParallelConfig` object; callables and timers are None."""
+        if self.entry not in ("flags", *SECTIONED):
+            return Values(live.model_parallel(self.given, self.entry, self.version))
+        return Values(objects.model_parallel(self.args.flat(), self.version))
+
+    @cached_property
+    def ddp(self) -> Values:
+        """Fields of the `DistributedDataParallelConfig` object."""
+        return Values(objects.ddp(self.args.flat(), self.version))
+
+    @cached_property
+    def optimizer(self) -> Values:
+        """Fields of the `OptimizerConfig` object."""
+        return Values(objects.optimizer(self.args.flat(), self.version))
+
+    @cached_property
+    def environment(self) -> Mapping[str, tuple[str, str]]:
+        """Environment variables that the run needs, each with its value and the reason."""
+        return environment(self.args.flat(), self.version)
+
+
+OUTSIDE = {"seq_length", "tokenizer_type", "tensor_model_parallel_size"}
+"""Arguments that rules about a model look at, and that describe its run."""
+RUNNING: Mapping[str, Any] = {
+    "micro_batch_size": 1,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+"""Arguments of a run that are needed to read those of a model."""
+
+
+class MegatronDialect(PackagedDialect):
+    """The dialect of Megatron-Core; its settings are those of Megatron-LM's command line."""
+
+    name = "megatron"
+    title = "Megatron-Core"
+    formats = ("flags", "yaml", "script")
+    rewrites = ("flags", "yaml", "script")
+    default_entry = "flags"
+    config_type = MegatronConfig
+    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"megatron": LOADS}
+    native_parameters = "neutral"
+    scheduled = ("lr", "weight_decay")
+    masking = ("eod_mask_loss", "sft")
+
+    def recorded(self, hub: Hub) -> Config | None:
+        """Return the config of the arguments that Megatron-LM saved, of those that rules call facts about
+        the model.
+        """
+        # Checkpoints need torch, which a config is read without.
+        from compat.megatron.checkpoints.run import run_state
+
+        args = run_state(hub).get("args")
+        if not isinstance(args, Mapping) or not args.get("num_layers"):
+            return None
+        facts = {
+            path
+            for rule in self.rules
+            if any(path.startswith("model.") for path in rule.ours)
+            for path in (*rule.theirs, *rule.sees)
+        }
+        values = {
+            path: value
+            for path, value in args.items()
+            if path in facts - OUTSIDE and value is not None
+        }
+        settings = Values({**values, **RUNNING})
+        return self.check_reading(lambda: Reading(settings, "flags"), self.newest, None)
+
+    @property
+    def schema(self) -> type[Section]:
+        """Every argument and config field of every release."""
+        return schema()
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """Settings that were renamed between releases."""
+        return MOVES
+
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Read flags, a recipe, a mapping or a live config object."""
+        return read(source, version, lenient)
+
+    def read(
+        self,
+        source: Any,
+        version: str | None = None,
+        world_size: int | None = None,
+        lenient: bool = False,
+    ) -> Config:
+        """Read a source of Megatron.
+
+        The default `version` of a live object is the installed release.
+        """
+        if version is None and live.class_of(source):
+            version = live.release_of_package()
+        return super().read(source, version, world_size, lenient)
+
+    def saves(self, config: Config, hub: Hub) -> Saves:
+        """Save as torch_dist, which loads on any ranks.
+
+        FSDP cannot load this format, so the distributed optimizer replaces FSDP.
+        """
+        values = config.effective
+        dtype = next((code for name, code in HALVES.items() if values.get(name)), "F32")
+        # A derived switch is no loss: only a given one is named as replaced.
+        fsdp = [name for name in FSDP if values.get(name) and config.given.get(name) is not None]
+        level = int(bool(fsdp or values.get("use_distributed_optimizer")))
+        instead = (
+            {**dict.fromkeys((*fsdp, *BESIDE_FSDP)), "use_distributed_optimizer": True}
+            if fsdp
+            else {}
+        )
+        client = {
+            "megatron": {
+                "args": {name: values[name] for name in KEPT if values.get(name) is not None}
+            }
+        }
+        tokens = (
+            [TOKENIZER]
+            if values.get("tokenizer_type") is None and not hub.client.get("megatron")
+            else []
+        )
+        replacements = [
+            Finding(name, REPLACED, Effect.COST, how=How.DROPPED, before=True) for name in fsdp
+        ]
+        findings = (*replacements, *tokens)
+        return Saves(
+            "megatron",
+            level,
+            dtype=dtype,
+            samples=True,
+            client=client,
+            instead=instead,
+            findings=findings,
+        )
+
+    def parameters(self, config: Config) -> str:
+        """Return the table of parameter names. It differs by spec: Transformer Engine's layers keep
+        norms inside the linear layers.
+        """
+        return (
+            "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
+        )
+
+    def effective(self, config: Config) -> Values:
+        """Return the values after Megatron's parser, its checks and its config classes. Raises
+        `ConfigError` with every refusal.
+        """
+        assert isinstance(config, MegatronConfig)
+        # Megatron builds these objects from the arguments, and each may refuse what the parser
+        # accepted.
+        _ = config.model_parallel
+        if config.entry == "flags":
+            _ = config.ddp, config.optimizer
+        run(SCHEDULER_STEPS, Namespace(config.args.flat()))
+        return config.args
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """All checks of Megatron. Some refuse what the parser, the config classes, the schedule or
+        the reader of files in sections refuses. The others find settings that the parser accepts,
+        but that a run then ignores or stops at.
+        """
+        steps = (
+            *arguments.TABLE,
+            *objects.BEFORE,
+            *(step for table in objects.TABLES.values() for step in table),
+            *SCHEDULER_STEPS,
+            *sections.STEPS,
+        )
+        # The tables share rows: upstream's child classes run the statements of their parents.
+        return (*dict.fromkeys(step for step in steps if isinstance(step, Check)), *TRAPS)
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """Return findings on given values that Megatron changes or ignores."""
+        assert isinstance(config, MegatronConfig)
+        view = Seen(config.effective, config.given, config.context)
+        assumptions = []
+        # A live object belongs to one rank and has no world size.
+        has_remark = any(finding.path == "world_size" for finding in config.remarks)
+        if config.world_size is None and not has_remark and config.entry in ("flags", *SECTIONED):
+            message = (
+                f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
+            )
+            assumptions.append(Finding("world_size", message, Effect.NUMBERS))
+        return (*assumptions, *_find_overrules(config), *TRAPS.remarks(view, config.origins))
+
+    def missing(self, config: Config) -> Iterator[Finding]:
+        """Yield findings on missing arguments without which the parser or the training loop stops."""
+        if config.entry == "flags":
+            yield from missing(
+                config.given, NEEDS, self.whole(config), lambda path: f"--{path.replace('_', '-')}"
+            )
+
+    def whole(self, config: Config) -> bool:
+        """Whether the config is a whole launch, that is, sets the length of training or the data."""
+        return config.entry != "flags" or whole(config.given)
+
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Whether the release has a flag that sets `path` to `value`, or a config class with the
+        field.
+        """
+        if entry in SECTIONED:
+            return path in options.groups()
+        if entry != "flags":
+            return live.has_field(path, entry, version)
+        return options.option_for(version, path, value) is not None
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """Return the defaults of a release. They come from the parser of the release,
+        or from the config classes for fields without a flag.
+        """
+        return defaults(version)
+
+    def accepts(self, path: str) -> str:
+        """Return a description of the values that the newest flag of the argument accepts."""
+        return accepts(path) or super().accepts(path)
+
+    def spellings(self, path: str) -> tuple[str, ...]:
+        """Return the flags that set the argument `path`, in the newest release that has the
+        argument.
+        """
+        return spellings(path)
+
+    def section(self, path: str) -> str:
+        """Return the group in which the help of Megatron's parser lists the argument."""
+        return groups()[path]
+
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """Return the config as flags (one on each line), as a recipe or as a launch script, with
+        environment and launch command.
+        """
+        assert isinstance(config, MegatronConfig)
+        settings = config.given
+        # A config object or a file in sections becomes flags by way of its plan.
+        if config.entry != "flags":
+            settings = lower(lift(config), self, config.version, config.world_size).given
+        environment = {name: value for name, (value, _) in config.environment.items()}
+        launch = torchrun(config.ranks, config.program or formats.PROGRAM)
+        if format == "yaml":  # for NVIDIA's own runner of recipes
+            return Written(
+                self.name,
+                formats.recipe_text(settings, config.version, environment),
+                format,
+                environment=environment,
+            )
+        if format == "script":
+            text = formats.script_text(settings, config.version, environment, launch)
+            return Written(
+                self.name, text, format, launch=("bash", formats.SCRIPT), file=formats.SCRIPT
+            )
+        text = formats.flags_text(settings, config.version)
+        return Written(
+            self.name, text, "flags", {}, "", environment, launch, formats.ARGUMENTS, arguments=True
+        )
+
+    def program(
+        self, output: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+    ) -> Program:
+        """Return the launch script. A written script is the launch script itself; for a file of
+        flags or a recipe, a separate script is written next to the file.
+        """
+        if output.format == "script":
+            return Program(output)
+        name = str(Path(output.file).with_suffix(SCRIPT))
+        script = self.render(config, "script").under_name(name)
+        return Program(
+            replace(
+                output,
+                beside={SCRIPT: script.text},
+                launch=script.launch,
+                environment={},
+                arguments=False,
+            )
+        )
+
+    def reword_for_release(self, config: Config, original: Original, was: str) -> str:
+        """Return the text of a script or a file of flags with the new values in place. All other
+        bytes stay as they are.
+        """
+        return rewritten(config.given, original.text, original.document, was, config.version)
+
+    def to_object(self, config: Config) -> Any:
+        """Return a `ModelParallelConfig` of the installed Megatron-Core. Raises `VersionError` if
+        Megatron-Core is not installed or has another release.
+        """
+        assert isinstance(config, MegatronConfig)
+        return model_parallel_config(config)
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """Return the format for a file name with the suffix of `path`."""
+        return format_of(path)
+
+
+def _find_overrules(config: MegatronConfig) -> Iterator[Finding]:
+    """Yield findings on given values that Megatron's checks change."""
+    for path, value in config.given.items():
+        now = config.args.get(path)
+        if now != value:
+            change = (
+                "moves this value into other settings"
+                if now is None
+                else f"turns {show_value(value)} into {show_value(now)}"
+            )
+            message = f"Megatron {config.version} {change}"
+            yield Finding(
+                path,
+                message,
+                Effect.NONE,
+                True,
+                before=value,
+                after=now,
+                origin=config.origins.get(path),
+            )
+
+
+DIALECT = MegatronDialect()
