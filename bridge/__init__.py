@@ -20,6 +20,7 @@ from bridge.errors import BridgeError, ConfigError, SourceError, TranslationErro
 # only prints its version.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from bridge.engine import initialize
@@ -62,8 +63,15 @@ def __getattr__(name: str) -> Any:
     """Return the attribute `name` of the package. The attribute's module is loaded at the first
     use, so that importing the package takes little time.
     """
+    return load_late(__name__, _LAZY, name)
+
+
+def load_late(package: str, modules: Mapping[str, str], name: str) -> Any:
+    """Return `name` of the package's module `modules[name]`, which is imported now. Raises `AttributeError` if
+    `modules` lacks the name.
+    """
     from importlib import import_module
 
-    if name in _LAZY:
-        return getattr(import_module(f"bridge.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in modules:
+        return getattr(import_module(f"{package}.{modules[name]}"), name)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from typing import Any, NoReturn
 
 from bridge.errors import BridgeError
-from bridge.files.printable import brief, clean_block
 from bridge.files.secrets import HIDDEN
 from bridge.report.exit_codes import Exit
 
@@ -93,68 +90,9 @@ def run(arguments: list[str]) -> int:
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         return int(_command()(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
-    except BridgeError as error:
-        return _refuse(arguments, error)
-    except usage_error as error:
-        return _report_misuse(arguments, error)
+    except (BridgeError, usage_error) as error:
+        from bridge.cli import refused_commands
+
+        return refused_commands.report(arguments, error)
     except typer.Abort:
         return INTERRUPTED
-
-
-def _refuse(arguments: list[str], error: BridgeError) -> Exit:
-    """Print why a command was refused, once for all ranks with the same problems. Returns the exit
-    code.
-    """
-    from bridge.cli import mistakes, under_launcher
-    from bridge.cli.terminal import complain, note
-    from bridge.stack import registry
-
-    problems = mistakes.instead(arguments, error, registry.names())
-    with under_launcher.once(problems) as mine:
-        if mine and (error.as_object or _asks_json(arguments)):
-            _print_object(arguments, problems)
-        if mine:
-            complain(problems)
-        if mine and error.words:
-            note(
-                "the command with the missing options: "
-                f"{shlex.join(('stagebridge', *arguments, *error.words))}"
-            )
-    return under_launcher.code(mine)
-
-
-def _report_misuse(arguments: list[str], error: Any) -> Exit:
-    """Print what the parser found wrong or, if it is known, what the user meant. Returns the exit
-    code.
-    """
-    from bridge.cli import mistakes, under_launcher
-    from bridge.cli.terminal import complain
-    from bridge.stack import registry
-
-    correction = mistakes.corrected_command(arguments, registry.names())
-    error.message = brief(clean_block(correction or error.message))
-    message = correction or brief(clean_block(error.format_message()))
-    with under_launcher.once([message]) as mine:
-        if mine and _asks_json(arguments):
-            _print_object(arguments, [message])
-        if mine and correction:
-            complain([correction])
-        elif mine:
-            error.show()
-    return under_launcher.code(mine)
-
-
-def _asks_json(arguments: list[str]) -> bool:
-    """Return whether a refused command line asks for JSON.
-
-    Words after `--` are not looked at: they belong to another command.
-    """
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--json" in own or "--format=json" in own or ("--format", "json") in pairwise(own)
-
-
-def _print_object(arguments: list[str], problems: Sequence[str]) -> None:
-    """Print an error as a JSON object; `train` prints each object on one line."""
-    from bridge.cli.terminal import print_json
-
-    print_json({"problems": list(problems), "exit_code": Exit.ERROR}, lines=arguments[0] != "train")

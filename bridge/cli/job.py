@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bridge.errors import BridgeError, nearest
+from bridge.files import parse, read_text, scalar
+from bridge.plan.section import nest
 from bridge.stack.effects import Effect
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bridge.stack.sources import Placed
+from bridge.stack.sources import Placed, Said
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,6 @@ def _trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
     """Return arguments of Hugging Face's Trainer. Each text in `texts` is NAME=VALUE, or the path of a
     JSON file with such arguments.
     """
-    from pathlib import Path
-
-    from bridge.stack.sources import Placed, Said
-
     arguments = Placed({}, {})
     for words in texts:
         # A path may have an equals sign in it: a file that is there is read.
@@ -146,9 +141,6 @@ def _trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
 
 def _read_placed(path: Path, message: str) -> Placed:
     """Return the settings of a JSON or YAML file, with their lines; `message` is the error for other files."""
-    from bridge.files import parse, read_text
-    from bridge.stack.sources import Placed, Said
-
     suffix = path.suffix.lower()
     document = parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
     if not isinstance(document.data, dict):
@@ -164,8 +156,6 @@ def _read_placed(path: Path, message: str) -> Placed:
 
 def _model_sizes(folder: Path) -> Placed:
     """Return the sizes of a model that fill in "auto", from its config.json."""
-    from bridge.stack.sources import Placed, Said
-
     path = folder / "config.json" if folder.is_dir() else folder
     config = _read_placed(path, f"--model {folder}: expected the config.json of a model")
     inner = config.get("text_config")
@@ -195,8 +185,6 @@ def _parse_value(text: str, option: str) -> Any:
 
     A text that begins with [ or { is read as JSON, any other text as a YAML scalar.
     """
-    from bridge.files import scalar
-
     if not text.startswith(("[", "{")):
         return scalar(text)
     try:
@@ -216,8 +204,6 @@ def _parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 def _nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with dotted names as nested dictionaries."""
-    from bridge.plan.section import nest
-
     BridgeError.raise_if(
         f"--code {name}: found a value and also keys below this name ({part}); keep either the value or the keys"
         for name in settings

@@ -23,7 +23,8 @@ from bridge.report.exit_codes import Exit
 from bridge.report.tables import Grid
 from bridge.stack.extras import install_command, need_engine
 from bridge.trace.findings import FILE, MEANINGS
-from bridge.trace.injected_watch import APART, ATTACHED, SETTINGS
+from bridge.trace.injected_watch import SETTINGS
+from bridge.trace.run_liveness import APART, ATTACHED
 
 if TYPE_CHECKING:
     from rich.console import Console

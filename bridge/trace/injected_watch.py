@@ -6,31 +6,18 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from typing import Any
 
 SETTINGS = "STAGEBRIDGE_TRACE"
 """Name of the environment variable that turns the injection on. Its value is a JSON object
 with `run`, `debug` and further arguments of `attach`.
 """
-
-ATTACHED = "attached.json"
-"""Name of the file in a run's folder by which `stagebridge trace run` knows that a model was
-attached.
-"""
-
-APART = "apart"
-"""If ranks are traced separately, the first rank writes into the run's folder, and every other
-rank into a subfolder whose name is this prefix with the rank.
-"""
-logger = logging.getLogger("bridge.trace")
 
 
 def install_watch() -> None:
@@ -108,7 +95,6 @@ class _Watch:
         holding = self._holding([module])
         trains = any(weight.requires_grad for weight in module.parameters())
         if holding or (hasattr(module, "optimizer") and trains):
-            self._begin()
             self._attach(module, module, holding, arguments)
         elif trains and self.first is None:
             self.first = weakref.ref(module)
@@ -125,7 +111,6 @@ class _Watch:
             or not any(weight.grad is not None for weight in module.parameters())
         ):
             return
-        self._begin()
         self._attach(module, module, [optimizer], None)
 
     def _holding(self, modules: Iterable[Any]) -> list[Any]:
@@ -142,11 +127,14 @@ class _Watch:
             if any(id(weight) in own for group in one.param_groups for weight in group["params"])
         ]
 
-    def _begin(self) -> None:
+    def _attach(self, target: Any, module: Any, optimizers: list[Any], arguments: Any) -> None:
+        from bridge.trace.script_attachment import attach_training
+
         self.inside = True
         # The first model that trains is watched; modules that run later are not looked at.
         for hook in self.hooks:
             hook.remove()
+        attach_training(self.settings, target, module, optimizers, arguments)
 
     def schedule(self, schedule: Any) -> None:
         """Attach a schedule of torch's pipelining that begins a step. This has to happen before the
@@ -160,72 +148,7 @@ class _Watch:
         training = any(module.training for module in modules) and torch.is_grad_enabled()
         holding = self._holding(modules) if training and not self.inside else []
         if holding:
-            self._begin()
             self._attach(schedule, modules[0], holding, None)
-
-    @staticmethod
-    def _apart(module: Any, optimizers: Any, run: str) -> tuple[Any, str]:
-        """Return the module as a source that compares nothing with other ranks, and the folder
-        that this rank writes to.
-        """
-        import torch.distributed as dist
-
-        from bridge.engine.comm import Comm
-        from bridge.layout.mesh import Mesh
-        from bridge.trace.module import ModuleSource
-        from bridge.trace.pipelining import stages_of
-
-        stages = stages_of(module)
-        module = stages[0].submod if stages else module
-        rank = dist.get_rank()
-        logger.warning(
-            "trace run: ranks do not begin to train at the same time, as in a hand-written "
-            "pipeline: rank %s is traced separately, and ranks are not compared",
-            rank,
-        )
-        source = ModuleSource(module, optimizers, None, Comm(Mesh({"tensor": 1, "data": 1}), 0))
-        return source, run if rank == 0 else str(Path(run) / f"{APART}{rank}")
-
-    def _attach(self, target: Any, module: Any, optimizers: list[Any], arguments: Any) -> None:
-        from bridge.errors import BridgeError
-        from bridge.plan.plan import Debug
-        from bridge.trace import THOROUGH, attach
-        from bridge.trace.desync import Policy
-        from bridge.trace.retention import Keep
-        from bridge.trace.step_meeting import join_meeting
-
-        settings = dict(self.settings)
-        run = settings.pop("run")
-        keep = settings.pop("keep", {})
-        settings["keep"] = Keep(**{**keep, "ranks": tuple(keep.get("ranks", ()))})
-        debug = (
-            Debug(**settings.pop("debug")) if settings.get("debug") else settings.pop("debug", None)
-        )
-        # A training that nobody edited must not stop.
-        policy = Policy(action="log", thorough=THOROUGH)
-        # Of an optimizer and its wrapper, the wrapper, whatever it calls what it wraps: `attach`
-        # finds that, and both would make two steps of one.
-        inner = [
-            one
-            for one in optimizers
-            if not any(value is one for other in optimizers for value in vars(other).values())
-        ]
-        if optimizers and not join_meeting():
-            target, run = self._apart(target, inner, run)
-        try:
-            tracer = attach(target, debug, run, optimizer=inner or None, policy=policy, **settings)
-        except BridgeError as error:
-            logger.error("%s; this training is not traced", error)
-            return
-        if tracer.source.comm.rank == 0:
-            place = Path(run)
-            place.mkdir(parents=True, exist_ok=True)
-            (place / ATTACHED).write_text(
-                json.dumps({"engine": type(module).__name__, "layers": list(tracer.source.layers)})
-            )
-        begin = getattr(tracer.source, "begin", None)
-        if begin is not None and arguments is not None:
-            begin(arguments, {})  # hooks that are put in now run from the next pass on
 
 
 def watch_script(settings: dict[str, Any]) -> None:

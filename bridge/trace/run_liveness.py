@@ -16,6 +16,16 @@ from bridge.errors import SourceError
 from bridge.files.contained import read_text
 from bridge.files.sealed import parse_object
 
+ATTACHED = "attached.json"
+"""Name of the file in a run's folder by which `stagebridge trace run` knows that a model was
+attached.
+"""
+
+APART = "apart"
+"""If ranks are traced separately, the first rank writes into the run's folder, and every other
+rank into a subfolder whose name is this prefix with the rank.
+"""
+
 FILE = "running.json"
 MOST = 2**16
 
