@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from compat import automodel
+from compat.automodel import virtual_stages
 from compat.automodel.schedules import MISNAMED, SCHEDULES, schedule, table
 from compat.automodel.virtual_stages import boundaries, number, place_stages, request, stage_modules
 
@@ -34,7 +34,7 @@ def rows(shared: Path | None) -> list[dict[str, Any]]:
 def made(row: dict[str, Any]) -> dict[str, Any] | None:
     """The four values for a row, None if it is refused."""
     try:
-        found = automodel.stages(**{name: row[name] for name in ASKED})
+        found = virtual_stages.stages(**{name: row[name] for name in ASKED})
     except BridgeError:
         return None
     return {
@@ -77,11 +77,11 @@ def test_the_sample_holds_both_verdicts() -> None:
 )
 def test_refusals_say_why(wrong: dict[str, Any], expected: str) -> None:
     with pytest.raises(BridgeError, match=expected):
-        automodel.stages(**{"num_layers": 8, "pp_size": 2, **wrong})
+        virtual_stages.stages(**{"num_layers": 8, "pp_size": 2, **wrong})
 
 
 def test_a_v_goes_there_and_back() -> None:
-    found = automodel.stages(num_layers=8, pp_size=4, schedule="ZBVZeroBubble")
+    found = virtual_stages.stages(num_layers=8, pp_size=4, schedule="ZBVZeroBubble")
     assert found.stage_ids == ((0, 7), (1, 6), (2, 5), (3, 4))
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from bridge.cli.job import _model_sizes as model_sizes
+from bridge.cli.option_values import model_sizes
 from bridge.errors import ConfigError
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect

@@ -1,0 +1,109 @@
+"""Values that options give: pairs, and files of the Trainer's arguments and of models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.job import split_pair
+from bridge.errors import BridgeError
+from bridge.files import parse, read_text, scalar
+from bridge.plan.section import nest
+from bridge.stack.sources import Placed, Said
+
+YAML = (".yaml", ".yml")
+
+
+def trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Return arguments of Hugging Face's Trainer. Each text in `texts` is NAME=VALUE, or the path of a
+    JSON file with such arguments.
+    """
+    arguments = Placed({}, {})
+    for words in texts:
+        # A path may have an equals sign in it: a file that is there is read.
+        if "=" in words and not Path(words).is_file():
+            pairs = parse_pairs([words], "--auto-from")
+            places = {name: Said(name, value, "--auto-from") for name, value in pairs.items()}
+            arguments = arguments.overlay(Placed(pairs, places))
+        else:
+            expectation = "expected a JSON object with TrainingArguments, or NAME=VALUE"
+            arguments = arguments.overlay(
+                _read_placed(Path(words), f"--auto-from {words}: {expectation}")
+            )
+    return arguments
+
+
+def _read_placed(path: Path, message: str) -> Placed:
+    """Return the settings of a JSON or YAML file, with their lines; `message` is the error for other files."""
+    suffix = path.suffix.lower()
+    document = parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
+    if not isinstance(document.data, dict):
+        raise BridgeError(message)
+    return Placed(
+        document.data,
+        {
+            name: Said(name, value, str(path), document.line(name))
+            for name, value in document.data.items()
+        },
+    )
+
+
+def model_sizes(folder: Path) -> Placed:
+    """Return the sizes of a model that fill in "auto", from its config.json."""
+    path = folder / "config.json" if folder.is_dir() else folder
+    config = _read_placed(path, f"--model {folder}: expected the config.json of a model")
+    inner = config.get("text_config")
+    for section, prefix in (
+        (config, ""),
+        (inner if isinstance(inner, dict) else {}, "text_config."),
+    ):
+        for name in ("hidden_size", "hidden_sizes"):
+            size = section.get(name)
+            if size:
+                width = max(size) if isinstance(size, list) else size
+                line = config.places[prefix.rstrip(".") or name].line
+                fact = f"{prefix}hidden_size"
+                return Placed({fact: width}, {fact: Said(prefix + name, size, str(path), line)})
+    if "model_type" in config:  # a model without a width, by which nothing can be filled in
+        line = config.places["model_type"].line
+        return Placed({WIDTH: None}, {WIDTH: Said(WIDTH, None, str(path), line)})
+    raise BridgeError(f"{path}: has neither hidden_size nor hidden_sizes; give the model's folder")
+
+
+WIDTH = "hidden_size"
+"""The fact that a model tells; null where its config has none."""
+
+
+def _parse_value(text: str, option: str) -> Any:
+    """Return the value of an option.
+
+    A text that begins with [ or { is read as JSON, any other text as a YAML scalar.
+    """
+    if not text.startswith(("[", "{")):
+        return scalar(text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BridgeError(
+            f"{option}: found {text}, expected a list in JSON, such as [0.9, 0.95]"
+        ) from None
+
+
+def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    return {
+        name: _parse_value(value, f"{option} {name}")
+        for name, value in (split_pair(pair, option) for pair in pairs)
+    }
+
+
+def nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with dotted names as nested dictionaries."""
+    BridgeError.raise_if(
+        f"--code {name}: found a value and also keys below this name ({part}); keep either the value or the keys"
+        for name in settings
+        for part in settings
+        if part.startswith(name + ".")
+    )
+    return nest(settings)
