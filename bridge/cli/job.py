@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from bridge.cli.pairs import split_pair
 from bridge.errors import BridgeError, nearest
 from bridge.stack.effects import Effect
 
@@ -111,9 +112,3 @@ FIELDS = {"from": "dialect", "from-version": "version", "allow-path": "allow"}
 """Fields of a `Job`, by the name of the option that sets them, where the two names differ."""
 OPTIONS = {"trainer": "auto-from"}
 """Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
-
-
-def split_pair(pair: str, option: str) -> tuple[str, str]:
-    name, equals, value = pair.partition("=")
-    BridgeError.raise_if([f"{option} {pair}: expected NAME=VALUE"] if not equals else [])
-    return name, value

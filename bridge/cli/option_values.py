@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.job import split_pair
+from bridge.cli.pairs import split_pair
 from bridge.errors import BridgeError
 from bridge.files import parse, read_text, scalar
 from bridge.plan.section import nest
