@@ -19,6 +19,9 @@ from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "common"))
+
+from harvesting.judges import deepspeed as real
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +33,6 @@ from bridge.stack.dialect import Config
 from bridge.testing import Mistake, configs, values
 from bridge.testing.mutations import REMOVE, Edit, edit_mapping, edits
 from bridge.testing.strategies import StrategyCase, part_of, paths_of
-from compat.deepspeed.runtime import real
 
 COUNT = 1050
 RANKS = 8

@@ -15,13 +15,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "common"))
+
+from harvesting.machine import MachineError
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import compat
 from bridge.errors import BridgeError, ConfigError
-from bridge.harvest.machine import MachineError
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.rules import Effect
 from bridge.testing import configs
@@ -106,7 +109,7 @@ def _kind(reason: str) -> str:
 
 def run(target: str, sources: Sequence[str], number: int, count: int, stop: int = 10**9) -> Count:
     """Judge `count` configs, drawn evenly from the sources, and tell the progress on standard error."""
-    starting = import_module(f"compat.{target}.runtime.starting")
+    starting = import_module(f"harvesting.starts.{target}")
     version = starting.release_of_package()
     found, began = Count(), time.monotonic()
     for name in sources:

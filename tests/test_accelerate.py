@@ -262,7 +262,7 @@ def check_launch(folder: Path, launch: dict[str, Any]) -> None:
 
 def test_the_data_are_those_of_the_installed_release() -> None:
     pytest.importorskip("accelerate")
-    from compat.accelerate.harvest import read_facts
+    from harvesting.stacks.accelerate import read_facts
 
     assert json.loads(json.dumps(read_facts())) == facts()
 

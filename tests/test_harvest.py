@@ -14,22 +14,22 @@ from textwrap import dedent
 from typing import Any, cast
 
 import pytest
+from harvesting.__main__ import main
+from harvesting.judges.megatron import FUSED
+from harvesting.process import Process
+from harvesting.rows import plain_type, unite_names
+from harvesting.rows import text as written
+from harvesting.source import version_in
+from harvesting.stacks.automodel import PARTS, SECTIONS, STRATEGIES
+from harvesting.stacks.deepspeed import Heard
+from harvesting.stacks.megatron import CLASSES
+from harvesting.verdicts import VerdictSide, verdicts
 
 import compat
 from bridge.errors import SourceError
-from bridge.harvest.__main__ import main
-from bridge.harvest.process import Process
-from bridge.harvest.rows import plain_type, unite_names
-from bridge.harvest.rows import text as written
-from bridge.harvest.source import version_in
-from bridge.testing.verdicts import VerdictSide, verdicts
 from compat.automodel import releases
-from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
 from compat.deepspeed import releases as deepspeed
-from compat.deepspeed.harvest import Heard
 from compat.megatron import releases as megatron
-from compat.megatron.harvest import CLASSES
-from compat.megatron.runtime.real import FUSED
 from compat.merak import releases as merak
 
 pytestmark = pytest.mark.once
@@ -672,7 +672,8 @@ def test_the_newest_merak_taken_out_and_read_again_gives_the_same_tables(
     )
     assert main(["merak", newest, "--from", str(root), "--into", str(into), "--record"]) == 0
     assert (
-        "no configs are judged, because the stack has no runtime/real.py" in capsys.readouterr().out
+        "no configs are judged, because harvesting/judges has no module for the stack"
+        in capsys.readouterr().out
     )
 
 
@@ -731,7 +732,7 @@ def test_what_is_not_there_is_said(
         assert harvest(version, root, into) == 1
         assert expected in capsys.readouterr().err
     assert main(["huggingface", "9.9.9"]) == 1
-    assert "no harvest.py" in capsys.readouterr().err
+    assert "harvesting/stacks has no module" in capsys.readouterr().err
     assert contents(into) == before
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import warnings
 from importlib import import_module
-from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+from harvesting import judges
 from hypothesis import HealthCheck, Phase, given, settings
 
 import compat
@@ -17,7 +18,7 @@ from bridge.stack.dialect import Config
 from bridge.testing import configs
 
 REAL = sorted(
-    place.parents[1].name for place in Path(compat.__file__).parent.glob("*/runtime/real.py")
+    module.name for module in iter_modules(judges.__path__) if module.name in compat.names()
 )
 """Dialects that can ask their stack."""
 FEWER = settings(
@@ -45,7 +46,7 @@ def test_there_are_stacks_to_ask() -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_what_we_accept_the_installed_release_accepts(name: str) -> None:
-    real = import_module(f"compat.{name}.runtime.real")
+    real = import_module(f"harvesting.judges.{name}")
     version = installed(real, name)
     compared = []
 

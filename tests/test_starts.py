@@ -33,7 +33,7 @@ def test_nothing_stops_that_was_not_said(target: str) -> None:
     pytest.importorskip(PACKAGES.get(target, target))
     try:
         compat.load(target).release(
-            import_module(f"compat.{target}.runtime.starting").release_of_package()
+            import_module(f"harvesting.starts.{target}").release_of_package()
         )
     except VersionError as error:
         pytest.skip(str(error))

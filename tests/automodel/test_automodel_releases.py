@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harvesting.judges.automodel import LATER, OVERWRITTEN
 
 import bridge
 from bridge.errors import BridgeError
 from bridge.stack.registry import load
-from compat.automodel.runtime.real import LATER, OVERWRITTEN
 
 AUTOMODEL = load("automodel")
 ROWS = [

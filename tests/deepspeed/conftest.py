@@ -38,6 +38,6 @@ def real() -> Callable[[dict[str, Any], int], Any]:
 @pytest.fixture(scope="session")
 def held() -> Callable[[Any], dict[str, Any]]:
     """What a real DeepSpeedConfig holds, by the dialect's paths."""
-    from compat.deepspeed.runtime.real import values_by_path
+    from harvesting.judges.deepspeed import values_by_path
 
     return values_by_path

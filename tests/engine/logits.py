@@ -191,7 +191,7 @@ def widened(spec: Any, config: Any) -> None:
 def transformer_config(config: MegatronConfig, beyond: Mapping[str, Any]) -> Any:
     """The real TransformerConfig of a launch, with what only the class takes, and the kernels that run here."""
     from compat.megatron.objects.fields import LATENT, TRANSFORMER, defaults
-    from compat.megatron.runtime.real import build_object
+    from compat.megatron.runtime.config_objects import build_object
 
     args = config.args.flat()
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER

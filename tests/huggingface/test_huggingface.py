@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from accepted import harvest
-from harvest import defaults
+from family_defaults import defaults
 
 import bridge
 import compat

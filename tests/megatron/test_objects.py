@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harvesting.judges.megatron import launch_words
+from harvesting.verdicts import kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_flags import parse
 
 import compat
 from bridge.errors import ConfigError
-from bridge.testing.verdicts import kind
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
 from compat.megatron.objects.fields import defaults
-from compat.megatron.runtime.real import launch_words
 
 Row = dict[str, Any]
 MODEL = {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "micro_batch_size": 1}

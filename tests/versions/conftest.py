@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from harvesting.process import Process, Verdict
 
 import compat
-from bridge.harvest.process import Process, Verdict
 from bridge.stack.dialect import Config, Dialect
 
 HERE = Path(__file__).parent

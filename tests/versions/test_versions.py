@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harvesting.verdicts import draw_examples
 
 import compat
 from bridge.errors import BridgeError
 from bridge.plan.section import fields
 from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, mutations
-from bridge.testing.verdicts import draw_examples
 from bridge.translation.translate import translate
 
 COUNT = int(os.environ.get("STAGEBRIDGE_EXAMPLES", "1000"))

@@ -10,14 +10,13 @@ from typing_extensions import override
 
 from bridge.engine.environment import detect
 from bridge.engine.interface import MICRO, Backend, Workload, unkept
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, VersionError
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lift, lower, plan_claims
 from compat.megatron import live
 from compat.megatron.dialect import DIALECT, MegatronConfig
-from compat.megatron.runtime.real import release_of_package
 
 if TYPE_CHECKING:
     from compat.megatron.runtime.trainer import MegatronTrainer
@@ -89,11 +88,16 @@ class MegatronBackend(Backend):
         """
         return MegatronBackend(lift(config).batch.global_)
 
+    def _installed(self) -> str:
+        if self.release is None:
+            raise VersionError("megatron-core: not installed; pip install megatron-core")
+        return self.release
+
     def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
         """Return the config that runs: the given config, or a plan lowered to Megatron with the
         sizes of the workload.
         """
-        world, release = _world(), release_of_package()
+        world, release = _world(), self._installed()
         if isinstance(run, Plan):
             names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
             sizes = {f"model.{name}": getattr(workload.architecture, name) for name in names}

@@ -21,7 +21,7 @@ from compat.megatron import objects
 from compat.megatron.checkpoints.ranks import renumber_layer
 from compat.megatron.dialect import MegatronConfig
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
-from compat.megatron.runtime.real import build_object
+from compat.megatron.runtime.config_objects import build_object
 
 RUN = (
     *(

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bridge.harvest.code import arguments, first, signatures_in
-from bridge.harvest.rows import Facts, Row
-from bridge.harvest.source import Package, Tree
 from compat.automodel.signatures import classes_with_arguments
+from harvesting.code import arguments, first, signatures_in
+from harvesting.rows import Facts, Row
+from harvesting.source import Package, Tree
 
 PACKAGE = Package("nemo-automodel", "nemo_automodel")
 TABLES: Mapping[str, tuple[str, ...]] = {"classes.json": ("section", "strategy", "name")}

@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.harvest.code import first
 from bridge.stack.dialect import Config
 from compat.automodel.formats import nest_recipe
 from compat.automodel.releases import release
-from compat.automodel.runtime import real
-from compat.automodel.runtime.real import release_of_package as release_of_package
+from harvesting.code import first
+from harvesting.judges import automodel as real
+from harvesting.judges.automodel import release_of_package as release_of_package
 
 FILLS = True
 """Whether `start` needs none of the settings that `missing` asks for."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge.files.shown import show_value
-from bridge.harvest.rows import FactChange, Row
 from bridge.plan.section import fields
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect
 from bridge.translation.lift import claims
+from harvesting.rows import FactChange, Row
 
 WIDTH = 400
 """Number of characters that are printed of a changed fact, which may be a whole class."""

@@ -17,14 +17,14 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from bridge.errors import ConfigError
-from bridge.harvest.code import arguments, first, plain
-from bridge.harvest.rows import Facts, Row
-from bridge.harvest.source import Package, Tree
 from bridge.plan.section import fields
 from compat.deepspeed.formats import OBJECTS as OPAQUE
 from compat.deepspeed.live import real
 from compat.deepspeed.releases import DECIDED, KEYS
 from compat.deepspeed.schema import DeepSpeed
+from harvesting.code import arguments, first, plain
+from harvesting.rows import Facts, Row
+from harvesting.source import Package, Tree
 
 PACKAGE = Package("deepspeed", "deepspeed", "../version.txt")
 TABLES: Mapping[str, tuple[str, ...]] = {
@@ -155,7 +155,7 @@ def facts(tree: Tree) -> Facts:
 
 def _runtime() -> ModuleType:
     """Return the module that knows the attributes of DeepSpeed's config object."""
-    return import_module("compat.deepspeed.runtime.real")
+    return import_module("harvesting.judges.deepspeed")
 
 
 def _models() -> Iterator[tuple[str, Any]]:

@@ -16,11 +16,11 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from bridge.errors import SourceError
-from bridge.harvest.code import first, plain
-from bridge.harvest.rows import Facts, Row
-from bridge.harvest.source import Package, Tree
 from bridge.plan.section import fields
 from compat.fast_llm.schema import FastLLM
+from harvesting.code import first, plain
+from harvesting.rows import Facts, Row
+from harvesting.source import Package, Tree
 
 PACKAGE = Package("fast-llm", "fast_llm", "__init__.py")
 TABLES: Mapping[str, tuple[str, ...]] = {"keys.json": ("key",), "classes.json": ("class",)}

@@ -11,10 +11,10 @@ from math import prod
 from typing import Any
 
 from bridge.errors import ConfigError, VersionError
-from bridge.harvest.code import first, plain
 from bridge.plan.section import nest
 from bridge.stack.dialect import Config
 from compat.fast_llm.batch import AXES
+from harvesting.code import first, plain
 
 Group = dict[str, Any]
 LOOSER = ""

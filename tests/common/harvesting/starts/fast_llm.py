@@ -10,11 +10,11 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.files import parse
-from bridge.harvest.code import first
 from bridge.stack.dialect import Config
 from compat.fast_llm.batch import AXES
-from compat.fast_llm.harvest import REGISTERED, TRAINER
-from compat.fast_llm.runtime.real import release_of_package as release_of_package
+from harvesting.code import first
+from harvesting.judges.fast_llm import release_of_package as release_of_package
+from harvesting.stacks.fast_llm import REGISTERED, TRAINER
 
 FILLS = True
 """Whether `start` needs none of the settings that `missing` asks for."""

@@ -9,9 +9,9 @@ from importlib.metadata import version
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.harvest.machine import MachineError, judge
 from bridge.stack.dialect import Config
 from compat.huggingface.formats import text
+from harvesting.machine import MachineError, judge
 
 
 def release_of_package() -> str:

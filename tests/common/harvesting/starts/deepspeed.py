@@ -13,12 +13,12 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 from bridge.errors import ConfigError
-from bridge.harvest.machine import judge
 from bridge.stack.dialect import Config
 from compat.deepspeed.checks_view import MICRO, STEPS, TOTAL
 from compat.deepspeed.formats import plain
 from compat.deepspeed.live import release_of_package as release_of_package
-from compat.deepspeed.runtime import real
+from harvesting.judges import deepspeed as real
+from harvesting.machine import judge
 
 RANKS = (TOTAL, "sequence_parallel_size", "data_parallel_size")
 """Keys whose values are for all ranks. `real` checks them for the run's own number of ranks."""

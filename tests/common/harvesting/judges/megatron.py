@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import patch
 
 from bridge.errors import BridgeError, ConfigError, VersionError
-from bridge.harvest.machine import judge
 from bridge.plan.section import Values
 from bridge.stack.dialect import Config
 from compat.megatron import arguments, live, objects
@@ -34,17 +33,10 @@ from compat.megatron.objects.fields import (
     defaults,
     fed,
 )
-from compat.megatron.runtime import parser
+from compat.megatron.runtime.config_objects import ACTIVATION, build_object
+from harvesting.judges import megatron_parser as parser
+from harvesting.machine import judge
 
-PLACES = {
-    PARALLEL: "megatron.core",
-    TRANSFORMER: "megatron.core.transformer",
-    LATENT: "megatron.core.transformer",
-    DDP: "megatron.core.distributed",
-    OPTIMIZER: "megatron.core.optimizer",
-}
-"""The package that each class is imported from."""
-ACTIVATION = "activation_func"
 NAMES = (f".{ACTIVATION}", ".attention_backend")
 """Suffixes of fields with a function or a member of an enumeration, which are compared by name."""
 LOOSER = "expected a positive number|write a finite number"
@@ -229,8 +221,19 @@ def answer(question: Mapping[str, Any]) -> Group:
         if "flags" in question:
             return _launch_source(question)
         return _join_fields(
-            {cls: plain_fields(build_object(cls, fields)) for cls, fields in question.items()}
+            {cls: plain_fields(ask_class(cls, fields)) for cls, fields in question.items()}
         )
+
+
+def ask_class(name: str, fields: Mapping[str, Any]) -> Any:
+    """Return the object that the installed class makes of plain `fields`. Raises `ConfigError` if it refuses them, and
+    `MachineError` if this machine lacks what they need.
+    """
+    try:
+        return build_object(name, fields)
+    except ConfigError as error:
+        judge(error)
+        raise
 
 
 def _launch_source(question: Mapping[str, Any]) -> Group:
@@ -314,68 +317,6 @@ def _on_a_cluster() -> Iterator[None]:
         stack.enter_context(patch.dict(sys.modules, modules))
         stack.enter_context(patch("torch.distributed.get_rank", lambda group=None: 0))
         yield
-
-
-def build_object(name: str, fields: Mapping[str, Any]) -> Any:
-    """Return a real config object of the installed release, made of plain `fields`.
-
-    Raises `ConfigError` with the reason if the class refuses them.
-    """
-    cls = getattr(import_module(PLACES[name]), name)
-    init_fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    try:
-        return cls(
-            **{
-                name: _live(init_fields[name], value)
-                for name, value in fields.items()
-                if name in init_fields
-            }
-        )
-    except Exception as error:
-        judge(error)
-        raise ConfigError(
-            f"{name}: refused by Megatron itself: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _live(field: Any, value: Any) -> Any:
-    """Return the object that a class expects for a name: a dtype, an enumeration's member or an
-    activation.
-    """
-    import torch
-
-    if isinstance(value, str) and value.startswith("torch."):
-        return getattr(torch, value.removeprefix("torch."))
-    if isinstance(value, str) and isinstance(field.default, Enum):
-        return type(field.default)[member_name(value)]
-    return _function(value) if field.name == ACTIVATION and isinstance(value, str) else value
-
-
-def _function(name: str) -> Any:
-    """Return the activation function `name`. It is Megatron's own function, whose module differs by
-    release, or torch's function.
-    """
-    from torch.nn import functional
-
-    for place in ("megatron.core.fusions.fused_bias_geglu", "megatron.core.activations"):
-        with suppress(ModuleNotFoundError):
-            if hasattr(import_module(place), name):
-                return getattr(import_module(place), name)
-    return getattr(functional, name, None) or _stand_in(name)
-
-
-def _stand_in(name: str) -> Any:
-    """Return a function of the given name that cannot be called.
-
-    It stands for functions that older releases define inside a function of arguments.py. Configs
-    only store such a function.
-    """
-
-    def stand_in(x: Any) -> Any:
-        raise NotImplementedError(name)
-
-    stand_in.__name__ = name
-    return stand_in
 
 
 def plain_fields(instance: Any) -> Group:

@@ -9,12 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bridge.errors import ConfigError, VersionError
-from bridge.harvest.code import first, plain
 from bridge.stack.dialect import Config
 from compat.automodel.effective import PP, D, data_ranks
 from compat.automodel.formats import formats, nest_recipe
 from compat.automodel.releases import release
 from compat.automodel.schema import DTYPES
+from harvesting.code import first, plain
 
 Group = dict[str, Any]
 LOOSER = ""

@@ -1,6 +1,6 @@
 """Compares a release with our reader on generated configs: rows for the test suite, and a list of differences.
 
-`python -m bridge.testing.verdicts` takes the options of `python -m bridge.harvest`, which starts it.
+`python -m harvesting.verdicts` takes the options of `python -m harvesting`, which starts it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from bridge.errors import BridgeError
 from bridge.files import write_all
-from bridge.harvest import decide
-from bridge.harvest.__main__ import Job, main, print_list, say
-from bridge.harvest.process import Process
-from bridge.harvest.rows import Row
-from bridge.harvest.source import locate
 from bridge.plan.section import Values
 from bridge.report.exit_codes import Exit
 from bridge.stack.dialect import Config, Dialect
 from bridge.testing.mutations import mutations
 from bridge.testing.strategies import configs, entries, part_of
+from harvesting import JUDGES, decide
+from harvesting.__main__ import Job, main, print_list, say
+from harvesting.process import Process
+from harvesting.rows import Row
+from harvesting.source import locate
 
 Tick = Callable[[int, int], None]
 VERDICTS = "releases.jsonl"
@@ -226,7 +226,7 @@ def _some(seed: Random, values: Mapping[str, Any], counts: Sequence[int]) -> lis
 
 
 def _real(dialect: Dialect) -> ModuleType:
-    return import_module(f"compat.{dialect.name}.runtime.real")
+    return import_module(f"{JUDGES}.{dialect.name}")
 
 
 def _pose_config(config: Config) -> Asked:

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.harvest.machine import MachineError, judge
 from bridge.stack.dialect import Config
 from compat.megatron.objects.fields import LATENT, TRANSFORMER
-from compat.megatron.runtime import real
-from compat.megatron.runtime.real import release_of_package as release_of_package
+from harvesting.judges import megatron as real
+from harvesting.judges.megatron import release_of_package as release_of_package
+from harvesting.machine import MachineError, judge
 
 ALONE = {
     "sequence_parallel": False,
@@ -156,7 +156,7 @@ def _model(whole: Any, args: Args) -> Any:
     question, _ = real._of_flags(whole, TRANSFORMER)
     name = LATENT if LATENT in question else TRANSFORMER
     with real._on_a_cluster():
-        config = real.build_object(name, question[name])
+        config = real.ask_class(name, question[name])
     local = args.transformer_impl == "local"
     for field, value in (ALONE if local else {**ALONE, "context_parallel_size": 1}).items():
         setattr(config, field, value)

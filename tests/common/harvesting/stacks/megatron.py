@@ -15,9 +15,9 @@ from types import FunctionType
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.harvest.code import fields_of_class, plain
-from bridge.harvest.rows import Facts, Row
-from bridge.harvest.source import Package, Tree
+from harvesting.code import fields_of_class, plain
+from harvesting.rows import Facts, Row
+from harvesting.source import Package, Tree
 
 PACKAGE = Package("megatron-core", "megatron", "core/package_info.py")
 TABLES: Mapping[str, tuple[str, ...]] = {

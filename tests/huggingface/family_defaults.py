@@ -1,4 +1,4 @@
-"""Defaults of transformers' own config classes, for the keys that the table of families reads: python harvest.py FILE."""
+"""Defaults of transformers' own config classes, for the keys that the table of families reads: python family_defaults.py FILE."""
 
 from __future__ import annotations
 

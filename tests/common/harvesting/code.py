@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bridge.harvest.rows import Row, plain_type
+from harvesting.rows import Row, plain_type
 
 SKIPPED = ("self", "args", "kwargs")
 PLACE = re.compile(r"([A-Za-z_][\w/]*\.py)[:,] (_*[A-Za-z][\w.]*\w)")

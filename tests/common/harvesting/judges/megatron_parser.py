@@ -12,8 +12,8 @@ from itertools import accumulate
 from typing import Any, NoReturn
 from unittest.mock import MagicMock, patch
 
-from bridge.harvest.code import first
-from compat.megatron.harvest import ready
+from harvesting.code import first
+from harvesting.stacks.megatron import ready
 
 ARGUMENTS = "megatron.training.arguments"
 MODEL = "core_transformer_config_from_args"

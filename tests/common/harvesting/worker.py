@@ -15,11 +15,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import compat
 from bridge.errors import ConfigError
-from bridge.harvest import code
-from bridge.harvest.machine import MachineError
-from bridge.harvest.rows import Facts
-from bridge.harvest.source import locate
+from harvesting import JUDGES, STACKS, code
+from harvesting.machine import MachineError
+from harvesting.rows import Facts
+from harvesting.source import locate
 
 PLACES = "places.json"
 """Name of the file that lists the functions that rules and checks name."""
@@ -29,7 +30,7 @@ def answer_question(stack: str, question: Any, tree: tuple[str, str]) -> dict[st
     """Return the release's answer to a question: "facts", "installed", or a config as the stack's `real.pose_config` gives it."""
     if question == "facts":
         return _facts(stack, *tree)
-    real = import_module(f"compat.{stack}.runtime.real")
+    real = import_module(f"{JUDGES}.{stack}")
     try:
         return (
             {"installed": real.release_of_package()}
@@ -43,10 +44,12 @@ def answer_question(stack: str, question: Any, tree: tuple[str, str]) -> dict[st
 
 
 def _facts(stack: str, release: str, root: str) -> dict[str, Any]:
-    harvest = import_module(f"compat.{stack}.harvest")
+    harvest = import_module(f"{STACKS}.{stack}")
     tree = locate(harvest.PACKAGE, release, Path(root) if root else None)
     facts: Facts = harvest.facts(tree)
-    functions = code.functions_in_rules(sorted(Path(str(harvest.__file__)).parent.rglob("*.py")))
+    functions = code.functions_in_rules(
+        sorted((Path(compat.__file__).parent / stack).rglob("*.py"))
+    )
     facts.rows[PLACES] = list(code.places(tree.folder, functions))
     return asdict(facts)
 

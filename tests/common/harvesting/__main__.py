@@ -1,4 +1,4 @@
-"""The command that reads the facts of a release: `python -m bridge.harvest STACK RELEASE [--from PATH]`."""
+"""The command that reads the facts of a release: `python -m harvesting STACK RELEASE [--from PATH]`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from packaging.version import Version
 
 from bridge.errors import BridgeError, VersionError
 from bridge.files import write_all
-from bridge.harvest import decide
-from bridge.harvest.process import Process
-from bridge.harvest.rows import FactChange, Facts, at, changes, text, unite_names, update_rows
-from bridge.harvest.source import locate
-from bridge.harvest.worker import PLACES
 from bridge.report.exit_codes import Exit
 from bridge.stack.dialect import Dialect
 from bridge.stack.extras import install_command
 from bridge.stack.registry import load
 from bridge.stack.releases import Releases
+from harvesting import JUDGES, STACKS, decide
+from harvesting.process import Process, environment
+from harvesting.rows import FactChange, Facts, at, changes, text, unite_names, update_rows
+from harvesting.source import locate
+from harvesting.worker import PLACES
 
 HELP = """\
 Facts about a release are read from the release itself. Install it without its dependencies, in an
 environment that has this package and what the release imports, or name a source tree:
 
   pip install --no-deps --target /tmp/new nemo-automodel==0.7.0
-  python -m bridge.harvest automodel 0.7.0 --from /tmp/new
+  python -m harvesting automodel 0.7.0 --from /tmp/new
 
 A separate process imports the stack. A new release is added to the repository: its date to
 known.json, and its differences from the release before it to the files of rows. A row that ends
@@ -48,12 +48,12 @@ checks name, and differences between our reader and the release. Write the rules
 again with --record.
 
 A known release is compared with the repository. Nothing is written without --record; the exit code
-is 2 if they differ. A stack needs harvest.py (PACKAGE, TABLES, facts, path_of) in its folder, and
-runtime/real.py (pose_config, raw, answer, LOOSER) if its own code can judge a config.
+is 2 if they differ. A stack needs a module in harvesting/stacks (PACKAGE, TABLES, facts, path_of), and
+one in harvesting/judges (pose_config, raw, answer, LOOSER) if its own code can judge a config.
 """
 KNOWN = "known.json"
-SCRIPTED = "bridge.harvest"
-JUDGING = "bridge.testing.verdicts"
+SCRIPTED = "harvesting"
+JUDGING = "harvesting.verdicts"
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Job:
 
     @property
     def part(self) -> ModuleType:
-        """The stack's module `harvest`."""
-        if find_spec(f"compat.{self.stack}.harvest") is None:
+        """The stack's module in `harvesting.stacks`."""
+        if find_spec(f"{STACKS}.{self.stack}") is None:
             raise BridgeError(
-                f"{self.stack}: the stack's folder has no harvest.py; see python -m {SCRIPTED} --help"
+                f"{self.stack}: harvesting/stacks has no module for the stack; see python -m {SCRIPTED} --help"
             )
-        return import_module(f"compat.{self.stack}.harvest")
+        return import_module(f"{STACKS}.{self.stack}")
 
     @property
     def dialect(self) -> Dialect:
@@ -189,8 +189,10 @@ def print_list(heading: str, lines: Iterable[str]) -> None:
 
 def judge(todo: Job) -> int:
     """Let the release judge generated configs, in a process that loads Hypothesis. Returns its exit code."""
-    if find_spec(f"compat.{todo.stack}.runtime.real") is None:
-        print(f"{todo.stack}: no configs are judged, because the stack has no runtime/real.py")
+    if find_spec(f"{JUDGES}.{todo.stack}") is None:
+        print(
+            f"{todo.stack}: no configs are judged, because harvesting/judges has no module for the stack"
+        )
         return Exit.CLEAN
     if find_spec("hypothesis") is None:
         raise BridgeError(
@@ -198,7 +200,7 @@ def judge(todo: Job) -> int:
         )
     sys.stdout.flush()
     command = [sys.executable, "-m", JUDGING, *again_with(todo)]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, env=environment(), check=False).returncode
 
 
 def main(
@@ -230,7 +232,11 @@ def run(todo: Job, record: bool) -> int:
         say(f"{todo.stack} {todo.release}: facts are written; judging {todo.count} configs")
         # In a new process: this one has read the facts without the release and keeps them.
         again = [sys.executable, "-m", SCRIPTED, *again_with(todo), "--record"]
-        return subprocess.run(again, check=False).returncode if todo.count else Exit.CLEAN
+        return (
+            subprocess.run(again, env=environment(), check=False).returncode
+            if todo.count
+            else Exit.CLEAN
+        )
     if record and (code := judge(todo)):
         return code
     return Exit.FINDINGS if changes else Exit.CLEAN

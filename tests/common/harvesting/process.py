@@ -15,8 +15,9 @@ from typing import Any
 import bridge
 from bridge.errors import BridgeError
 from bridge.stack.dialect import Config
+from harvesting import JUDGES
 
-HERE = str(Path(bridge.__file__).parents[1])
+HERE = (str(Path(__file__).parents[1]), str(Path(bridge.__file__).parents[1]))
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,24 @@ class Verdict:
         return len(self.expected.keys() & self.held.keys())
 
 
+def environment(root: Path | None = None) -> dict[str, str]:
+    """Return the variables of a process that finds these modules and, in the folder `root`, a release."""
+    # The release comes first: this environment may have another one installed.
+    paths = [*([str(root)] if root else []), *HERE, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 class Process:
     """A separate process that runs the release of `stack` in the folder `root`, or the installed release."""
 
     def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
-        # The release comes first: this environment may have another one installed.
-        paths = [*([str(root)] if root else []), HERE, os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         command = [
             sys.executable,
             "-P",
             # No compiled files: they would stay in the user's tree, and hide an edit of the same second.
             "-B",
             "-m",
-            "bridge.harvest.worker",
+            "harvesting.worker",
             stack,
             release,
             str(root or ""),
@@ -67,7 +72,7 @@ class Process:
         self.stack, self.errors = stack, tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             command,
-            env=environment,
+            env=environment(root),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -99,9 +104,7 @@ class Process:
 
     def __call__(self, config: Config) -> Verdict:
         """Return the release's verdict on a config."""
-        question, expectation = import_module(f"compat.{self.stack}.runtime.real").pose_config(
-            config
-        )
+        question, expectation = import_module(f"{JUDGES}.{self.stack}").pose_config(config)
         answer = self.ask(question)
         return Verdict(
             answer.get("held", {}),

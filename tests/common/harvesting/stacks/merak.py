@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.harvest.code import fields_of_class
-from bridge.harvest.rows import Facts, Row
-from bridge.harvest.source import Package, Tree
+from harvesting.code import fields_of_class
+from harvesting.rows import Facts, Row
+from harvesting.source import Package, Tree
 
 PACKAGE = Package("merak", "Merak", "../setup.py")
 TABLES: Mapping[str, tuple[str, ...]] = {"arguments.json": ("name",)}

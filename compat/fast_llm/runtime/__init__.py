@@ -1,1 +1,0 @@
-"""What imports Fast-LLM itself."""

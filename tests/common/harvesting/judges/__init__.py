@@ -1,0 +1,1 @@
+"""Each stack's own code, asked what it makes of a config."""

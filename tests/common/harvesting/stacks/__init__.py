@@ -1,0 +1,1 @@
+"""What each stack's own code says of a release: its keys, defaults, refusals."""

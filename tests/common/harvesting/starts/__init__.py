@@ -1,0 +1,1 @@
+"""Each stack's own engine or model, started on a config that was written for it."""
