@@ -18,10 +18,10 @@ from bridge.errors import BridgeError
 from bridge.report.as_json import remarks_of
 from bridge.report.as_text import kind
 from bridge.stack.dialect import Config, Dialect
-from bridge.stack.findings import Finding
+from bridge.stack.findings import DIFFERENCE, Finding
 from bridge.stack.rules import Effect, How
 from bridge.testing import configs
-from bridge.translation.diff import RULE, compare
+from bridge.translation.diff import compare
 from bridge.translation.translate import Result, remarks_alike, translate
 
 REFUSED = "refused"
@@ -103,7 +103,7 @@ def unnamed(causes: Iterable[Finding], told: Sequence[Finding]) -> Iterator[str]
 
 def names(row: Finding) -> set[str]:
     """The settings and plan fields that a row names; of a remark, its id too."""
-    return {row.path, row.id.removeprefix(f"{RULE}/"), *row.about}
+    return {row.path, row.id.removeprefix(f"{DIFFERENCE}/"), *row.about}
 
 
 def worst(findings: Iterable[Finding]) -> Effect:

@@ -31,7 +31,7 @@ from bridge.errors import SourceError
 from bridge.files.contained import plain as plain_name
 from bridge.files.contained import read_bytes, regular
 from bridge.files.shown import show_value
-from bridge.layout.shard import Box
+from bridge.layout.boxes import Box
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 

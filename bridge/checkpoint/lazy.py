@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import SourceError
-from bridge.layout.shard import Box, boxes_of_range
+from bridge.layout.boxes import Box, boxes_of_range
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from bridge.checkpoint.archive import Used
 from bridge.checkpoint.hub import Hub, Origin
 from bridge.checkpoint.interface import RootedFormat
 from bridge.checkpoint.run_state import flatten_value, hub_of_entries
-from bridge.checkpoint.safetensors_format import read_header
+from bridge.checkpoint.safetensors_file import read_header
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
 

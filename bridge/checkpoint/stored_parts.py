@@ -20,7 +20,7 @@ from torch import Tensor
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import regular
 from bridge.files.shown import show_value
-from bridge.layout.shard import Box
+from bridge.layout.boxes import Box
 
 Shape = tuple[int, ...]
 KEY = re.compile(r"(.+)@((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII | re.DOTALL)

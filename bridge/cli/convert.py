@@ -63,11 +63,11 @@ from bridge.report.row_choice import USUAL, View
 from bridge.report.sarif import FORMATS, Record, baseline, is_baseline, record, refusals
 from bridge.stack import registry
 from bridge.stack.dialect import Config, Dialect, Written
-from bridge.stack.findings import Finding
+from bridge.stack.findings import DIFFERENCE, Finding
 from bridge.stack.releases import unknown_release
 from bridge.stack.rules import Effect, How
 from bridge.translation import sidecar as carry_over
-from bridge.translation.diff import RULE, compare
+from bridge.translation.diff import compare
 from bridge.translation.launch_script import add_script
 from bridge.translation.translate import Result, translate
 
@@ -392,7 +392,7 @@ def _help_command(finding: Finding, sides: Sequence[Config]) -> str:
     neither stack.
     """
     # Of a setting in a section, the rule names the section.
-    for path in (finding.path, finding.id.removeprefix(f"{RULE}/")):
+    for path in (finding.path, finding.id.removeprefix(f"{DIFFERENCE}/")):
         for side in sides:
             if path in fields(side.dialect.schema):
                 return f"stagebridge show {side.dialect.name} {quote(path)}"

@@ -37,7 +37,7 @@ from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
 from bridge.cli.rank_messages import MARK, ProgressPrinter, end_orderly, load_engines
 from bridge.cli.terminal import console, content, note, print_json
-from bridge.cli.train import end_process
+from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends
 from bridge.engine.environment import detect
 from bridge.engine.interface import Workload
@@ -933,7 +933,7 @@ def warm(text: str) -> None:
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
-    from bridge.engine.device import join
+    from bridge.engine.environment import join
     from bridge.verify.proof import Party, prove, small
 
     here, job = detect(), Job(**spec["job"])

@@ -13,9 +13,8 @@ from bridge.plan import plan
 from bridge.plan.section import fields
 from bridge.report.sarif import fits
 from bridge.stack import registry
-from bridge.stack.findings import UNKNOWN
+from bridge.stack.findings import DIFFERENCE, UNKNOWN
 from bridge.stack.rules import How
-from bridge.translation.diff import RULE
 
 ENDS = (*map(str, How), "remark", "unknown")
 """Endings of a finding's id if no check made the finding, such as `remark` in `gradient_clipping/remark`."""
@@ -40,7 +39,7 @@ def _strange(option: str, patterns: Iterable[str]) -> Iterator[str]:
 
 def _possible(pattern: str) -> bool:
     head, slash, tail = pattern.rstrip("/").partition("/")
-    if head == RULE:
+    if head == DIFFERENCE:
         return not tail or _names(tail, (*_paths(), "world_size", "unknown"))
     if not _names(head, (*_paths(), *_heads())):
         return _names(pattern, _ids())

@@ -52,7 +52,9 @@ def _completer_of(source: Source) -> Callable[[Any, Any, str], list[str]]:
     def values(context: Any, parameter: Any, prefix: str) -> list[str]:
         # A completion that fails is none: an error message would land amid the line that is typed.
         try:
-            options = {"file": _file(), **{k: v for k, v in context.params.items() if v}}
+            commands = getattr(context.find_root().command, "commands", ())
+            chosen = {k: v for k, v in context.params.items() if v}
+            options = {"file": _file(), "commands": commands, **chosen}
             candidates = list(source(options, parameter.name, prefix))
         except (BridgeError, ImportError, OSError):
             return []
@@ -170,11 +172,7 @@ def _shapes(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]
 
 
 def _commands(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
-    from typer.main import get_command
-
-    from bridge.cli.app import app
-
-    return getattr(get_command(app), "commands", ())
+    return tuple(options["commands"])
 
 
 VALUES: Mapping[tuple[str, str], Source] = {

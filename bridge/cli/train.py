@@ -4,7 +4,6 @@ stack's own.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -20,6 +19,7 @@ from bridge.cli.file_search import limit_access
 from bridge.cli.folder import is_folder, model_in
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, print_json, say
+from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends, opener
 from bridge.engine.choose import choose
 from bridge.engine.environment import detect, find_dead_ranks, neighbours
@@ -308,18 +308,6 @@ def _trainer_reports(
             memory(place()),
             skips,
         )
-
-
-def end_process(world: int) -> None:
-    """End the process of a rank at once, after all output is written and the process group is left.
-
-    Otherwise threads of gloo could abort the process at interpreter exit, and the launcher would
-    report a failed job.
-    """
-    if world > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 def _read_for_ranks(job: Job, world: int, fit: bool) -> Config:

@@ -20,7 +20,7 @@ from bridge.cli.local import run_ranks
 from bridge.cli.project_settings import apply_project_settings
 from bridge.cli.rank_messages import MARK, Fields, ProgressPrinter, end_orderly, load_engines
 from bridge.cli.terminal import console, print_json
-from bridge.cli.train import end_process
+from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends
 from bridge.engine.environment import detect
 from bridge.engine.native import BACKEND
@@ -358,7 +358,7 @@ def _judge_own(job: Job, options: VerifyOptions, own: Own, note: Any) -> Fields:
 
 
 def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
-    from bridge.engine.device import join
+    from bridge.engine.environment import join
     from bridge.verify.judge import verify
 
     here = detect()

@@ -33,7 +33,8 @@ from bridge.engine.optimizer import setting
 from bridge.engine.training_state import TrainingState
 from bridge.errors import BridgeError
 from bridge.files.shown import show_value
-from bridge.layout.shard import FlatPiece, Parameter, boxes_of_range
+from bridge.layout.boxes import boxes_of_range
+from bridge.layout.shard import FlatPiece, Parameter
 
 WEIGHTS = "weights"
 BUFFERS = "buffers"

@@ -4,7 +4,6 @@ on the number of samples that earlier steps consumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bridge.engine.randomness import seed_of
-from bridge.engine.runner import Engine
 from bridge.engine.text import sonnets
 from bridge.errors import SourceError
 
@@ -49,18 +47,6 @@ class Text:
         # one byte more than inputs.
         start = seed_of(self.seed, "sample", number) % (len(self.content) - self.sequence)
         return self.content[start : start + self.sequence + 1].long()
-
-    def microbatches(self, engine: Engine, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's microbatches of the next step: inputs and targets, each of shape
-        (`rows`, `sequence`).
-        """
-        ranks, rank = engine.data.size, engine.data.index
-        for index in range(engine.accumulation):
-            # Microbatch `index` of all ranks comes before microbatch `index` + 1 of any. A step
-            # thus takes the same samples however many ranks share it.
-            first = engine.progress.samples + (index * ranks + rank) * rows
-            tokens = torch.stack([self.sample(first + row) for row in range(rows)])
-            yield tokens[:, :-1], tokens[:, 1:]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import torch
 
-from bridge.engine.comm import connect
-from bridge.engine.environment import Environment
 from bridge.errors import ConfigError
 
 
@@ -36,11 +34,6 @@ def backend(device: torch.device | None = None) -> str:
     """
     on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
     return "nccl" if on_gpu else "gloo"
-
-
-def join(here: Environment) -> None:
-    """Join the process group that a launcher describes, over the library for this rank's device."""
-    connect(here.rank, here.world, here.address, backend(local(here.local_rank)))
 
 
 def generator(device: torch.device) -> torch.Generator | None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bridge.checkpoint.groups import check_groups
 from bridge.checkpoint.groups import read_groups as read_groups
@@ -119,11 +120,24 @@ class Training:
         tokens = self.rows * self.text.sequence * engine.accumulation * engine.data.size
         while engine.progress.steps + engine.progress.skipped < number:
             start = time.perf_counter()
-            engine.train_batch(self.text.microbatches(engine, self.rows))
+            engine.train_batch(microbatches(self.text, engine, self.rows))
             seconds = time.perf_counter() - start
             yield report_of_step(
                 engine, engine.progress.steps + engine.progress.skipped, tokens / seconds
             )
+
+
+def microbatches(text: Text, engine: Engine, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield this rank's microbatches of `text` for the next step: inputs and targets, each of shape
+    (`rows`, `sequence`).
+    """
+    ranks, rank = engine.data.size, engine.data.index
+    for index in range(engine.accumulation):
+        # Microbatch `index` of all ranks comes before microbatch `index` + 1 of any. A step
+        # thus takes the same samples however many ranks share it.
+        first = engine.progress.samples + (index * ranks + rank) * rows
+        tokens = torch.stack([text.sample(first + row) for row in range(rows)])
+        yield tokens[:, :-1], tokens[:, 1:]
 
 
 def place() -> torch.device:

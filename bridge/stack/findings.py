@@ -19,6 +19,8 @@ UNKNOWN = "release/unknown"
 others.
 """
 
+DIFFERENCE = "difference"
+"""Prefix of the id of every finding on a difference; the name of the field follows."""
 LEFT_OUT = "; this value is left out"
 """The end of the message about a setting whose value is known only when the script runs."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bridge.checkpoint.lazy import WIDTH, Span, torch_type
-from bridge.checkpoint.safetensors_format import read_header
+from bridge.checkpoint.safetensors_file import read_header
 from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.trace.run import LoggedPart, LoggedTensor, TracedRun

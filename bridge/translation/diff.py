@@ -14,7 +14,7 @@ from bridge.plan.free_sections import SectionSetting, leaves, settings, worth
 from bridge.plan.plan import in_words
 from bridge.plan.section import Values
 from bridge.stack.dialect import Config
-from bridge.stack.findings import Finding
+from bridge.stack.findings import DIFFERENCE, Finding
 from bridge.stack.rules import HABITS, Effect, How, Rule
 from bridge.translation.lift import Meaning, claims, differing, meaning_of, plan_claims, unlike
 from bridge.translation.rank_changes import effect_of_ranks
@@ -29,8 +29,6 @@ from bridge.translation.translate import (
     untranslated,
 )
 
-RULE = "difference"
-"""Prefix of the id of every finding on a difference; the name of the field follows."""
 TRIED = 60
 """Maximum number of settings that are tried one by one, to find what a difference follows from."""
 SOURCES = 6
@@ -155,7 +153,7 @@ def _unknown(pair: ConfigPair) -> Iterator[Finding]:
         )
         if not alike or before != after:
             origin = sides[1][0].origin if sides[1] else None
-            change, rule = f"{before} -> {after}", f"{RULE}/unknown"
+            change, rule = f"{before} -> {after}", f"{DIFFERENCE}/unknown"
             row = replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
             yield replace(row, effect=Effect.NUMBERS) if alike and launches else row
 
@@ -240,7 +238,7 @@ def _as_difference(pair: ConfigPair, loss: Finding, source: Config) -> Finding:
         before=before,
         after=after,
         origin=loss.origin if back else None,
-        rule=f"{RULE}/{loss.path}",
+        rule=f"{DIFFERENCE}/{loss.path}",
         change=loss.change or change,
         cause="",
     )
@@ -268,7 +266,7 @@ def _find_remarks(pair: ConfigPair) -> Iterator[Finding]:
                     effect=Effect.NONE if alike and remark.surprising else remark.effect,
                     how=None,
                     origin=origin,
-                    rule=f"{RULE}/{remark.id}",
+                    rule=f"{DIFFERENCE}/{remark.id}",
                     change=alone,
                 )
 
@@ -288,7 +286,7 @@ def _find_world_difference(pair: ConfigPair) -> Iterator[Finding]:
             How.APPROXIMATE,
             one,
             other,
-            rule=f"{RULE}/world_size",
+            rule=f"{DIFFERENCE}/world_size",
         )
 
 
@@ -412,7 +410,7 @@ def _finding(
 ) -> Finding:
     explicit = path in pair.one.given or path in pair.other.given
     change = f"{full_text(before)} -> {full_text(after)}"
-    origin, rule = pair.other.origins.get(path), f"{RULE}/{path}"
+    origin, rule = pair.other.origins.get(path), f"{DIFFERENCE}/{path}"
     return Finding(
         path, why, effect, explicit, How.APPROXIMATE, before, after, origin, rule, change
     )
@@ -437,7 +435,7 @@ def _untold(pair: ConfigPair, finding_fields: Iterable[str]) -> Iterator[Finding
             pair.kept.plain.get(ours),
             pair,
         )
-        yield replace(row, rule=f"{RULE}/{ours}", about=(ours,))
+        yield replace(row, rule=f"{DIFFERENCE}/{ours}", about=(ours,))
 
 
 def _spoken(pair: ConfigPair, ours: str) -> str:
@@ -483,7 +481,11 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
                 change = f"{full_text(part.before)}, {pair.alone(config)}"
                 origin = part.origin if config is pair.other else None
                 yield replace(
-                    part, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
+                    part,
+                    how=None,
+                    origin=origin,
+                    rule=f"{DIFFERENCE}/{finding.path}",
+                    change=change,
                 )
 
 
@@ -513,7 +515,7 @@ def _counts(pair: ConfigPair, config: Config) -> Iterator[Finding]:
                     True,
                     before=config.given[path],
                     origin=config.origins.get(path) if config is pair.other else None,
-                    rule=f"{RULE}/{path}",
+                    rule=f"{DIFFERENCE}/{path}",
                     change=text,
                 )
 
@@ -587,7 +589,7 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         before,
         after,
         origin,
-        f"{RULE}/{worst}",
+        f"{DIFFERENCE}/{worst}",
         change,
         about=(worst, *fields),
     )

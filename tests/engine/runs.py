@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from bridge.engine import initialize
+from bridge.engine import initialize, training
 from bridge.engine.data import BYTES, Text
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
 from bridge.engine.rows import IGNORED
@@ -599,7 +599,7 @@ def data_order(rank: int, world: int, case: Case) -> list[list[list[int]]]:
     engine = initialize(GPT(replace(SHAPE, vocab=BYTES)), Plan.of(case.plan), mean_cross_entropy)
     seen = []
     for _ in range(2):
-        batches = list(text.microbatches(engine, 2))
+        batches = list(training.microbatches(text, engine, 2))
         seen.append([row.tolist() for inputs, _ in batches for row in inputs])
         engine.train_batch(batches)
     return seen

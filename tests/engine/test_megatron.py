@@ -28,6 +28,7 @@ from bridge.engine import initialize
 from bridge.engine.data import Text
 from bridge.engine.interface import Workload
 from bridge.engine.models.gpt import GPT, mean_cross_entropy
+from bridge.engine.training import microbatches
 from bridge.errors import BridgeError
 from bridge.layout.outline import Outline
 from bridge.plan.plan import Plan
@@ -285,7 +286,9 @@ def test_the_example_under_torchrun_equals_the_engine() -> None:
         {**plan.values(), **{f"parallel.{axis}": 1 for axis in ("tensor", "expert_tensor")}}
     )
     engine, text = initialize(GPT(shape), alone, mean_cross_entropy), Text.of(None, shape.sequence)
-    expected = [engine.train_batch(text.microbatches(engine, plan.batch.micro or 0)) for _ in steps]
+    expected = [
+        engine.train_batch(microbatches(text, engine, plan.batch.micro or 0)) for _ in steps
+    ]
     assert [step["loss"] for step in steps] == pytest.approx(expected, rel=1e-5) and len(steps) == 3
 
 

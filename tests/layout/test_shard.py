@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.layout.shard import Flat, Layout, Parameter, boxes_of_range
+from bridge.layout.boxes import boxes_of_range
+from bridge.layout.shard import Flat, Layout, Parameter
 from bridge.plan.plan import Plan
 
 DTYPES = st.sampled_from(["fp64", "fp32", "bf16", "fp16"])

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bridge.cli.train import end_process
+from bridge.cli.under_launcher import end_process
 from bridge.engine import comm
 from bridge.engine.checkpoint import LATEST
 from bridge.engine.native import BACKEND as NATIVE

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from bridge.checkpoint.groups import FILE, build_groups
 from bridge.engine.comm import everyones, rank_and_world
-from bridge.engine.device import join as join_group
 from bridge.engine.environment import detect
+from bridge.engine.environment import join as join_group
 from bridge.engine.formats import TORCH
 from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in

@@ -14,7 +14,7 @@ from bridge.checkpoint.hub import Hub, Parameter, ParameterGroup
 from bridge.checkpoint.lazy import Boxed, Lazy, Placed, Shape, Strided
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
-from bridge.layout.shard import Box
+from bridge.layout.boxes import Box
 from compat.deepspeed.checkpoints.files import DAMAGED, StageFiles
 
 MAP = "universal_checkpoint_info"

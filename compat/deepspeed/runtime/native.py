@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from bridge.engine.comm import everyones
-from bridge.engine.device import join
-from bridge.engine.environment import detect
+from bridge.engine.environment import detect, join
 from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.models.dense import native

@@ -22,14 +22,8 @@ from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
 from bridge.checkpoint.renaming import module_order
 from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
 from bridge.checkpoint.run_state import Key, hub_of_entries
-from bridge.checkpoint.safetensors_format import (
-    SAFE,
-    TRAINER,
-    Safe,
-    check_tensors,
-    list_files,
-    read_header,
-)
+from bridge.checkpoint.safetensors_file import read_header
+from bridge.checkpoint.safetensors_format import SAFE, TRAINER, Safe, check_tensors, list_files
 from bridge.errors import SourceError
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect

@@ -12,7 +12,7 @@ from typing import Any
 from bridge.checkpoint.lazy import ElementRun, Joined, Lazy, Placed
 from bridge.checkpoint.parameter_names import Shape, Shapes
 from bridge.errors import SourceError
-from bridge.layout.shard import Box
+from bridge.layout.boxes import Box
 
 SPLIT: Mapping[str, int] = {
     "linear_proj.weight": 1,

@@ -1,0 +1,100 @@
+"""One file of safetensors: its header, and a file to be written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bridge.checkpoint.archive import advice_on
+from bridge.checkpoint.files import File, all_of
+from bridge.checkpoint.lazy import WIDTH, Lazy, Span
+from bridge.errors import SourceError
+from bridge.files.contained import regular
+from bridge.files.sealed import parse_object
+from bridge.files.shown import show_value
+
+MOST = 2**28
+"""Maximum number of bytes of a header, or of an index."""
+DAMAGED = "the file is damaged"
+ALIGNED = 8
+
+
+def read_header(path: Path, root: Path) -> dict[str, Span]:
+    """Return the tensors of a file by name. Raises `SourceError` if tensors overlap, leave gaps,
+    or do not reach to the end of the file.
+    """
+    try:
+        with regular(path, root).open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MOST, size - 8):
+                raise SourceError(
+                    f"{path}: a header of {length} bytes does not fit into a file of {size} bytes; {DAMAGED}"
+                )
+            text = file.read(length).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: {error}; {advice_on(error, DAMAGED)}") from None
+    rows = parse_object(text, path)
+    spans = {
+        name: _span_of_row(path, name, row, 8 + length)
+        for name, row in rows.items()
+        if name != "__metadata__"
+    }
+    # The format begins with the header's size in 8 bytes. Places are relative to the end of the
+    # header, and there are no gaps.
+    end = 8 + length
+    for name, span in sorted(spans.items(), key=lambda item: item[1].begin):
+        if span.begin != end:
+            raise SourceError(
+                f"{path}: the tensor {show_value(name)} begins at byte {span.begin}, expected byte {end}; {DAMAGED}"
+            )
+        end += span.size
+    if end != size:
+        raise SourceError(
+            f"{path}: found {size} bytes, but the tensors end at byte {end}; {DAMAGED}"
+        )
+    return spans
+
+
+def _span_of_row(path: Path, name: str, row: Any, base: int) -> Span:
+    try:
+        dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
+        whole = all(type(size) is int and 0 <= size < 2**63 for size in (*shape, begin, end))
+        right = whole and end - begin == prod(shape) * WIDTH[dtype]
+    except (KeyError, TypeError, ValueError):
+        right = False
+    if not right:
+        raise SourceError(
+            f"{path}: found {show_value(row)} for {show_value(name)}, expected the dtype, shape and offsets of a "
+            f"tensor; {DAMAGED}"
+        )
+    return Span(path, base + begin, shape, dtype)
+
+
+def file_of(
+    name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None
+) -> File:
+    """Return a safetensors file with these tensors. Those with wide elements come first, so that
+    each begins at a multiple of its element's width.
+    """
+    # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
+    # it is.
+    order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
+    rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for key in order:
+        tensor = tensors[key]
+        rows[key] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.size],
+        }
+        at += tensor.size
+    text = json.dumps(rows, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return File(
+        name, (len(text).to_bytes(8, "little") + text, *(all_of(tensors[key]) for key in order))
+    )
