@@ -242,6 +242,11 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
         values.get(SCHEDULE + "name") != "inverse_sqrt"
         or values.get(SCHEDULE + "warmup_steps") not in (None, 0)
     ),
+    # Without a schedule, or with one rate in all steps, each update has the same.
+    HABITS + "first_lr_step": lambda values: (
+        values.get(SCHEDULE + "name") in (None, "constant")
+        and not values.get(SCHEDULE + "warmup_steps")
+    ),
     HABITS + "embedding_lr": lambda values: (
         not (_factored(values, "embedding") and _learned(values))
     ),

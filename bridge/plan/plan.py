@@ -580,6 +580,13 @@ class Habits(Section):
         None,
         description="Gradients whose norm is bounded: those of the whole model, or of the rank's part alone.",
     )
+    first_lr_step: Whole | None = field(
+        None,
+        description=(
+            "Step of the learning-rate schedule whose rate the first update has; below 0, the rate at "
+            "the start of the schedule comes as often before it."
+        ),
+    )
     overflow_steps: Literal["skipped", "counted"] | None = field(
         None,
         description="Steps that an overflow leaves out count in the learning-rate schedule, or do not.",

@@ -546,9 +546,11 @@ def _setting_for(pair: ConfigPair, config: Config, ours: str) -> str:
     if unheld := untranslated(config, pair.meaning(config), rule):
         return unheld
     if ours.startswith(HABITS):
+        # What a habit goes with says something else, and a setting may be of another release.
         paths = tuple(path for path in paths if config.effective.get(path) is not None)
+        paths = tuple(path for path in paths if path in rule.theirs)
         if not paths:
-            return ours  # a habit that only another release could change
+            return ours
     # Of settings that make several fields together, the one that says most about this field alone.
     return min(
         paths,
@@ -565,7 +567,10 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
     worst = min(weights, key=lambda ours: weights[ours][0].rank)
     effect, why = weights[worst]
     values = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
-    before, after = _own(pair.one, mine, values[0]), _own(pair.other, theirs, values[1])
+    before, after = values
+    # A setting of several fields may have the value of another one than this.
+    if _tells(pair.one, mine, worst) and _tells(pair.other, theirs, worst):
+        before, after = _own(pair.one, mine, values[0]), _own(pair.other, theirs, values[1])
     if worst.startswith(HABITS):
         why = why or _note_of_habit(pair, worst)
     elif before != after and (before, after) != values and (not why or pair.by_ranks((worst,))):
@@ -592,6 +597,12 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         about=(worst, *fields),
     )
     return replace(plainly(row, pair.meant.plain, pair.kept.plain), about=(mine, theirs, *fields))
+
+
+def _tells(config: Config, path: str, ours: str) -> bool:
+    """Return whether the value of `path` is about the plan field `ours` alone."""
+    table = claims(config.dialect)
+    return path not in table or path == ours or table[path].paths_of_plan(path) == (ours,)
 
 
 def _note_of_habit(pair: ConfigPair, ours: str) -> str:

@@ -21,6 +21,11 @@ RULES = habits(
             "AutoModel bounds the norm of the whole model's gradients",
             "components/training/utils.py: scale_grads_and_clip_grad_norm",
         ),
+        "first_lr_step": Habit(
+            0,
+            "AutoModel's first update has the rate at the start of the schedule",
+            "components/optim/scheduler.py: step, called behind the update (recipes/llm/train_ft.py)",
+        ),
         "nonfinite": Habit(
             "continue",
             "AutoModel does not check for losses that are no finite number",
