@@ -17,6 +17,7 @@ DROPOUTS = ("model.dropout", "model.attention.dropout", "model.embedding.dropout
 COMPUTE, AUTOCAST, MASTER = "precision.compute", "precision.autocast", "precision.master"
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
 AUX_LOSS, AUX_TRAINED = "model.moe.aux_loss", "model.moe.aux_trained"
+Z_LOSS = "model.moe.z_loss"
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
@@ -128,7 +129,7 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "model.embedding.logit_scale": _beside("model.hidden", 1.0),
     "model.embedding.residual_scale": _beside("model.hidden", 1.0),
     "model.moe.scale": _beside("model.experts", 1.0),
-    "model.moe.z_loss": _beside("model.experts", 0.0),
+    Z_LOSS: _beside("model.experts", 0.0),
     AUX_LOSS: _beside("model.experts", 0.0),
     AUX_TRAINED: lambda values: True if values.get(AUX_LOSS) else None,
     "model.rotary.share": _beside("model.rotary.base", 1.0),
@@ -174,6 +175,11 @@ def _idle(path: str, value: Any, values: Values) -> bool:
 def _level(values: Values) -> bool:
     """Return whether the learning rate stays constant after the warmup, so that it has no end."""
     return bool(values.get(SCHEDULE + "name") == "constant")
+
+
+def _half(values: Values) -> bool:
+    """Return whether gradients can overflow: the run computes in fp16."""
+    return "fp16" in (values.get(COMPUTE), values.get(AUTOCAST))
 
 
 def _constant(values: Values) -> bool:
@@ -232,6 +238,10 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     EXIT: _whole,
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
     **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},
+    # A loss that is multiplied by 1 is not scaled, and outside fp16 that is all there is to it.
+    LOSS_SCALE + "static": lambda values: (
+        values.get(LOSS_SCALE + "static") == 1 and not _half(values)
+    ),
     LOSS_SCALE + "late": _late,
     LOSS_SCALE + "final": lambda values: _constant(values) or _above(values),
     # Within a document, the distance of rotary positions is the same wherever they count from.
@@ -262,7 +272,10 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
         not values.get("optimizer.clip")
         or all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("tensor", "pipeline"))
     ),
-    HABITS + "overflow_steps": lambda values: values.get(COMPUTE) != "fp16",
+    HABITS + "overflow_steps": lambda values: not _half(values),
+    HABITS + "router_losses": lambda values: (
+        not values.get("model.experts") or not any(map(values.get, (AUX_LOSS, Z_LOSS)))
+    ),
     HABITS + "mtp_loss": lambda values: not values.get(MODEL + "predicted"),
     HABITS + "muon_qkv": lambda values: "muon" not in (values.get("optimizer.name") or ""),
 }

@@ -567,10 +567,13 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
     worst = min(weights, key=lambda ours: weights[ours][0].rank)
     effect, why = weights[worst]
     values = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
-    before, after = values
+    before, after = _own(pair.one, mine, values[0]), _own(pair.other, theirs, values[1])
     # A setting of several fields may have the value of another one than this.
-    if _tells(pair.one, mine, worst) and _tells(pair.other, theirs, worst):
-        before, after = _own(pair.one, mine, values[0]), _own(pair.other, theirs, values[1])
+    mixes = not (
+        _tells(pair.one, mine, worst, values[0]) and _tells(pair.other, theirs, worst, values[1])
+    )
+    if mixes:
+        before, after = values
     if worst.startswith(HABITS):
         why = why or _note_of_habit(pair, worst)
     elif before != after and (before, after) != values and (not why or pair.by_ranks((worst,))):
@@ -579,8 +582,9 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         why = "; ".join(filter(None, (amount, why)))
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
-    path = theirs if other and not own else mine if own else in_words(worst)
-    label = f"{theirs} " if other and theirs != path else ""
+    path = in_words(worst) if mixes else theirs if other and not own else mine
+    path = path if own or other else in_words(worst)
+    label = f"{theirs} " if other and theirs != path and not mixes else ""
     change = "" if before == after else f"{full_text(before)} -> {label}{full_text(after)}"
     origin, explicit = pair.other.origins.get(theirs), mine in pair.one.given
     row = Finding(
@@ -599,10 +603,15 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
     return replace(plainly(row, pair.meant.plain, pair.kept.plain), about=(mine, theirs, *fields))
 
 
-def _tells(config: Config, path: str, ours: str) -> bool:
-    """Return whether the value of `path` is about the plan field `ours` alone."""
+def _tells(config: Config, path: str, ours: str, value: Any) -> bool:
+    """Return whether the value of `path` is about the plan field `ours`: about no other field, or equal
+    to the field's `value`. A section is.
+    """
     table = claims(config.dialect)
-    return path not in table or path == ours or table[path].paths_of_plan(path) == (ours,)
+    own = config.effective.get(path)
+    if path not in table or own is None or isinstance(own, Mapping):
+        return True
+    return own == value or table[path].paths_of_plan(path) == (ours,)
 
 
 def _note_of_habit(pair: ConfigPair, ours: str) -> str:
