@@ -569,9 +569,11 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
     values = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
     before, after = _own(pair.one, mine, values[0]), _own(pair.other, theirs, values[1])
     # A setting of several fields may have the value of another one than this.
-    mixes = not (
-        _tells(pair.one, mine, worst, values[0]) and _tells(pair.other, theirs, worst, values[1])
-    )
+    names = {
+        mine: _tells(pair.one, mine, worst, values[0]),
+        theirs: _tells(pair.other, theirs, worst, values[1]),
+    }
+    mixes = not all(names.values())
     if mixes:
         before, after = values
     if worst.startswith(HABITS):
@@ -582,9 +584,9 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         why = "; ".join(filter(None, (amount, why)))
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
-    path = in_words(worst) if mixes else theirs if other and not own else mine
-    path = path if own or other else in_words(worst)
-    label = f"{theirs} " if other and theirs != path and not mixes else ""
+    own, other = own and names[mine], other and names[theirs]
+    path = theirs if other and not own else mine if own else in_words(worst)
+    label = f"{theirs} " if other and theirs != path else ""
     change = "" if before == after else f"{full_text(before)} -> {label}{full_text(after)}"
     origin, explicit = pair.other.origins.get(theirs), mine in pair.one.given
     row = Finding(
