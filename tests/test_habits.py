@@ -21,7 +21,7 @@ from bridge.stack.rules import Effect
 from bridge.translation.diff import compare
 from bridge.translation.lift import plan_claims
 
-COUNT = int(os.environ.get("HABIT_PAIRS", "14"))
+COUNT = int(os.environ.get("HABIT_PAIRS", "24"))
 """Generated pairs that differ in one habit, and as many that do not; 300 by hand."""
 
 WORLD = 8
@@ -173,7 +173,7 @@ DROPS = {
     "model.embedding.dropout": 0.1,
     "parallel.data": 2,
 }
-FP16 = {"precision.compute": "fp16"}
+FP16, BF16 = {"precision.compute": "fp16"}, {"precision.compute": "bf16"}
 MUON = {"optimizer.name": "muon", "optimizer.momentum": 0.9}
 CASES = (
     Case("habits.attention", "megatron", ("fast_llm",), KEPT, {"habits.attention": "sequence"}, {}),
@@ -208,6 +208,20 @@ CASES = (
         {"habits.first_lr_step": 0},
     ),
     Case("habits.first_lr_step", "megatron", ("fast_llm",), KEPT, {}, None),
+    *(
+        Case("precision.loss_scale.static", stack, ("automodel",), FP16, {}, BF16)
+        for stack in ("megatron", "fast_llm", "deepspeed", "merak")
+    ),
+    Case(
+        "precision.loss_scale.static",
+        "automodel",
+        ("megatron", "fast_llm", "deepspeed"),
+        FP16,
+        {},
+        None,
+    ),
+    Case("habits.overflow_steps", "megatron", ("automodel",), FP16, {}, BF16),
+    Case("habits.overflow_steps", "automodel", ("deepspeed", "fast_llm"), FP16, {}, BF16),
     Case("habits.clip_scope", "merak", ("megatron", "deepspeed"), {"parallel.tensor": 2}, {}, FP16),
     Case(
         "habits.dropout_ranks",
