@@ -461,13 +461,15 @@ SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "train_micro_batch_s
 
 
 def _balance(config: dict[str, Any], source: str = "huggingface") -> tuple[Any, Any]:
-    """Coefficients of the balancing loss in Megatron, for two experts of a token, and in Fast-LLM."""
+    """Coefficients of the balancing loss in Megatron, for two experts of a token, and in Fast-LLM, where the
+    losses of 8 ranks are summed.
+    """
     wrapped = {"model": {"config": config}} if source == "automodel" else config
     launch, recipe = (translated(source, wrapped, target) for target in ("megatron", "fast_llm"))
     text = next(
         line for line in recipe.written.text.splitlines() if "auxiliary_loss_coefficient" in line
     )
-    return launch.config.given["moe_aux_loss_coeff"], float(text.partition(":")[2])
+    return launch.config.given["moe_aux_loss_coeff"], 8 * float(text.partition(":")[2])
 
 
 MIXTRAL = {"model_type": "mixtral", SHARE: 0.02, "num_experts_per_tok": 2}

@@ -58,7 +58,8 @@ def of_stack(values: Group, context: Context) -> Mapping[str, Any]:
         (values.get("parallel.tensor") or 1) if values.get("parallel.sequence") else 1
     )
     if context.since(SUMMED_SINCE):
-        data, steps = values.get("parallel.data"), values.get("batch.accumulation")
-        parts = data and steps and parts * data * steps * (values.get("parallel.context") or 1)
+        # Fast-LLM's default is one microbatch.
+        data, steps = values.get("parallel.data"), values.get("batch.accumulation") or 1
+        parts = data and parts * data * steps * (values.get("parallel.context") or 1)
     divides = parts and values.get(HABIT) != "sum"
     return {path: values[path] / parts for path in LOSSES if divides and values.get(path)}

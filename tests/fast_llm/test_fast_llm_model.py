@@ -108,7 +108,9 @@ def test_each_layout_says_the_same(version: str) -> None:
         == section[BASE]
     )
     found = read(section, context)
-    assert {path: value for path, value in found.items() if said.get(path) != value} == {}
+    # On an unknown number of ranks, only the newest sums the losses of a router.
+    apart = {"habits.router_losses": "mean"} if version != NEWEST.version else {}
+    assert {path: value for path, value in found.items() if said.get(path) != value} == apart
 
 
 def test_shared_experts_count_among_all() -> None:

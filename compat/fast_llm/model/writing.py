@@ -6,6 +6,7 @@ Every setting is written, because Fast-LLM's defaults describe another model.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -87,7 +88,8 @@ def write(values: Group, context: Context) -> Group:
     """Return the section of the model for a plan; empty if the plan does not set the model."""
     if not any(values.get(path) is not None for path in OURS):
         return {}
-    layout, values = layout_of(context), {**values, **router_losses.of_stack(values, context)}
+    layout = layout_of(context)
+    values = ChainMap(router_losses.of_stack(values, context), values)  # type: ignore[arg-type]
     leaves = place_leaves(_write_model(values, context, layout), layout)
     settings = {path: value for path, value in leaves.items() if value is not None}
     # Settings that the classes of the release refuse are left out, and show as lost on the way
