@@ -124,6 +124,34 @@ def test_the_inverse_square_root_without_warmup_has_three_meanings(name: str) ->
     )
 
 
+def test_a_decoupled_rate_that_is_the_rate_is_none() -> None:
+    own = megatron(f"{FLAGS} --decoupled-lr 3e-4")
+    assert not [row for row in compare(megatron(FLAGS), own) if row.effect is Effect.NUMBERS]
+    assert compare(megatron(FLAGS), megatron(f"{FLAGS} --decoupled-lr 6e-4"))
+    assert not {ours for ours in told(own, "automodel") if ours.startswith("optimizer.")}
+
+
+def test_a_row_of_diff_has_the_values_of_one_field() -> None:
+    """A setting may stand for several fields, such as that a microbatch is so long and that it has one sequence."""
+    run = {**MERAK, "args": {**MERAK["args"], "save_steps": 500, "fp16": True}}
+    one = compat.load("merak").read(run, world_size=WORLD)
+    for name in ("fast_llm", "megatron", "deepspeed", "automodel"):
+        other = bridge.translate(one, compat.load(name), world_size=WORLD).config
+        for row in (*compare(one, other), *compare(other, one)):
+            kinds = {type(value) for value in (row.before, row.after) if value is not None}
+            assert bool not in kinds or len(kinds) == 1, row
+
+
+def test_a_microbatch_that_is_translated_is_not_lost_with_the_length_of_a_sequence() -> None:
+    data = {"micro_batch_size": 4096, "maximum_document_length": 2048}
+    source = {"training": {"train_iters": 10}, "data": data}
+    one = compat.load("fast_llm").read(source, world_size=WORLD)
+    result = bridge.translate(one, compat.load("deepspeed"), world_size=WORLD)
+    for rows in (result.findings, compare(one, result.config), compare(result.config, one)):
+        found = {row.path for row in rows if "model.sequence" in row.about}
+        assert found == {"data.maximum_document_length"}
+
+
 def test_a_value_that_is_the_default_is_lost_all_the_same() -> None:
     epochs = merak(max_steps=-1, num_train_epochs=3)
     assert "run.epochs" in told(epochs, "megatron")

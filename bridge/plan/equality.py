@@ -5,6 +5,7 @@ are equal if one leaves the field open and the other sets this value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isclose, log2
 from typing import Any
 
@@ -13,6 +14,7 @@ MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 EXIT = "run.exit_interval"
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 HABITS, RANK = "habits.", "adapters.rank"
+FACTORS = ("optimizer.embedding_lr", "optimizer.output_lr")
 DROPOUTS = ("model.dropout", "model.attention.dropout", "model.embedding.dropout")
 COMPUTE, AUTOCAST, MASTER = "precision.compute", "precision.autocast", "precision.master"
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
@@ -29,7 +31,7 @@ def plain(values: Values) -> dict[str, Any]:
     """
     result = {path: value for path, value in values.items() if value is not None}
     for path in list(result):
-        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(
+        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT, *FACTORS)) and _idle(
             path, result[path], values
         ):
             if (value := ON_ONE_RANK.get(path)) is not None:
@@ -228,6 +230,11 @@ def _factored(values: Values, which: str) -> bool:
     return values.get(f"optimizer.{which}_lr") not in (None, 1)
 
 
+def _is_one(path: str, values: Values) -> bool:
+    """Return whether a factor leaves the learning rate as it is."""
+    return bool(values.get(path) == 1)
+
+
 def _learned(values: Values) -> bool:
     return bool(values.get("model.embedding.positions", "learned") == "learned")
 
@@ -257,6 +264,7 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
         values.get(SCHEDULE + "name") in (None, "constant")
         and not values.get(SCHEDULE + "warmup_steps")
     ),
+    **{path: partial(_is_one, path) for path in FACTORS},
     HABITS + "embedding_lr": lambda values: (
         not (_factored(values, "embedding") and _learned(values))
     ),

@@ -682,7 +682,9 @@ def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Findi
         if rule is None or rule.about_model or is_told(config, rule, ours, finding_paths):
             continue
         carriers, absent = rule.carriers(ours), target_meaning.get(ours) is None
-        path = next((path for path in carriers if path in config.given), "")
+        # Of several settings, the one that says most about this field alone.
+        told = (path for path in carriers if path in config.given)
+        path = min(told, key=lambda path: len(rule.paths_of_plan(path)), default="")
         effect = rule.effect_of_losing((ours,), config.effective)
         least = Effect.NUMBERS if absent else Effect.COST
         if not path and _written(trip.target, ours):
