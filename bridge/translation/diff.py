@@ -21,6 +21,7 @@ from bridge.translation.rank_changes import effect_of_ranks
 from bridge.translation.translate import (
     full_text,
     has_remark,
+    is_told_by_setting,
     plainly,
     remarks,
     told_of,
@@ -460,6 +461,7 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
     that the two stacks have for them, then the settings of each stack that no plan field stands
     for.
     """
+    sides = (pair.one, pair.other)
     # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
     for ours in sorted(pair.strayed):
@@ -468,7 +470,8 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
         ).append(ours)
     for (mine, theirs), fields in rows.items():
         row = _row(pair, mine, theirs, fields)
-        if _is_remarked(pair, row.effect, fields):
+        told = all(any(is_told_by_setting(side, ours) for side in sides) for ours in fields)
+        if told or _is_remarked(pair, row.effect, fields):
             continue
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
             yield row
@@ -606,14 +609,14 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
 
 
 def _tells(config: Config, path: str, ours: str, value: Any) -> bool:
-    """Return whether the value of `path` is about the plan field `ours`: about no other field, or equal
-    to the field's `value`. A section is.
+    """Return whether the value of `path` can stand for the plan field `ours`: the path is about no other
+    field, or its value is of the kind of the field's `value`. A section's is.
     """
-    table = claims(config.dialect)
-    own = config.effective.get(path)
-    if path not in table or own is None or isinstance(own, Mapping):
+    table, own = claims(config.dialect), config.effective.get(path)
+    if path not in table or None in (own, value) or isinstance(own, Mapping):
         return True
-    return own == value or table[path].paths_of_plan(path) == (ours,)
+    kinds = {int if type(one) is float else type(one) for one in (own, value)}
+    return len(kinds) == 1 or table[path].paths_of_plan(path) == (ours,)
 
 
 def _note_of_habit(pair: ConfigPair, ours: str) -> str:
