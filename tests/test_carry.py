@@ -240,8 +240,8 @@ def test_an_edit_loses_nothing_that_it_does_not_touch(path: str, value: Any) -> 
     [
         (
             "fast_llm",
-            "optimizer.learning_rate.warmup_iterations",
-            200,
+            "optimizer.learning_rate.schedule",
+            "constant,1,0.0;linear,200,0.0,0.0003;cosine,9175,0.0003,0.0",
             {"lr_warmup_samples": 12800},
         ),
         ("fast_llm", "training.train_iters", 5000, {"train_samples": 320000}),
@@ -250,7 +250,7 @@ def test_an_edit_loses_nothing_that_it_does_not_touch(path: str, value: Any) -> 
     ],
 )
 def test_a_launch_that_counts_samples_still_does(
-    name: str, path: str, value: int, edited: dict[str, int]
+    name: str, path: str, value: int | str, edited: dict[str, int]
 ) -> None:
     megatron, counts = (
         compat.load("megatron"),

@@ -21,7 +21,7 @@ from bridge.stack.rules import Effect
 from bridge.translation.diff import compare
 from bridge.translation.lift import plan_claims
 
-COUNT = int(os.environ.get("HABIT_PAIRS", "14"))
+COUNT = int(os.environ.get("HABIT_PAIRS", "24"))
 """Generated pairs that differ in one habit, and as many that do not; 300 by hand."""
 
 WORLD = 8
@@ -124,6 +124,34 @@ def test_the_inverse_square_root_without_warmup_has_three_meanings(name: str) ->
     )
 
 
+def test_a_decoupled_rate_that_is_the_rate_is_none() -> None:
+    own = megatron(f"{FLAGS} --decoupled-lr 3e-4")
+    assert not [row for row in compare(megatron(FLAGS), own) if row.effect is Effect.NUMBERS]
+    assert compare(megatron(FLAGS), megatron(f"{FLAGS} --decoupled-lr 6e-4"))
+    assert not {ours for ours in told(own, "automodel") if ours.startswith("optimizer.")}
+
+
+def test_a_row_of_diff_has_the_values_of_one_field() -> None:
+    """A setting may stand for several fields, such as that a microbatch is so long and that it has one sequence."""
+    run = {**MERAK, "args": {**MERAK["args"], "save_steps": 500, "fp16": True}}
+    one = compat.load("merak").read(run, world_size=WORLD)
+    for name in ("fast_llm", "megatron", "deepspeed", "automodel"):
+        other = bridge.translate(one, compat.load(name), world_size=WORLD).config
+        for row in (*compare(one, other), *compare(other, one)):
+            kinds = {type(value) for value in (row.before, row.after) if value is not None}
+            assert bool not in kinds or len(kinds) == 1, row
+
+
+def test_a_microbatch_that_is_translated_is_not_lost_with_the_length_of_a_sequence() -> None:
+    data = {"micro_batch_size": 4096, "maximum_document_length": 2048}
+    source = {"training": {"train_iters": 10}, "data": data}
+    one = compat.load("fast_llm").read(source, world_size=WORLD)
+    result = bridge.translate(one, compat.load("deepspeed"), world_size=WORLD)
+    for rows in (result.findings, compare(one, result.config), compare(result.config, one)):
+        found = {row.path for row in rows if "model.sequence" in row.about}
+        assert found == {"data.maximum_document_length"}
+
+
 def test_a_value_that_is_the_default_is_lost_all_the_same() -> None:
     epochs = merak(max_steps=-1, num_train_epochs=3)
     assert "run.epochs" in told(epochs, "megatron")
@@ -173,7 +201,7 @@ DROPS = {
     "model.embedding.dropout": 0.1,
     "parallel.data": 2,
 }
-FP16 = {"precision.compute": "fp16"}
+FP16, BF16 = {"precision.compute": "fp16"}, {"precision.compute": "bf16"}
 MUON = {"optimizer.name": "muon", "optimizer.momentum": 0.9}
 CASES = (
     Case("habits.attention", "megatron", ("fast_llm",), KEPT, {"habits.attention": "sequence"}, {}),
@@ -199,6 +227,29 @@ CASES = (
         {},
         {"precision.compute": "bf16"},
     ),
+    Case(
+        "habits.first_lr_step",
+        "fast_llm",
+        ("megatron", "automodel", "merak", "deepspeed"),
+        KEPT,
+        {"habits.first_lr_step": 1},
+        {"habits.first_lr_step": 0},
+    ),
+    Case("habits.first_lr_step", "megatron", ("fast_llm",), KEPT, {}, None),
+    *(
+        Case("precision.loss_scale.static", stack, ("automodel",), FP16, {}, BF16)
+        for stack in ("megatron", "fast_llm", "deepspeed", "merak")
+    ),
+    Case(
+        "precision.loss_scale.static",
+        "automodel",
+        ("megatron", "fast_llm", "deepspeed"),
+        FP16,
+        {},
+        None,
+    ),
+    Case("habits.overflow_steps", "megatron", ("automodel",), FP16, {}, BF16),
+    Case("habits.overflow_steps", "automodel", ("deepspeed", "fast_llm"), FP16, {}, BF16),
     Case("habits.clip_scope", "merak", ("megatron", "deepspeed"), {"parallel.tensor": 2}, {}, FP16),
     Case(
         "habits.dropout_ranks",
@@ -318,7 +369,8 @@ def worst(case: Case, one: Config, other: Config) -> tuple[Effect, Effect, Effec
 def test_pairs_that_differ_in_one_behaviour_are_told_apart() -> None:
     draw, missed = random.Random(1), Counter[str]()
     for number in range(COUNT):
-        case = [case for case in CASES if case.alike is not None][number % (len(CASES) - 1)]
+        cases = [case for case in CASES if case.alike is not None]
+        case = cases[number % len(cases)]
         if any(
             effect is not Effect.NUMBERS for effect in worst(case, *drawn(case, case.apart, draw))
         ):

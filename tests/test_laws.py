@@ -121,8 +121,13 @@ def test_a_plan_survives_its_own_dialect(dialect: Dialect) -> None:
             *(["precision.master"] if "model._target_" in config.given else []),
         }
         filled -= plan.values().keys()
+        # DeepSpeed's own schedulers lag; the schedule that is written is the script's, which does not.
+        if config.given.get("scheduler.type"):
+            filled.add("habits.first_lr_step")
         assert {path: value for path, value in back.items() if path not in filled} == {
-            **plan.values()
+            path: value
+            for path, value in plan.values().items()
+            if path not in filled or path in ("model.embedding.max_positions", "precision.master")
         }
 
     # That a script takes the mean over tokens is said by the Trainer's launch: no translation writes it.

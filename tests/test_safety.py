@@ -662,6 +662,52 @@ def test_a_sidecar_of_another_conversion_is_left_out_and_said_first(
     assert text.count("another conversion") == 1 and "note: renamed.json.carry.json" in text
 
 
+PROJECTS = {
+    "one": "--global-batch-size 64 --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024"
+    " --max-position-embeddings 1024 --vocab-size 50257 --lr 3e-4 --min-lr 3e-5 --train-iters 5000 --lr-warmup-iters 200",
+    "other": "--global-batch-size 128 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048"
+    " --max-position-embeddings 2048 --vocab-size 32000 --lr 1e-4 --min-lr 1e-5 --train-iters 20000 --lr-warmup-iters 1000",
+}
+ALIKE = " --micro-batch-size 2 --bf16 --weight-decay 0.1 --clip-grad 1.0 --adam-beta2 0.95 --lr-decay-style cosine"
+MIDDLE = {
+    "deepspeed": ("ds_config.json", '"gradient_clipping": 1.0', '"gradient_clipping": 0.7'),
+    "fast_llm": ("run.yaml", "gradient_norm_clipping: 1.0", "gradient_norm_clipping: 0.7"),
+    "automodel": ("run.yaml", "max_norm: 1.0", "max_norm: 0.7"),
+    "merak": ("run.json", '"max_grad_norm": 1.0', '"max_grad_norm": 0.7'),
+}
+
+
+@pytest.mark.parametrize("stack", MIDDLE)
+def test_a_sidecar_of_another_run_with_the_same_names_is_left_out_and_an_edit_merges(
+    stack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, before, after = MIDDLE[stack]
+    for project, flags in PROJECTS.items():
+        (tmp_path / project).mkdir()
+        (tmp_path / project / "x.args").write_text(flags + ALIKE)
+        to = ["--to", stack, "--world-size", "8", "-o", tmp_path / project / name]
+        said(capsys, "convert", tmp_path / project / "x.args", *to)
+    back = ["--to", "megatron", "--world-size", "8", "--json", "-o"]
+    file = tmp_path / "one" / name
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+    said(capsys, "convert", file, *back, tmp_path / "edited.args")
+    written = (tmp_path / "edited.args").read_text()
+    assert "--clip-grad 0.7" in written and "--hidden-size 768" in written
+
+    place = file.with_name(f"{name}.carry.json")
+    place.write_text((tmp_path / "other" / place.name).read_text())
+    file.write_text(text)
+    code, told = said(capsys, "convert", file, *back, tmp_path / "foreign.args")
+    found = findings(told)[0]
+    assert (code, found["path"], found["effect"]) == (2, place.name, "different numbers")
+    assert "not used" in found["message"] and "settings have other numbers" in found["message"]
+    assert "1024" not in (tmp_path / "foreign.args").read_text().replace(
+        "--seq-length 1024", ""
+    ).replace("--max-position-embeddings 1024", "")
+
+
 def test_no_sidecar_of_an_earlier_conversion_is_left_beside_a_new_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -174,7 +174,9 @@ def test_fast_llm_warms_up_from_above_0_in_a_schedule_as_text(style: str) -> Non
     there = translate(source, compat.load("fast_llm"))
     back = translate(there.config, source.dialect, source.version, 1)
     end = {"constant": "constant,-1,0.001"}.get(style, f"{style},90,0.001,0.0001")
-    assert there.config.given["optimizer.learning_rate.schedule"] == f"linear,10,1e-05,0.001;{end}"
+    assert there.config.given["optimizer.learning_rate.schedule"] == (
+        f"constant,1,1e-05;linear,10,1e-05,0.001;{end}"
+    )
     assert back.config.given["lr_warmup_init"] == 1e-5
     assert schedule(bridge.lift(back.config).values()) == schedule(bridge.lift(source).values())
     assert not [finding for finding in there.findings if finding.path.startswith("lr_")]

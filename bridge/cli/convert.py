@@ -666,7 +666,10 @@ def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
 
     It is empty for standard input, or if no sidecar is `wanted`.
     """
-    return sidecar.beside(Path(job.file), job.text) if wanted and job.file != STDIN else Sidecar()
+    if not wanted or job.file == STDIN:
+        return Sidecar()
+    beside = sidecar.beside(Path(job.file), job.text)
+    return beside.judged(Path(job.file), read_job(job)) if beside.edited else beside
 
 
 @contextmanager

@@ -55,6 +55,24 @@ class Sidecar:
             return f"the sidecar cannot be read ({error})"
         return ""
 
+    def judged(self, file: Path, config: Config) -> Sidecar:
+        """Return the sidecar of `file`, which holds `config`, as foreign if the file was rewritten rather
+        than edited since: the sidecar then belongs to another run, whose files have the same names.
+        """
+        if self.carry is None or not self.edited:
+            return self
+        same, changed = carry_over.numbers_alike(self.carry, config)
+        # No mark in a file says which run it is: JSON has no comments. Who edits a file changes a few
+        # numbers, while two runs differ in most.
+        if changed <= max(1, same // 2):
+            return self
+        why = (
+            f"{file.name} is not what the conversion wrote that the sidecar belongs to:"
+            f" {changed} of {same + changed} settings have other numbers; remove the sidecar, or, if these"
+            " are edits of yours, make them in the file that was converted, and convert it again"
+        )
+        return Sidecar(self.carry, edited=True, foreign=why)
+
     def remarks(self, dialect: Dialect, file: Path, config: Config) -> tuple[Finding, ...]:
         """Return the findings on the sidecar of `file`, which holds `config`.
 
@@ -64,7 +82,8 @@ class Sidecar:
         if not why or self.carry is None:
             return self.findings
         # What a file of another stack or of another conversion left out was never a part of this run.
-        # A file whose settings mean what those of the sidecar's file meant is that file with another name.
+        # A file whose settings mean what those of the sidecar's file meant is that file with another name,
+        # and one that has the name may have been edited in most of its settings.
         table = claims(config.dialect)
         paths = {
             ours
@@ -72,7 +91,11 @@ class Sidecar:
             if path in table
             for ours in table[path].paths_of_plan(path)
         }
-        own = not self.foreign or paths.isdisjoint(carry_over.edits(self.carry, meaning_of(config)))
+        own = (
+            not self.foreign
+            or self.edited
+            or paths.isdisjoint(carry_over.edits(self.carry, meaning_of(config)))
+        )
         applies = own and self.carry.dialect == dialect.name
         effect = Effect.NUMBERS if applies else Effect.NONE
         return (

@@ -19,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bridge.engine.comm import everyones, rank_and_world
 from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
-from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models.dense import model_to_train
 from bridge.engine.models.gpt import mean_cross_entropy
-from bridge.engine.optimizer import groups_without_decay, setting
+from bridge.engine.optimizer import groups_without_decay, rate_of_update, setting
 from bridge.engine.rows import IGNORED
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
@@ -74,9 +73,7 @@ class PlainTrainer:
         ]
         counts = [int((targets != IGNORED).sum()) for _, targets in microbatches]
         every = sum(self._everyones(sum(counts)))
-        lr = learning_rate(
-            setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, self.steps
-        )
+        lr = rate_of_update(self.plan, self.steps)
         self.optimizer.zero_grad()
         total = 0.0
         for number, ((tokens, targets), count) in enumerate(zip(microbatches, counts, strict=True)):

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bridge.engine.learning_rate import learning_rate
 from bridge.errors import ConfigError
 from bridge.layout.shard import FlatPiece
 from bridge.plan.plan import Optimizer as Settings
+from bridge.plan.plan import Plan
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "adamw",
@@ -41,6 +43,14 @@ def setting(settings: Settings, name: str) -> Any:
     """
     value = getattr(settings, name)
     return DEFAULTS[name] if value is None else value
+
+
+def rate_of_update(plan: Plan, steps: int) -> float:
+    """Return the learning rate of the update after `steps` updates. Raises `ConfigError` if the
+    schedule needs a number of steps that the plan does not set.
+    """
+    step = max(0, steps + (plan.habits.first_lr_step or 0))
+    return learning_rate(setting(plan.optimizer, "lr"), plan.optimizer.schedule, step)
 
 
 @dataclass(frozen=True)

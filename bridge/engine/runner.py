@@ -25,7 +25,7 @@ from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import LATE, MISSING, Gradients
 from bridge.engine.layers import Arguments, Chain, Mark, chain_of, facts, loss_in, parameter_facts
-from bridge.engine.learning_rate import learning_rate, weight_decay
+from bridge.engine.learning_rate import weight_decay
 from bridge.engine.loss_scale import LIMIT, LossScaler
 from bridge.engine.messages import Messages
 from bridge.engine.models.blocks import Blocks, Cut
@@ -36,6 +36,7 @@ from bridge.engine.optimizer import (
     ParameterGroupSettings,
     ShardOptimizer,
     clip_factor,
+    rate_of_update,
     setting,
     sum_of_squares,
 )
@@ -956,9 +957,7 @@ class Engine:
         self.unit = 1 / (divisor * self.scaler.scale * self._share)
         progress.loss = loss / divisor
         progress.grad_norm = math.sqrt(squares) * self.gradient_unit if updates else math.inf
-        lr = learning_rate(
-            setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps
-        )
+        lr = rate_of_update(self.plan, progress.steps)
         progress.lr = self.optimizer.lr(lr)
 
     def _judge(self, updates: bool, loss: float) -> None:

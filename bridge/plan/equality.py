@@ -5,6 +5,7 @@ are equal if one leaves the field open and the other sets this value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isclose, log2
 from typing import Any
 
@@ -13,10 +14,12 @@ MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 EXIT = "run.exit_interval"
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 HABITS, RANK = "habits.", "adapters.rank"
+FACTORS = ("optimizer.embedding_lr", "optimizer.output_lr")
 DROPOUTS = ("model.dropout", "model.attention.dropout", "model.embedding.dropout")
 COMPUTE, AUTOCAST, MASTER = "precision.compute", "precision.autocast", "precision.master"
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
 AUX_LOSS, AUX_TRAINED = "model.moe.aux_loss", "model.moe.aux_trained"
+Z_LOSS = "model.moe.z_loss"
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
@@ -28,7 +31,7 @@ def plain(values: Values) -> dict[str, Any]:
     """
     result = {path: value for path, value in values.items() if value is not None}
     for path in list(result):
-        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(
+        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT, *FACTORS)) and _idle(
             path, result[path], values
         ):
             if (value := ON_ONE_RANK.get(path)) is not None:
@@ -128,7 +131,7 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "model.embedding.logit_scale": _beside("model.hidden", 1.0),
     "model.embedding.residual_scale": _beside("model.hidden", 1.0),
     "model.moe.scale": _beside("model.experts", 1.0),
-    "model.moe.z_loss": _beside("model.experts", 0.0),
+    Z_LOSS: _beside("model.experts", 0.0),
     AUX_LOSS: _beside("model.experts", 0.0),
     AUX_TRAINED: lambda values: True if values.get(AUX_LOSS) else None,
     "model.rotary.share": _beside("model.rotary.base", 1.0),
@@ -174,6 +177,11 @@ def _idle(path: str, value: Any, values: Values) -> bool:
 def _level(values: Values) -> bool:
     """Return whether the learning rate stays constant after the warmup, so that it has no end."""
     return bool(values.get(SCHEDULE + "name") == "constant")
+
+
+def _half(values: Values) -> bool:
+    """Return whether gradients can overflow: the run computes in fp16."""
+    return "fp16" in (values.get(COMPUTE), values.get(AUTOCAST))
 
 
 def _constant(values: Values) -> bool:
@@ -222,6 +230,11 @@ def _factored(values: Values, which: str) -> bool:
     return values.get(f"optimizer.{which}_lr") not in (None, 1)
 
 
+def _is_one(path: str, values: Values) -> bool:
+    """Return whether a factor leaves the learning rate as it is."""
+    return bool(values.get(path) == 1)
+
+
 def _learned(values: Values) -> bool:
     return bool(values.get("model.embedding.positions", "learned") == "learned")
 
@@ -232,6 +245,10 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     EXIT: _whole,
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
     **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},
+    # A loss that is multiplied by 1 is not scaled, and outside fp16 that is all there is to it.
+    LOSS_SCALE + "static": lambda values: (
+        values.get(LOSS_SCALE + "static") == 1 and not _half(values)
+    ),
     LOSS_SCALE + "late": _late,
     LOSS_SCALE + "final": lambda values: _constant(values) or _above(values),
     # Within a document, the distance of rotary positions is the same wherever they count from.
@@ -242,6 +259,12 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
         values.get(SCHEDULE + "name") != "inverse_sqrt"
         or values.get(SCHEDULE + "warmup_steps") not in (None, 0)
     ),
+    # Without a schedule, or with one rate in all steps, each update has the same.
+    HABITS + "first_lr_step": lambda values: (
+        values.get(SCHEDULE + "name") in (None, "constant")
+        and not values.get(SCHEDULE + "warmup_steps")
+    ),
+    **{path: partial(_is_one, path) for path in FACTORS},
     HABITS + "embedding_lr": lambda values: (
         not (_factored(values, "embedding") and _learned(values))
     ),
@@ -257,7 +280,10 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
         not values.get("optimizer.clip")
         or all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("tensor", "pipeline"))
     ),
-    HABITS + "overflow_steps": lambda values: values.get(COMPUTE) != "fp16",
+    HABITS + "overflow_steps": lambda values: not _half(values),
+    HABITS + "router_losses": lambda values: (
+        not values.get("model.experts") or not any(map(values.get, (AUX_LOSS, Z_LOSS)))
+    ),
     HABITS + "mtp_loss": lambda values: not values.get(MODEL + "predicted"),
     HABITS + "muon_qkv": lambda values: "muon" not in (values.get("optimizer.name") or ""),
 }

@@ -580,9 +580,19 @@ class Habits(Section):
         None,
         description="Gradients whose norm is bounded: those of the whole model, or of the rank's part alone.",
     )
-    overflow_steps: Literal["skipped", "counted"] | None = field(
+    first_lr_step: Whole | None = field(
         None,
-        description="Steps that an overflow leaves out count in the learning-rate schedule, or do not.",
+        description=(
+            "Step of the learning-rate schedule whose rate the first update has; below 0, the rate at "
+            "the start of the schedule comes as often before it."
+        ),
+    )
+    overflow_steps: Literal["skipped", "counted", "taken"] | None = field(
+        None,
+        description=(
+            "An update that overflows is left out, and counts in the learning-rate schedule or does not; "
+            "or it is not left out."
+        ),
     )
     muon_qkv: Literal["parts", "whole"] | None = field(
         None,
@@ -591,6 +601,12 @@ class Habits(Section):
     nonfinite: Literal["stop", "continue"] | None = field(
         None,
         description="A loss or gradient that is not a finite number ends the run, or does not.",
+    )
+    router_losses: Literal["mean", "sum"] | None = field(
+        None,
+        description=(
+            "The losses of a router of experts are the mean over data ranks and microbatches, or their sum."
+        ),
     )
     mtp_loss: Real | None = field(
         None, description="Factor of the loss of further predicted tokens."

@@ -21,6 +21,7 @@ from bridge.translation.rank_changes import effect_of_ranks
 from bridge.translation.translate import (
     full_text,
     has_remark,
+    is_told_by_setting,
     plainly,
     remarks,
     told_of,
@@ -458,6 +459,7 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
     that the two stacks have for them, then the settings of each stack that no plan field stands
     for.
     """
+    sides = (pair.one, pair.other)
     # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
     for ours in sorted(pair.strayed):
@@ -466,7 +468,8 @@ def _apart(pair: ConfigPair) -> Iterator[Finding]:
         ).append(ours)
     for (mine, theirs), fields in rows.items():
         row = _row(pair, mine, theirs, fields)
-        if _is_remarked(pair, row.effect, fields):
+        told = all(any(is_told_by_setting(side, ours) for side in sides) for ours in fields)
+        if told or _is_remarked(pair, row.effect, fields):
             continue
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
             yield row
@@ -548,9 +551,11 @@ def _setting_for(pair: ConfigPair, config: Config, ours: str) -> str:
     if unheld := untranslated(config, pair.meaning(config), rule):
         return unheld
     if ours.startswith(HABITS):
+        # What a habit goes with says something else, and a setting may be of another release.
         paths = tuple(path for path in paths if config.effective.get(path) is not None)
+        paths = tuple(path for path in paths if path in rule.theirs)
         if not paths:
-            return ours  # a habit that only another release could change
+            return ours
     # Of settings that make several fields together, the one that says most about this field alone.
     return min(
         paths,
@@ -568,6 +573,14 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
     effect, why = weights[worst]
     values = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
     before, after = _own(pair.one, mine, values[0]), _own(pair.other, theirs, values[1])
+    # A setting of several fields may have the value of another one than this.
+    names = {
+        mine: _tells(pair.one, mine, worst, values[0]),
+        theirs: _tells(pair.other, theirs, worst, values[1]),
+    }
+    mixes = not all(names.values())
+    if mixes:
+        before, after = values
     if worst.startswith(HABITS):
         why = why or _note_of_habit(pair, worst)
     elif before != after and (before, after) != values and (not why or pair.by_ranks((worst,))):
@@ -576,6 +589,7 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         why = "; ".join(filter(None, (amount, why)))
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
+    own, other = own and names[mine], other and names[theirs]
     path = theirs if other and not own else mine if own else in_words(worst)
     label = f"{theirs} " if other and theirs != path else ""
     change = "" if before == after else f"{full_text(before)} -> {label}{full_text(after)}"
@@ -594,6 +608,17 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         about=(worst, *fields),
     )
     return replace(plainly(row, pair.meant.plain, pair.kept.plain), about=(mine, theirs, *fields))
+
+
+def _tells(config: Config, path: str, ours: str, value: Any) -> bool:
+    """Return whether the value of `path` can stand for the plan field `ours`: the path is about no other
+    field, or its value is of the kind of the field's `value`. A section's is.
+    """
+    table, own = claims(config.dialect), config.effective.get(path)
+    if path not in table or None in (own, value) or isinstance(own, Mapping):
+        return True
+    kinds = {int if type(one) is float else type(one) for one in (own, value)}
+    return len(kinds) == 1 or table[path].paths_of_plan(path) == (ours,)
 
 
 def _note_of_habit(pair: ConfigPair, ours: str) -> str:

@@ -20,6 +20,7 @@ from bridge.files.secrets import Secrets, marks_in
 from bridge.files.shown import show_value
 from bridge.plan.section import Count, Section, validate
 from bridge.stack.dialect import Config, Dialect, code_beside
+from bridge.translation.lift import claims, meaning_of
 
 FORMAT = 1
 AGAIN = "delete this file, or convert again"
@@ -263,6 +264,24 @@ def marks(carry: Carry) -> tuple[str, ...]:
 def edits(carry: Carry, meaning: Mapping[str, Any]) -> set[str]:
     """Plan paths whose values differ from those at the time when the sidecar was written."""
     return {path for path in {*carry.meant, *meaning} if carry.meant.get(path) != meaning.get(path)}
+
+
+def numbers_alike(carry: Carry, config: Config) -> tuple[int, int]:
+    """Return how many numbers of `config` are what they were when the sidecar was written, and how many
+    are others. Switches, 0, 1 and the defaults of the stack tell no run from another.
+    """
+    table, meaning = claims(config.dialect), meaning_of(config)
+    usual = config.dialect.defaults(config.version)
+    verdicts = {}
+    for rule, path in ((table[path], path) for path in config.given if path in table):
+        defaults = rule.read(usual, config.context)
+        for ours in rule.paths_of_plan(path):
+            was, now = carry.meant.get(ours), meaning.get(ours)
+            numbers = isinstance(was, int | float) and isinstance(now, int | float)
+            if numbers and not {was, now} <= {0, 1, defaults.get(ours)}:
+                verdicts[ours] = was == now
+    same = sum(verdicts.values())
+    return same, len(verdicts) - same
 
 
 def overrulers(carry: Carry, dialect: Dialect, meaning: Mapping[str, Any]) -> set[str]:

@@ -650,7 +650,8 @@ def _otherwise(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
         if ours.startswith(rules.HABITS) and (rule.ours != (ours,) or not rule.theirs):
             # No setting says it, or a section that says much else.
             in_remarks = has_remark(config, ours, effect) or has_remark(target, ours, effect)
-            if effect is Effect.NONE or in_remarks:
+            in_rows = is_told_by_setting(config, ours) or is_told_by_setting(target, ours)
+            if effect is Effect.NONE or in_remarks or in_rows:
                 continue
             carriers = ()
         path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
@@ -670,6 +671,20 @@ def _otherwise(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
             )
 
 
+def is_told_by_setting(config: Config, ours: str) -> bool:
+    """Return whether a habit goes with a given setting that no plan holds whole: the row of this setting
+    says what the stack does.
+    """
+    rule, table = plan_claims(config.dialect).get(ours), claims(config.dialect)
+    if rule is None or rule.theirs or not ours.startswith(rules.HABITS):
+        return False
+    given = [table[path] for path in rule.carriers(ours) if path in config.given]
+    return bool(given) and all(
+        one.blurs is not None and one.blurs(one.values_in_view(one.theirs, config.effective))
+        for one in given
+    )
+
+
 def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
     """Yield a finding for each setting that has another meaning in the target, or none, although a
     translation back restores the setting's value, because it is the default of the source's stack.
@@ -682,7 +697,9 @@ def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Findi
         if rule is None or rule.about_model or is_told(config, rule, ours, finding_paths):
             continue
         carriers, absent = rule.carriers(ours), target_meaning.get(ours) is None
-        path = next((path for path in carriers if path in config.given), "")
+        # Of several settings, the one that says most about this field alone.
+        told = (path for path in carriers if path in config.given)
+        path = min(told, key=lambda path: len(rule.paths_of_plan(path)), default="")
         effect = rule.effect_of_losing((ours,), config.effective)
         least = Effect.NUMBERS if absent else Effect.COST
         if not path and _written(trip.target, ours):

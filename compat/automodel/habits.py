@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.stack.rules import Habit, habits
+from bridge.stack.rules import Habit, Since, habits
 
 RULES = habits(
     {
@@ -20,6 +20,21 @@ RULES = habits(
             "model",
             "AutoModel bounds the norm of the whole model's gradients",
             "components/training/utils.py: scale_grads_and_clip_grad_norm",
+        ),
+        "first_lr_step": Habit(
+            0,
+            "AutoModel's first update has the rate at the start of the schedule",
+            "components/optim/scheduler.py: step, called behind the update (recipes/llm/train_ft.py)",
+        ),
+        "overflow_steps": Habit(
+            "taken",
+            "AutoModel updates the weights after an overflow too, for it looks for none",
+            "recipes/llm/train_ft.py: _run_train_optim_step",
+        ),
+        "router_losses": Habit(
+            Since("0.5.0.post20260822", "mean", "sum"),
+            "AutoModel takes the mean of a router's loss over data ranks and microbatches since 0.5.0.post20260822",
+            "recipes/base_recipe.py: _set_moe_aux_loss_backward_scale; recipes/llm/train_ft.py before",
         ),
         "nonfinite": Habit(
             "continue",

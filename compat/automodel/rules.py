@@ -534,7 +534,15 @@ def missing_rules() -> tuple[Rule, ...]:
     fsdp = "FSDP2 decides by itself"
     return (
         lacks("debug", "AutoModel has no per-layer logs", effect=Effect.NONE),
-        lacks("precision.loss_scale", "AutoModel does not scale the loss"),
+        # A constant scale of 1, also in fp16: no recipe builds a scaler.
+        always("precision.loss_scale.static", 1.0, "AutoModel does not scale the loss"),
+        only_ours(
+            *(
+                f"precision.loss_scale.{name}"
+                for name in ("initial", "window", "hysteresis", "minimum", "late", "final")
+            ),
+            note="AutoModel does not scale the loss",
+        ),
         only_ours(
             "precision.frozen",
             note="AutoModel keeps frozen weights in the format in which they are loaded",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from bridge.stack.rules import Habit, habits
+from bridge.stack.rules import Group, Habit, habits
+from compat.deepspeed.optimizers import SHAPES
+
+
+def _first_lr_step(values: Group) -> int:
+    # A scheduler of DeepSpeed's own sets the first rate twice: when it is made, and in its first step.
+    return -1 if values.get("scheduler.type") in SHAPES else 0
+
 
 RULES = habits(
     {
@@ -10,6 +17,12 @@ RULES = habits(
             "model",
             "DeepSpeed bounds the norm of the whole model's gradients",
             "runtime/utils.py: clip_grad_norm_, get_global_norm",
+        ),
+        "first_lr_step": Habit(
+            _first_lr_step,
+            "the schedule in the script starts with the first update; DeepSpeed's own lag one step behind",
+            "runtime/lr_schedules.py: last_batch_iteration; runtime/engine.py: _take_model_step",
+            "scheduler.type",
         ),
         "overflow_steps": Habit(
             "skipped",

@@ -154,7 +154,8 @@ RULES = (
         ),
         carries={
             TOKENS: ("batch.micro", "model.sequence"),
-            DOCUMENT: ("batch.micro", "model.sequence"),
+            # The length of a sequence is said by this alone; how many there are, by both.
+            DOCUMENT: "model.sequence",
             **dict.fromkeys((ROUNDS, TOGETHER, DEPTH, BREADTH, STEPS), "batch.accumulation"),
             MICRO: "batch.micro",
             TOTAL: ("batch.global_", "parallel.data"),

@@ -10,6 +10,7 @@ from bridge.stack.checks import Check, Checks, Remark, Seen, report_remarks
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
+from compat.fast_llm import text_schedule
 from compat.fast_llm.effective import (
     GRADS,
     PIPELINE,
@@ -300,14 +301,24 @@ def _check_rate(config: Config) -> Iterator[Remark]:
     (optimizer/learning_rate.py, create_schedule_from_config).
     """
     values: Values = config.effective
-    if values.get(TEXT_SCHEDULE) is not None:
+    if (text := values.get(TEXT_SCHEDULE)) is not None:
+        # The rate after the warmup, said once more, is no other than the text's.
+        base = values.get(RATE + "base")
+        peak = RATE + "base" if text_schedule.read(text, base) is not None else ""
         for path in config.given:
-            if path.startswith(RATE) and path != TEXT_SCHEDULE:
+            if path.startswith(RATE) and path not in (TEXT_SCHEDULE, peak):
                 yield (
                     path,
                     "has no effect: optimizer.learning_rate.schedule replaces it; drop it",
                     Effect.NONE,
                 )
+        if not config.context.since(text_schedule.READ_SINCE):
+            yield (
+                TEXT_SCHEDULE,
+                "Fast-LLM before 0.3.0 reads no schedule as text: training fails at its start; describe the"
+                " schedule by decay_style, or use Fast-LLM 0.3.0",
+                Effect.STOPS,
+            )
         return
     style, end, warmup = (
         values[RATE + "decay_style"],

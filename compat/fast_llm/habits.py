@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bridge.stack.rules import HABITS, Context, Effect, Group, Habit, Since, convert, habits
+from compat.fast_llm import learning_rate
 
 CROSSES, APART = "batch.cross_document_attention", "0.4.0"
 
@@ -53,6 +54,12 @@ RULES = (
                 "model",
                 "Fast-LLM bounds the norm of the whole model's gradients",
                 "engine/optimizer/optimizer.py: _clip_grad_norm",
+            ),
+            "first_lr_step": Habit(
+                learning_rate.first_lr_step,
+                "Fast-LLM counts an update before it takes the rate, so that the first one has the rate of step 1",
+                "engine/optimizer/optimizer.py: step",
+                f"{learning_rate.TEXT} {learning_rate.BASE}",
             ),
             "overflow_steps": Habit(
                 "skipped",

@@ -4,7 +4,7 @@ optimizer steps.
 
 from __future__ import annotations
 
-from bridge.stack.rules import Context, Group, convert
+from bridge.stack.rules import HABITS, Context, Group, convert
 from compat.fast_llm import text_schedule
 
 RATE = "optimizer.learning_rate."
@@ -31,6 +31,8 @@ NAMES = (
     "decay_shape",
 )
 DECAYS = ("linear", "cosine")
+FIRST = HABITS + "first_lr_step"
+"""Plan field for the step of the schedule whose rate the first update has."""
 
 
 SCALE = "optimizer.default_learning_rate_scale"
@@ -101,10 +103,12 @@ def _write_schedule(values: Group, context: Context) -> Group:
     schedule = {name: values.get(PLAN + name) for name in NAMES} | {
         "peak": values.get("optimizer.lr")
     }
-    as_text = name == "wsd" or (
-        schedule["warmup_steps"] and schedule["warmup_from"] and name in (*DECAYS, "constant")
-    )
-    if as_text and (text := text_schedule.schedule_to_text(schedule)) is not None:
+    warmup, shaped = schedule["warmup_steps"], name in (*DECAYS, "constant")
+    # Only a text can begin with a step that no update has.
+    idle = values.get(FIRST) == 0 and bool(warmup or name != "constant")
+    as_text = name == "wsd" or (shaped and (idle or (warmup and schedule["warmup_from"])))
+    as_text = as_text and context.since(text_schedule.READ_SINCE)
+    if as_text and (text := text_schedule.schedule_to_text(schedule, idle)) is not None:
         return {TEXT: text}
     decays = name in DECAYS
     return {
@@ -113,6 +117,13 @@ def _write_schedule(values: Group, context: Context) -> Group:
         WARMUP: values.get(PLAN + "warmup_steps"),
         MINIMUM: values.get(PLAN + "minimum"),
     }
+
+
+def first_lr_step(values: Group) -> int:
+    """Return the step of the schedule whose rate the first update has: 1, unless a text begins with a
+    stage that no update has.
+    """
+    return 0 if text_schedule.skips_idle_stage(values.get(TEXT) or "", values.get(BASE)) else 1
 
 
 def _blurs_schedule(values: Group) -> bool:
@@ -138,7 +149,7 @@ RULE = convert(
     tuple(PLAN + name for name in NAMES),
     _read_schedule,
     _write_schedule,
-    sees=(BASE, STEPS, SCALE, "optimizer.lr"),
+    sees=(BASE, STEPS, SCALE, "optimizer.lr", FIRST),
     blurs=_blurs_schedule,
     carries={
         STYLE: PLAN + "name",
@@ -150,8 +161,8 @@ RULE = convert(
     },
     lossy=(
         "Fast-LLM's shapes are constant (the default), linear and cosine; "
-        "WSD, and a warmup that starts above 0, need a schedule as text with a known peak and "
-        "end; WSD then needs at least one step at the peak and has no exponential decay; "
+        "WSD, and a warmup that starts above 0, need a schedule as text (since 0.3.0) with a known peak "
+        "and end; WSD then needs at least one step at the peak and has no exponential decay; "
         "stagebridge does not translate shapes with other powers"
     ),
     note="a schedule as text is read only if it is a warmup followed by one of the shapes that stagebridge translates",

@@ -20,6 +20,10 @@ KINDS = {
 has no exponential decay.
 """
 DECAYS = {"linear": ("linear", 1.0), "cosine": ("cosine", 1.0), "minus_sqrt": ("power", 0.5)}
+READ_SINCE = "0.3.0"
+"""First release that reads a text: earlier ones take each stage apart letter by letter, and stop
+(optimizer/learning_rate.py: create_schedule_from_config).
+"""
 TENTH = 10
 """If a Plan does not set the length of WSD's decay, it is the schedule's length divided by this."""
 
@@ -60,8 +64,28 @@ def read(text: str, peak: float | None) -> Group | None:
     """Return the plan's fields for a schedule as text; None if a plan cannot hold the schedule.
 
     A plan can hold an optional linear warmup up to `peak`, followed by a constant rate, a decay or
-    WSD.
+    WSD. A constant stage of one step before them is skipped: no update has its rate.
     """
+    return _read(_without_idle_stage(text), peak) or _read(text, peak)
+
+
+def skips_idle_stage(text: str, peak: float | None) -> bool:
+    """Return whether a schedule as text begins with a stage whose rate no update has, followed by a
+    schedule that a plan can hold. Fast-LLM's first update has the rate of step 1.
+    """
+    return _read(_without_idle_stage(text), peak) is not None
+
+
+def _without_idle_stage(text: str) -> str:
+    first, _, rest = text.partition(";")
+    try:
+        stage = Stage.of(first)
+    except ValueError:
+        return ""
+    return rest if stage.kind == "constant" and stage.steps == 1 else ""
+
+
+def _read(text: str, peak: float | None) -> Group | None:
     try:
         stages = [Stage.of(part) for part in text.split(";")]
     except ValueError:
@@ -112,9 +136,10 @@ def _is_sound(
     )
 
 
-def schedule_to_text(values: Group) -> str | None:
+def schedule_to_text(values: Group, idle: bool = False) -> str | None:
     """Return the text form of a plan's schedule with the learning rate `peak`; None if stages
-    cannot express the schedule.
+    cannot express the schedule. If `idle`, a stage of one step comes first, so that the first update
+    has the rate at the start of the schedule.
     """
     peak, warmup = values.get("peak"), values.get("warmup_steps") or 0
     rest = None if peak is None else _rest(values, peak, warmup)
@@ -123,9 +148,11 @@ def schedule_to_text(values: Group) -> str | None:
         if warmup and peak is not None
         else []
     )
-    return (
-        ";".join(map(str, (*first, *rest))) if rest and all(stage.steps for stage in rest) else None
-    )
+    if not rest or not all(stage.steps for stage in rest):
+        return None
+    stages = [*first, *rest]
+    start = stages[0].begin
+    return ";".join(map(str, [*[Stage("constant", 1, start, start)][: int(idle)], *stages]))
 
 
 def _rest(values: Group, peak: float, warmup: int) -> list[Stage] | None:

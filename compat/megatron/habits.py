@@ -139,6 +139,16 @@ RULES = (
                 "Megatron bounds the norm of the whole model's gradients",
                 "core/optimizer/clip_grads.py: get_grad_norm_fp32",
             ),
+            "first_lr_step": Habit(
+                0,
+                "Megatron's first update has the rate at the start of the schedule",
+                "core/optimizer_param_scheduler.py: step, called behind the update (training/training.py: train_step)",
+            ),
+            "router_losses": Habit(
+                "mean",
+                "Megatron takes the mean of a router's losses over data ranks and microbatches",
+                "core/pipeline_parallel/schedules.py: MoEAuxLossAutoScaler.set_loss_scale",
+            ),
             "overflow_steps": Habit(
                 "skipped",
                 "in Megatron, a step that an overflow leaves out does not count",

@@ -25,6 +25,11 @@ RULES = habits(
             "core/merak_engine.py: clip_fp32_gradients",
             "args.fp16 args.half_precision_backend args.max_grad_norm",
         ),
+        "first_lr_step": Habit(
+            0,
+            "Merak's first update has the rate at the start of the schedule",
+            "core/merak_engine.py: _exec_optimizer_step; torch's LambdaLR",
+        ),
         "overflow_steps": Habit(
             "counted",
             "Merak's schedule counts steps that an overflow leaves out",

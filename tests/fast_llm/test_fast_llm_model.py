@@ -11,7 +11,9 @@ import pytest
 
 import bridge
 import compat
+from bridge.stack.dialect import Config
 from bridge.stack.rules import Context, Effect
+from bridge.translation.diff import compare
 from compat.fast_llm.model import BASE
 from compat.fast_llm.model.places import flat
 from compat.fast_llm.model.reading import read, unsaid
@@ -106,7 +108,9 @@ def test_each_layout_says_the_same(version: str) -> None:
         == section[BASE]
     )
     found = read(section, context)
-    assert {path: value for path, value in found.items() if said.get(path) != value} == {}
+    # On an unknown number of ranks, only the newest sums the losses of a router.
+    apart = {"habits.router_losses": "mean"} if version != NEWEST.version else {}
+    assert {path: value for path, value in found.items() if said.get(path) != value} == apart
 
 
 def test_shared_experts_count_among_all() -> None:
@@ -209,3 +213,59 @@ def _over(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         key: _over(base[key], value) if isinstance(value, dict) else value
         for key, value in change.items()
     }
+
+
+def experts(world: int | None, version: str, **ranks: int | bool) -> Config:
+    """A run with experts whose losses have coefficients of 0.01 and 0.001."""
+    mlp = {"type": "moe", "experts": 8, "experts_per_token": 2, "add_linear_biases": False}
+    losses = {"auxiliary_loss_coefficient": 0.01, "z_loss_coefficient": 0.001}
+    base = {"hidden_size": 64, "decoder": {"num_blocks": 2, "block": {"mlp": {**mlp, **losses}}}}
+    source = {
+        "training": {"train_iters": 100},
+        "schedule": {"depth_first_micro_batches": 6},
+        "model": {"base_model": base, "distributed": ranks},
+    }
+    return compat.load("fast_llm").read(source, version, world)
+
+
+SPLIT = {"tensor_parallel": 2, "sequence_tensor_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("version", "ranks", "parts"),
+    [
+        ("0.4.0", {}, 1),
+        ("0.4.0", {"tensor_parallel": 2}, 1),
+        ("0.4.0", SPLIT, 2),
+        ("0.4.0+20260720", {}, 48),
+        ("0.4.0+20260720", {"tensor_parallel": 2}, 24),
+        ("0.4.0+20260720", SPLIT, 48),
+    ],
+)
+def test_losses_of_a_router_are_sums(version: str, ranks: dict[str, Any], parts: int) -> None:
+    """Over tensor ranks that split a sequence, and later over data ranks and microbatches; others take the mean."""
+    source = experts(8, version, **ranks)
+    experts_of_plan = bridge.lift(source).model.moe
+    assert (experts_of_plan.aux_loss, experts_of_plan.z_loss) == (0.01 * parts, 0.001 * parts)
+    there = bridge.translate(source, compat.load("megatron"), world_size=8)
+    assert there.config.given["moe_aux_loss_coeff"] == pytest.approx(0.01 * parts * 2)
+    back = bridge.translate(there.config, source.dialect, version, 8).config
+    written = back.given["model.base_model"]["decoder"]["block"]["mlp"]
+    assert written["auxiliary_loss_coefficient"] == pytest.approx(0.01, rel=1e-15)
+    assert bridge.lift(back).model.moe == experts_of_plan
+    rows = (*there.findings, *compare(source, there.config))
+    about = {ours for row in rows for ours in row.about if row.effect.reaches(Effect.NUMBERS)}
+    assert about.isdisjoint(("model.moe.aux_loss", "model.moe.z_loss", "habits.router_losses"))
+
+
+def test_losses_of_a_router_on_an_unknown_number_of_ranks_are_told() -> None:
+    source = experts(None, "0.4.0+20260720")
+    there = bridge.translate(source, compat.load("megatron"))
+    for rows in (
+        there.findings,
+        compare(source, there.config),
+        compare(there.config, source),
+        compare(experts(None, "0.4.0"), source),
+    ):
+        worst = [row.effect for row in rows if "habits.router_losses" in row.about]
+        assert Effect.NUMBERS in worst

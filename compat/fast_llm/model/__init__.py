@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.stack.rules import Group, convert
+from compat.fast_llm import router_losses
 from compat.fast_llm.model.places import BASE as BASE
 from compat.fast_llm.model.places import layout_of as layout_of
 from compat.fast_llm.model.reading import MASTER, read, unread_settings_text, unsaid, weigh
@@ -27,6 +28,7 @@ BESIDE = (
     "adapters.targets",
     "habits.embedding_lr",
     "habits.output_lr",
+    router_losses.HABIT,
 )
 """Plan fields outside `model` for which Fast-LLM has a setting in its model section."""
 
@@ -74,12 +76,14 @@ REASONS = {
         "moe.shared_gate": "Fast-LLM's shared experts have no gate",
         "moe.balance": "Fast-LLM balances experts by a loss in each block over each microbatch, or by sinkhorn",
         "moe.aux_trained": "Fast-LLM adds the load-balancing loss to the training loss whenever its coefficient is set",
+        **dict.fromkeys(("moe.aux_loss", "moe.z_loss"), router_losses.SUMS),
         "moe.router_bias": "Fast-LLM's router has no bias",
         "moe.balance_bias": "Fast-LLM's router has no bias",
         "init": "Fast-LLM sets the standard deviation of initial weights for each layer",
     }.items()
 } | {
-    "adapters.targets": "Fast-LLM adapts queries and values alone by default, keys only with values, and never the output layer"
+    router_losses.HABIT: router_losses.SUMS,
+    "adapters.targets": "Fast-LLM adapts queries and values alone by default, keys only with values, and never the output layer",
 }
 """The reason why a field of the plan's model may be lost, by field."""
 
@@ -89,7 +93,10 @@ RULE = convert(
     read,
     write,
     effect=weigh,
-    sees=(MASTER, SCALE, "precision.compute", "precision.master"),
+    sees=(
+        *(MASTER, SCALE, "precision.compute", "precision.master"),
+        *(*router_losses.SEES, *router_losses.SEES_OF_PLAN),
+    ),
     blurs=lambda values: bool(unsaid(values)),
     tells=unread_settings_text,
     lossy="either Fast-LLM's model has no setting with this meaning, or stagebridge does not translate it",

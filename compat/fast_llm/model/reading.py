@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.stack.rules import Context, Effect, Group
+from compat.fast_llm import router_losses
 from compat.fast_llm.model.places import BASE, Leaves, Sections, sections
 
 MASTER = "model.distributed.optimization_dtype"
@@ -49,7 +50,8 @@ Facts = dict[str, Any]
 def read(values: Group, context: Context | None) -> Facts:
     """Return the plan fields that Fast-LLM's `values` set."""
     model = values.get(BASE)
-    return _read_model(sections(model, context), values)[0] if isinstance(model, Mapping) else {}
+    facts = _read_model(sections(model, context), values)[0] if isinstance(model, Mapping) else {}
+    return dict(router_losses.of_plan(facts, values, context)) if facts and context else facts
 
 
 NEUTRAL = {"mlp.router_input_scale": 1.0, "mlp.jitter_eps": 0.0, "head.cross_entropy_splits": 1}

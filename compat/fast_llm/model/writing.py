@@ -6,6 +6,7 @@ Every setting is written, because Fast-LLM's defaults describe another model.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from bridge.plan.equality import head_size
 from bridge.plan.plan import paths
 from bridge.plan.section import nest
 from bridge.stack.rules import Context, Group
+from compat.fast_llm import router_losses
 from compat.fast_llm.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, place_leaves
 from compat.fast_llm.model.reading import (
     ACTIVATIONS,
@@ -87,6 +89,7 @@ def write(values: Group, context: Context) -> Group:
     if not any(values.get(path) is not None for path in OURS):
         return {}
     layout = layout_of(context)
+    values = ChainMap(router_losses.of_stack(values, context), values)  # type: ignore[arg-type]
     leaves = place_leaves(_write_model(values, context, layout), layout)
     settings = {path: value for path, value in leaves.items() if value is not None}
     # Settings that the classes of the release refuse are left out, and show as lost on the way
