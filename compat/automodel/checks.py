@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.plan.families.refusals import EVEN, REFUSALS, STRICT, find_refused_values
+from bridge.plan.families.refusals import (
+    EVEN,
+    REFUSALS,
+    STRICT,
+    find_refused_values,
+    find_unread_keys,
+    keys_below,
+)
 from bridge.stack.checks import Checks, Remark, Seen, report_remarks
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
@@ -14,7 +21,7 @@ from bridge.stack.requirements import is_given
 from bridge.stack.rules import Effect
 from compat.automodel.effective import PP, D, chosen, has_pipeline, strategy
 from compat.automodel.formats import OBJECT, OLD
-from compat.automodel.model import BUILT, CLASS, OWN, SHARE, TYPE, C, family
+from compat.automodel.model import BUILT, CLASS, OWN, SHARE, TYPE, C, family, is_unread
 from compat.automodel.model import KEYS as CONFIG
 from compat.automodel.releases import RELEASES, Release, release
 
@@ -40,6 +47,10 @@ def inspect(config: Config) -> Iterator[Finding]:
         if RELEASES.since(config.version, SINCE[STRICT]):
             refusals = find_refused_values(family(config.given).name, config.given, C)
             yield from report_remarks(refusals, view, config.origins)
+        kind = family(config.given)
+        unread = [key for key in keys_below(C, config.given) if is_unread(key, kind)]
+        origins = {path.removeprefix(C): origin for path, origin in config.origins.items()}
+        yield from find_unread_keys(kind.name, unread, origins.get, C)
     yield from report_remarks(
         _find_remarks(config.given, config.effective, release(config.version), config.entry),
         view,

@@ -1,17 +1,19 @@
-"""Settings of a model's config with which transformers stops, by family; one row for each. A config
-with keys of transformers' configs takes its checks from here.
+"""Settings of a model's config with which transformers stops, by family, and those that it does not
+read; one row for each. A config with keys of transformers' configs takes its checks from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.errors import nearest
 from bridge.plan.families.schema import REST, spell_value
 from bridge.plan.families.source import NULL
-from bridge.plan.families.table import accepted_kinds
+from bridge.plan.families.table import FAMILIES, accepted_kinds, read_by
 from bridge.stack.checks import Check, Remark, Seen
+from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 
 STRICT = "5.12.1"
@@ -204,6 +206,29 @@ def _has_kind(value: Any, kind: str) -> bool:
     if (kind == "int" and isinstance(value, bool)) or not isinstance(value, _TYPES[kind]):
         return False
     return not inner or all(_has_kind(part, inner) for part in value)
+
+
+def find_unread_keys(
+    family: str | None, keys: Iterable[str], origin: Callable[[str], Origin | None], start: str = ""
+) -> Iterator[Finding]:
+    """Yield a finding for each key that the class of a family does not read. transformers stores
+    such keys, but no model uses them.
+    """
+    if family not in FAMILIES or FAMILIES[family].foreign:
+        return
+    for key in map(str, keys):
+        if key in read_by(family) or key.startswith("_"):
+            continue
+        # A misspelled key changes the model that the user meant; any other unread key is harmless.
+        hint = nearest(key, read_by(family)) or nearest(key.lower(), read_by(family))
+        yield Finding(
+            start + key,
+            f"has no effect: transformers keeps the key, but no {family} model reads it{hint}",
+            Effect.NUMBERS if hint else Effect.NONE,
+            True,
+            origin=origin(key),
+            surprising=True,
+        )
 
 
 REFUSALS = (

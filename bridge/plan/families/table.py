@@ -137,23 +137,6 @@ def family_of(model_type: str | None) -> Family | None:
     return GENERIC if not model_type else FAMILIES.get(model_type)
 
 
-@cache
-def alike() -> tuple[Family, ...]:
-    """Return the families that write each field under a key that the generic family also has for
-    the field, in the order of `ORDERED`.
-    """
-    names = {path: key.names for path, key in GENERIC.keys.items()}
-    return tuple(
-        family
-        for family in ORDERED
-        if all(
-            key.names[0] in names[path]
-            for path, key in family.keys.items()
-            if path in names and key.names
-        )
-    )
-
-
 def of_class(name: str) -> str | None:
     """Return the model type of a config class of transformers, given the class name with or without
     its module. Return None if no family has this class.
