@@ -24,11 +24,12 @@ from bridge.plan.families import (
     stands_for,
 )
 from bridge.plan.families.codecs import undone
+from bridge.plan.families.source import Source
 from bridge.plan.plan import Plan, paths
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
 
 C = "model.config."
-CLASS, TYPE = C + "_target_", C + "model_type"
+CLASS, TYPE, CODE = C + "_target_", C + "model_type", C + "architectures"
 NAMED = (CLASS, TYPE)
 BUILT, ANEW = "model._target_", "nemo_automodel.NeMoAutoModelForCausalLM.from_config"
 """Key for the function that builds the model, and the function that builds a model with random
@@ -149,6 +150,20 @@ def sizes(settings: Group) -> Mapping[str, Any]:
     }
 
 
+LAYERS = tuple(
+    dict.fromkeys(C + name for kind in (GENERIC, *FAMILIES.values()) for name in kind.layer_keys)
+)
+"""Keys for the number of decoder layers, of which each family has one or two."""
+
+
+def count_layers(values: Group) -> int | None:
+    """Return the number of decoder layers that a recipe sets, or that its model's class has."""
+    kind = family(values)
+    given = {path.removeprefix(C): values[path] for path in LAYERS if values.get(path) is not None}
+    count: int | None = Source(given, kind.defaults).find(*kind.layer_keys)
+    return count
+
+
 def _read_fields(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
         fields = model_fields(values)
@@ -210,11 +225,46 @@ def _infer_family(plan: Group, one_group: bool) -> Family:
     return GENERIC
 
 
+SPLITS = {
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss"), "0.4.0"),
+    **dict.fromkeys(("minimax_m2", "qwen3_moe"), "0.4.0"),
+    "ernie4_5_moe": "0.5.0",
+}
+"""Families with experts for which AutoModel has its own code, each with the first known release of
+those that check it (_transformers/registry.py: MODEL_ARCH_MAPPING).
+"""
+
+
+def own_class(kind: Family) -> str:
+    """Return the class name by which a config asks for AutoModel's own code for a family."""
+    return kind.config.removesuffix("Config") + "ForCausalLM"
+
+
+def is_of_transformers(values: Group, context: Context) -> bool:
+    """Return whether the model of a known family is transformers', so that AutoModel's own code is
+    not used (_transformers/model_init.py: _resolve_custom_model_cls_for_config).
+    """
+    kind = family(values)
+    own = kind.name in SPLITS and context.since(SPLITS[kind.name])
+    # The config class leaves the architectures empty; another builder reads them from a checkpoint.
+    empty = CLASS in values and str(values.get(BUILT, "")).endswith(".from_config")
+    return bool(kind.config) and (
+        not own or (empty and own_class(kind) not in (values.get(CODE) or ()))
+    )
+
+
 def _write_family(values: Group, context: Context) -> Group:
     chosen, _ = _spell_model(values, context)
-    if not chosen.name:
-        return {}
-    return {BUILT: ANEW, CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}
+    if not chosen.config:
+        return {TYPE: chosen.name} if chosen.name else {}
+    # Only AutoModel's own code splits experts over ranks, and has the load-balancing loss.
+    needs = (values.get("parallel.expert") or 1) > 1 or (chosen.name in OWN and values.get(LOSS))
+    own = needs and chosen.name in SPLITS and context.since(SPLITS[chosen.name])
+    return {
+        BUILT: ANEW,
+        CLASS: MODULE + chosen.config,
+        **({CODE: (own_class(chosen),)} if own else {}),
+    }
 
 
 def _is_strange(values: Group) -> bool:
@@ -224,7 +274,7 @@ def _is_strange(values: Group) -> bool:
 
 OTHERS = tuple(path for path in (*KEYS, *NAMED, *MODEL))
 FAMILY = convert(
-    (*NAMED, BUILT),
+    (*NAMED, CODE, BUILT),
     "model.family",
     lambda values, context: {"model.family": family(values).name or None},
     _write_family,
@@ -234,8 +284,8 @@ FAMILY = convert(
         if _is_strange(values) or values.get(BUILT) not in (None, ANEW)
         else EFFECTS["model.family"]
     ),
-    sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
-    carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
+    sees=(*(path for path in OTHERS if path not in (*NAMED, "model.family")), "parallel.expert"),
+    carries={CLASS: "model.family", TYPE: "model.family", CODE: (), BUILT: ()},
     blurs=_is_strange,
     note="the choice of the model and of its initial weights",
     lossy="the family of this model is not known, or stagebridge translates only a similar family",
@@ -265,6 +315,7 @@ OWN_KEYS: Mapping[str, frozenset[str]] = {
 """Keys that AutoModel's own code for a family reads, and transformers' does not
 (components/models/FAMILY/model.py).
 """
+
 
 def is_unread(key: str, kind: Family) -> bool:
     """Return whether no model of a family that AutoModel builds reads a key of the model's config."""

@@ -57,9 +57,7 @@ def read(source: Any, lenient: bool = False) -> Reading:
     elif flaw:
         problems.append(flaw)
     findings += (
-        *find_unread_keys(
-            settings.get("model_type"), data, lambda key: _origin(document, key)
-        ),
+        *find_unread_keys(settings.get("model_type"), data, lambda key: _origin(document, key)),
         *_unread_rope(data, document),
     )
     # Keys that no family reads are kept as they are, so that a file that is written again has them.

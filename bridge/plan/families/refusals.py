@@ -40,6 +40,14 @@ ROTATED = frozenset(PADDED - {"opt"})
 """Families whose configs have the size of a head, and rotate it."""
 DIVIDED = frozenset({"llama", "mistral", "cohere2"})
 """Of these, the families that compute a size that is not given."""
+WINDOWED = frozenset({"gemma2", "gemma3_text", "gpt_oss", "cohere2"})
+"""Families that make the mask of a window in every forward pass."""
+SWITCHED = frozenset({"qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"})
+"""Families whose window needs a switch."""
+MASKED = WINDOWED | {"qwen2", "qwen3", "smollm3", "exaone_moe"}
+"""Families that make a mask of a window for a block that is named as sliding. Others look at the names
+of blocks only for the cache, which they fill in training too unless it is off.
+"""
 SCALES = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -142,6 +150,20 @@ def _divides_by_zero(values: Keys, keys: Keys) -> bool:
     )
 
 
+def _window(values: Keys) -> Any:
+    """Return the size of the window with which a model starts; None without one."""
+    if values["model_type"] in SWITCHED and not values.get("use_sliding_window"):
+        return None
+    window = values.get("sliding_window")
+    return None if window == NULL else window
+
+
+def _slides_without_window(values: Keys, keys: Keys) -> bool:
+    kinds = keys.get("layer_types")
+    fills = values["model_type"] in MASKED or values.get("use_cache") is not False
+    return fills and _window(values) is None and "sliding_attention" in (kinds or ())
+
+
 def _is_no_token(values: Keys, keys: Keys) -> bool:
     token = values.get("pad_token_id", PADDING.get(values["model_type"]))
     vocab = values.get("vocab_size") or 0
@@ -232,6 +254,34 @@ def find_unread_keys(
 
 
 REFUSALS = (
+    Refusal(
+        "layer_types",
+        frozenset(name for name, one in FAMILIES.items() if one.config and not one.foreign),
+        _slides_without_window,
+        "names blocks with a sliding window, and the config has no size of a window: transformers stops in"
+        " the first forward pass; set sliding_window, in families of Qwen and SmolLM also"
+        " use_sliding_window: true, or name full_attention alone",
+        "masking_utils.py: create_sliding_window_causal_mask; cache_utils.py: DynamicCache",
+        "sliding-blocks-without-a-window",
+    ),
+    Refusal(
+        "sliding_window",
+        WINDOWED,
+        lambda values, keys: keys.get("sliding_window") == NULL,
+        "is null, and this family makes the mask of a window in every forward pass: transformers stops in"
+        " the first; leave the key out, and name full_attention for every block in layer_types",
+        "masking_utils.py: create_sliding_window_causal_mask",
+        "null-stops-the-forward-pass",
+    ),
+    Refusal(
+        "sliding_window",
+        frozenset({"qwen2_moe"}),
+        lambda values, keys: bool(values.get("use_sliding_window")) and _window(values) is None,
+        "is null although use_sliding_window is true: transformers stops in the first forward pass; set a"
+        " size, or switch the window off",
+        "masking_utils.py: create_sliding_window_causal_mask",
+        "switch-without-a-window",
+    ),
     Refusal(
         "pad_token_id",
         PADDED,

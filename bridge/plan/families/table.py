@@ -53,6 +53,11 @@ class Family:
         inside = (path for part, options in self.parts for path in part.paths(options))
         return frozenset((*self.facts, *self.keys, *inside))
 
+    @property
+    def layer_keys(self) -> tuple[str, ...]:
+        """Keys for the number of layers."""
+        return self.keys["layers"].names if "layers" in self.keys else ()
+
     @cached_property
     def keys_it_reads(self) -> frozenset[str]:
         """Keys that it reads."""
