@@ -48,6 +48,12 @@ MASKED = WINDOWED | {"qwen2", "qwen3", "smollm3", "exaone_moe"}
 """Families that make a mask of a window for a block that is named as sliding. Others look at the names
 of blocks only for the cache, which they fill in training too unless it is off.
 """
+_WHOLE = (
+    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text mixtral qwen2_moe qwen3_moe olmoe olmo2 cohere starcoder2 smollm3 "
+    "granite ernie4_5 ernie4_5_moe"
+)
+WHOLE = frozenset(_WHOLE.split())
+"""Families that rotate a whole head, whatever share the config names."""
 SCALES = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -90,7 +96,7 @@ class Refusal:
         return Check(
             start + self.key,
             when,
-            self.words,
+            self.words.replace("{", "{" + start),
             Effect.STOPS,
             f"transformers: {self.place}",
             name=self.name,
@@ -141,6 +147,15 @@ def _has_odd_head(values: Keys, keys: Keys) -> bool:
     size, share = _rotated_head(values, keys)
     # Smaller heads are let through, and a part of a head is rounded.
     return bool(size and size > 4 and size % 2 and (share is None or int(size * share) == size))
+
+
+def _rotates_odd_head(values: Keys, keys: Keys) -> bool:
+    size = None if values.get("head_dim") == NULL else values.get("head_dim")
+    hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    if size is None and hidden and heads:
+        size = hidden // heads
+    # Of one channel the two halves are broadcast, except where they are interleaved.
+    return bool(size and size % 2 and (size > 1 or values["model_type"].startswith("ernie")))
 
 
 def _divides_by_zero(values: Keys, keys: Keys) -> bool:
@@ -293,7 +308,16 @@ REFUSALS = (
     ),
     Refusal(
         "head_dim",
-        ROTATED,
+        WHOLE,
+        _rotates_odd_head,
+        "is odd, if not by the config then by hidden_size / num_attention_heads, and this family rotates all of"
+        " it in pairs: transformers stops, at the latest in the first forward pass; use an even size of heads",
+        "models/llama/modeling_llama.py: apply_rotary_pos_emb, and its like",
+        "odd-size-that-is-rotated",
+    ),
+    Refusal(
+        "head_dim",
+        ROTATED - WHOLE,
         _has_odd_head,
         "is odd, and all of it is rotated in pairs: transformers stops when it builds the config; use an"
         " even size of heads",
