@@ -11,6 +11,8 @@ from typing import Any
 Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 EXIT = "run.exit_interval"
+FACTORS = ("optimizer.embedding_lr", "optimizer.output_lr")
+"""Factors of a part's learning rate."""
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 HABITS, RANK = "habits.", "adapters.rank"
 DROPOUTS = ("model.dropout", "model.attention.dropout", "model.embedding.dropout")
@@ -28,7 +30,7 @@ def plain(values: Values) -> dict[str, Any]:
     """
     result = {path: value for path, value in values.items() if value is not None}
     for path in list(result):
-        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(
+        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT, *FACTORS)) and _idle(
             path, result[path], values
         ):
             if (value := ON_ONE_RANK.get(path)) is not None:
@@ -156,6 +158,8 @@ def _idle(path: str, value: Any, values: Values) -> bool:
         not values.get("model.experts") or (path == "model.moe.layers" and all(value))
     ):
         return True
+    if path in FACTORS:
+        return bool(value == 1)
     if path.startswith(ROTARY):
         return bool(values.get("model.embedding.positions", "rotary") != "rotary")
     if path == AUX_TRAINED:
