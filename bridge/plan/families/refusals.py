@@ -251,7 +251,7 @@ def find_unread_keys(
     """Yield a finding for each key that the class of a family does not read. transformers stores
     such keys, but no model uses them.
     """
-    if family not in FAMILIES or FAMILIES[family].foreign:
+    if family is None or family not in FAMILIES or FAMILIES[family].foreign:
         return
     for key in map(str, keys):
         if key in read_by(family) or key.startswith("_"):
