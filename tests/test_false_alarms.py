@@ -932,3 +932,23 @@ def test_a_table_of_words_that_is_given_with_its_padding_is_not_left_open() -> N
     assert "model.vocab" not in {
         found.path for found in translated("megatron", flags, "fast_llm").findings
     }
+
+
+@pytest.mark.parametrize("target", ["megatron", "fast_llm", "merak"])
+def test_a_number_never_becomes_a_switch(target: str) -> None:
+    scaled = {"fp16": {"enabled": True, "loss_scale_window": 500, "min_loss_scale": 8}}
+    result = translated("deepspeed", {"train_batch_size": 8, **scaled}, target)
+    rows = [one for one in result.findings if one.path == "fp16.loss_scale_window"]
+    assert rows
+    for row in rows:
+        assert row.change.startswith("500; precision.loss_scale.late ") or not isinstance(
+            row.after, bool
+        )
+
+
+def test_a_micro_batch_that_arrives_is_not_lost_with_the_length_of_the_samples() -> None:
+    data = {"micro_batch_size": 512, "maximum_document_length": 512}
+    source = {"data": data, "training": {"train_iters": 10}}
+    result = translated("fast_llm", source, "deepspeed")
+    assert result.config.given["train_micro_batch_size_per_gpu"] == 1
+    assert not {path for path in alarms(result) if path.startswith("data.")}

@@ -12,6 +12,8 @@ from typing import Any
 Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 EXIT = "run.exit_interval"
+FACTORS = ("optimizer.embedding_lr", "optimizer.output_lr")
+"""Factors of a part's learning rate."""
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 HABITS, RANK = "habits.", "adapters.rank"
 FACTORS = ("optimizer.embedding_lr", "optimizer.output_lr")
@@ -159,6 +161,8 @@ def _idle(path: str, value: Any, values: Values) -> bool:
         not values.get("model.experts") or (path == "model.moe.layers" and all(value))
     ):
         return True
+    if path in FACTORS:
+        return bool(value == 1)
     if path.startswith(ROTARY):
         return bool(values.get("model.embedding.positions", "rotary") != "rotary")
     if path == AUX_TRAINED:

@@ -246,12 +246,14 @@ def translate(
 def plainly(
     loss: Finding, source_values: Mapping[str, Any], target_values: Mapping[str, Any]
 ) -> Finding:
-    """Return a finding whose setting has the same value before and after, or none, with what differs in
-    its place: a plan field with its two values. Without one the value stands alone, which the target
-    applies differently.
+    """Return a finding whose setting has the same value before and after, or none, or that has the value
+    of another field after, with what differs in its place: a plan field with its two values. Without
+    one the value stands alone, which the target applies differently.
     """
     section = isinstance(loss.before, Mapping)
     same = loss.before is None or section or loss.before == loss.after
+    # A switch is never what a number or a word became.
+    same |= loss.after is not None and isinstance(loss.before, bool) != isinstance(loss.after, bool)
     if loss.how in (None, How.DEFAULTED) or loss.change or not same:
         return loss
     fields = [
@@ -572,7 +574,10 @@ def _weight(
     the loss of values of the group that no plan can hold.
     """
     # A target without a model in its config loses nothing about it: the script brings the model.
-    if rule.about_model and not target.dialect.model:
+    inside = (
+        rule.model is None and bool(fields) and all(path.startswith("model.") for path in fields)
+    )
+    if (rule.about_model or inside) and not target.dialect.model:
         beside = tuple(path for path in fields if not path.startswith("model."))
         return (
             rule.effect_of_losing(beside, config.effective)

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.plan.families.refusals import EVEN, REFUSALS, STRICT, find_refused_values
-from bridge.stack.checks import Checks, Remark, Seen, report_remarks
+from bridge.plan.families.refusals import (
+    EVEN,
+    REFUSALS,
+    STRICT,
+    find_refused_values,
+    find_unread_keys,
+    keys_below,
+)
+from bridge.stack.checks import Check, Checks, Remark, Seen, report_remarks
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.requirements import is_given
 from bridge.stack.rules import Effect
 from compat.automodel.effective import PP, D, chosen, has_pipeline, strategy
 from compat.automodel.formats import OBJECT, OLD
-from compat.automodel.model import BUILT, CLASS, OWN, SHARE, TYPE, C, family
+from compat.automodel.model import (
+    BUILT,
+    CLASS,
+    CODE,
+    OWN,
+    SHARE,
+    SPLITS,
+    TYPE,
+    C,
+    family,
+    is_of_transformers,
+    is_unread,
+    own_class,
+)
 from compat.automodel.model import KEYS as CONFIG
 from compat.automodel.releases import RELEASES, Release, release
 
@@ -23,13 +43,62 @@ SEED = 42
 
 SINCE = {"": "", STRICT: "0.6.0", EVEN: "0.7.0"}
 """Releases of AutoModel by what their transformers checks: 0.6.0 requires exactly 5.12.1, and 0.7.0 exactly 5.18.0."""
+ATTENTION = frozenset({"gpt_oss", "gptj", "bloom"})
+"""Families for which transformers has no attention by torch's own function."""
+
+
+def _splits(axis: str) -> Callable[[Seen], bool]:
+    """Return a condition on recipes: transformers' own model is split over the ranks of an axis."""
+    return lambda view: (view[D + axis] or 1) > 1 and is_of_transformers(view.given, view.context)
+
+
+EXPERTS, CONTEXT = _splits("ep_size"), _splits("cp_size")
+MESH = "_transformers/capabilities.py: validate_for_mesh"
 TRAPS = Checks(
     RELEASES,
+    Check(
+        D + "ep_size",
+        lambda view: EXPERTS(view) and _has_own_code(view),
+        "found {distributed.ep_size} with transformers' model, whose experts AutoModel does not split: it"
+        " stops when it builds the model; add "
+        + CODE
+        + " with the model's class, for which it has its own"
+        " code, or use 1",
+        Effect.STOPS,
+        MESH,
+        since="0.4.0",
+        name="own-code-splits-experts",
+    ),
+    Check(
+        D + "ep_size",
+        lambda view: EXPERTS(view) and not _has_own_code(view),
+        "found {distributed.ep_size}, and AutoModel has no code of its own for this family, which alone"
+        " splits experts: it stops when it builds the model; use 1",
+        Effect.STOPS,
+        MESH,
+        since="0.4.0",
+        name="no-code-that-splits-experts",
+    ),
+    Check(
+        D + "cp_size",
+        lambda view: CONTEXT(view) and family(view.given).name in ATTENTION,
+        "found {distributed.cp_size} with transformers' model of this family, which has no attention that"
+        " AutoModel can split: it stops when it builds the model; use 1",
+        Effect.STOPS,
+        MESH,
+        since="0.4.0",
+        name="no-attention-that-splits",
+    ),
     *(
         replace(row.check(lambda view: family(view.given).name, C), since=SINCE[row.since])
         for row in REFUSALS
     ),
 )
+
+
+def _has_own_code(view: Seen) -> bool:
+    since = SPLITS.get(family(view.given).name)
+    return since is not None and view.context.since(since)
 
 
 def inspect(config: Config) -> Iterator[Finding]:
@@ -40,6 +109,10 @@ def inspect(config: Config) -> Iterator[Finding]:
         if RELEASES.since(config.version, SINCE[STRICT]):
             refusals = find_refused_values(family(config.given).name, config.given, C)
             yield from report_remarks(refusals, view, config.origins)
+        kind = family(config.given)
+        unread = [key for key in keys_below(C, config.given) if is_unread(key, kind)]
+        origins = {path.removeprefix(C): origin for path, origin in config.origins.items()}
+        yield from find_unread_keys(kind.name, unread, origins.get, C)
     yield from report_remarks(
         _find_remarks(config.given, config.effective, release(config.version), config.entry),
         view,
@@ -87,12 +160,11 @@ def _own_code(settings: Mapping[str, Any]) -> Iterator[Remark]:
         and model_family.name in OWN
         and CLASS in settings
         and settings.get(SHARE) != 0
-        and not is_given(settings, f"{C}architectures")
+        and not is_given(settings, CODE)
     ):
-        own = f"{model_family.config.removesuffix('Config')}ForCausalLM"
         message = (
             "AutoModel builds transformers' model, which trains without the load-balancing loss;"
-            f" add {C}architectures: [{own}]"
+            f" add {CODE}: [{own_class(model_family)}]"
         )
         yield CLASS, message, Effect.NUMBERS
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from bridge.stack.rules import Habit, Since, habits
+=======
+from bridge.stack.rules import Habit, habits
+from compat.automodel.model import NAMED, family
+>>>>>>> i35b
 
 RULES = habits(
     {
@@ -42,9 +47,11 @@ RULES = habits(
             "components/distributed/config.py: check_for_nan_in_grad has no effect",
         ),
         "mtp_loss": Habit(
-            0.1,
-            "AutoModel's loss of further predicted tokens has a factor of 0.1",
-            "components/models/common/mtp: loss_scaling_factor",
+            lambda values: 0.0 if family(values).name else 0.1,
+            "AutoModel's loss of further predicted tokens has a factor of 0.1 in models that have one;"
+            " those of transformers' families predict further tokens in generation alone",
+            "components/models/common/mtp: loss_scaling_factor; transformers: modeling_layers.py, MtpModel",
+            " ".join(NAMED),
         ),
         "inverse_sqrt": Habit(
             "steps",

@@ -13,22 +13,23 @@ from bridge.plan.families import (
     FAMILIES,
     GENERIC,
     Family,
-    alike,
     apart,
     choose,
     family_of,
     groups,
     meaning,
     of_class,
+    read_by,
     spelling,
     stands_for,
 )
 from bridge.plan.families.codecs import undone
+from bridge.plan.families.source import Source
 from bridge.plan.plan import Plan, paths
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
 
 C = "model.config."
-CLASS, TYPE = C + "_target_", C + "model_type"
+CLASS, TYPE, CODE = C + "_target_", C + "model_type", C + "architectures"
 NAMED = (CLASS, TYPE)
 BUILT, ANEW = "model._target_", "nemo_automodel.NeMoAutoModelForCausalLM.from_config"
 """Key for the function that builds the model, and the function that builds a model with random
@@ -39,14 +40,11 @@ MODEL = tuple(path for path in paths() if path.startswith("model."))
 TIE, PIPELINE = C + "tie_word_embeddings", "parallel.pipeline"
 MODULE = "transformers."
 BASE = "model.rotary.base"
-POSITIONS, MOST, REACH = (
-    "model.embedding.positions",
-    "model.embedding.max_positions",
-    "max_position_embeddings",
-)
+POSITIONS, REACH = "model.embedding.positions", "embedding.max_positions"
 
 
 BALANCE, LOSS, CHOSEN = "model.moe.balance", "model.moe.aux_loss", "model.moe.top_k"
+BALANCES = (BALANCE, LOSS, "model.moe.aux_trained", "model.moe.balance_rate")
 SHARE = C + "router_aux_loss_coef"
 SWITCH, OWN = "output_router_logits", ("qwen3_moe", "gpt_oss", "ernie4_5_moe")
 """The switch for transformers' load-balancing loss, and the families for which AutoModel has its
@@ -94,7 +92,7 @@ def family(values: Group) -> Family:
 
 def model_fields(values: Group) -> Mapping[str, Any]:
     """Return the plan's model fields for a recipe. A key that the recipe's model family does not
-    have is read as in families that have it.
+    have stands for no field, because the model does not read it.
     """
     kind = family(values)
     config = {key: values[path] for path, key in KEYS.items() if path in values}
@@ -103,14 +101,15 @@ def model_fields(values: Group) -> Mapping[str, Any]:
         config[SWITCH] = True
     elif kind.name and config.get(SWITCH):
         config[SWITCH] = None
-    fields = _each_block(dict(meaning(config, kind, beyond=True)), kind)
+    fields = _each_block(dict(meaning(config, kind)), kind)
     if BASE in fields:
         # A base means rotary positions, even if the class of the config is not known.
         fields.setdefault(POSITIONS, "rotary")
-    if fields.get(POSITIONS) != "rotary" or REACH in config:
+    reach = kind.keys.get(REACH)
+    if fields.get(POSITIONS) != "rotary" or reach is None or set(reach.names) & set(config):
         return fields
     # Rotary positions have no table of positions, so a class's default of its rows limits no recipe.
-    return {path: value for path, value in fields.items() if path != MOST}
+    return {path: value for path, value in fields.items() if path != f"model.{REACH}"}
 
 
 def problems(settings: Group) -> tuple[str, ...]:
@@ -151,6 +150,20 @@ def sizes(settings: Group) -> Mapping[str, Any]:
     }
 
 
+LAYERS = tuple(
+    dict.fromkeys(C + name for kind in (GENERIC, *FAMILIES.values()) for name in kind.layer_keys)
+)
+"""Keys for the number of decoder layers, of which each family has one or two."""
+
+
+def count_layers(values: Group) -> int | None:
+    """Return the number of decoder layers that a recipe sets, or that its model's class has."""
+    kind = family(values)
+    given = {path.removeprefix(C): values[path] for path in LAYERS if values.get(path) is not None}
+    count: int | None = Source(given, kind.defaults).find(*kind.layer_keys)
+    return count
+
+
 def _read_fields(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
         fields = model_fields(values)
@@ -188,31 +201,70 @@ def _keys_of_family(
 ) -> tuple[Family, Mapping[str, Any]]:
     plan = dict(model)
     chosen = FAMILIES.get(plan.get("model.family") or "") or _infer_family(plan, one_group)
-    spellings = spelling(_of_each_block(plan, chosen), chosen, one_group, beyond=True)
+    spellings = spelling(_of_each_block(plan, chosen), chosen, one_group)
     return chosen, {
         key: tuple(value) if isinstance(value, list) else value for key, value in spellings.items()
     }
 
 
 def _infer_family(plan: Group, one_group: bool) -> Family:
-    """Return a family with common names that can express the model fields of a plan, or the generic
-    family if there is none.
+    """Return a family that can express the model fields of a plan, or the generic family if there
+    is none.
 
-    The fields that are compared with a family do not include weight initialisation and the scope of
-    the load-balancing loss, because the forward pass does not depend on them.
+    Families are compared without the fields that the forward pass does not depend on: the
+    initialisation of weights, and, if no family has it too, the load-balancing loss.
     """
     fields = {path: value for path, value in plan.items() if not path.startswith("model.init.")}
     if fields.get(BALANCE) == "batch":
         fields[BALANCE] = "pooled"
-    kind, exact = choose(fields, one_group)
-    return kind if exact and kind in alike() and kind.config else GENERIC
+    forward = {path: value for path, value in fields.items() if path not in BALANCES}
+    for compared in (fields, forward):
+        kind, exact = choose(compared, one_group)
+        if exact and kind.config:
+            return kind
+    return GENERIC
+
+
+SPLITS = {
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss"), "0.4.0"),
+    **dict.fromkeys(("minimax_m2", "qwen3_moe"), "0.4.0"),
+    "ernie4_5_moe": "0.5.0",
+}
+"""Families with experts for which AutoModel has its own code, each with the first known release of
+those that check it (_transformers/registry.py: MODEL_ARCH_MAPPING).
+"""
+
+
+def own_class(kind: Family) -> str:
+    """Return the class name by which a config asks for AutoModel's own code for a family."""
+    return kind.config.removesuffix("Config") + "ForCausalLM"
+
+
+def is_of_transformers(values: Group, context: Context) -> bool:
+    """Return whether the model of a known family is transformers', so that AutoModel's own code is
+    not used (_transformers/model_init.py: _resolve_custom_model_cls_for_config).
+    """
+    kind = family(values)
+    own = kind.name in SPLITS and context.since(SPLITS[kind.name])
+    # The config class leaves the architectures empty; another builder reads them from a checkpoint.
+    empty = CLASS in values and str(values.get(BUILT, "")).endswith(".from_config")
+    return bool(kind.config) and (
+        not own or (empty and own_class(kind) not in (values.get(CODE) or ()))
+    )
 
 
 def _write_family(values: Group, context: Context) -> Group:
     chosen, _ = _spell_model(values, context)
-    if not chosen.name:
-        return {}
-    return {BUILT: ANEW, CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}
+    if not chosen.config:
+        return {TYPE: chosen.name} if chosen.name else {}
+    # Only AutoModel's own code splits experts over ranks, and has the load-balancing loss.
+    needs = (values.get("parallel.expert") or 1) > 1 or (chosen.name in OWN and values.get(LOSS))
+    own = needs and chosen.name in SPLITS and context.since(SPLITS[chosen.name])
+    return {
+        BUILT: ANEW,
+        CLASS: MODULE + chosen.config,
+        **({CODE: (own_class(chosen),)} if own else {}),
+    }
 
 
 def _is_strange(values: Group) -> bool:
@@ -222,7 +274,7 @@ def _is_strange(values: Group) -> bool:
 
 OTHERS = tuple(path for path in (*KEYS, *NAMED, *MODEL))
 FAMILY = convert(
-    (*NAMED, BUILT),
+    (*NAMED, CODE, BUILT),
     "model.family",
     lambda values, context: {"model.family": family(values).name or None},
     _write_family,
@@ -232,8 +284,8 @@ FAMILY = convert(
         if _is_strange(values) or values.get(BUILT) not in (None, ANEW)
         else EFFECTS["model.family"]
     ),
-    sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
-    carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
+    sees=(*(path for path in OTHERS if path not in (*NAMED, "model.family")), "parallel.expert"),
+    carries={CLASS: "model.family", TYPE: "model.family", CODE: (), BUILT: ()},
     blurs=_is_strange,
     note="the choice of the model and of its initial weights",
     lossy="the family of this model is not known, or stagebridge translates only a similar family",
@@ -254,16 +306,35 @@ def _without_tie(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, 
     return write
 
 
-def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
-    """Return a condition on recipes: the recipe sets one of `keys`, but the model's family does not
-    read that key.
+OWN_KEYS: Mapping[str, frozenset[str]] = {
+    "deepseek_v3": frozenset({"qk_head_dim"}),
+    "gpt_oss": frozenset({"norm_topk_prob"}),
+    "minimax_m2": frozenset({"scoring_func", "use_qk_norm"}),
+    "qwen2": frozenset({"mlp_bias"}),
+}
+"""Keys that AutoModel's own code for a family reads, and transformers' does not
+(components/models/FAMILY/model.py).
+"""
+
+
+def is_unread(key: str, kind: Family) -> bool:
+    """Return whether no model of a family that AutoModel builds reads a key of the model's config."""
+    if not kind.name or kind.foreign:
+        return False
+    return key not in read_by(kind.name) | OWN_KEYS.get(kind.name, frozenset())
+
+
+def _effect_on_model(keys: tuple[str, ...], effect: Effect) -> Callable[[Group], Effect]:
+    """Return a function for the effect of losing `keys`: none if the model reads none of those that
+    a recipe sets.
     """
 
-    def unread(values: Group) -> bool:
-        reads = family(values).keys_it_reads
-        return any(values.get(C + key) is not None and key not in reads for key in keys)
+    def of_values(values: Group) -> Effect:
+        set_keys = [key for key in keys if values.get(C + key) is not None]
+        unread = set_keys and all(is_unread(key, family(values)) for key in set_keys)
+        return Effect.NONE if unread else effect
 
-    return unread
+    return of_values
 
 
 def _group_rule(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
@@ -283,13 +354,14 @@ def _group_rule(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
         ours,
         _read_fields(ours),
         write,
-        effect=min((EFFECTS[path] for path in ours), key=lambda effect: effect.rank),
+        effect=_effect_on_model(
+            keys, min((EFFECTS[path] for path in ours), key=lambda effect: effect.rank)
+        ),
         sees=(
             *(path for path in OTHERS if path not in (*theirs, *ours)),
             *((PIPELINE,) if tied else ()),
         ),
         carries=carries,
-        blurs=_unread_by_family(keys) if keys else None,
         lossy="AutoModel cannot tie embeddings in a pipeline, so they are untied; train without a pipeline to tie them"
         if tied
         else "the model's family determines this field",

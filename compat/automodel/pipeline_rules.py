@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from bridge.stack.rules import Context, Effect, Group, convert
+from compat.automodel.model import LAYERS, NAMED, count_layers
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.virtual_stages import boundaries, number, request, stage_modules
 
 D, PP = "distributed.", "distributed.pipeline."
 """Sections of a recipe, as prefixes of their settings' paths."""
-LAYERS = "model.config.num_hidden_layers"
 AUTOPIPELINE = "nemo_automodel.components.distributed.pipelining.AutoPipeline"
 
 
@@ -34,7 +34,8 @@ STAGES = convert(
     sees=(
         D + "pp_size",
         PP + "pp_schedule",
-        LAYERS,
+        *LAYERS,
+        *NAMED,
         "parallel.pipeline",
         "schedule.name",
         "model.layers",
@@ -46,7 +47,7 @@ STAGES = convert(
     },
     note="the number of virtual stages depends on the number of layers; set model.config.num_hidden_layers",
     lossy="AutoModel distributes layers evenly, or uses a list of module names for each stage",
-    blurs=lambda values: values.get(LAYERS) is None,
+    blurs=lambda values: count_layers(values) is None,
     source="pipelining/functional.py: calculate_virtual_stages, generate_hf_model_fqn_per_model_part",
 )
 
@@ -76,7 +77,7 @@ def _virtual_stages(values: Group, ranks: int) -> int | None:
     """
     kind, layers, per_stage = (
         SCHEDULES[values[PP + "pp_schedule"].lower()],
-        values.get(LAYERS),
+        count_layers(values),
         values.get(SPLIT[0]),
     )
     if kind.single:

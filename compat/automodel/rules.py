@@ -11,6 +11,7 @@ from math import isqrt
 from bridge.plan.families.keys import USES
 from bridge.plan.section import fields
 from bridge.stack.rules import (
+    HABITS,
     Context,
     Effect,
     Group,
@@ -432,18 +433,45 @@ CLIP = convert(
 )
 
 
-PACKED, SAMPLE = "packed_sequence.packed_sequence_size", "dataset.seq_len"
+PACKED, SAMPLE, DATA = "packed_sequence.packed_sequence_size", "dataset.seq_len", "dataset.*"
+
+DOCUMENTS = {"attention": "document", "positions": "document", "boundaries": "masked"}
+JOINED = {"attention": "sequence", "positions": "sequence", "boundaries": "trained"}
+STREAMS = ("MegatronPretraining", "MegatronPretrainingConfig", "NanogptDataset")
+"""Data sets whose sequences are cut from a stream of documents."""
+
+
+def _read_sequence(values: Group, context: Context) -> Group:
+    length = values.get(PACKED) or values.get(SAMPLE)
+    name = str((values.get(DATA) or {}).get("_target_") or "").rpartition(".")[2]
+    kept = DOCUMENTS if values.get(PACKED) else JOINED if name in STREAMS else {}
+    return {"model.sequence": length, **{HABITS + name: value for name, value in kept.items()}}
+
+
+def _write_sequence(values: Group, context: Context) -> Group:
+    # AutoModel refuses packed samples over context ranks for most models.
+    whole = (values.get("parallel.context") or 1) == 1
+    packs = whole and values.get(HABITS + "attention") == DOCUMENTS["attention"]
+    length = values.get("model.sequence")
+    return {SAMPLE: length, **({PACKED: length} if packs else {})}
+
 
 SEQUENCE = convert(
     (PACKED, SAMPLE),
-    "model.sequence",
-    lambda values, context: {"model.sequence": values.get(PACKED) or values.get(SAMPLE)},
-    lambda values, context: {SAMPLE: values.get("model.sequence")},
-    blurs=lambda values: bool(values.get(PACKED)),
+    ("model.sequence", *(HABITS + name for name in DOCUMENTS)),
+    _read_sequence,
+    _write_sequence,
+    sees=(DATA, "parallel.context"),
     # The length at which samples are cut is a setting of the data, which no script of a model brings.
     model=False,
-    lossy="a packed sequence of several samples becomes one sample with the length of the sequence",
-    source="recipes/llm/train_ft.py: packed_sequence_size; data sets take seq_len",
+    lossy=(
+        "AutoModel keeps documents apart where it packs them, which it does not over context ranks;"
+        " without packing its data set decides"
+    ),
+    source=(
+        "recipes/llm/train_ft.py: packed_sequence_size; components/datasets/llm/packed_sequence.py: positions"
+        " restart, labels are shifted before; megatron_dataset.py: reset_attention_mask=False; data sets take seq_len"
+    ),
 )
 
 ASYNC = convert(

@@ -488,6 +488,9 @@ class ModelConfig(ModelKeys):
     model_type: str | None = field(
         None, description="The model family, by its name in transformers."
     )
+    architectures: Names | None = field(
+        None, description="Model class; AutoModel's own code for it is used, if there is any."
+    )
     others: Free | None = rest("in the model's config")
 
 

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from bridge.errors import SourceError, nearest
 from bridge.files import Document, check_nested, load
 from bridge.files.shown import show_value
-from bridge.plan.families import FAMILIES, NULL, ROTARY, read_by
+from bridge.plan.families import FAMILIES, NULL, ROTARY
+from bridge.plan.families.refusals import find_unread_keys
 from bridge.plan.families.schema import REST, spell_value
 from bridge.plan.section import Values, fields
 from bridge.stack.dialect import Reading, Written
@@ -56,33 +57,13 @@ def read(source: Any, lenient: bool = False) -> Reading:
     elif flaw:
         problems.append(flaw)
     findings += (
-        *_unread(data, settings.get("model_type"), document),
+        *find_unread_keys(settings.get("model_type"), data, lambda key: _origin(document, key)),
         *_unread_rope(data, document),
     )
     # Keys that no family reads are kept as they are, so that a file that is written again has them.
     return Reading(
         Values({**settings, **({REST: others} if others else {})}), "file", origins, tuple(findings)
     ).unless(problems)
-
-
-def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> Iterator[Finding]:
-    """Yield findings on keys that the family's class does not read. transformers stores such keys,
-    but no model uses them.
-    """
-    for key in map(str, data) if family in FAMILIES and not FAMILIES[family].foreign else ():
-        if key in read_by(family) or key.startswith("_"):
-            continue
-        # A misspelled key changes the model that the user meant; any other unread key is harmless.
-        hint = nearest(key, read_by(family)) or nearest(key.lower(), read_by(family))
-        message = f"has no effect: transformers keeps the key, but no {family} model reads it{hint}"
-        yield Finding(
-            key,
-            message,
-            Effect.NUMBERS if hint else Effect.NONE,
-            True,
-            origin=_origin(document, key),
-            surprising=True,
-        )
 
 
 def _unread_rope(data: Mapping[str, Any], document: Document | None) -> Iterator[Finding]:

@@ -14,21 +14,28 @@ DATASET = (
 
 
 def _apart(
-    flag: str, name: str, apart: str, together: str, note: str, packs: tuple[str, ...] = PACKS
+    flags: tuple[str, ...],
+    name: str,
+    apart: str,
+    together: str,
+    note: str,
+    packs: tuple[str, ...] = PACKS,
 ) -> Rule:
-    """Return the rule for a flag that keeps the documents of a sequence apart in one respect."""
+    """Return the rule for flags of which each keeps the documents of a sequence apart in one
+    respect. The first is written.
+    """
     ours = HABITS + name
 
     def read(values: Group, context: Context) -> Group:
-        on = any(values.get(path) for path in (flag, *packs))
+        on = any(values.get(path) for path in (*flags, *packs))
         return {ours: apart if on else together}
 
     return convert(
-        flag,
+        flags,
         ours,
         read,
-        lambda values, context: {flag: True} if values.get(ours) == apart else {},
-        sees=packs,
+        lambda values, context: {flags[0]: True} if values.get(ours) == apart else {},
+        sees=tuple(path for path in packs if path not in flags),
         note=note,
         source=DATASET,
     )
@@ -36,21 +43,22 @@ def _apart(
 
 DOCUMENTS = (
     _apart(
-        "reset_attention_mask",
+        # The data set's own masking moves the positions too, which then make no difference.
+        ("reset_attention_mask", PACKS[1]),
         "attention",
         "document",
         "sequence",
         "Megatron's tokens attend to earlier documents of their sequence unless the mask is reset",
     ),
     _apart(
-        "reset_position_ids",
+        ("reset_position_ids",),
         "positions",
         "document",
         "sequence",
         "Megatron counts positions over all documents of a sequence unless they are reset",
     ),
     _apart(
-        "eod_mask_loss",
+        ("eod_mask_loss",),
         "boundaries",
         "masked",
         "trained",

@@ -465,7 +465,12 @@ STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     (
         "head_dim",
         {**LLAMA, "head_dim": 17},
-        {**LLAMA, "head_dim": 17, "partial_rotary_factor": 0.5},
+        {
+            "model_type": "nemotron",
+            "num_key_value_heads": 8,
+            "head_dim": 17,
+            "partial_rotary_factor": 0.5,
+        },
     ),
     (
         "initializer_range",

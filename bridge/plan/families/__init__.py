@@ -20,7 +20,6 @@ from bridge.plan.families.table import FAMILIES as FAMILIES
 from bridge.plan.families.table import GENERIC as GENERIC
 from bridge.plan.families.table import ROTARY as ROTARY
 from bridge.plan.families.table import Family as Family
-from bridge.plan.families.table import alike as alike
 from bridge.plan.families.table import family_of as family_of
 from bridge.plan.families.table import groups as groups
 from bridge.plan.families.table import of_class as of_class

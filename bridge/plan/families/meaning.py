@@ -17,27 +17,20 @@ PREFIX = "model."
 EXPERTS = "moe."
 
 
-def meaning(keys: Group, family: Family, beyond: bool = False) -> Mapping[str, Any]:
+def meaning(keys: Group, family: Family) -> Mapping[str, Any]:
     """Return the values of plan fields that a config of `family` sets, by path such as
     `model.layers`.
 
-    Fields without a value are left out. If `beyond` is true, keys that this family does not read
-    are read as in other families. Raises `ConfigError` for a value that no plan can hold.
+    Fields without a value are left out. Raises `ConfigError` for a value that no plan can hold.
     """
     # A text can be a key of the cache, a mapping cannot.
-    return _meaning(json.dumps(dict(keys), sort_keys=True), family.name, family, beyond)
+    return _meaning(json.dumps(dict(keys), sort_keys=True), family.name, family)
 
 
 @lru_cache(64)
-def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str, Any]:
+def _meaning(text: str, name: str, family: Family) -> Mapping[str, Any]:
     config = json.loads(text)
     model = _read(Source(config, family.defaults, family is not GENERIC), family)
-    if beyond and family is not GENERIC:
-        others = {key: value for key, value in config.items() if key not in family.keys_it_reads}
-        more = _read(Source(others, {}, False), GENERIC)
-        model = _place_fields(
-            model | {path: value for path, value in more.items() if path not in family.paths}
-        )
     # Classes with experts have defaults for all of their settings, also in a file without experts.
     if model.get("experts") is None and family is not GENERIC:
         model = {path: value for path, value in model.items() if not path.startswith(EXPERTS)}
@@ -78,33 +71,13 @@ def _place_fields(model: dict[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in model.items() if not path.startswith("rotary.")}
 
 
-def spelling(
-    plan: Group, family: Family, rope_mapping: bool, beyond: bool = False
-) -> Mapping[str, Any]:
+def spelling(plan: Group, family: Family, rope_mapping: bool) -> Mapping[str, Any]:
     """Return the keys and values that a config of `family` needs for the plan's model. Keys without
     a value are left out.
 
-    If `rope_mapping` is true, rotary positions are written as one mapping (`rope_parameters`). If
-    `beyond` is true, fields for which this family has no key are written under the keys of other
-    families.
+    If `rope_mapping` is true, rotary positions are written as one mapping (`rope_parameters`).
     """
-    model = below(PREFIX, plan)
-    keys = _write(model, family, rope_mapping)
-    if beyond and family is not GENERIC:
-        others = {
-            path: value
-            for path, value in model.items()
-            if path not in family.paths or path in FIRST
-        }
-        more = _write(others, GENERIC, rope_mapping)
-        # Falcon's class computes the width of a head, and stops at a key for it.
-        own = GENERIC.keys[WIDTH].names if WIDTH in family.paths else ()
-        keys |= {
-            key: value
-            for key, value in more.items()
-            if key not in family.keys_it_reads and key not in own
-        }
-    return keys
+    return _write(below(PREFIX, plan), family, rope_mapping)
 
 
 def _write(model: Group, family: Family, rope_mapping: bool) -> dict[str, Any]:

@@ -1,17 +1,19 @@
-"""Settings of a model's config with which transformers stops, by family; one row for each. A config
-with keys of transformers' configs takes its checks from here.
+"""Settings of a model's config with which transformers stops, by family, and those that it does not
+read; one row for each. A config with keys of transformers' configs takes its checks from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.errors import nearest
 from bridge.plan.families.schema import REST, spell_value
 from bridge.plan.families.source import NULL
-from bridge.plan.families.table import accepted_kinds
+from bridge.plan.families.table import FAMILIES, accepted_kinds, read_by
 from bridge.stack.checks import Check, Remark, Seen
+from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 
 STRICT = "5.12.1"
@@ -38,6 +40,20 @@ ROTATED = frozenset(PADDED - {"opt"})
 """Families whose configs have the size of a head, and rotate it."""
 DIVIDED = frozenset({"llama", "mistral", "cohere2"})
 """Of these, the families that compute a size that is not given."""
+WINDOWED = frozenset({"gemma2", "gemma3_text", "gpt_oss", "cohere2"})
+"""Families that make the mask of a window in every forward pass."""
+SWITCHED = frozenset({"qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"})
+"""Families whose window needs a switch."""
+MASKED = WINDOWED | {"qwen2", "qwen3", "smollm3", "exaone_moe"}
+"""Families that make a mask of a window for a block that is named as sliding. Others look at the names
+of blocks only for the cache, which they fill in training too unless it is off.
+"""
+_WHOLE = (
+    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text mixtral qwen2_moe qwen3_moe olmoe olmo2 cohere starcoder2 smollm3 "
+    "granite ernie4_5 ernie4_5_moe"
+)
+WHOLE = frozenset(_WHOLE.split())
+"""Families that rotate a whole head, whatever share the config names."""
 SCALES = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -80,7 +96,7 @@ class Refusal:
         return Check(
             start + self.key,
             when,
-            self.words,
+            self.words.replace("{", "{" + start),
             Effect.STOPS,
             f"transformers: {self.place}",
             name=self.name,
@@ -133,11 +149,34 @@ def _has_odd_head(values: Keys, keys: Keys) -> bool:
     return bool(size and size > 4 and size % 2 and (share is None or int(size * share) == size))
 
 
+def _rotates_odd_head(values: Keys, keys: Keys) -> bool:
+    size = None if values.get("head_dim") == NULL else values.get("head_dim")
+    hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    if size is None and hidden and heads:
+        size = hidden // heads
+    # Of one channel the two halves are broadcast, except where they are interleaved.
+    return bool(size and size % 2 and (size > 1 or values["model_type"].startswith("ernie")))
+
+
 def _divides_by_zero(values: Keys, keys: Keys) -> bool:
     size, share = _rotated_head(values, keys)
     return bool(
         rope(keys) == "dynamic" and size and int(size * (1.0 if share is None else share)) == 2
     )
+
+
+def _window(values: Keys) -> Any:
+    """Return the size of the window with which a model starts; None without one."""
+    if values["model_type"] in SWITCHED and not values.get("use_sliding_window"):
+        return None
+    window = values.get("sliding_window")
+    return None if window == NULL else window
+
+
+def _slides_without_window(values: Keys, keys: Keys) -> bool:
+    kinds = keys.get("layer_types")
+    fills = values["model_type"] in MASKED or values.get("use_cache") is not False
+    return fills and _window(values) is None and "sliding_attention" in (kinds or ())
 
 
 def _is_no_token(values: Keys, keys: Keys) -> bool:
@@ -206,7 +245,58 @@ def _has_kind(value: Any, kind: str) -> bool:
     return not inner or all(_has_kind(part, inner) for part in value)
 
 
+def find_unread_keys(
+    family: str | None, keys: Iterable[str], origin: Callable[[str], Origin | None], start: str = ""
+) -> Iterator[Finding]:
+    """Yield a finding for each key that the class of a family does not read. transformers stores
+    such keys, but no model uses them.
+    """
+    if family is None or family not in FAMILIES or FAMILIES[family].foreign:
+        return
+    for key in map(str, keys):
+        if key in read_by(family) or key.startswith("_"):
+            continue
+        # A misspelled key changes the model that the user meant; any other unread key is harmless.
+        hint = nearest(key, read_by(family)) or nearest(key.lower(), read_by(family))
+        yield Finding(
+            start + key,
+            f"has no effect: transformers keeps the key, but no {family} model reads it{hint}",
+            Effect.NUMBERS if hint else Effect.NONE,
+            True,
+            origin=origin(key),
+            surprising=True,
+        )
+
+
 REFUSALS = (
+    Refusal(
+        "layer_types",
+        frozenset(name for name, one in FAMILIES.items() if one.config and not one.foreign),
+        _slides_without_window,
+        "names blocks with a sliding window, and the config has no size of a window: transformers stops in"
+        " the first forward pass; set sliding_window, in families of Qwen and SmolLM also"
+        " use_sliding_window: true, or name full_attention alone",
+        "masking_utils.py: create_sliding_window_causal_mask; cache_utils.py: DynamicCache",
+        "sliding-blocks-without-a-window",
+    ),
+    Refusal(
+        "sliding_window",
+        WINDOWED,
+        lambda values, keys: keys.get("sliding_window") == NULL,
+        "is null, and this family makes the mask of a window in every forward pass: transformers stops in"
+        " the first; leave the key out, and name full_attention for every block in layer_types",
+        "masking_utils.py: create_sliding_window_causal_mask",
+        "null-stops-the-forward-pass",
+    ),
+    Refusal(
+        "sliding_window",
+        frozenset({"qwen2_moe"}),
+        lambda values, keys: bool(values.get("use_sliding_window")) and _window(values) is None,
+        "is null although use_sliding_window is true: transformers stops in the first forward pass; set a"
+        " size, or switch the window off",
+        "masking_utils.py: create_sliding_window_causal_mask",
+        "switch-without-a-window",
+    ),
     Refusal(
         "pad_token_id",
         PADDED,
@@ -218,7 +308,16 @@ REFUSALS = (
     ),
     Refusal(
         "head_dim",
-        ROTATED,
+        WHOLE,
+        _rotates_odd_head,
+        "is odd, if not by the config then by hidden_size / num_attention_heads, and this family rotates all of"
+        " it in pairs: transformers stops, at the latest in the first forward pass; use an even size of heads",
+        "models/llama/modeling_llama.py: apply_rotary_pos_emb, and its like",
+        "odd-size-that-is-rotated",
+    ),
+    Refusal(
+        "head_dim",
+        ROTATED - WHOLE,
         _has_odd_head,
         "is odd, and all of it is rotated in pairs: transformers stops when it builds the config; use an"
         " even size of heads",

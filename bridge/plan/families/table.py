@@ -53,6 +53,11 @@ class Family:
         inside = (path for part, options in self.parts for path in part.paths(options))
         return frozenset((*self.facts, *self.keys, *inside))
 
+    @property
+    def layer_keys(self) -> tuple[str, ...]:
+        """Keys for the number of layers."""
+        return self.keys["layers"].names if "layers" in self.keys else ()
+
     @cached_property
     def keys_it_reads(self) -> frozenset[str]:
         """Keys that it reads."""
@@ -135,23 +140,6 @@ def family_of(model_type: str | None) -> Family | None:
     for an unknown model type.
     """
     return GENERIC if not model_type else FAMILIES.get(model_type)
-
-
-@cache
-def alike() -> tuple[Family, ...]:
-    """Return the families that write each field under a key that the generic family also has for
-    the field, in the order of `ORDERED`.
-    """
-    names = {path: key.names for path, key in GENERIC.keys.items()}
-    return tuple(
-        family
-        for family in ORDERED
-        if all(
-            key.names[0] in names[path]
-            for path, key in family.keys.items()
-            if path in names and key.names
-        )
-    )
 
 
 def of_class(name: str) -> str | None:

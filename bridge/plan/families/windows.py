@@ -126,11 +126,9 @@ def write(model: Group, target: Target, options: Group) -> Group:
     ):
         return keys
     if window is None and not options.get("rotates"):
-        # Without a null for the window the class would fall back on its pattern, so the blocks are
-        # listed.
-        if rule in ("even", "period") and keys[WINDOW] is None:
-            keys[KINDS] = [FULL] * layers
-        return keys
+        # These families make the mask of a window also for blocks without one, and stop without a
+        # size, so they keep their default and the blocks are listed.
+        return {KINDS: [FULL] * layers} if rule in ("even", "period") else keys
     return {**keys, **_blocks(pattern or (True,) * layers, rule, layers, options)}
 
 

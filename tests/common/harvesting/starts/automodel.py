@@ -1,13 +1,15 @@
 """Builds an installed AutoModel's mesh, pipeline and steps of a recipe, and the config and model of
-transformers that the recipe names, on the meta device, to see whether they stop.
+transformers that the recipe names, with a forward pass on the meta device, to see whether they stop.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.stack.dialect import Config
+from compat.automodel.effective import D
 from compat.automodel.formats import nest_recipe
 from compat.automodel.releases import release
 from harvesting.code import first
@@ -29,14 +31,35 @@ def start(config: Config) -> None:
     name = str(settings.pop("_target_", ""))
     if not name.startswith("transformers."):
         return
-    from torch import device
+    from torch import device, long, zeros
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
     try:
         instance: Any = first([name.replace(".", ":", 1)])(**settings)
         with device("meta"):
-            build(instance)
+            built = build(instance)
+            if not settings.get("architectures"):
+                _validate(built, config)
+            # The shapes of a step tell whether masks and positions fit; experts have no kernel here.
+            if not _has_experts(built):
+                built(input_ids=zeros(1, TOKENS, dtype=long))
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error
+
+
+TOKENS = 4
+
+
+def _has_experts(model: Any) -> bool:
+    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+
+
+def _validate(model: Any, config: Config) -> None:
+    """Ask AutoModel whether it splits this model, which is transformers' own, over the mesh."""
+    validate: Any = first(["nemo_automodel._transformers.capabilities:validate_for_mesh"])
+    if validate is None:
+        return  # AutoModel asks since 0.4.0
+    axes = ("tp_size", "pp_size", "cp_size", "ep_size")
+    validate(model, SimpleNamespace(**{axis: config.effective.get(D + axis) or 1 for axis in axes}))
