@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from bridge.stack.rules import Habit, Since, habits
-=======
-from bridge.stack.rules import Habit, habits
 from compat.automodel.model import NAMED, family
->>>>>>> i35b
 
 RULES = habits(
     {
