@@ -218,8 +218,21 @@ wrong state. Each has advice for the user, which the error shows.
 """
 
 
+class Elsewhere(dict[Any, Any]):
+    """Stands for the `state` of an optimizer whose state the engine has: reading it is an error."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise BridgeError(
+            f"optimizer.state: {SLICES}; call deepspeed.utils.safe_get_full_optimizer_state(parameter,"
+            " 'exp_avg'), and save and restore it with the engine's checkpoints"
+        )
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = _refuse
+    __len__ = __iter__ = keys = values = items = get = _refuse  # type: ignore[assignment]
+
+
 def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str], None]:
-    """Make the optimizer's methods in `REFUSED` raise `BridgeError`. Make `step` raise
+    """Make the optimizer's methods in `REFUSED` and reading its state raise `BridgeError`. Make `step` raise
     `BridgeError` too, except while `stepping()` is true, which means that the engine itself calls
     `step`. Return a function that takes all of this away, when the engine ends.
     """
@@ -233,10 +246,12 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str],
                 " optimizer.step()"
             )
 
-    hook = optimizer.register_step_pre_hook(refuse_step)
+    hook, own = optimizer.register_step_pre_hook(refuse_step), optimizer.state
+    optimizer.state = Elsewhere()  # type: ignore[assignment]
 
     def free(_: str) -> None:
         hook.remove()
+        optimizer.state = own
         for name in REFUSED:
             vars(optimizer).pop(name, None)
 

@@ -146,6 +146,9 @@ class DeepSpeedEngine(nn.Module):
         self._told_twice = False
         self._idle: frozenset[str] | None = None
         self._told_idle = False
+        self._norm: float | None = None
+        self.micro_steps = 0
+        """Microbatches stepped over since this engine was made."""
         self.tput_timer = Throughput(self.train_batch_size)
 
     def _attach(self, native: Engine) -> None:
@@ -165,6 +168,8 @@ class DeepSpeedEngine(nn.Module):
         native.closing.append(self._close)
         if optimizer is not None:
             native.closing.append(client.guard(optimizer, self.stepping))
+            optimizer.overflow = False
+            optimizer.cur_scale = optimizer.loss_scale = native.scaler.scale
             if native.plan.zero.effective_stage == 3:
                 optimizer.parameter_offload = ParameterOffload(model)
 
@@ -278,6 +283,7 @@ class DeepSpeedEngine(nn.Module):
         Otherwise only count the microbatch.
         """
         self._needs_optimizer("step")
+        self.micro_steps += 1
         self.native.count_by_hand()
         if not self.native.is_gradient_accumulation_boundary():
             self._applied, self._calls = False, self._calls + 1
@@ -289,13 +295,14 @@ class DeepSpeedEngine(nn.Module):
         """Record a finished step in the engine's counters, the optimizer and the scheduler. Print a
         line of progress if the config asks for one after this step.
         """
-        self._skipped = self.native.progress.skipped
+        self._skipped, self._norm = self.native.progress.skipped, self.native.progress.grad_norm
         self.native.weights.settle()  # scripts hold parameters of their own and read them
         if self._applied:
             self._name_idle()
             self._tell(lr_kwargs)
         if self.optimizer is not None:
             self.optimizer.overflow = not self._applied
+            self.optimizer.cur_scale = self.optimizer.loss_scale = self.cur_scale
         every = self._values.get("steps_per_print")
         if every and self.global_rank == 0 and self.global_steps % every == 0:
             line = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
@@ -382,6 +389,7 @@ class DeepSpeedEngine(nn.Module):
         self._needs_optimizer("train_batch")
         with self._ours():
             loss = self.native.train_batch(batches)
+        self.micro_steps += self.gradient_accumulation_steps()
         self._applied = self.native.progress.skipped == self._skipped
         self._record_step({})
         return torch.tensor(loss, device=self.device)
@@ -529,11 +537,6 @@ class DeepSpeedEngine(nn.Module):
         return self.native.progress.samples
 
     @property
-    def micro_steps(self) -> int:
-        """Microbatches stepped over."""
-        return self.global_steps * self.gradient_accumulation_steps() + self._calls
-
-    @property
     def cur_scale(self) -> float:
         """The loss scale now."""
         return self.native.scaler.scale
@@ -574,9 +577,9 @@ class DeepSpeedEngine(nn.Module):
 
     def get_global_grad_norm(self) -> float | None:
         """Return the norm of all gradients of the last step before clipping; None before the first
-        step.
+        step of this engine, which a checkpoint does not change.
         """
-        return self.native.progress.grad_norm if self.global_steps else None
+        return self._norm
 
     def gradient_clipping(self) -> float:
         """Return the largest allowed norm of all gradients; 0 means that gradients are not clipped."""
@@ -747,13 +750,21 @@ class DeepSpeedEngine(nn.Module):
                 stacklevel=2,
             )
             return None, None
-        before = replace(self.native.progress)
+        before = replace(self.native.progress), self.native.optimizer.ahead
         optimizer = load_optimizer_states and not load_module_only
         path, state = self.native.load_checkpoint(
             load_dir, None if tag is None else str(tag), optimizer
         )
+        if not optimizer:
+            self._round_masters()
         if load_module_only:
-            self.native.progress = before
+            if self.zero_optimization_stage() == 3 and self.global_rank == 0:
+                warnings.warn(
+                    "load_checkpoint: load_module_only=True loads the weights; at ZeRO 3 DeepSpeed 0.19.8"
+                    f" keeps those that it had ({Effect.NUMBERS.value})",
+                    stacklevel=2,
+                )
+            self.native.progress, self.native.optimizer.ahead = before
         else:
             self._restore(
                 state.get(OWN) or _convert_state(path, self.lr_scheduler),
@@ -765,6 +776,13 @@ class DeepSpeedEngine(nn.Module):
             more = load_optimizer_states, load_lr_scheduler_states, load_module_only
             self._loaded = (path.parent, path.name, True, *more)
         return str(path), state.get(CLIENT, {}) if OWN in state else state
+
+    def _round_masters(self) -> None:
+        """Round masters to the compute format: without the optimizer, DeepSpeed makes them from its
+        weights (runtime/zero/stage_1_and_2.py: _restore_from_bit16_weights).
+        """
+        for flat, shard in zip(self.native.layout.flats, self.native.weights.shards, strict=True):
+            shard.copy_(shard.to(TORCH[flat.dtype]))
 
     def module_state_dict(
         self,
