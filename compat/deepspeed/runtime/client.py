@@ -228,7 +228,7 @@ class Elsewhere(dict[Any, Any]):
         )
 
     __getitem__ = __setitem__ = __delitem__ = __contains__ = _refuse
-    __len__ = __iter__ = keys = values = items = get = _refuse  # type: ignore[assignment]
+    __len__ = __iter__ = keys = values = items = get = _refuse
 
 
 def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str], None]:

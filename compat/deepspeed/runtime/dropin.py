@@ -65,6 +65,9 @@ SIZES = tuple(
     f"get_{kind}_parallel_world_size"
     for kind in ("model", "tensor_model", "pipeline_model", "pipe")
 )
+OWN_RULE = ", or pass a torch optimizer of this kind to initialize as optimizer="
+INSTEAD = {"optimizer.params.max_grad_norm": "set gradient_clipping to this value"}
+"""What to do about a setting that the engine does not run, where it is not to leave the key out."""
 MANAGED = "managed_gradient_accumulation"
 
 
@@ -241,16 +244,16 @@ def beyond(config: Config) -> Iterator[str]:
     if strange:
         yield (
             f"optimizer.type: found {kind}, which the engine does not run; use AdamW, Adam or SGD, with"
-            " no optimizer.params but lr and weight_decay"
+            f" no optimizer.params but lr and weight_decay{OWN_RULE}"
         )
     problems = [
         (
             finding.path,
             f"{finding.path}: found {finding.before!r}, which the engine does not implement"
-            f" ({finding.message}); leave this key out",
+            f" ({finding.message}); {INSTEAD.get(finding.path, 'leave this key out')}",
         )
         for finding in _find_losses(config)
-        if finding.effect is Effect.NUMBERS
+        if finding.effect is Effect.NUMBERS and finding.path != MANAGED
     ]
     rules = plan_claims(config.dialect)
     for limit in find_limits(leave_open(lift(config), own=False).values()):
@@ -259,7 +262,11 @@ def beyond(config: Config) -> Iterator[str]:
         if limit.effect is Effect.NUMBERS:
             found = config.given.get(key, limit.before)
             problems.append((key, f"{key}: found {found!r}; {limit.message}"))
-    yield from (line for path, line in problems if not (strange and path.startswith("optimizer.")))
+    for path, line in problems:
+        if not path.startswith("optimizer."):
+            yield line
+        elif not strange:
+            yield line if path in INSTEAD else line + OWN_RULE
     if config.effective.get(MANAGED) is False:
         yield (
             f"{MANAGED}: found false, but the engine always counts microbatches itself: leave the"
