@@ -222,6 +222,48 @@ def test_zero_grad_between_microbatches_forgets_what_deepspeeds_forgets(
     engine.step()
 
 
+def interrupt(engine: Any, where: str, rank: int = 0) -> None:
+    """Run a microbatch that ends with an interruption in one of its passes."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    block = engine.native.model[1]
+    block.forward, before = (stop if where == "forward" else block.forward), block.forward
+    try:
+        output = engine(rows(0, rank))
+        output.register_hook(stop)
+        engine.backward(output.square().sum())
+    except KeyboardInterrupt:
+        block.forward = before
+        return
+    raise AssertionError("nothing was interrupted")
+
+
+@LEVELS
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_training_goes_on_after_an_interruption(where: str, level: int) -> None:
+    engine = start(model(), level)
+    found = []
+    for step in range(3):
+        interrupt(engine, where)
+        found += train(engine, range(step, step + 1))
+    assert found == pytest.approx(train_plainly(model(), range(3)))
+
+
+def interrupted(rank: int, world: int) -> list[float]:
+    """Losses of a rank whose passes were interrupted."""
+    engine = start(model(), 3)
+    found = train(engine, range(1), rank)
+    interrupt(engine, "forward", rank)
+    return found + train(engine, range(1, 3), rank)
+
+
+def test_ranks_go_on_after_an_interruption(run: Run) -> None:
+    first, _ = run(2, interrupted)
+    assert first == pytest.approx(train_plainly(model(), range(3), 2))
+
+
 def lives(rank: int, world: int) -> tuple[list[list[float]], list[str], list[list[float]]]:
     """What ranks that share a model see: its losses in three engines one after the other, what is said of copies while
     weights are not whole, and the output of a copy that was made while they were.
