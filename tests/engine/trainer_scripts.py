@@ -332,7 +332,7 @@ def best_model(run: Run) -> None:
         save_steps=2,
         load_best_model_at_end=True,
         save_total_limit=1,
-        learning_rate=0.2,
+        learning_rate=0.1,
     )
     run.train(run.pretrained(), arguments, eval_dataset=Rows(6, first=9))
 

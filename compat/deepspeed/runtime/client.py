@@ -100,8 +100,12 @@ def rule_of(optimizer: Optimizer, plan: Plan) -> tuple[Make | None, dict[str, An
             " parallel ranks divide them; set zero_optimization.stage to 0 or 1 and use data ranks"
             " alone, or use torch.optim.AdamW, Adam or SGD"
         )
-    message = f"{name} needs whole parameters, so that its state is not sharded: ZeRO 0 runs"
-    cost = [Finding("zero_optimization.stage", message, Effect.COST, True, before=stage)]
+    # runtime/zero/stage_1_and_2.py: its optimizer gets one flat tensor of each group.
+    message = (
+        f"{name} needs whole parameters: the engine updates them as torch does, at ZeRO 0; DeepSpeed"
+        " applies the rule to a flat vector of all of them, with other numbers. Both agree at stage 0"
+    )
+    cost = [Finding("zero_optimization.stage", message, Effect.NUMBERS, True, before=stage)]
     return make, {"zero.stage": 0}, cost if stage else []
 
 
