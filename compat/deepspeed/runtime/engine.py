@@ -183,11 +183,16 @@ class DeepSpeedEngine(nn.Module):
         """Give the model to a native engine that has it in layers, with all state of this one."""
         remake, self._remake = self._remake, None
         assert remake is not None
-        with self._ours(), torch.enable_grad():
-            training, model = self.native.model.training, self.native.model
-            parts.take_back(model)
-            self._attach(remake(arguments))
-            model.train(training)
+        model: Any = self._modules["module"]
+        training = model.training
+        try:
+            with self._ours(), torch.enable_grad():
+                parts.take_back(model)
+                self._attach(remake(arguments))
+                model.train(training)
+        except BaseException:  # an interruption: the next call tries again
+            self._remake = remake
+            raise
         if self._loaded:
             self.load_checkpoint(*self._loaded)
 
