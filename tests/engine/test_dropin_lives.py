@@ -9,6 +9,7 @@ import io
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +221,21 @@ def test_zero_grad_between_microbatches_forgets_what_deepspeeds_forgets(
     found = deepspeed.utils.safe_get_full_grad(engine.native.model[3].weight)
     torch.testing.assert_close(found, expected)
     engine.step()
+
+
+def test_moments_that_began_late_are_saved_as_such(tmp_path: Path) -> None:
+    first = start(model(), 1)
+    train(first, range(3))
+    first.save_checkpoint(tmp_path)
+    second, third = start(model(), 1), start(model(), 1)
+    second.load_checkpoint(tmp_path, load_optimizer_states=False)
+    plain = copy.deepcopy(second.module)
+    expected = train_plainly(plain, range(3, 7))
+    found = train(second, range(3, 5))
+    second.save_checkpoint(tmp_path)
+    third.load_checkpoint(tmp_path)
+    assert [*found, *train(third, range(5, 7))] == pytest.approx(expected)
+    assert third.global_steps == 7
 
 
 def interrupt(engine: Any, where: str, rank: int = 0) -> None:
