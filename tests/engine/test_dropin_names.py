@@ -158,13 +158,19 @@ def test_models_made_within_init_are_of_the_configs_format() -> None:
 
 
 def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
-    for called, part, state, whole, half, load, compiled, evaluated, loaded in run(2, refused):
+    for rank, found in enumerate(run(2, refused)):
+        called, part, state, whole, half, load, compiled, evaluated, loaded = found
         assert called.startswith(
             "model(...): each layer's weights are whole only while that layer runs"
         )
         assert part.startswith("0(...): the module's weights are whole only")
-        assert state.startswith(
-            "state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()"
+        # Other ranks get empty tensors, as with DeepSpeed: there save_pretrained asks, and writes nothing.
+        assert (
+            state.count("tensor([])") == 6
+            if rank
+            else state.startswith(
+                "state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()"
+            )
         )
         assert whole.startswith("[[")
         assert half.startswith(

@@ -1177,11 +1177,12 @@ def two_models(run: Run) -> None:
 @script()
 def zero_init(run: Run) -> None:
     """The plugin makes models in DeepSpeed's zero.Init, as accelerate's config does it."""
-    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 
     plugin = DeepSpeedPlugin(zero_stage=run.level, gradient_clipping=0.5, zero3_init_flag=True)
     plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-    mine = Accelerator(deepspeed_plugin=plugin)
+    backend = InitProcessGroupKwargs(backend="gloo")
+    mine = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[backend])
     model = run.pretrained()
     prepared = mine.prepare(model, adamw(model), loader())
     loop(run, mine, prepared)

@@ -164,6 +164,8 @@ class DeepSpeedEngine(nn.Module):
             Guard(self._reaching_masters, _ignore)
         )
         self._guards = list(self._guard_model()) if self._in_turns() else []
+        if self._guards and native.comm.rank and native.line.size == 1:
+            model.state_dict = Guard(partial(self._show_absent, model.state_dict), model.state_dict)
         self._watch_zero_grad()
         native.closing.append(self._close)
         if optimizer is not None:
@@ -938,6 +940,20 @@ class DeepSpeedEngine(nn.Module):
                 " call state_dict() within zero.GatheredParameters(model.parameters())"
             )
 
+    def _show_absent(self, usual: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Return the model's state dictionary with an empty tensor for each weight that is not whole, as
+        DeepSpeed does. Only on ranks other than the first: there `save_pretrained` asks for it, with the
+        whole state that the first rank alone has, and writes nothing.
+        """
+        if self._inside or keywords.get("keep_vars"):
+            return usual(*arguments, **keywords)
+        state = usual(*arguments, **{**keywords, "keep_vars": True})
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                away = getattr(value, "ds_status", None) is AWAY
+                state[name] = value.new_empty(0) if away else value.detach()
+        return state
+
     def _reaching_masters(self, module: nn.Module, *_: Any) -> None:
         """Raise `BridgeError` if weights that are loaded into the model would not reach its masters."""
         flats = self.native.layout.flats
@@ -1000,7 +1016,7 @@ class DeepSpeedEngine(nn.Module):
         for hook in (self._asks, self._takes, *self._guards):
             hook.remove()
         model = self.native.model
-        for name in ("forward", "zero_grad"):
+        for name in ("forward", "zero_grad", "state_dict"):
             put = model.__dict__.get(name)
             if isinstance(put, Guard):
                 delattr(model, name)
