@@ -166,7 +166,7 @@ def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
         assert part.startswith("0(...): the module's weights are whole only")
         # Other ranks get empty tensors, as with DeepSpeed: there save_pretrained asks, and writes nothing.
         assert (
-            state.count("tensor([])") == 6
+            "('0.weight', tensor([]))" in state
             if rank
             else state.startswith(
                 "state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()"
