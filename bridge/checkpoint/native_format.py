@@ -254,7 +254,7 @@ def _build_parameter(
     exact, dtype = tensors[f"{WEIGHTS}/{name}"], _carry_value(state, "formats", {}).get(name)
     weight = weights_of(exact, dtype)
     is_trainable = name not in _carry_value(state, "frozen", [])
-    step = float(state.progress.steps) if moments else None
+    step = float(state.progress.steps - state.ahead) if moments else None
     return Parameter(weight, exact if weight is not exact else None, moments, step, is_trainable)
 
 

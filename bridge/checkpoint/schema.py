@@ -54,8 +54,8 @@ class Scaler(Strict):
 class State(Strict):
     """The content of state.json: everything in a checkpoint except the tensors. `tensors` has the
     shape of each whole tensor; `copies` are the numbers of data and tensor ranks that save
-    buffers. `carried` has values of another format that the engine does not use, so that a move
-    back can restore them.
+    buffers. `ahead` is the number of updates that the moments have not seen. `carried` has values of
+    another format that the engine does not use, so that a move back can restore them.
     """
 
     format: int
@@ -65,6 +65,7 @@ class State(Strict):
     scaler: Scaler
     client: dict[str, JsonValue]
     copies: tuple[Size, Size] = (1, 1)
+    ahead: int = 0
     tensors: dict[str, tuple[Count, ...]] = {}
     carried: dict[str, JsonValue] = {}
 

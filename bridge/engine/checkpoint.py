@@ -94,8 +94,9 @@ def load(
     """Read `folder`/`tag` into `engine` (default: the tag in `latest`). Returns the path and the
     client's state.
 
-    Without `optimizer`, moments keep their values. If tensors are missing, extra, of another shape,
-    or damaged, `BridgeError` names them, and the engine stays as it was.
+    Without `optimizer`, moments keep their values and the number of updates that they have seen. If
+    tensors are missing, extra, of another shape, or damaged, `BridgeError` names them, and the engine
+    stays as it was.
     """
     if optimizer:
         _refuse_whole(engine, "; load_optimizer_states=False loads the weights")
@@ -118,7 +119,7 @@ def load(
         with together(engine):
             _fill(engine, tensors, checkpoint.state, optimizer)
     engine.weights.reload()
-    _restore(engine, checkpoint.state)
+    _restore(engine, checkpoint.state, optimizer)
     try:
         odd = _otherwise(engine, checkpoint.state)
     except FLAWS as error:
@@ -214,6 +215,7 @@ def _state(engine: TrainingState, client: Mapping[str, Any], copies: Sequence[in
         "scaler": engine.scaler.state(),
         "client": _json(client),
         "copies": (engine.data.size, engine.tensor.size),
+        "ahead": engine.optimizer.ahead,
         "tensors": dict(_contents(engine, copies)),
     }
     return json.dumps(state, indent=1)
@@ -243,12 +245,16 @@ def _generators(engine: TrainingState, rank: int) -> dict[str, Tensor]:
     return states if own is None else {**states, f"{GENERATORS}/{rank}/device": own.get_state()}
 
 
-def _restore(engine: TrainingState, state: State) -> None:
+def _restore(engine: TrainingState, state: State, optimizer: bool) -> None:
+    seen = engine.progress.steps - engine.optimizer.ahead
     for name, value in state.progress:
         setattr(engine.progress, name, value)
     engine.scaler.restore(state.scaler.model_dump())
     engine.seed = state.seed
-    engine.optimizer.set_steps(engine.progress.steps)
+    if optimizer:
+        seen = state.progress.steps - state.ahead
+        engine.optimizer.set_steps(seen)
+    engine.optimizer.ahead = state.progress.steps - seen
 
 
 def _parts(engine: TrainingState) -> Iterator[LocalBox]:

@@ -159,6 +159,14 @@ class Executor:
             waiting = self.open.pop((stage, number))
             self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
 
+    def forget(self, turn: int) -> None:
+        """Forget a forward pass that ended with an error."""
+        for key, passes in [*self.open.items()]:
+            self.open[key] = [one for one in passes if one.turn != turn]
+            if not self.open[key]:
+                del self.open[key]
+        self._values.clear()
+
     def evaluate(
         self, value: Any, output: Callable[[Any], Any], receive: Callable[[Sequence[Tensor]], Any]
     ) -> Any:

@@ -167,6 +167,8 @@ class ShardOptimizer:
         self._masters = masters
         self._pieces = [tuple(parts) for parts in pieces]
         self._single = self.whole
+        self.ahead = 0
+        """Updates of the run that the moments have not seen, as its weights were loaded without them."""
         self._build()
 
     def lr(self, rate: float) -> float:

@@ -779,12 +779,17 @@ class Engine:
         feed = replace(
             self._feed, inputs=lambda _: value, output=output, draw=lambda _: draw, turn=turn.number
         )
-        self.executor.run(
-            feed,
-            stop=lambda action: (
-                action.kind is not ActionKind.FORWARD or action.microbatch != self._micro
-            ),
-        )
+        try:
+            self.executor.run(
+                feed,
+                stop=lambda action: (
+                    action.kind is not ActionKind.FORWARD or action.microbatch != self._micro
+                ),
+            )
+        except BaseException:  # a notebook goes on after an error, and after an interruption
+            self.executor.forget(turn.number)
+            self._calls -= 1
+            raise
         if torch.is_grad_enabled():
             self._turns.append(turn)
         return results[0]

@@ -11,6 +11,8 @@ import torch
 from dropin_scripts import config_of, module
 from torch import Tensor, nn
 
+from bridge.errors import BridgeError
+
 LAYERS = (8, 16, 16, 4)
 RULES = {
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1, "torch_adam": True}}
@@ -302,3 +304,67 @@ def refused(rank: int, world: int) -> list[str]:
     )
     found.append(str({float(value.mean()) for value in engine.module_state_dict().values()}))
     return found
+
+
+def around(rank: int, world: int, name: str, config: dict[str, Any], folder: Path) -> list[Any]:
+    """What a script reads of gradients, norms and counters before and after a checkpoint is loaded, whole, without the
+    optimizer, and as weights alone; `refused` where reading is an error.
+    """
+    if name == "deepspeed" and not torch.distributed.is_initialized():
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    deepspeed, utils = module(name), below(name, "utils")
+    os.environ["LOCAL_RANK"] = str(rank)
+    seen = list[Any]()
+
+    def start() -> Any:
+        model = nn.Sequential(*layers())
+        return deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=dict(config)
+        )[0]
+
+    def gradient() -> Any:
+        try:
+            found = utils.safe_get_full_grad(engine.module[0].weight)
+        except (BridgeError, ValueError):
+            return "refused"
+        return None if found is None else found.float().tolist()
+
+    def read() -> None:
+        norm = engine.get_global_grad_norm()
+        seen.append((None if norm is None else float(norm), engine.micro_steps, engine.get_lr()))
+
+    def train(step: int) -> None:
+        for micro in range(2):
+            inputs, targets = batch_of(2 * step + micro, rank)
+            output = engine(inputs.to(next(engine.module.parameters()).dtype))
+            loss = nn.functional.mse_loss(output.float(), targets)
+            engine.backward(loss)
+            if micro:
+                seen.append(gradient())
+            engine.step()
+            seen.append(float(loss.detach()))
+        master = utils.safe_get_full_fp32_param(engine.module[0].weight)
+        seen.append(None if master is None else master.tolist())
+
+    engine = start()
+    read()
+    train(0)
+    if engine.zero_optimization_stage() in (
+        1,
+        2,
+    ):  # at ZeRO 3 DeepSpeed shows those of the last step
+        seen.append(gradient())
+    read()
+    engine.save_checkpoint(str(folder))
+    ways: tuple[dict[str, bool], ...] = ({}, {"load_optimizer_states": False})
+    if engine.zero_optimization_stage() < 3:  # where DeepSpeed itself loads nothing
+        ways += ({"load_module_only": True},)
+    for way in ways:
+        engine = start()
+        engine.load_checkpoint(str(folder), **way)
+        read()
+        for step in (1, 2):
+            train(step)
+        read()
+    return seen

@@ -4,6 +4,7 @@ they repeat, with the bytes of the layout and the numbers of torch alone.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -300,19 +301,21 @@ def test_ten_modules_are_sharded_by_their_blocks(run: Run) -> None:
             assert held["weights"] < whole, kind
 
 
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_clipping": 0,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
+    "zero_optimization": {"stage": 3},
+}
+
+
 def dropped(rank: int, world: int, folder: Path) -> list[Any]:
     """On the drop-in, whose first call shows what a module takes: losses, sizes after it, and the loss of a further step
     in this engine and in one that a checkpoint was loaded into before its first call.
     """
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_clipping": 0,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
-        "zero_optimization": {"stage": 3},
-    }
     found = list[Any]()
     for kind in (Scaled, Tied):
-        engines = [deepspeed.initialize(model=build(kind), config=config)[0] for _ in range(2)]
+        engines = [deepspeed.initialize(model=build(kind), config=CONFIG)[0] for _ in range(2)]
         losses = steps_of(engines[0], kind, rank)
         engines[0].save_checkpoint(folder / kind.__name__)
         engines[1].load_checkpoint(folder / kind.__name__)
@@ -332,6 +335,37 @@ def test_the_drop_in_shards_a_module_at_its_first_call(run: Run, tmp_path: Path)
             assert one == other and steps == [6, 6]
             for held, planned, whole, layers in sizes:
                 assert held == planned and held["weights"] < whole and len(layers) >= BLOCKS + 2
+
+
+@pytest.mark.parametrize("at", [1, 3, 6])
+def test_a_first_call_that_is_interrupted_is_made_again(at: int) -> None:
+    model, calls = build(Listed), 0
+    engine = deepspeed.initialize(model=model, config=CONFIG)[0]
+    first: Any = model.first
+    usual = first.forward
+
+    def stop(inputs: Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return usual(inputs)
+
+    first.forward = stop
+    with pytest.raises(KeyboardInterrupt):
+        engine(*batch_of(Listed, 0, 0))
+    first.forward = usual
+    assert steps_of(engine, Listed, 0) == pytest.approx([loss for (loss,) in plainly(Listed, 1)])
+    assert len(engine.native.chain.layers) == BLOCKS + 2
+
+
+def test_hooks_run_once_in_the_first_call_on_one_rank() -> None:
+    model, out = build(Listed), io.StringIO()
+    model.last.register_forward_hook(lambda *_: print("called", file=out))  # type: ignore[union-attr]
+    engine = deepspeed.initialize(model=model, config=CONFIG)[0]
+    with pytest.warns(UserWarning, match="one layer.*it has hooks"):
+        engine(*batch_of(Listed, 0, 0))
+    assert out.getvalue() == "called\n"
 
 
 def test_blocks_are_those_that_are_named() -> None:

@@ -270,7 +270,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"config": {"optimizer": {"type": "Muon", "params": {"lr": 0.02}}}},
         "optimizer.type: found Muon, which the engine does not run; use AdamW, Adam or SGD, with no"
-        " optimizer.params but lr and weight_decay$",
+        " optimizer.params but lr and weight_decay, or pass a torch optimizer of this kind to initialize as optimizer=$",
     ),
     (
         {"config": {"managed_gradient_accumulation": False}},

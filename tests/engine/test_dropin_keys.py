@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from bridge.errors import BridgeError
 from bridge.plan.section import fields
 from bridge.testing.strategies import values as typed_values
 from bridge.translation.lift import lift, plan_claims
+from compat.deepspeed import initialize
 from compat.deepspeed.dialect import DIALECT
 from compat.deepspeed.releases import release
 from compat.deepspeed.runtime import dropin
@@ -81,6 +83,30 @@ def test_no_key_is_without_an_answer(base: str, data: st.DataObject) -> None:
     assert heard(
         {**BESIDE.get(path, {}), path: value}, {**BASES[base], **BESIDE.get(path, {})}, path
     ), (path, value)
+
+
+def test_a_refusal_names_what_runs_instead() -> None:
+    def said(**values: Any) -> list[str]:
+        return list(
+            dropin.beyond(
+                config_of({path.replace("__", "."): value for path, value in values.items()})
+            )
+        )
+
+    (line,) = said(optimizer__params__amsgrad=True)
+    assert line.startswith("optimizer.params.amsgrad: found True") and line.endswith(
+        dropin.OWN_RULE
+    )
+    (line,) = said(optimizer__params__max_grad_norm=0.5)
+    assert line.endswith("; set gradient_clipping to this value")
+    (line,) = said(managed_gradient_accumulation=False)
+    assert "set gradient_accumulation_steps" in line
+    model = torch.nn.Linear(2, 2)
+    own = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    engine = initialize(model=model, optimizer=own, config={"train_batch_size": 1})[0]
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    assert engine.global_steps == 1
 
 
 PARAMS = "optimizer.params."

@@ -9,6 +9,7 @@ import io
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +221,63 @@ def test_zero_grad_between_microbatches_forgets_what_deepspeeds_forgets(
     found = deepspeed.utils.safe_get_full_grad(engine.native.model[3].weight)
     torch.testing.assert_close(found, expected)
     engine.step()
+
+
+def test_moments_that_began_late_are_saved_as_such(tmp_path: Path) -> None:
+    first = start(model(), 1)
+    train(first, range(3))
+    first.save_checkpoint(tmp_path)
+    second, third = start(model(), 1), start(model(), 1)
+    second.load_checkpoint(tmp_path, load_optimizer_states=False)
+    plain = copy.deepcopy(second.module)
+    expected = train_plainly(plain, range(3, 7))
+    found = train(second, range(3, 5))
+    second.save_checkpoint(tmp_path)
+    third.load_checkpoint(tmp_path)
+    assert [*found, *train(third, range(5, 7))] == pytest.approx(expected)
+    assert third.global_steps == 7
+
+
+def interrupt(engine: Any, where: str, rank: int = 0) -> None:
+    """Run a microbatch that ends with an interruption in one of its passes."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    block = engine.native.model[1]
+    block.forward, before = (stop if where == "forward" else block.forward), block.forward
+    try:
+        output = engine(rows(0, rank))
+        output.register_hook(stop)
+        engine.backward(output.square().sum())
+    except KeyboardInterrupt:
+        block.forward = before
+        return
+    raise AssertionError("nothing was interrupted")
+
+
+@LEVELS
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_training_goes_on_after_an_interruption(where: str, level: int) -> None:
+    engine = start(model(), level)
+    found = []
+    for step in range(3):
+        interrupt(engine, where)
+        found += train(engine, range(step, step + 1))
+    assert found == pytest.approx(train_plainly(model(), range(3)))
+
+
+def interrupted(rank: int, world: int) -> list[float]:
+    """Losses of a rank whose passes were interrupted."""
+    engine = start(model(), 3)
+    found = train(engine, range(1), rank)
+    interrupt(engine, "forward", rank)
+    return found + train(engine, range(1, 3), rank)
+
+
+def test_ranks_go_on_after_an_interruption(run: Run) -> None:
+    first, _ = run(2, interrupted)
+    assert first == pytest.approx(train_plainly(model(), range(3), 2))
 
 
 def lives(rank: int, world: int) -> tuple[list[list[float]], list[str], list[list[float]]]:

@@ -332,7 +332,7 @@ def best_model(run: Run) -> None:
         save_steps=2,
         load_best_model_at_end=True,
         save_total_limit=1,
-        learning_rate=0.2,
+        learning_rate=0.1,
     )
     run.train(run.pretrained(), arguments, eval_dataset=Rows(6, first=9))
 
@@ -917,7 +917,7 @@ def accelerator(
     run: Run, accumulation: int = 1, clip: float | None = 0.5, micro: Any = "auto", **more: Any
 ) -> Any:
     """An accelerator with DeepSpeed's plugin."""
-    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 
     plugin = DeepSpeedPlugin(
         zero_stage=run.level,
@@ -928,7 +928,9 @@ def accelerator(
     )
     plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro
-    given = {"deepspeed_plugin": plugin, **more}
+    # Without a device accelerate counts one process, unless it is told of a backend.
+    backend = InitProcessGroupKwargs(backend="gloo")
+    given = {"deepspeed_plugin": plugin, "kwargs_handlers": [backend], **more}
     return Accelerator(gradient_accumulation_steps=accumulation, **given)
 
 
@@ -1108,7 +1110,7 @@ def own_module(run: Run) -> None:
 
 @script()
 def dummies_of_a_file(run: Run) -> None:
-    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
     from accelerate.utils import DummyOptim, DummyScheduler
 
     params = {**dict.fromkeys(("lr", "weight_decay"), "auto"), "eps": 1e-5, "torch_adam": True}
@@ -1121,7 +1123,9 @@ def dummies_of_a_file(run: Run) -> None:
     path = run.folder / f"ds_config{os.environ['RANK']}.json"
     path.write_text(json.dumps(config))
     plugin = DeepSpeedPlugin(hf_ds_config=str(path), gradient_accumulation_steps=2)
-    mine = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=2)
+    backend = InitProcessGroupKwargs(backend="gloo")
+    given = {"gradient_accumulation_steps": 2, "kwargs_handlers": [backend]}
+    mine = Accelerator(deepspeed_plugin=plugin, **given)
     model = run.pretrained()
     optimizer = DummyOptim(model.parameters(), lr=1e-2, weight_decay=0.1)
     schedule = DummyScheduler(optimizer, total_num_steps=12, warmup_num_steps=2)
@@ -1173,11 +1177,12 @@ def two_models(run: Run) -> None:
 @script()
 def zero_init(run: Run) -> None:
     """The plugin makes models in DeepSpeed's zero.Init, as accelerate's config does it."""
-    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 
     plugin = DeepSpeedPlugin(zero_stage=run.level, gradient_clipping=0.5, zero3_init_flag=True)
     plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-    mine = Accelerator(deepspeed_plugin=plugin)
+    backend = InitProcessGroupKwargs(backend="gloo")
+    mine = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[backend])
     model = run.pretrained()
     prepared = mine.prepare(model, adamw(model), loader())
     loop(run, mine, prepared)

@@ -100,8 +100,12 @@ def rule_of(optimizer: Optimizer, plan: Plan) -> tuple[Make | None, dict[str, An
             " parallel ranks divide them; set zero_optimization.stage to 0 or 1 and use data ranks"
             " alone, or use torch.optim.AdamW, Adam or SGD"
         )
-    message = f"{name} needs whole parameters, so that its state is not sharded: ZeRO 0 runs"
-    cost = [Finding("zero_optimization.stage", message, Effect.COST, True, before=stage)]
+    # runtime/zero/stage_1_and_2.py: its optimizer gets one flat tensor of each group.
+    message = (
+        f"{name} needs whole parameters: the engine updates them as torch does, at ZeRO 0; DeepSpeed"
+        " applies the rule to a flat vector of all of them, with other numbers. Both agree at stage 0"
+    )
+    cost = [Finding("zero_optimization.stage", message, Effect.NUMBERS, True, before=stage)]
     return make, {"zero.stage": 0}, cost if stage else []
 
 
@@ -218,8 +222,21 @@ wrong state. Each has advice for the user, which the error shows.
 """
 
 
+class Elsewhere(dict[Any, Any]):
+    """Stands for the `state` of an optimizer whose state the engine has: reading it is an error."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise BridgeError(
+            f"optimizer.state: {SLICES}; call deepspeed.utils.safe_get_full_optimizer_state(parameter,"
+            " 'exp_avg'), and save and restore it with the engine's checkpoints"
+        )
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = _refuse
+    __len__ = __iter__ = keys = values = items = get = _refuse
+
+
 def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str], None]:
-    """Make the optimizer's methods in `REFUSED` raise `BridgeError`. Make `step` raise
+    """Make the optimizer's methods in `REFUSED` and reading its state raise `BridgeError`. Make `step` raise
     `BridgeError` too, except while `stepping()` is true, which means that the engine itself calls
     `step`. Return a function that takes all of this away, when the engine ends.
     """
@@ -233,10 +250,12 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str],
                 " optimizer.step()"
             )
 
-    hook = optimizer.register_step_pre_hook(refuse_step)
+    hook, own = optimizer.register_step_pre_hook(refuse_step), optimizer.state
+    optimizer.state = Elsewhere()  # type: ignore[assignment]
 
     def free(_: str) -> None:
         hook.remove()
+        optimizer.state = own
         for name in REFUSED:
             vars(optimizer).pop(name, None)
 

@@ -21,7 +21,7 @@ from bridge.engine import comm
 from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check, find_limits
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import Arguments, as_module
+from bridge.engine.layers import Arguments, as_module, hooks_of
 from bridge.engine.models.cutting import UNKNOWN, draws_numbers
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
@@ -65,6 +65,9 @@ SIZES = tuple(
     f"get_{kind}_parallel_world_size"
     for kind in ("model", "tensor_model", "pipeline_model", "pipe")
 )
+OWN_RULE = ", or pass a torch optimizer of this kind to initialize as optimizer="
+INSTEAD = {"optimizer.params.max_grad_norm": "set gradient_clipping to this value"}
+"""What to do about a setting that the engine does not run, where it is not to leave the key out."""
 MANAGED = "managed_gradient_accumulation"
 
 
@@ -118,11 +121,17 @@ def initialize(
         paths = {finding.path for finding in native.findings}
 
         def remake(arguments: Arguments) -> Engine:
-            if draws_numbers(native.model, arguments):
+            hooks = here.world == 1 and _has_hooks(native.model)
+            if hooks or draws_numbers(native.model, arguments):
+                why = (
+                    "it has hooks, which a trial of its layers would run"
+                    if hooks
+                    else "it draws random numbers, such as those of dropout, which layers would draw"
+                    " differently, or its first batch does not run in training mode"
+                )
                 warnings.warn(
-                    "zero.stage 3: the model is one layer, whose weights are gathered together: it draws"
-                    " random numbers, such as those of dropout, which layers would draw differently, or"
-                    " its first batch does not run in training mode",
+                    "zero.stage 3: the model is one layer, whose weights are gathered together:"
+                    f" {why}",
                     stacklevel=2,
                 )
                 again = make(seed=native.seed)
@@ -235,16 +244,16 @@ def beyond(config: Config) -> Iterator[str]:
     if strange:
         yield (
             f"optimizer.type: found {kind}, which the engine does not run; use AdamW, Adam or SGD, with"
-            " no optimizer.params but lr and weight_decay"
+            f" no optimizer.params but lr and weight_decay{OWN_RULE}"
         )
     problems = [
         (
             finding.path,
             f"{finding.path}: found {finding.before!r}, which the engine does not implement"
-            f" ({finding.message}); leave this key out",
+            f" ({finding.message}); {INSTEAD.get(finding.path, 'leave this key out')}",
         )
         for finding in _find_losses(config)
-        if finding.effect is Effect.NUMBERS
+        if finding.effect is Effect.NUMBERS and finding.path != MANAGED
     ]
     rules = plan_claims(config.dialect)
     for limit in find_limits(leave_open(lift(config), own=False).values()):
@@ -253,7 +262,11 @@ def beyond(config: Config) -> Iterator[str]:
         if limit.effect is Effect.NUMBERS:
             found = config.given.get(key, limit.before)
             problems.append((key, f"{key}: found {found!r}; {limit.message}"))
-    yield from (line for path, line in problems if not (strange and path.startswith("optimizer.")))
+    for path, line in problems:
+        if not path.startswith("optimizer."):
+            yield line
+        elif not strange:
+            yield line if path in INSTEAD else line + OWN_RULE
     if config.effective.get(MANAGED) is False:
         yield (
             f"{MANAGED}: found false, but the engine always counts microbatches itself: leave the"
@@ -402,6 +415,10 @@ def _native(
     wide: dict[str, Any] = WIDE if formats == {torch.float64} else {}
     if formats == {torch.float32, torch.float64}:
         wide = dict.fromkeys(WIDE)
+    precision, stage = plan.precision, plan.zero.effective_stage or 0
+    wider = stage > 1 and precision.communicate == precision.compute != precision.reduce
+    if wider and here.world == 1:
+        wide = {"precision.communicate": precision.reduce}
     whole = Plan.of({**plan.values(), **own, **level, **wide})
     engine = bridge.engine.initialize(
         model,
@@ -417,7 +434,16 @@ def _native(
         optimizer=make,
     )
     drawn = _drawn(model, here.world)
-    engine.findings += (*findings, *frozen, *costs, *_narrow(formats), *drawn)
+    late = _rounded_later() if wider and here.world > 1 else ()
+    engine.findings += (
+        *findings,
+        *frozen,
+        *costs,
+        *_narrow(formats),
+        *drawn,
+        *late,
+        *_tried(engine),
+    )
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
@@ -459,6 +485,17 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
             )
 
 
+def _rounded_later() -> Iterator[Finding]:
+    """Yield a finding for gradients that accumulate in a wider format than ranks exchange them in."""
+    yield Finding(
+        "data_types.grad_accum_dtype",
+        "the engine exchanges the sum of a step's microbatches, rounded once; DeepSpeed exchanges each"
+        " microbatch, and adds them up afterwards",
+        Effect.ROUNDING,
+        given=True,
+    )
+
+
 def _drawn(model: nn.Module, world: int) -> Iterator[Finding]:
     """Yield a finding for a model with dropout on several ranks."""
     if world > 1 and _has_dropout(model):
@@ -482,10 +519,25 @@ def _has_dropout(model: nn.Module) -> bool:
 
 def _may_draw(model: nn.Module) -> bool:
     """Return whether a model may draw random numbers: by dropout, or in hooks, as NEFTune does."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks")
-    return _has_dropout(model) or any(
-        vars(part)[kind] for part in model.modules() for kind in kinds
-    )
+    return _has_dropout(model) or _has_hooks(model)
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    """Return whether the script has registered hooks on calls of modules."""
+    return any(map(hooks_of, model.modules()))
+
+
+def _tried(engine: Engine) -> Iterator[Finding]:
+    """Yield a finding for hooks that the search for the model's layers has run."""
+    model, layers = engine.model, engine.chain.layers
+    if len(layers) > 1 and not isinstance(model, nn.Sequential) and _has_hooks(model):
+        yield Finding(
+            "zero.stage",
+            "the model ran several times to find its layers, and its hooks with it: what they print or"
+            " write outside of the process is there several times",
+            Effect.NONE,
+            True,
+        )
 
 
 def _scale(engine: Engine, config: Config) -> None:

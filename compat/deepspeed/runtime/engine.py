@@ -146,6 +146,9 @@ class DeepSpeedEngine(nn.Module):
         self._told_twice = False
         self._idle: frozenset[str] | None = None
         self._told_idle = False
+        self._norm: float | None = None
+        self.micro_steps = 0
+        """Microbatches stepped over since this engine was made."""
         self.tput_timer = Throughput(self.train_batch_size)
 
     def _attach(self, native: Engine) -> None:
@@ -161,10 +164,14 @@ class DeepSpeedEngine(nn.Module):
             Guard(self._reaching_masters, _ignore)
         )
         self._guards = list(self._guard_model()) if self._in_turns() else []
+        if self._guards and native.comm.rank and native.line.size == 1:
+            model.state_dict = Guard(partial(self._show_absent, model.state_dict), model.state_dict)
         self._watch_zero_grad()
         native.closing.append(self._close)
         if optimizer is not None:
             native.closing.append(client.guard(optimizer, self.stepping))
+            optimizer.overflow = False
+            optimizer.cur_scale = optimizer.loss_scale = native.scaler.scale
             if native.plan.zero.effective_stage == 3:
                 optimizer.parameter_offload = ParameterOffload(model)
 
@@ -178,11 +185,16 @@ class DeepSpeedEngine(nn.Module):
         """Give the model to a native engine that has it in layers, with all state of this one."""
         remake, self._remake = self._remake, None
         assert remake is not None
-        with self._ours(), torch.enable_grad():
-            training, model = self.native.model.training, self.native.model
-            parts.take_back(model)
-            self._attach(remake(arguments))
-            model.train(training)
+        model: Any = self._modules["module"]
+        training = model.training
+        try:
+            with self._ours(), torch.enable_grad():
+                parts.take_back(model)
+                self._attach(remake(arguments))
+                model.train(training)
+        except BaseException:  # an interruption: the next call tries again
+            self._remake = remake
+            raise
         if self._loaded:
             self.load_checkpoint(*self._loaded)
 
@@ -278,6 +290,7 @@ class DeepSpeedEngine(nn.Module):
         Otherwise only count the microbatch.
         """
         self._needs_optimizer("step")
+        self.micro_steps += 1
         self.native.count_by_hand()
         if not self.native.is_gradient_accumulation_boundary():
             self._applied, self._calls = False, self._calls + 1
@@ -289,13 +302,14 @@ class DeepSpeedEngine(nn.Module):
         """Record a finished step in the engine's counters, the optimizer and the scheduler. Print a
         line of progress if the config asks for one after this step.
         """
-        self._skipped = self.native.progress.skipped
+        self._skipped, self._norm = self.native.progress.skipped, self.native.progress.grad_norm
         self.native.weights.settle()  # scripts hold parameters of their own and read them
         if self._applied:
             self._name_idle()
             self._tell(lr_kwargs)
         if self.optimizer is not None:
             self.optimizer.overflow = not self._applied
+            self.optimizer.cur_scale = self.optimizer.loss_scale = self.cur_scale
         every = self._values.get("steps_per_print")
         if every and self.global_rank == 0 and self.global_steps % every == 0:
             line = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
@@ -382,6 +396,7 @@ class DeepSpeedEngine(nn.Module):
         self._needs_optimizer("train_batch")
         with self._ours():
             loss = self.native.train_batch(batches)
+        self.micro_steps += self.gradient_accumulation_steps()
         self._applied = self.native.progress.skipped == self._skipped
         self._record_step({})
         return torch.tensor(loss, device=self.device)
@@ -529,11 +544,6 @@ class DeepSpeedEngine(nn.Module):
         return self.native.progress.samples
 
     @property
-    def micro_steps(self) -> int:
-        """Microbatches stepped over."""
-        return self.global_steps * self.gradient_accumulation_steps() + self._calls
-
-    @property
     def cur_scale(self) -> float:
         """The loss scale now."""
         return self.native.scaler.scale
@@ -574,9 +584,9 @@ class DeepSpeedEngine(nn.Module):
 
     def get_global_grad_norm(self) -> float | None:
         """Return the norm of all gradients of the last step before clipping; None before the first
-        step.
+        step of this engine, which a checkpoint does not change.
         """
-        return self.native.progress.grad_norm if self.global_steps else None
+        return self._norm
 
     def gradient_clipping(self) -> float:
         """Return the largest allowed norm of all gradients; 0 means that gradients are not clipped."""
@@ -747,13 +757,21 @@ class DeepSpeedEngine(nn.Module):
                 stacklevel=2,
             )
             return None, None
-        before = replace(self.native.progress)
+        before = replace(self.native.progress), self.native.optimizer.ahead
         optimizer = load_optimizer_states and not load_module_only
         path, state = self.native.load_checkpoint(
             load_dir, None if tag is None else str(tag), optimizer
         )
+        if not optimizer:
+            self._round_masters()
         if load_module_only:
-            self.native.progress = before
+            if self.zero_optimization_stage() == 3 and self.global_rank == 0:
+                warnings.warn(
+                    "load_checkpoint: load_module_only=True loads the weights; at ZeRO 3 DeepSpeed 0.19.8"
+                    f" keeps those that it had ({Effect.NUMBERS.value})",
+                    stacklevel=2,
+                )
+            self.native.progress, self.native.optimizer.ahead = before
         else:
             self._restore(
                 state.get(OWN) or _convert_state(path, self.lr_scheduler),
@@ -765,6 +783,13 @@ class DeepSpeedEngine(nn.Module):
             more = load_optimizer_states, load_lr_scheduler_states, load_module_only
             self._loaded = (path.parent, path.name, True, *more)
         return str(path), state.get(CLIENT, {}) if OWN in state else state
+
+    def _round_masters(self) -> None:
+        """Round masters to the compute format: without the optimizer, DeepSpeed makes them from its
+        weights (runtime/zero/stage_1_and_2.py: _restore_from_bit16_weights).
+        """
+        for flat, shard in zip(self.native.layout.flats, self.native.weights.shards, strict=True):
+            shard.copy_(shard.to(TORCH[flat.dtype]))
 
     def module_state_dict(
         self,
@@ -915,6 +940,20 @@ class DeepSpeedEngine(nn.Module):
                 " call state_dict() within zero.GatheredParameters(model.parameters())"
             )
 
+    def _show_absent(self, usual: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Return the model's state dictionary with an empty tensor for each weight that is not whole, as
+        DeepSpeed does. Only on ranks other than the first: there `save_pretrained` asks for it, with the
+        whole state that the first rank alone has, and writes nothing.
+        """
+        if self._inside or keywords.get("keep_vars"):
+            return usual(*arguments, **keywords)
+        state = usual(*arguments, **{**keywords, "keep_vars": True})
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                away = getattr(value, "ds_status", None) is AWAY
+                state[name] = value.new_empty(0) if away else value.detach()
+        return state
+
     def _reaching_masters(self, module: nn.Module, *_: Any) -> None:
         """Raise `BridgeError` if weights that are loaded into the model would not reach its masters."""
         flats = self.native.layout.flats
@@ -977,7 +1016,7 @@ class DeepSpeedEngine(nn.Module):
         for hook in (self._asks, self._takes, *self._guards):
             hook.remove()
         model = self.native.model
-        for name in ("forward", "zero_grad"):
+        for name in ("forward", "zero_grad", "state_dict"):
             put = model.__dict__.get(name)
             if isinstance(put, Guard):
                 delattr(model, name)

@@ -57,14 +57,14 @@ def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key:
 
 
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
-    """Return the parameter's whole mean gradient of the current step; None if there is no gradient.
-    Gradients exist only between the last backward of a step and `step`.
+    """Return the parameter's whole mean gradient of the current step, with ZeRO times the loss scale;
+    None if there is no gradient. Gradients exist only between the last backward of a step and `step`.
     """
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
     if place is None or shard is None:
         return None
-    return parts.whole(*place, shard) * place[0].mean_unit
+    return parts.whole(*place, shard) * parts.gradient_unit(place[0])
 
 
 def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
@@ -74,7 +74,7 @@ def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
     if place is not None and shard is not None:
-        parts.put(*place, shard, value / place[0].mean_unit)
+        parts.put(*place, shard, value / parts.gradient_unit(place[0]))
 
 
 @torch.no_grad()

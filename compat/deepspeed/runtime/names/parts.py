@@ -165,12 +165,27 @@ def moment(native: Engine, index: int, key: str) -> Tensor:
     return state[key]
 
 
-def gradient(native: Engine, index: int) -> Tensor | None:
-    """Return this rank's shard of a flat's reduced gradients; None if no microbatch has run or if the
-    flat is frozen. Raises `BridgeError` in the middle of a step.
+def gradient_unit(native: Engine) -> float:
+    """Return the factor that turns reduced gradients into those that DeepSpeed shows: of the mean loss,
+    and with ZeRO times the loss scale (utils/tensor_fragment.py: safe_get_full_grad).
     """
-    if index not in native.gradients.shards or not native.microbatch:
+    return native.mean_unit * (native.scaler.scale if native.plan.zero.effective_stage else 1)
+
+
+def gradient(native: Engine, index: int) -> Tensor | None:
+    """Return this rank's shard of a flat's reduced gradients; None if the flat is frozen, or without
+    ZeRO if no microbatch of the step has run. Raises `BridgeError` then with ZeRO, and in the middle
+    of a step.
+    """
+    if index not in native.gradients.shards:
         return None
+    if not native.microbatch:
+        if not native.plan.zero.effective_stage:
+            return None
+        raise BridgeError(
+            "gradients: found no microbatch of the next step, and those of the last step are gone; read"
+            " and change them after the last backward of a step and before step"
+        )
     if not native.is_gradient_accumulation_boundary():
         raise BridgeError(
             f"gradients: found {native.microbatch} of {native.accumulation} microbatches of the"
