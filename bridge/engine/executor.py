@@ -151,6 +151,11 @@ class Executor:
             writes += action.kind in WRITES
         return starts
 
+    def forget(self, turn: int) -> None:
+        """Forget a forward pass that ended with an error, which no backward will reach."""
+        for key, passes in self.open.items():
+            self.open[key] = [current for current in passes if current.turn != turn]
+
     def carry(self, microbatch: int) -> None:
         """Let the passes of `microbatch` that backward has not reached wait for the backward of the
         next microbatch.
@@ -180,7 +185,7 @@ class Executor:
             self.note(f"forward {self.local[stage]} ends")
             if stage == self.last:
                 result = output(value)
-                self.weights.show()
+                self.weights.hide()
             elif self._remote(stage + 1):
                 self.messages.send_once(
                     Action(stage + 1, ActionKind.SEND_FORWARD, 0), _flat(value, stage)
@@ -246,7 +251,7 @@ class Executor:
             if not current.again:
                 feed.output(microbatch, output)
             if self.joined:
-                self.weights.show()
+                self.weights.hide()
             return
         if current.again:
             # This output has no graph yet. The next stage, and another rank, have to see that it
@@ -309,7 +314,7 @@ class Executor:
         else:
             self._end_unordered()
         self._entered, self._ordered = None, False
-        self.weights.show()
+        self.weights.hide()
         for stage in self.stages:
             self._close(Action(stage, ActionKind.BACKWARD, action.microbatch), feed)
         self._place -= 1  # `run` goes on with the action behind this one

@@ -271,7 +271,9 @@ class Engine:
         inputs.
         """
         arguments = Arguments(inputs, kwargs)
-        return self._train_pass(arguments) if self._module.training else self._eval_pass(arguments)
+        # In evaluation mode, too, gradients go through the model to what the script put in front of it.
+        passes = torch.is_grad_enabled() and self.executor.joined and differentiable(arguments)
+        return (self._train_pass if self._module.training or passes else self._eval_pass)(arguments)
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run backward for one microbatch. `loss` is computed from the results of one or several
@@ -575,6 +577,7 @@ class Engine:
 
     def _find_changes(self) -> Iterator[str]:
         """Yield a problem for each change to the model since the engine was created."""
+        self.weights.take_over()
         yield from self.chain.changed()
         now = dict(self._module.named_parameters())
         for name in dict.fromkeys((*self._named, *now)):
@@ -778,12 +781,16 @@ class Engine:
         feed = replace(
             self._feed, inputs=lambda _: value, output=output, draw=lambda _: draw, turn=turn.number
         )
-        self.executor.run(
-            feed,
-            stop=lambda action: (
-                action.kind is not ActionKind.FORWARD or action.microbatch != self._micro
-            ),
-        )
+        try:
+            self.executor.run(
+                feed,
+                stop=lambda action: (
+                    action.kind is not ActionKind.FORWARD or action.microbatch != self._micro
+                ),
+            )
+        except BaseException:  # which the script may catch, and go on with another batch
+            self.executor.forget(turn.number)
+            raise
         if torch.is_grad_enabled():
             self._turns.append(turn)
         return results[0]
@@ -867,6 +874,8 @@ class Engine:
         of losses times their weights, and of these weights.
         """
         self._refuse_moved()
+        self.weights.take_over()
+        self.weights.refuse_rewritten()
         self.gradients.take_back()
         self.gradients.finish()
         squares, loss, weight, end, late, missing = self._agree()
@@ -1022,7 +1031,7 @@ class Engine:
         """Delete everything that is kept only within a step."""
         HERE.step, self._short = self.current_step, None
         self.gradients.clear()
-        self.weights.show()
+        self.weights.hide()
         self.executor.begin()
         self._totals.zero_()
         self._source = iter(())
