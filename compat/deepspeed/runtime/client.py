@@ -4,6 +4,7 @@ converts them for the native engine.
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -198,7 +199,28 @@ def scheduler_of_script(scheduler: Any, optimizer: Optimizer) -> Any:
     return instance
 
 
+def _refusing(line: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise BridgeError(line)
+
+    return refuse
+
+
 SLICES = "the optimizer's state is sharded over all ranks"
+_NO_STATE = (
+    f"{SLICES}; read it by safe_get_full_optimizer_state, write it by safe_set_full_optimizer_state, and"
+    " create a new engine to begin with none"
+)
+
+
+class AbsentState(defaultdict[Any, Any]):
+    """Stands for an optimizer's state, of which the optimizer that the script has gets nothing."""
+
+    __getitem__ = __setitem__ = clear = pop = values = items = _refusing(
+        f"optimizer.state: {_NO_STATE}"
+    )
+
+
 REFUSED = {
     "add_param_group": (
         "the layout of the engine's buffers is fixed; pass all groups to initialize, or save a"
@@ -233,31 +255,40 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str],
                 " optimizer.step()"
             )
 
-    hook = optimizer.register_step_pre_hook(refuse_step)
+    hook, before = optimizer.register_step_pre_hook(refuse_step), optimizer.state
+    optimizer.state = AbsentState()
 
     def free(_: str) -> None:
         hook.remove()
+        optimizer.state = before
         for name in REFUSED:
             vars(optimizer).pop(name, None)
 
     return free
 
 
+def prepare_step(optimizer: Optimizer) -> None:
+    """Run the hooks ahead of an optimizer's `step`, which may change gradients, before the engine's update."""
+    if not isinstance(optimizer.state, AbsentState):
+        raise BridgeError(f"optimizer.state: found another one, but {_NO_STATE}")
+    for hook in [*optimizer._optimizer_step_pre_hooks.values()]:
+        hook(optimizer, (), {})
+
+
 def announce_step(optimizer: Optimizer) -> None:
-    """Run the hooks of an optimizer's `step` after the engine's update. For one of the engine's rules,
+    """Run the hooks behind an optimizer's `step` after the engine's update. For one of the engine's rules,
     `step` itself runs them: it changes no weights, which have no gradients now. Others may.
     """
     if name_of(optimizer) is not None:
-        optimizer.step()
+        ahead, optimizer._optimizer_step_pre_hooks = (
+            optimizer._optimizer_step_pre_hooks,
+            OrderedDict(),
+        )
+        try:
+            optimizer.step()
+        finally:
+            optimizer._optimizer_step_pre_hooks = ahead
         return
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask for it
-    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
-        for hook in [*hooks.values()]:
-            hook(optimizer, (), {})
-
-
-def _refusing(line: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise BridgeError(line)
-
-    return refuse
+    for hook in [*optimizer._optimizer_step_post_hooks.values()]:
+        hook(optimizer, (), {})
