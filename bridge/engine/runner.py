@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bridge.engine import expert_stacks
 from bridge.engine.absence import change
@@ -848,7 +849,10 @@ class Engine:
             dtype = TORCH[compute] if compute and tensor.is_floating_point() else tensor.dtype
             return tensor.to(self.device, dtype)
 
-        return tree_map_only(Tensor, cast, inputs)
+        leaves, form = tree_flatten(inputs)
+        casts = [cast(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        # What needs no cast stays the same object: the model may write into a list that it gets.
+        return inputs if all(map(is_, casts, leaves)) else tree_unflatten(casts, form)
 
     def _loss(self, output: Any, targets: Any) -> tuple[Tensor, Tensor | float]:
         """Return the mean loss of a microbatch and its weight in the mean over all microbatches:
