@@ -106,9 +106,12 @@ def state_of(parameter: Any) -> State | None:
 
 
 def gradient_of(parameter: Any) -> Tensor | None:
-    """Return the gradient of a parameter, whatever its state is."""
+    """Return the gradient of a parameter, whatever its state is. A sparse one becomes dense first."""
     with torch._C.DisableTorchFunctionSubclass():
         gradient: Tensor | None = Tensor.grad.__get__(parameter)  # type: ignore[union-attr]
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.to_dense()
+            Tensor.grad.__set__(parameter, gradient)  # type: ignore[union-attr]
         return gradient
 
 

@@ -188,7 +188,7 @@ class Executor:
             self.note(f"forward {self.local[stage]} ends")
             if stage == self.last:
                 result = output(value)
-                self.weights.show()
+                self.weights.hide()
             elif self._remote(stage + 1):
                 self.messages.send_once(
                     Action(stage + 1, ActionKind.SEND_FORWARD, 0), _flat(value, stage)
@@ -254,7 +254,7 @@ class Executor:
             if not current.again:
                 feed.output(microbatch, output)
             if self.joined:
-                self.weights.show()
+                self.weights.hide()
             return
         if current.again:
             # This output has no graph yet. The next stage, and another rank, have to see that it
@@ -317,7 +317,7 @@ class Executor:
         else:
             self._end_unordered()
         self._entered, self._ordered = None, False
-        self.weights.show()
+        self.weights.hide()
         for stage in self.stages:
             self._close(Action(stage, ActionKind.BACKWARD, action.microbatch), feed)
         self._place -= 1  # `run` goes on with the action behind this one

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bridge.engine.formats import name_of
 from bridge.errors import ConfigError
@@ -19,6 +21,20 @@ class Arguments(NamedTuple):
 
     given: tuple[Any, ...]
     named: dict[str, Any]
+
+    def copy(self) -> Arguments | None:
+        """Return a copy for a trial of the model, which may write into what it gets; None if there is
+        none of an argument.
+        """
+        alone = tree_map_only(Tensor, _alone, tuple(self))
+        try:
+            return Arguments(*copy.deepcopy(alone))
+        except Exception:  # whatever an argument's own code raises
+            return None
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,25 +121,34 @@ def more_than_children(model: nn.Sequential) -> str | None:
     """Return what an `nn.Sequential` does in addition to calling its children one after the other;
     None if it does nothing else.
     """
-    forward = getattr(model.forward, GUARDS, model.forward)
-    if getattr(forward, "__func__", None) is not nn.Sequential.forward:
+    if getattr(_forward_of(model)[0], "__func__", None) is not nn.Sequential.forward:
         return f"{type(model).__name__} has a forward of its own"
     return f"{type(model).__name__} has hooks on the whole model" if hooks_of(model) else None
 
 
+def _forward_of(module: nn.Module) -> tuple[Any, Any]:
+    """Return the `forward` of a module as the script knows it, and that of its class."""
+    return getattr(module.forward, GUARDS, module.forward), type(module).forward
+
+
 def watched(modules: Mapping[str, nn.Module]) -> Callable[[], Iterator[str]]:
     """Return a function that yields a problem for each change since now to the children of `modules`
-    (by name) or to the hooks on them.
+    (by name), to their `forward`, or to the hooks on them.
     """
-    before = {name: (dict(each._modules), hooks_of(each)) for name, each in modules.items()}
+    before = {
+        name: (dict(each._modules), hooks_of(each), _forward_of(each))
+        for name, each in modules.items()
+    }
 
     def changed() -> Iterator[str]:
         for name, module in modules.items():
-            children, hooks = before[name]
+            children, hooks, forward = before[name]
             here, own = f"{name}." if name else "", module._modules
             for child in dict.fromkeys((*children, *own)):
                 if children.get(child) is not own.get(child):
                     yield f"{here}{child}: this module was replaced, added or removed {_LATER}"
+            if _forward_of(module) != forward:
+                yield f"{name or 'model'}: the forward of this module was replaced {_LATER}"
             if hooks_of(module) > hooks:
                 yield f"{name or 'model'}: this module got a hook {_LATER}"
 

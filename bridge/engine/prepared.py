@@ -53,7 +53,7 @@ class Prepared:
         """
         mesh, findings = check(plan, world)
         module = as_module(model)
-        trial = None if sample is None else arguments_of(sample, targets)
+        trial = None if sample is None else arguments_of(sample, targets).copy()
         cut, whole = plan_cut(module, plan, names, trial, layers)
         accumulation = accumulation_of(plan, mesh.sizes["data"])
         pipeline = pipeline_of(chain_of_model(module, cut), plan, accumulation, names)

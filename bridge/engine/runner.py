@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bridge.engine import expert_stacks
 from bridge.engine.absence import change
@@ -272,7 +273,9 @@ class Engine:
         inputs.
         """
         arguments = Arguments(inputs, kwargs)
-        return self._train_pass(arguments) if self._module.training else self._eval_pass(arguments)
+        # In evaluation mode, too, gradients go through the model to what the script put in front of it.
+        passes = torch.is_grad_enabled() and self.executor.joined and differentiable(arguments)
+        return (self._train_pass if self._module.training or passes else self._eval_pass)(arguments)
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run backward for one microbatch. `loss` is computed from the results of one or several
@@ -576,6 +579,7 @@ class Engine:
 
     def _find_changes(self) -> Iterator[str]:
         """Yield a problem for each change to the model since the engine was created."""
+        self.weights.take_over()
         yield from self.chain.changed()
         now = dict(self._module.named_parameters())
         for name in dict.fromkeys((*self._named, *now)):
@@ -847,7 +851,10 @@ class Engine:
             dtype = TORCH[compute] if compute and tensor.is_floating_point() else tensor.dtype
             return tensor.to(self.device, dtype)
 
-        return tree_map_only(Tensor, cast, inputs)
+        leaves, form = tree_flatten(inputs)
+        casts = [cast(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        # What needs no cast stays the same object: the model may write into a list that it gets.
+        return inputs if all(map(is_, casts, leaves)) else tree_unflatten(casts, form)
 
     def _loss(self, output: Any, targets: Any) -> tuple[Tensor, Tensor | float]:
         """Return the mean loss of a microbatch and its weight in the mean over all microbatches:
@@ -873,6 +880,8 @@ class Engine:
         of losses times their weights, and of these weights.
         """
         self._refuse_moved()
+        self.weights.take_over()
+        self.weights.refuse_rewritten()
         self.gradients.take_back()
         self.gradients.finish()
         squares, loss, weight, end, late, missing = self._agree()
@@ -1026,7 +1035,7 @@ class Engine:
         """Delete everything that is kept only within a step."""
         HERE.step, self._short = self.current_step, None
         self.gradients.clear()
-        self.weights.show()
+        self.weights.hide()
         self.executor.begin()
         self._totals.zero_()
         self._source = iter(())

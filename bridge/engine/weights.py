@@ -12,11 +12,19 @@ from torch import Tensor, nn
 from bridge.engine.absence import NAME, change, state_of
 from bridge.engine.comm import Comm, Wait
 from bridge.engine.formats import TORCH
+from bridge.errors import BridgeError
 from bridge.layout.residency import Residency
-from bridge.layout.shard import Flat, FlatPiece, Layout
+from bridge.layout.shard import Flat, FlatPiece, Layout, Slot
 from bridge.layout.traffic import GATHER
 
 EXPORT = "export weights"
+SAMPLE = 256
+"""How many elements of a slice are looked at to find weights that a script wrote past the engine."""
+_APART = (
+    "the script or the model wrote into this weight, but the engine keeps its own values apart, which the"
+    " next layer or step would bring back; call safe_set_full_fp32_param(weight, value), or use zero.stage 0"
+    " with weights in fp32"
+)
 
 
 class Weights:
@@ -48,7 +56,9 @@ class Weights:
         self._pending: dict[int, Wait] = {}
         # Parameters that share their buffer with those of other stages, by the index of their flat.
         self._turns: dict[int, list[nn.Parameter]] = {}
-        self._shown = set[int]()
+        self._shown, self._writes = set[int](), dict[int, bool]()
+        self._parameters = parameters
+        self._seen: dict[str, tuple[int, int]] = {}
         self._adopt(parameters)
 
     def whole(self, flat: Flat) -> Tensor:
@@ -66,13 +76,14 @@ class Weights:
         """Wait until the weights of `stage` are whole. Start gathers for the stages `following` as
         well, as far as buffers are free.
         """
+        self._look_back()
         if not self.residency.full:
             for index in self.residency.due((stage, *following)):
                 self._gather(index)
         flats = self.residency.flats_for_stage(stage)
         for index in flats:
             self._settle(index)
-        self.show(flats)
+        self._show(flats)
 
     @property
     def in_turns(self) -> bool:
@@ -83,7 +94,29 @@ class Weights:
         """Return whether the parameters of a flat are whole only while their stage runs."""
         return index in self._turns
 
-    def show(self, indices: Iterable[int] = ()) -> None:
+    def hide(self) -> None:
+        """Let no parameter be read whose flat shares a buffer with another stage."""
+        self._look_back()
+        self._show(())
+
+    def _look_back(self) -> None:
+        """Take over what was written into the parameters that can be read now, before another stage gets
+        their buffers. What comes past the watch, as through `data`, is looked for in the first forward pass.
+        """
+        self.take_over(self._shown)
+        for index in self._shown:
+            if not self._writes.get(index, True):
+                continue
+            flat, shard = self.layout.flats[index], self.shards[index]
+            if flat.master != flat.dtype:
+                self._refuse_rewritten(index)
+            elif not torch.equal(self.shard_of(flat), shard):
+                shard.copy_(self.shard_of(flat))
+                self._writes[index] = True
+            if torch.is_grad_enabled():
+                self._writes.setdefault(index, False)
+
+    def _show(self, indices: Iterable[int]) -> None:
         """Let the parameters of these flats be read, and those of all other flats that share a buffer
         with another stage not.
         """
@@ -92,7 +125,57 @@ class Weights:
             for parameter in self._turns[index]:
                 if state_of(parameter) != "linked":
                     change(parameter, None if index in visible else "absent")
+                    self.watch(parameter, index in visible)
         self._shown = visible
+
+    def watch(self, parameter: nn.Parameter, watches: bool = True) -> None:
+        """Let `take_over` see what the script writes into a parameter from now on, or nothing any more."""
+        name = getattr(parameter, NAME)
+        self._seen.pop(name, None)
+        if watches:
+            self._seen[name] = parameter.data_ptr(), parameter._version
+
+    def take_over(self, indices: Iterable[int] | None = None) -> None:
+        """Take over what the script wrote into parameters of these flats (default: all) since they were
+        watched, or gave them as values. Raises `BridgeError` if the master weights, which are apart, or
+        the number format are not those of what was written.
+        """
+        for index in range(len(self.shards)) if indices is None else indices:
+            for slot in self.layout.flats[index].slots:
+                parameter = self._parameters[slot.parameter.name]
+                seen = self._seen.get(slot.parameter.name)
+                if seen and seen != (parameter.data_ptr(), parameter._version):
+                    self._take_over(index, slot, parameter)
+
+    def _take_over(self, index: int, slot: Slot, parameter: nn.Parameter) -> None:
+        flat, name = self.layout.flats[index], slot.parameter.name
+        view = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
+        if (parameter.dtype, parameter.shape) != (view.dtype, view.shape):
+            raise BridgeError(
+                f"{name}: found {parameter.dtype} of shape {tuple(parameter.shape)}, expected {view.dtype} of shape"
+                f" {tuple(view.shape)} as in initialize; convert the model before that"
+            )
+        if flat.master != flat.dtype:
+            raise BridgeError(f"{name}: {_APART}")
+        self._load(flat, self.shards[index], {name: parameter})
+        parameter.data = view
+        self.watch(parameter)
+
+    def refuse_rewritten(self) -> None:
+        """Raise `BridgeError` if something wrote past the watch, as through `data`, into weights with a
+        buffer of their own and masters apart. A few elements of each slice are looked at.
+        """
+        for index in self.trainable_flats():
+            flat = self.layout.flats[index]
+            if flat.master != flat.dtype and not flat.weight_shared:
+                self._refuse_rewritten(index)
+
+    def _refuse_rewritten(self, index: int) -> None:
+        flat, shard = self.layout.flats[index], self.shards[index]
+        step = max(len(shard) // SAMPLE, 1)
+        own = self.shard_of(flat)[::step]
+        if bool(((own != shard[::step].to(own.dtype)) & (own == own)).any()):
+            raise BridgeError(f"{flat.slots[0].parameter.name} or a weight behind it: {_APART}")
 
     def refresh(self) -> None:
         """After an update, mark all trained weights as out of date. Flats with a buffer of their
@@ -118,7 +201,8 @@ class Weights:
         self._renew(everything)
 
     def settle(self) -> None:
-        """Wait until all gathers that were started have ended."""
+        """Wait until all gathers that were started have ended, and take over what the script wrote."""
+        self.take_over()
         for index in tuple(self._pending):
             self._settle(index)
 
@@ -191,18 +275,22 @@ class Weights:
                 if flat.weight_shared and self.layout.stages > 1:
                     self._turns.setdefault(index, []).append(parameter)
                     change(parameter, "absent")
+                else:
+                    self.watch(parameter)
 
     @torch.no_grad()
     def _load(self, flat: Flat, shard: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
         for slot in flat.slots:
-            self.whole(flat)[slot.start : slot.stop].copy_(
-                parameters[slot.parameter.name].reshape(-1)
-            )
+            if slot.parameter.name in parameters:
+                self.whole(flat)[slot.start : slot.stop].copy_(
+                    parameters[slot.parameter.name].reshape(-1)
+                )
         # From the parameter, and not from the buffer: the buffer may have fewer digits than the
         # master.
         for piece in flat.pieces(self.group.index):
-            values = parameters[piece.parameter.name].reshape(-1)[piece.start : piece.stop]
-            shard[piece.offset : piece.offset + len(values)].copy_(values)
+            if piece.parameter.name in parameters:
+                values = parameters[piece.parameter.name].reshape(-1)[piece.start : piece.stop]
+                shard[piece.offset : piece.offset + len(values)].copy_(values)
 
     @torch.no_grad()
     def _gather(self, index: int) -> None:

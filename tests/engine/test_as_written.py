@@ -542,3 +542,215 @@ def test_weights_that_a_script_loads_are_those_that_train(level: int) -> None:
     torch.optim.SGD(other.parameters(), 0.1).step()
     for key, value in other.state_dict().items():
         torch.testing.assert_close(engine.module_state_dict()[key], value)
+
+
+class Writes(nn.Module):
+    """A layer that gives its weight another norm in each forward pass, in one of three ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = nn.Linear(6, 6), how
+
+    def forward(self, value: Tensor) -> Tensor:
+        weight = self.inner.weight
+        if self.how == "in place":
+            with torch.no_grad():
+                weight.copy_(nn.functional.normalize(weight, dim=1))
+        elif self.how == "past the watch":
+            weight.data.copy_(nn.functional.normalize(weight.data, dim=1))
+        else:
+            weight.data = nn.functional.normalize(weight.data, dim=1)
+        return torch.tanh(self.inner(value))
+
+
+class Grows(nn.Module):
+    """A model that replaces a buffer that is not saved, and writes into what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.register_buffer("scale", torch.ones(6), persistent=False)
+
+    def forward(self, value: Tensor, notes: list[float]) -> Tensor:
+        self.scale = self.scale * 1.5
+        notes.append(1.0)
+        value.add_(1)
+        for layer in self.layers:
+            value = torch.tanh(layer(value))
+        return value * self.scale * len(notes)
+
+
+def _one_step(engine: Any, inputs: Tensor) -> Tensor:
+    loss = engine(inputs).square().mean()
+    engine.backward(loss)
+    engine.step()
+    return loss.detach()
+
+
+def _assign(model: nn.Module) -> None:
+    weight = model[2].weight  # type: ignore[index]
+    weight.data = weight.data / weight.data.norm()
+
+
+def _flatten(model: nn.Module) -> None:
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(vector * 0.5, model.parameters())
+
+
+class Plainly:
+    """Plain torch with the engine's interface."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module, self.optimizer = model, torch.optim.SGD(model.parameters(), 0.1)
+
+    def __call__(self, *given: Any) -> Any:
+        return self.module(*given)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _chain() -> nn.Module:
+    return nn.Sequential(linear(), nn.Tanh(), linear())
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("write", [_assign, _flatten])
+def test_weights_that_a_script_assigns_are_those_that_train(
+    write: Callable[[nn.Module], None], level: int
+) -> None:
+    model = _chain()
+    sides: list[Any] = [Plainly(copy.deepcopy(model)), engine_of(model, level)]
+    losses = []
+    for side in sides:
+        for _ in range(3):
+            losses.append(_one_step(side, batch()))
+            with deepspeed.zero.GatheredParameters(list(side.module.parameters()), modifier_rank=0):
+                write(side.module)
+    torch.testing.assert_close(losses[3:], losses[:3])
+
+
+def _written(rank: int, world: int, how: str, level: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(Writes(how), linear(), linear()).double()
+    plain = Plainly(copy.deepcopy(model))
+    engine = engine_of(model, level)
+    differences = [(_one_step(engine, batch()) - _one_step(plain, batch())) for _ in range(3)]
+    state = {
+        name: engine.module_state_dict()[name] - value
+        for name, value in plain.module.state_dict().items()
+    }
+    return differences, state
+
+
+@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("how", ["in place", "past the watch", "assigned"])
+def test_a_forward_pass_may_write_weights_on_two_ranks(run: Any, how: str, level: int) -> None:
+    for differences, state in run(2, _written, how, level):
+        assert all(abs(float(one)) < 1e-9 for one in differences), differences
+        assert all(float(one.abs().max()) < 1e-9 for one in state.values()), state
+
+
+def test_a_format_that_changes_after_initialize_is_refused() -> None:
+    engine = engine_of(_chain())
+    engine.module.float()
+    with pytest.raises(BridgeError, match=r"weight: found torch.float32 of shape .* torch.float64"):
+        engine(batch().float())
+
+
+@pytest.mark.parametrize("through", ["data", "weight"])
+def test_weights_whose_masters_are_apart_are_not_written_in_silence(through: str) -> None:
+    engine = engine_of(_chain(), bf16={"enabled": True})
+    _one_step(engine, batch().bfloat16())
+    with torch.no_grad():
+        for weight in engine.module.parameters():
+            (weight.data if through == "data" else weight).clamp_(-0.01, 0.01)
+    with pytest.raises(BridgeError, match="the engine keeps its own values apart"):
+        _one_step(engine, batch().bfloat16())
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_a_trial_leaves_buffers_and_arguments_as_they_were(level: int) -> None:
+    model, losses, given, notes = Grows().double(), [], batch(), list[float]()
+    for side in (Plainly(copy.deepcopy(model)), engine_of(model, level)):
+        given, notes = batch(), []
+        losses.append([side(given, notes).square().mean().detach() for _ in range(2)])
+        assert len(notes) == 2
+        torch.testing.assert_close(given, batch() + 2)
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_a_forward_pass_that_failed_is_forgotten(level: int) -> None:
+    model = _chain()
+    plain = Plainly(copy.deepcopy(model))
+    engine = engine_of(model, level)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            engine(batch()[:, :5])
+        torch.testing.assert_close(_one_step(engine, batch()), _one_step(plain, batch()))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_sparse_gradients_count(level: int) -> None:
+    words = torch.tensor([[1, 2], [2, 5]])
+    model = nn.Sequential(nn.Embedding(8, 6, sparse=True), nn.Linear(6, 2)).double()
+    plain = Plainly(copy.deepcopy(model))
+    engine = engine_of(model, level)
+    for _ in range(3):
+        torch.testing.assert_close(_one_step(engine, words), _one_step(plain, words))
+
+
+@pytest.mark.parametrize("of", ["the module", "its class"])
+def test_a_forward_that_is_replaced_after_initialize_is_refused(of: str) -> None:
+    kind = type("Own", (nn.Sequential,), {})
+    engine = engine_of(kind(linear(), linear()))
+    _one_step(engine, batch())
+    where: Any = engine.module if of == "the module" else kind
+    where.forward = lambda *given: given[-1]
+    with pytest.raises(BridgeError, match="the forward of this module was replaced"):
+        engine(batch())
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_gradients_go_through_a_model_in_evaluation_mode(level: int) -> None:
+    model, given = _chain(), [batch().requires_grad_() for _ in range(2)]
+    plain = copy.deepcopy(model)
+    engine = engine_of(model, level)
+    engine.eval()
+    for side, inputs in zip((engine, plain), given, strict=True):
+        side(inputs).square().sum().backward()
+    torch.testing.assert_close(given[0].grad, given[1].grad)
+
+
+def test_hooks_ahead_of_an_optimizers_step_change_what_it_sees() -> None:
+    model = _chain()
+    plain = Plainly(copy.deepcopy(model))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for one in (plain.optimizer, optimizer):
+        one.register_step_pre_hook(
+            lambda this, *_: (
+                [weight.grad.mul_(0.5) for row in this.param_groups for weight in row["params"]]
+                and None
+            )
+        )
+    sides = plain, engine_of(model, 0, optimizer)
+    losses = [[_one_step(side, batch()) for _ in range(3)] for side in sides]
+    torch.testing.assert_close(*losses)
+
+
+def test_the_state_of_a_scripts_optimizer_is_not_empty_in_silence() -> None:
+    model = _chain()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    engine = engine_of(model, 0, optimizer)
+    _one_step(engine, batch())
+    for ask in (optimizer.state.clear, lambda: optimizer.state[model[0].weight]):
+        with pytest.raises(BridgeError, match=r"optimizer.state: the optimizer's state is sharded"):
+            ask()
+    optimizer.state = {}
+    with pytest.raises(BridgeError, match=r"optimizer.state: found another one"):
+        _one_step(engine, batch())

@@ -82,6 +82,25 @@ def test_a_rank_computes_on_the_device_of_its_local_rank(
     )
 
 
+def test_a_rank_has_its_device_before_it_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # NCCL gathers objects, as those by which ranks agree, on the current device.
+    machine, joined = Machine(8, monkeypatch), list[tuple[int, str]]()
+
+    def connect(rank: int, world: int, address: str | None, backend: str) -> None:
+        joined.append((machine.current, backend))
+        raise ConnectionRefusedError
+
+    here = Environment(13, 16, 5, "127.0.0.1:1")
+    monkeypatch.setattr(device, "connect", connect)
+    monkeypatch.setattr(comm, "connect", connect)
+    with pytest.raises(ConnectionRefusedError):
+        device.join(here)
+    machine.current = 0
+    with pytest.raises(ConnectionRefusedError):
+        initialize(nn.Sequential(nn.Linear(2, 2)), Plan(), environment=here)
+    assert joined == [(5, "nccl"), (5, "nccl")]
+
+
 def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(4, monkeypatch)
     with pytest.raises(ConfigError, match="LOCAL_RANK: found 4, but this machine has 4 devices"):

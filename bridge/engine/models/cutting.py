@@ -125,7 +125,7 @@ def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[s
         with torch.no_grad():
             layer_output = _in_layers(model, model_cut, arguments)
         if not _same(layer_output, output):
-            raise Uncut(f"{model_cut.blocks[0]}: {_OTHER}; {WHOLE}")
+            raise Uncut(f"{_first_block(model, model_cut)}: {_OTHER}; {WHOLE}")
         packs = _packs(model, arguments, constants)
         model.train()
         _prove_training(model, model_cut, arguments, around)
@@ -172,6 +172,10 @@ def _find_hidden(output: Any) -> Iterator[str]:
         yield f"the model returns no tensor; {WHOLE}"
 
 
+def _first_block(model: nn.Module, model_cut: Cut) -> str:
+    return next(iter(model_cut.blocks), type(model).__name__)  # all may have joined a segment
+
+
 _OTHER = "the layers, run one by one, give another output than the model"
 
 
@@ -216,7 +220,7 @@ def _prove_training(
         lambda layer: Keyed(device, 0, names) if layer.keys else drawing,
     )
     if not _same(output, reference) or other_states() != end:
-        raise Uncut(f"{model_cut.blocks[0]}: in training mode, {_OTHER}; {WHOLE}")
+        raise Uncut(f"{_first_block(model, model_cut)}: in training mode, {_OTHER}; {WHOLE}")
     others = _gradients(model, output)
     largest = max((float(one.norm()) for one in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
@@ -418,14 +422,14 @@ def draws_numbers(model: nn.Module, arguments: Arguments) -> bool:
     Layers draw numbers of their own, so that such a model gives other numbers in layers. True, too, where
     that is not known, as the pass ends with an error: a batch for evaluation need not fit training.
     """
-    device = next(model.parameters()).device
+    device, own = next(model.parameters()).device, arguments.copy() or arguments
     states = torch.cuda.get_rng_state if device.type == "cuda" else torch.get_rng_state
     others = other_states()
     with still(model), torch.no_grad():
         model.train()
         before = states()
         try:
-            model(*arguments.given, **arguments.named)
+            model(*own.given, **own.named)
             draws = not torch.equal(before, states())
         except Exception:
             draws = True

@@ -42,7 +42,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         own = vars(module)
         hooks = [hook for kind in HOOKS for hook in own[kind].values()]
         reach.restores.append(partial(_refill, own, _read_items(own)))
-        reach.note([module.forward, *hooks, *(own[name] for name in own.keys() - usual)], DEPTH)
+        own_values = [own[name] for name in own.keys() - usual | {"_buffers"}]
+        reach.note([module.forward, *hooks, *own_values], DEPTH)
     for weight in model.parameters():
         reach.note([*(weight._backward_hooks or {}).values()], DEPTH)
     try:

@@ -4,6 +4,7 @@ converts them for the native engine.
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -202,7 +203,29 @@ def scheduler_of_script(scheduler: Any, optimizer: Optimizer) -> Any:
     return instance
 
 
+def _refusing(line: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise BridgeError(line)
+
+    return refuse
+
+
 SLICES = "the optimizer's state is sharded over all ranks"
+_NO_STATE = (
+    f"{SLICES}; read it by deepspeed.utils.safe_get_full_optimizer_state(parameter, 'exp_avg'), write it by"
+    " safe_set_full_optimizer_state, and save and restore it with the engine's checkpoints"
+)
+
+
+class AbsentState(defaultdict[Any, Any]):
+    """Stands for the `state` of an optimizer whose state the engine has: to read or write it is an error."""
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __len__ = __iter__ = _refusing(
+        f"optimizer.state: {_NO_STATE}"
+    )
+    keys = values = items = get = clear = pop = setdefault = update = __getitem__
+
+
 REFUSED = {
     "add_param_group": (
         "the layout of the engine's buffers is fixed; pass all groups to initialize, or save a"
@@ -222,19 +245,6 @@ wrong state. Each has advice for the user, which the error shows.
 """
 
 
-class Elsewhere(dict[Any, Any]):
-    """Stands for the `state` of an optimizer whose state the engine has: reading it is an error."""
-
-    def _refuse(self, *_: Any) -> Any:
-        raise BridgeError(
-            f"optimizer.state: {SLICES}; call deepspeed.utils.safe_get_full_optimizer_state(parameter,"
-            " 'exp_avg'), and save and restore it with the engine's checkpoints"
-        )
-
-    __getitem__ = __setitem__ = __delitem__ = __contains__ = _refuse
-    __len__ = __iter__ = keys = values = items = get = _refuse
-
-
 def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str], None]:
     """Make the optimizer's methods in `REFUSED` and reading its state raise `BridgeError`. Make `step` raise
     `BridgeError` too, except while `stepping()` is true, which means that the engine itself calls
@@ -250,33 +260,40 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> Callable[[str],
                 " optimizer.step()"
             )
 
-    hook, own = optimizer.register_step_pre_hook(refuse_step), optimizer.state
-    optimizer.state = Elsewhere()  # type: ignore[assignment]
+    hook, before = optimizer.register_step_pre_hook(refuse_step), optimizer.state
+    optimizer.state = AbsentState()
 
     def free(_: str) -> None:
         hook.remove()
-        optimizer.state = own
+        optimizer.state = before
         for name in REFUSED:
             vars(optimizer).pop(name, None)
 
     return free
 
 
+def prepare_step(optimizer: Optimizer) -> None:
+    """Run the hooks ahead of an optimizer's `step`, which may change gradients, before the engine's update."""
+    if not isinstance(optimizer.state, AbsentState):
+        raise BridgeError(f"optimizer.state: found another one, but {_NO_STATE}")
+    for hook in [*optimizer._optimizer_step_pre_hooks.values()]:
+        hook(optimizer, (), {})
+
+
 def announce_step(optimizer: Optimizer) -> None:
-    """Run the hooks of an optimizer's `step` after the engine's update. For one of the engine's rules,
+    """Run the hooks behind an optimizer's `step` after the engine's update. For one of the engine's rules,
     `step` itself runs them: it changes no weights, which have no gradients now. Others may.
     """
     if name_of(optimizer) is not None:
-        optimizer.step()
+        ahead, optimizer._optimizer_step_pre_hooks = (
+            optimizer._optimizer_step_pre_hooks,
+            OrderedDict(),
+        )
+        try:
+            optimizer.step()
+        finally:
+            optimizer._optimizer_step_pre_hooks = ahead
         return
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask for it
-    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
-        for hook in [*hooks.values()]:
-            hook(optimizer, (), {})
-
-
-def _refusing(line: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise BridgeError(line)
-
-    return refuse
+    for hook in [*optimizer._optimizer_step_post_hooks.values()]:
+        hook(optimizer, (), {})

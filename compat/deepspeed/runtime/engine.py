@@ -295,6 +295,7 @@ class DeepSpeedEngine(nn.Module):
         if not self.native.is_gradient_accumulation_boundary():
             self._applied, self._calls = False, self._calls + 1
             return
+        self._announce(client.prepare_step)
         self._applied, self._calls = self.native.step(), 0
         self._record_step(lr_kwargs or {})
 
@@ -394,6 +395,7 @@ class DeepSpeedEngine(nn.Module):
         microbatches of the step.
         """
         self._needs_optimizer("train_batch")
+        self._announce(client.prepare_step)
         with self._ours():
             loss = self.native.train_batch(batches)
         self.micro_steps += self.gradient_accumulation_steps()
@@ -1068,12 +1070,7 @@ class DeepSpeedEngine(nn.Module):
 
     def _tell(self, lr_kwargs: Mapping[str, Any]) -> None:
         """Run the hooks of the optimizer's `step`, and then the scheduler's `step`."""
-        assert self.optimizer is not None
-        self._stepping = True
-        try:
-            client.announce_step(self.optimizer)
-        finally:
-            self._stepping = False
+        self._announce(client.announce_step)
         if self.lr_scheduler is not None:
             self._twice()
             try:
@@ -1081,6 +1078,14 @@ class DeepSpeedEngine(nn.Module):
             except TypeError:  # one that wants a number: runtime/engine.py, _take_model_step
                 self.lr_scheduler.step(self.train_batch_size())
             self._moved = self._epoch()
+
+    def _announce(self, call: Callable[[torch.optim.Optimizer], None]) -> None:
+        assert self.optimizer is not None
+        self._stepping = True
+        try:
+            call(self.optimizer)
+        finally:
+            self._stepping = False
 
     def stepping(self) -> bool:
         """Return whether the engine itself is calling the optimizer's `step`."""

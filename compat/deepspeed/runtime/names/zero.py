@@ -194,6 +194,7 @@ class GatheredParameters(AbstractContextManager[None]):
             setattr(weight, WITHIN, weight.ds_status)
             change(weight, "linked" if weight.ds_status is ZeroParamStatus.NOT_AVAILABLE else None)
             self._held.append((*place, weight, weight.data))
+            place[0].weights.watch(weight, False)
             weight.data, weight.ds_status = (
                 parts.compute_parameter(*place),
                 ZeroParamStatus.AVAILABLE,
@@ -206,7 +207,9 @@ class GatheredParameters(AbstractContextManager[None]):
             value, weight.ds_status = weight.data, getattr(weight, WITHIN)
             weight.data = before
             delattr(weight, WITHIN)
-            change(weight, "absent" if weight.ds_status is ZeroParamStatus.NOT_AVAILABLE else None)
+            is_away = weight.ds_status is ZeroParamStatus.NOT_AVAILABLE
+            change(weight, "absent" if is_away else None)
+            native.weights.watch(weight, not is_away)
             engines[id(native)] = native
             changes.setdefault(id(native), []).append((index, name, value))
         self._held = []
