@@ -1,0 +1,275 @@
+"""Activations: what each layer keeps of a microbatch until its backward pass, and what the loss and
+a backward pass need for a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from bridge.layout.architecture import Architecture
+from bridge.layout.memory.rules import MemoryRules
+from bridge.layout.memory.terms import Term, product
+from bridge.layout.shard import BYTES
+from bridge.plan.plan import Plan
+
+Part = Literal[
+    "input", "norm", "projections", "attention", "mlp", "latent", "experts", "shared_experts"
+]
+"""Part of a block, by the name that selective recomputation has for it."""
+
+
+class Kept(NamedTuple):
+    """A tensor that a block keeps: elements of a token, bytes of an element, and the number of
+    tensor ranks that divide it.
+    """
+
+    what: str
+    part: Part
+    width: float
+    bytes: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sizes of a microbatch on one rank. `count` are its tokens on one context rank, `keys` the
+    tokens of a sequence, and `context` the number of context ranks. `tensor` ranks divide what is
+    split by heads and columns, and `sequence` ranks what is split by tokens.
+    """
+
+    count: int
+    keys: int
+    context: int
+    tensor: int
+    sequence: int
+
+    @classmethod
+    def of(cls, plan: Plan, shape: Architecture, micro: int) -> Tokens:
+        """The tokens of a microbatch of `micro` sequences."""
+        parallel = plan.parallel
+        context, tensor = parallel.context or 1, parallel.tensor or 1
+        sequence = tensor if parallel.sequence else 1
+        return cls(-(-micro * shape.sequence // context), shape.sequence, context, tensor, sequence)
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Says what the layers of one model keep, by the plan and by the rules of its stack."""
+
+    plan: Plan
+    shape: Architecture
+    tokens: Tokens
+    rules: MemoryRules
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element of an activation."""
+        return BYTES[self.plan.precision.autocast or self.plan.precision.compute or "fp32"]
+
+    def block(self, block: int) -> list[Kept]:
+        """What a block keeps if nothing of it is computed again."""
+        shape = self.shape
+        attention = self._latent() if shape.latent else self._attention()
+        feed = self._experts() if shape.has_experts(block) else self._dense(shape.ffn, "mlp")
+        return [*self._norms(), *attention, *self._core(), *feed, *self._dropped()]
+
+    def kept(self, block: int) -> list[Kept]:
+        """What a block keeps after its forward pass, less what selective recomputation drops."""
+        recompute = self.plan.recompute
+        if recompute.granularity != "selective":
+            return self.block(block)
+        parts = set(recompute.modules or ("attention",))
+        return [one for one in self.block(block) if one.part not in parts or one.part == "input"]
+
+    def input(self) -> Kept:
+        """The input of a block, all that a block keeps that is computed again as a whole."""
+        ranks = self.tokens.tensor if self.plan.recompute.partition else self.tokens.sequence
+        return Kept("input", "input", self.shape.hidden, self.width, ranks)
+
+    def bytes(self, kept: Iterable[Kept]) -> int:
+        """Number of bytes of these tensors for one microbatch."""
+        count = self.tokens.count
+        return sum(round(count * one.width * one.bytes / one.ranks) for one in kept)
+
+    def terms(self, kept: Iterable[Kept], number: float, of: str) -> Iterator[Term]:
+        """Yield a term for each of these tensors, of `number` blocks; `of` says what is counted."""
+        for one in kept:
+            factors = [(number, of), (self.tokens.count, "tokens"), (one.width, "elements")]
+            factors.append((one.bytes, "bytes"))
+            if one.ranks > 1:
+                factors.append((1 / one.ranks, f"(1/{one.ranks} of a tensor rank)"))
+            yield product("activations", one.what, *factors)
+
+    # What parts of a block keep
+
+    def _norm(self, what: str, width: int, number: int, ranks: int) -> Iterator[Kept]:
+        """Yield what `number` norms of tensors of this width keep: input and output; plain torch
+        computes RMSNorm in fp32 and keeps the input in fp32 and the normed vector too.
+        """
+        plain = self.rules.kernels == "torch" and self.shape.norm == "rms"
+        yield Kept(f"{what}: input", "norm", number * width, 4 if plain else self.width, ranks)
+        if plain:
+            yield Kept(f"{what}: normed", "norm", number * width, self.width, ranks)
+        yield Kept(f"{what}: output", "norm", number * width, self.width, ranks)
+
+    def _norms(self) -> Iterator[Kept]:
+        number = (1 if self.shape.shared_norm else 2) + 2 * (self.shape.place == "both")
+        yield from self._norm("norms", self.shape.hidden, number, self.tokens.sequence)
+
+    def _attention(self) -> Iterator[Kept]:
+        shape, ranks = self.shape, self.tokens.tensor
+        queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+        if shape.head_norm != "none":
+            yield from self._norm("norm of queries and keys", queries + keys, 1, ranks)
+        yield Kept("queries, keys, values", "projections", queries + 2 * keys, self.width, ranks)
+        yield Kept("output of attention", "projections", queries, self.width, ranks)
+
+    def _latent(self) -> Iterator[Kept]:
+        shape, it, ranks = self.shape, self.shape.latent, self.tokens.tensor
+        assert it is not None
+        narrow = (it.query, it.kv)
+        if shape.head_norm != "none":
+            for name, width in zip(("queries", "keys"), narrow, strict=True):
+                yield from self._norm(f"norm of narrow {name}", width, 1, self.tokens.sequence)
+        head = 2 * (it.plain + it.rotary) + it.value
+        yield Kept("queries, keys, values", "latent", shape.heads * head, self.width, ranks)
+        yield Kept("rotary part of keys", "latent", it.rotary, self.width, self.tokens.sequence)
+        value = shape.heads * it.value
+        yield Kept("output of attention", "projections", value, self.width, ranks)
+
+    def _core(self) -> Iterator[Kept]:
+        """Yield what the core of attention keeps: with flash attention a number for each head and
+        token, else the probabilities of all pairs of tokens, and with dropout a mask and what is
+        left of them.
+        """
+        shape, tokens, rules = self.shape, self.tokens, self.rules
+        if rules.attention == "flash":
+            yield Kept("log-sums of attention", "attention", shape.heads, 4, tokens.tensor)
+            if tokens.context > 1:
+                # Ranks exchange heads for tokens: the output is kept before and after it is sent.
+                width = shape.heads * (shape.latent.value if shape.latent else shape.head)
+                what = "output of attention on other tokens"
+                yield Kept(what, "attention", width, self.width, tokens.tensor)
+            return
+        pairs = shape.heads * tokens.keys
+        drops = bool(shape.attention_dropout)
+        soft = 4 if rules.attention == "eager" else self.width
+        yield Kept("probabilities", "attention", pairs, soft, tokens.tensor)
+        if rules.attention == "eager" and self.width < 4:
+            yield Kept("probabilities, rounded", "attention", pairs, self.width, tokens.tensor)
+        if drops:
+            yield Kept("mask of dropout", "attention", pairs, 1, tokens.tensor)
+            yield Kept("probabilities after dropout", "attention", pairs, self.width, tokens.tensor)
+
+    def _dense(self, width: float, part: Part, times: float = 1.0) -> Iterator[Kept]:
+        """Yield what a feed-forward layer of this width keeps for `times` copies of each token."""
+        ranks, plain = self.tokens.tensor, self.rules.kernels == "torch"
+        number = 2 if self.shape.gated else 1
+        yield Kept("results of the first projection", part, number * width * times, self.width, ranks)
+        if self.shape.gated and plain:
+            yield Kept("activation before it is gated", part, width * times, self.width, ranks)
+        yield Kept("input of the second projection", part, width * times, self.width, ranks)
+
+    def _experts(self) -> Iterator[Kept]:
+        """Yield what experts keep if every expert gets its share of the tokens."""
+        it = self.shape.experts
+        assert it is not None
+        within = self.plan.parallel.expert_tensor or self.tokens.tensor
+        # Tensor ranks that do not divide an expert divide the tokens; gathered over the others.
+        copies = it.top_k * within / self.tokens.tensor if self.tokens.sequence > 1 else it.top_k
+        yield Kept("scores of the router", "experts", 4 * it.count, 4, self.tokens.sequence)
+        yield Kept("tokens sent to experts", "experts", copies * self.shape.hidden, self.width, 1)
+        for one in self._dense(it.ffn, "experts", copies):
+            yield one._replace(what=f"experts: {one.what}", ranks=within)
+        if it.shared:
+            for one in self._dense(it.shared, "shared_experts"):
+                yield one._replace(what=f"shared experts: {one.what}")
+
+    def _dropped(self) -> Iterator[Kept]:
+        if self.shape.dropout:
+            ranks = self.tokens.sequence
+            yield Kept("masks of dropout", "mlp", 2 * self.shape.hidden, 1, ranks)
+
+    # For a moment
+
+    def head(self) -> Iterator[Kept]:
+        """Yield what the last norm keeps for the output layer."""
+        yield from self._norm("last norm", self.shape.hidden, 1, self.tokens.sequence)
+
+    def embedding(self) -> Iterator[Kept]:
+        """Yield what the embedding keeps: the mask of its dropout."""
+        if self.shape.dropout:
+            yield Kept("mask of the embedding's dropout", "mlp", self.shape.hidden, 1, self.tokens.sequence)
+
+    def loss(self) -> list[Term]:
+        """What the loss needs while it is computed: the logits in all the formats that it has them
+        in at once.
+        """
+        shape, tokens, width = self.shape, self.tokens, self.width
+        # Plain torch keeps the logits, an fp32 copy and its log-softmax, and the gradient of it.
+        each = {
+            "te": width,
+            "plain": width + 4,
+            "fused": width + 8,
+            "torch": (width if width < 4 else 0) + 12,
+        }
+        ranks = tokens.tensor if self.plan.parallel.vocabulary is not False else 1
+        factors = [(tokens.count, "tokens"), (shape.vocab, "words")]
+        factors.append((each[self.rules.loss], "bytes"))
+        if ranks > 1:
+            factors.append((1 / ranks, f"(1/{ranks} of a tensor rank)"))
+        return [product("logits", f"logits, for the loss ({self.rules.loss})", *factors)]
+
+    def output_backward(self) -> list[Term]:
+        """What the output layer needs in its backward pass: gradients of logits, of its weight and
+        of its input, and with sequence parallelism its whole input.
+        """
+        shape, tokens, width = self.shape, self.tokens, self.width
+        ranks = tokens.tensor if self.plan.parallel.vocabulary is not False else 1
+        part = (1 / ranks, f"(1/{ranks} of a tensor rank)")
+        logits = product(
+            "logits", "gradients of logits", (tokens.count, "tokens"), (shape.vocab, "words"),
+            (width, "bytes"), part,
+        )  # fmt: skip
+        weight = product(
+            "gradients", "gradient of the output layer's weight", (shape.vocab, "words"),
+            (shape.hidden, "elements"), (width, "bytes"), part,
+        )  # fmt: skip
+        inputs = product(
+            "activations", "gradient of the output layer's input",
+            (1 + 1 / tokens.sequence, "tensors"), (tokens.count, "tokens"),
+            (shape.hidden, "elements"), (width, "bytes"),
+        )  # fmt: skip
+        return [logits, weight, inputs]
+
+    def block_backward(self, block: int) -> list[Term]:
+        """What the backward pass of a block needs: gradients at the widest place of the block and,
+        where matrix products do not add to the gradient buffer themselves, the gradient of its
+        largest weight.
+        """
+        shape, tokens = self.shape, self.tokens
+        wide = max(
+            (one for one in self.block(block) if one.part not in ("input", "norm")),
+            key=lambda one: one.width * one.bytes / one.ranks,
+        )
+        terms = [
+            product(
+                "activations", f"gradient of: {wide.what}", (tokens.count, "tokens"),
+                (wide.width, "elements"), (self.width, "bytes"), (1 / wide.ranks, f"(1/{wide.ranks})"),
+            ),
+            product(
+                "activations", "gradients of the residual", (2 / tokens.sequence, "tensors"),
+                (tokens.count, "tokens"), (shape.hidden, "elements"), (self.width, "bytes"),
+            ),
+        ]  # fmt: skip
+        if not self.rules.fused_gradients:
+            largest = max(part.outputs * max(part.inputs, 1) for part in shape.parts(block + 1))
+            terms.append(
+                product(
+                    "gradients", "gradient of the largest weight", (largest, "elements"),
+                    (self.width, "bytes"), (1 / tokens.tensor, f"(1/{tokens.tensor})"),
+                )
+            )  # fmt: skip
+        return terms

@@ -1,0 +1,276 @@
+"""Estimates: the most memory that each kind of rank of a plan needs in a step, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from bridge.errors import ConfigError
+from bridge.layout.architecture import Architecture, Share
+from bridge.layout.memory.activations import Keeper, Kept, Tokens
+from bridge.layout.memory.rules import MemoryRules
+from bridge.layout.memory.states import Rank, state_terms
+from bridge.layout.memory.terms import STATES, Term, device_bytes, product
+from bridge.layout.mesh import Mesh
+from bridge.layout.partition import partition_layers
+from bridge.layout.pipeline import Pipeline, describe_pipeline, name_of, period_of, stages_of, text_of
+from bridge.layout.schedule import ActionKind
+from bridge.layout.shard import BYTES, Parameter, on_rank
+from bridge.plan.batch import solve
+from bridge.plan.plan import Plan
+
+PERIODS = 3
+"""Number of periods of a schedule that are followed: what is in flight does not grow after them."""
+
+
+@dataclass(frozen=True)
+class RankEstimate:
+    """The memory of one pipeline rank. `states` are kept between steps; `step` is what a step adds
+    at the moment `moment`, when the rank needs the most.
+    """
+
+    pipeline: int
+    states: tuple[Term, ...]
+    step: tuple[Term, ...]
+    moment: str
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """All terms at the moment of the peak."""
+        return (*self.states, *self.step)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of tensors at the peak, as an allocator counts them."""
+        return device_bytes(self.terms)
+
+    @property
+    def steady(self) -> int:
+        """Bytes that are left between two steps."""
+        kept = (*STATES, "workspace")
+        return device_bytes(term for term in self.states if term.kind in kept)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of all ranks of a plan: one estimate for each pipeline rank, which holds for all
+    ranks of that stage. `notes` say what is not counted, or counted as if it were something else.
+    """
+
+    ranks: tuple[RankEstimate, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def largest(self) -> RankEstimate:
+        """The rank that needs the most; of several, the first."""
+        return max(self.ranks, key=lambda rank: (rank.peak, -rank.pipeline))
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates the memory of a plan with a model of known shape on a mesh of ranks."""
+
+    plan: Plan
+    shape: Architecture
+    mesh: Mesh
+    rules: MemoryRules
+    micro: int
+    microbatches: int
+
+    @classmethod
+    def of(cls, plan: Plan, shape: Architecture, world: int, rules: MemoryRules) -> Estimator:
+        """Return the estimator of `plan`. Raises `ConfigError` if the sizes do not fit."""
+        ConfigError.raise_if(shape.problems())
+        mesh = Mesh.of(plan.parallel, world)
+        triangle = solve(
+            plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"]
+        )
+        if not triangle.micro:
+            raise ConfigError(
+                "batch.micro: not set, and cannot be derived from the other batch sizes;"
+                " set the number of sequences in a microbatch"
+            )
+        return cls(plan, shape, mesh, rules, triangle.micro, triangle.accumulation or 1)
+
+    def estimate(self) -> Estimate:
+        """Return the memory of each pipeline rank."""
+        pipeline, notes = self._pipeline
+        ranks = range(self.mesh.sizes["pipeline"])
+        return Estimate(
+            tuple(self._rank(pipeline, rank) for rank in ranks), (*notes, *self._omissions())
+        )
+
+    @cached_property
+    def keeper(self) -> Keeper:
+        """What the layers keep."""
+        return Keeper(self.plan, self.shape, Tokens.of(self.plan, self.shape, self.micro), self.rules)
+
+    @cached_property
+    def _pipeline(self) -> tuple[Pipeline, tuple[str, ...]]:
+        """The stages and a step of few microbatches, after which no more activations are in flight."""
+        facts, number = self.shape.facts(), self.microbatches
+        plan, notes = describe_pipeline(self.plan, number, facts)
+        ranks = self.mesh.sizes["pipeline"]
+        stages = stages_of(plan, facts) or None
+        if ranks > 1 and stages:
+            period = period_of(plan, number, stages)
+            span = max(period, stages) // period * period if period else number
+            number = min(number, PERIODS * span + number % period) if period else number
+        if ranks == 1:
+            parts: tuple[range, ...] | None = (range(facts.count),)
+        else:
+            parts = partition_layers(plan.stages, facts, stages) if stages else None
+        table = text_of(plan)
+        return Pipeline.of(plan, facts, number, table, parts, short=True), notes
+
+    def _omissions(self) -> Iterator[str]:
+        if self.plan.model.predicted:
+            yield "blocks of multi-token prediction are not counted"
+        if self.plan.adapters.rank:
+            yield "adapters are not counted: the run is taken as one that trains all weights"
+        if self.plan.precision.fp8:
+            yield "8-bit copies of weights and activations are not counted: all is taken as 16-bit"
+        if self.plan.recompute.offload:
+            yield "activations that are moved to the host are counted on the device"
+
+    # One rank
+
+    def _rank(self, pipeline: Pipeline, rank: int) -> RankEstimate:
+        local = pipeline.local(rank)
+        parameters = self._parameters(pipeline, rank)
+        shards = self.mesh.sizes["data"] * self.mesh.sizes["context"]
+        states = state_terms(self.plan, Rank(parameters, len(local), shards), self.rules)
+        states += self._workspace(parameters)
+        moments = list(self._moments(pipeline, rank))
+        name, terms = max(moments, key=lambda moment: device_bytes(moment[1]))
+        return RankEstimate(rank, tuple(states), tuple(terms), name)
+
+    def _parameters(self, pipeline: Pipeline, rank: int) -> list[Parameter]:
+        local, homes = pipeline.local(rank), pipeline.schedule.homes
+        # The first and the last layer may share a weight, whichever ranks they are on.
+        mine = {*local, 0, len(pipeline.layers) - 1}
+        stages = {layer: stage for stage in sorted(mine) for layer in pipeline.layers[stage]}
+        return on_rank(self.shape.parameters(stages, self._share()), homes, rank)
+
+    def _share(self) -> Share:
+        parallel, ranks = self.plan.parallel, self.mesh.sizes["tensor"]
+        experts, within = parallel.expert or 1, parallel.expert_tensor or ranks
+        shards = self.mesh.sizes["data"] * self.mesh.sizes["context"]
+        same = max(1, shards * ranks // (experts * within)) if self.shape.experts else 0
+        return Share(ranks, 0, bool(parallel.sequence), experts, within, same)
+
+    def _workspace(self, parameters: Sequence[Parameter]) -> Iterator[Term]:
+        yield Term(
+            "workspace", "libraries of matrix products", self.rules.workspace,
+            f"{self.rules.workspace:,} bytes, a constant of the stack",
+        )  # fmt: skip
+        width, tokens = BYTES[self.plan.precision.compute or "fp32"], self.keeper.tokens
+        if tokens.sequence > 1 and any(one.name == "head.norm.weight" for one in parameters):
+            yield product(
+                "workspace", "input of the output layer, gathered", (tokens.count, "tokens"),
+                (self.shape.hidden, "elements"), (width, "bytes"),
+            )  # fmt: skip
+        if self.rules.fused_gradients:
+            fused = sum(map(prod, _fuse_shapes(parameters)))
+            yield product(
+                "workspace", "empty gradients, one for each shape of a weight",
+                (fused, "elements"), (width, "bytes"),
+            )  # fmt: skip
+
+    def _moments(self, pipeline: Pipeline, rank: int) -> Iterator[tuple[str, list[Term]]]:
+        """Yield the moments of a step at which a rank may need the most memory, with the terms that
+        it has beside its states.
+        """
+        kept = {stage: self._stage(pipeline.layers[stage]) for stage in pipeline.local(rank)}
+        sizes = {stage: self.keeper.bytes(all_) for stage, all_ in kept.items()}
+        fullest: dict[tuple[int, bool], tuple[int, dict[int, int]]] = {}
+        held: dict[int, int] = dict.fromkeys(kept, 0)
+        whole = {ActionKind.BACKWARD, ActionKind.WEIGHT}
+        for action in pipeline.schedule.rows[rank]:
+            if action.kind is ActionKind.FORWARD:
+                held[action.stage] += 1
+            if action.kind in (ActionKind.FORWARD, *whole, ActionKind.INPUT):
+                size = sum(sizes[stage] * number for stage, number in held.items())
+                key = action.stage, action.kind is ActionKind.FORWARD
+                if size > fullest.get(key, (-1, {}))[0]:
+                    fullest[key] = size, dict(held)
+            if action.kind in whole:
+                held[action.stage] -= 1
+        for (stage, forward), (_, numbers) in fullest.items():
+            base = [term for one, number in numbers.items() for term in self._held(kept[one], number)]
+            for name, extra in self._extras(pipeline.layers[stage], forward):
+                yield name, [*base, *extra]
+
+    def _held(self, kept: Mapping[Kept, int] | Sequence[Kept], number: int) -> Iterator[Term]:
+        if not number:
+            return
+        counts: dict[Kept, int] = {}
+        for one in kept:
+            counts[one] = counts.get(one, 0) + 1
+        for one, times in counts.items():
+            of = "layers" if number == 1 else f"layers, {number} microbatches in flight"
+            yield from self.keeper.terms([one], times * number, of)
+
+    def _stage(self, layers: range) -> list[Kept]:
+        """What a stage keeps of a microbatch."""
+        kept: list[Kept] = []
+        again = self._again(layers)
+        for layer in layers:
+            if layer == 0:
+                kept += self.keeper.embedding()
+            elif layer <= self.shape.layers:
+                block = layer - 1
+                chunk = again.get(block)
+                kept += self.keeper.kept(block) if chunk is None else [self.keeper.input()] * chunk
+            elif self.shape.vocab:
+                kept += self.keeper.head()
+        return kept
+
+    def _again(self, layers: range) -> dict[int, int]:
+        """The blocks of a stage that are computed again: 1 for the first of a chunk, which keeps
+        its input, and 0 for the others.
+        """
+        recompute = self.plan.recompute
+        if recompute.granularity != "full" and recompute.ratio is None:
+            return {}
+        blocks = [layer - 1 for layer in layers if 0 < layer <= self.shape.layers]
+        if recompute.ratio is not None:
+            blocks = [one for one in blocks if one < round(recompute.ratio * self.shape.layers)]
+            return dict.fromkeys(blocks, 1)
+        if recompute.method == "block":
+            return dict.fromkeys(blocks[: 1 if recompute.layers is None else recompute.layers], 1)
+        size = recompute.layers or 1
+        return {block: int(place % size == 0) for place, block in enumerate(blocks)}
+
+    def _extras(self, layers: range, forward: bool) -> Iterator[tuple[str, list[Term]]]:
+        has_head = layers[-1] == self.shape.layers + 1 and bool(self.shape.vocab)
+        if forward:
+            yield ("loss", self.keeper.loss()) if has_head else ("forward", [])
+            return
+        if has_head:
+            yield "backward of the output layer", self.keeper.output_backward()
+        blocks = [layer - 1 for layer in layers if 0 < layer <= self.shape.layers]
+        again = self._again(layers)
+        for block in {self.shape.has_experts(one): one for one in reversed(blocks)}.values():
+            extra = self.keeper.block_backward(block)
+            if block in again:
+                size = 1 if self.plan.recompute.method == "block" else self.plan.recompute.layers or 1
+                what = "layers that are computed again"
+                extra += self.keeper.terms(self.keeper.block(block), size, what)
+            yield "backward of a block", extra
+
+
+def _fuse_shapes(parameters: Sequence[Parameter]) -> set[tuple[int, ...]]:
+    """Return the shapes of the blocks' matrices as Transformer Engine has them: one for queries,
+    keys and values together, and one for gate and up.
+    """
+    fused = {"query": "qkv", "key": "qkv", "value": "qkv", "up": "gated", "gate": "gated"}
+    rows: dict[tuple[str, str, int], int] = {}
+    for one in parameters:
+        if len(one.shape) > 1 and one.name.startswith("block"):
+            layer, part, _ = one.name.rsplit(".", 2)
+            key = layer, fused.get(part, part), one.shape[-1]
+            rows[key] = rows.get(key, 0) + one.shape[-2]
+    return {(height, width) for (*_, width), height in rows.items()}

@@ -1,0 +1,37 @@
+"""What a stack keeps in memory beyond what a plan says: its way to shard, and its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRules:
+    """What a stack keeps in memory beyond what a plan says.
+
+    `sharding` is whose rules place weights, gradients and optimizer state. `kernels` says whether
+    norms and activation functions keep only their input (fused), or what plain torch saves for each
+    operation. `attention` says whether attention keeps the probabilities of all pairs of tokens
+    (unfused, eager) or not (flash). `loss` is the implementation of the cross-entropy:
+    Transformer Engine's, which overwrites the logits; plain, which has them in the compute format
+    and in fp32 at once; or that of plain torch. With `fused_gradients`, matrix products add to the
+    gradient buffer themselves, and Transformer Engine keeps an empty gradient for each shape of a
+    weight. `capacity` is true if experts take their full capacity whatever the router chooses.
+    `workspace` is the number of bytes that libraries of matrix products allocate.
+    """
+
+    sharding: Literal["native", "megatron", "deepspeed", "fsdp", "ddp"] = "native"
+    kernels: Literal["fused", "torch"] = "torch"
+    attention: Literal["flash", "unfused", "eager"] = "flash"
+    loss: Literal["te", "plain", "fused", "torch"] = "torch"
+    fused_gradients: bool = False
+    workspace: int = 64 * MIB
+
+
+MEGATRON = MemoryRules("megatron", "fused", "flash", "plain", True, 92 * MIB)
+"""Megatron-Core with Transformer Engine (core/tensor_parallel/cross_entropy.py; Transformer
+Engine's module/base.py: get_dummy_wgrad).
+"""

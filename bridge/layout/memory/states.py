@@ -1,0 +1,256 @@
+"""States: bytes of weights, gradients, masters and moments of one rank, by the rules of the stack
+that shards them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import lcm
+from typing import NamedTuple
+
+from bridge.layout.memory.rules import MemoryRules
+from bridge.layout.memory.terms import Kind, Term, product
+from bridge.layout.shard import BYTES, Format, Layout, Parameter
+from bridge.plan.plan import Plan
+
+
+class Rank(NamedTuple):
+    """One pipeline rank: its parameters, the number of its stages, and the number of ranks that
+    hold the same weights.
+    """
+
+    parameters: Sequence[Parameter]
+    stages: int
+    shards: int
+
+
+class _Widths(NamedTuple):
+    """Bytes of one element of each state. `master` is 0 if the weights are their own master."""
+
+    weight: int
+    gradient: int
+    master: int
+    moments: int
+    compute: int
+    gradient_count: int
+
+
+def state_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
+    """Return the bytes that `rank` keeps between steps, and the buffers that its sharding needs
+    during a step.
+    """
+    terms = list(_SHARDING[rules.sharding](plan, rank, _widths_of(plan, rules)))
+    return list(_move_offloaded(plan, [term for term in terms if term.bytes]))
+
+
+def _widths_of(plan: Plan, rules: MemoryRules) -> _Widths:
+    format_ = Format.of(plan)
+    compute = format_.compute or "fp32"
+    master, reduce = format_.master_of(compute), format_.reduce_of(compute)
+    moments = sum(BYTES[dtype] for dtype in plan.precision.moments or ())
+    if not moments or format_.moments != 2:
+        moments = format_.moments * BYTES[master]
+    same = master == compute
+    if rules.sharding in ("fsdp", "ddp"):
+        # Weights are kept in the master's format; what computes is a copy of a unit, or autocast's.
+        stored = BYTES[master]
+        return _Widths(stored, stored, 0, moments, BYTES[compute], BYTES[reduce])
+    return _Widths(
+        BYTES[compute],
+        BYTES[reduce],
+        0 if same else BYTES[master],
+        moments,
+        BYTES[compute],
+        BYTES[reduce],
+    )
+
+
+def _move_offloaded(plan: Plan, terms: Sequence[Term]) -> Iterator[Term]:
+    offload = plan.zero.offload
+    moved: dict[Kind, float] = {}
+    if offload.optimizer not in (None, "none"):
+        share = 1.0 if offload.optimizer_ratio is None else offload.optimizer_ratio
+        moved |= {"master": share, "moments": share}
+    if offload.parameters not in (None, "none"):
+        moved["weights"] = 1.0
+    for term in terms:
+        share = moved.get(term.kind, 0.0)
+        away = round(term.bytes * share)
+        if away:
+            yield Term("host", f"{term.what} ({term.kind})", away, f"{share:.10g} of: {term.formula}")
+        if term.bytes - away:
+            note = f", less {share:.10g} of it on the host" if away else ""
+            yield Term(term.kind, term.what, term.bytes - away, term.formula + note)
+
+
+def _native_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
+    layout = Layout.of(plan, rank.parameters, rank.stages, rank.shards)
+    for kind, size in layout.bytes().items():
+        how = f"{layout.parameters:,} elements in flats of ZeRO {layout.level}, padding included"
+        yield Term(kind, "all parameters", size, how)  # type: ignore[arg-type]
+
+
+def _groups(rank: Rank) -> Iterator[tuple[str, list[Parameter], int]]:
+    """Yield the parameters of experts and all others, with the number of ranks that hold the same
+    ones.
+    """
+    experts = [one for one in rank.parameters if one.same]
+    others = [one for one in rank.parameters if not one.same]
+    if others:
+        yield "parameters", others, rank.shards
+    if experts:
+        yield "experts", experts, experts[0].same
+
+
+def _megatron_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
+    """Yield the states of Megatron's DDP. With the distributed optimizer, master and moments are
+    divided over the ranks of a group, and a parameter starts at a multiple of 64 elements
+    (core/distributed/param_and_grad_buffer.py).
+    """
+    level = plan.zero.effective_stage or 0
+    if level >= 2:
+        yield from _fsdp_terms(plan, rank, widths)
+        return
+    for what, group, ranks in _groups(rank):
+        trained = [one for one in group if one.trainable]
+        size = sum(one.size for one in group)
+        buffer = sum(one.size for one in trained)
+        if level:
+            unit = lcm(ranks, 128)
+            padded = sum(-(-one.size // 64) * 64 for one in trained)
+            buffer = -(-padded // unit) * unit
+        shards = ranks if level else 1
+        yield product("weights", what, (size, "elements"), (widths.weight, "bytes"))
+        yield product("gradients", what, (buffer, "elements"), (widths.gradient, "bytes"))
+        each = ((buffer, "elements"), (1 / shards, f"(1/{shards} of a rank)"))
+        yield product("master", what, *each, (widths.master, "bytes"))
+        yield product("moments", what, *each, (widths.moments, "bytes"))
+
+
+def _ddp_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
+    """Yield the states of torch's DDP: gradients lie in buckets and, unless they are views of the
+    buckets, once more beside them (torch/csrc/distributed/c10d/reducer.cpp).
+    """
+    size = sum(one.size for one in rank.parameters)
+    trained = sum(one.size for one in rank.parameters if one.trainable)
+    yield product("weights", "parameters", (size, "elements"), (widths.weight, "bytes"))
+    yield product("gradients", "parameters", (trained, "elements"), (widths.gradient, "bytes"))
+    yield product("moments", "parameters", (trained, "elements"), (widths.moments, "bytes"))
+    if rank.shards > 1:
+        each = ((trained, "elements"), (widths.gradient, "bytes"))
+        yield product("buffers", "DDP's buckets of gradients", *each)
+
+
+def _shard_size(parameter: Parameter, ranks: int) -> int:
+    """Number of elements of the first rank's shard: torch cuts along the first dimension, and all
+    shards are as large as the largest (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+    """
+    if not parameter.shape:
+        return 1
+    rows, *rest = parameter.shape
+    size = -(-rows // ranks)
+    for length in rest:
+        size *= length
+    return size
+
+
+def _fsdp_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
+    """Yield the states of FSDP2: every parameter is cut along its first dimension. Two units, the
+    blocks, may be whole at once: the one in use and the next.
+    """
+    replicas = plan.zero.replicas or 1
+    level = plan.zero.effective_stage
+    for what, group, ranks in _groups(rank):
+        shards = max(1, ranks // replicas) if level != 0 else 1
+        whole = sum(_shard_size(one, shards) for one in group)
+        trained = sum(_shard_size(one, shards) for one in group if one.trainable)
+        each = "elements of this rank's shards"
+        yield product("weights", what, (whole, each), (widths.weight, "bytes"))
+        yield product("gradients", what, (trained, each), (widths.weight, "bytes"))
+        yield product("moments", what, (trained, each), (widths.moments, "bytes"))
+        if widths.master:
+            yield product("master", what, (trained, each), (widths.master, "bytes"))
+    yield from _unit_terms(rank, widths, level)
+
+
+def _unit_terms(rank: Rank, widths: _Widths, level: int | None) -> Iterator[Term]:
+    """Yield the buffers of gathered weights and of gradients that are not reduced yet."""
+    if rank.shards == 1:
+        return
+    units: dict[str, int] = {}
+    trained: dict[str, int] = {}
+    for one in rank.parameters:
+        unit = one.name.partition(".")[0]
+        # What no block holds, the embedding and the head, is gathered with the whole model.
+        unit = unit if unit.startswith("block") else "root"
+        units[unit] = units.get(unit, 0) + one.size
+        if one.trainable:
+            trained[unit] = trained.get(unit, 0) + one.size
+    root = units.pop("root", 0)
+    largest = sorted(units.values())[-2:] if level == 3 else units.values()
+    yield product(
+        "buffers",
+        "gathered weights: two blocks and what is in none" if level == 3 else "gathered weights",
+        (sum(largest) + root, "elements"),
+        (widths.compute, "bytes"),
+    )
+    yield product(
+        "buffers",
+        "gradients of a block before they are reduced",
+        (max(trained.values(), default=0), "elements"),
+        (widths.compute + widths.gradient_count, "bytes"),
+    )
+
+
+def _deepspeed_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
+    """Yield the states of DeepSpeed: flat groups, padded to a multiple of the ranks
+    (runtime/zero/stage_1_and_2.py, stage3.py, runtime/bf16_optimizer.py).
+    """
+    level = plan.zero.effective_stage or 0
+    size = sum(one.size for one in rank.parameters)
+    trained = sum(one.size for one in rank.parameters if one.trainable)
+    ranks = rank.shards if level else 1
+    own = -(-trained // ranks)
+    per = "elements of this rank's part"
+    if level == 3:
+        yield product("weights", "parameters", (-(-size // ranks), per), (widths.weight, "bytes"))
+    else:
+        yield product("weights", "parameters", (size, "elements"), (widths.weight, "bytes"))
+    number = own if level >= 2 else trained
+    yield product("gradients", "parameters", (number, per), (widths.gradient, "bytes"))
+    yield product("master", "parameters", (own, per), (widths.master, "bytes"))
+    yield product("moments", "parameters", (own, per), (widths.moments, "bytes"))
+    if level:
+        yield from _bucket_terms(plan, rank, widths, level, trained)
+
+
+LIVE = 10**9
+"""Number of elements that ZeRO 3 may keep whole at once (stage3_max_live_parameters)."""
+
+
+def _bucket_terms(
+    plan: Plan, rank: Rank, widths: _Widths, level: int, trained: int
+) -> Iterator[Term]:
+    buckets = 2 if plan.zero.overlap else 1
+    bucket = min(plan.zero.bucket or 5 * 10**8, trained)
+    yield product(
+        "buffers",
+        "buckets of gradients",
+        (bucket, "elements"),
+        (buckets, "buckets"),
+        (widths.gradient, "bytes"),
+    )
+    if level == 3:
+        whole = min(LIVE, sum(one.size for one in rank.parameters))
+        yield product(
+            "buffers", "gathered weights", (whole, "elements"), (widths.compute, "bytes")
+        )
+
+
+_SHARDING = {
+    "native": _native_terms,
+    "megatron": _megatron_terms,
+    "deepspeed": _deepspeed_terms,
+    "fsdp": _fsdp_terms,
+    "ddp": _ddp_terms,
+}
