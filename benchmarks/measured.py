@@ -13,14 +13,15 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture, Experts, Latent
-from bridge.layout.memory.estimate import Estimate, Estimator, RankEstimate
+from bridge.layout.memory.estimate import MOMENTS, Estimate, Estimator
 from bridge.layout.memory.rules import MEGATRON, MIB, MemoryRules
+from bridge.layout.memory.margins import RESERVED
 from bridge.layout.memory.terms import GIB, sum_by_kind
 from bridge.plan.plan import Plan
 
@@ -169,10 +170,129 @@ def megatron_tests(row: Row) -> Iterator[Judged]:
     yield Judged("peak", gib(row, "peak_gib"), last.peak / GIB)
 
 
+def bigscience(row: Row) -> Iterator[Judged]:
+    """The memory of a node as its tool showed it: what is counted, with two constants fitted."""
+    hidden = number(row, "hidden")
+    pipeline = number(row, "pp", 1)
+    layers = number(row, "layers")
+    if not layers:
+        # The name says the parameters, of which a block has 12 hidden^2.
+        billions = float(re.sub(r"[^0-9.]", "", row["model"]))
+        layers = round((billions * 1e9 - 250880 * hidden) / (12 * hidden**2) / pipeline) * pipeline
+    heads = number(row, "heads") or (96 if hidden % 96 == 0 else 64)
+    shape = shape_of(
+        {**row, "layers": str(layers), "heads": str(heads), "head_dim": "", "vocab": "250880"},
+        dropout=0.1, attention_dropout=0.1, rotary=True,
+    )  # fmt: skip
+    brain = row["precision"] == "bf16"
+    plan = plan_of(
+        row, **{
+            "precision.compute": "bf16" if brain else "fp16",
+            "precision.reduce": "fp32" if brain else "fp16",
+            "recompute.granularity": "full",
+            "batch.accumulation": max(1, number(row, "global") // number(row, "micro") // number(row, "dp")),
+            "stages.rule": "even" if layers % pipeline == 0 else "floor_last",
+            "zero.stage": 0 if row["zero"] == "zero0" else 1,
+        },
+    )  # fmt: skip
+    rules = MemoryRules(
+        sharding="deepspeed", kernels="fused", attention="unfused", loss="plain", workspace=92 * MIB
+    )
+    largest = Case(plan, shape, number(row, "gpus"), rules).estimate().largest
+    shown = NODE_BASE + NODE_FACTOR * largest.peak / GIB
+    yield Judged("shown", float(row["peak_reported"] or 80), shown)
+
+
+def galvatron(row: Row) -> Iterator[Judged]:
+    """States, activations after a forward pass, and activations at the peak.
+
+    A row is a run of 16 sequences: a layer that is computed again keeps 16 inputs.
+    """
+    settings = {"batch.micro": 16 // number(row, "dp", 1), "batch.accumulation": 1, "zero.stage": 3}
+    rules = MemoryRules(
+        sharding="fsdp", units="layers", kernels="fused", loss="plain", workspace=16 * MIB
+    )
+    case = Case(plan_of(row, **settings), shape_of(row, multiple=1), number(row, "gpus"), rules)
+    estimate = case.estimate()
+    first = row["peak_scope"] == "rank 0"
+    rank = estimate.ranks[0 if first else -1]
+    yield Judged("states", gib(row, "states_gib"), rank.steady / GIB)
+    moment = rank.moments.get(MOMENTS["loss"]) or rank.moments[MOMENTS["forward"]]
+    sizes = sum_by_kind(moment)
+    logits = sizes.get("logits", 0)
+    after = sizes["activations"] + logits / 3  # in bf16, of 6 bytes that the loss needs
+    yield Judged("activations", gib(row, "act_gib"), after / GIB)
+    yield Judged("activations at the peak", gib(row, "act_peak_gib"), max(
+        sum(size for kind, size in sum_by_kind(terms).items() if kind not in ("weights", "master", "moments"))
+        for terms in rank.moments.values()
+    ) / GIB)  # fmt: skip
+
+
+def internevo(row: Row) -> Iterator[Judged]:
+    """The memory of a run as a device shows it: in whole GB, all of the process."""
+    fsdp = row["zero"] == "fsdp"
+    plan = plan_of(
+        row, **{
+            "zero.stage": 3 if fsdp else 1, "precision.reduce": "bf16", "zero.bucket": 2**24,
+            "stages.rule": "even",
+        },
+    )  # fmt: skip
+    rules = MemoryRules(
+        sharding="deepspeed", kernels="fused", loss="plain", foreach=True, workspace=92 * MIB
+    )
+    largest = Case(plan, shape_of(row, multiple=1), number(row, "gpus"), rules).estimate().largest
+    yield Judged("shown", float(row["peak_reported"]), NODE_BASE + NODE_FACTOR * largest.peak / GIB)
+
+
+NODE_BASE, NODE_FACTOR = 7.0, 1.075
+"""What nvidia-smi shows, in GiB, for what an allocator counts: context, NCCL and fragments."""
+
+
+def torchtune(row: Row) -> Iterator[Judged]:
+    """The peak of one device that trains all weights in bf16."""
+    compiled = row["compile"] == "1"
+    plan = plan_of(row, **{"precision.master": "bf16", "precision.reduce": "bf16", "zero.stage": 0})
+    rules = MemoryRules(
+        sharding="ddp", kernels="fused" if compiled else "torch",
+        loss="te" if "chunked-ce" in row["note"] or row["recompute"] == "full" else "torch",
+    )  # fmt: skip
+    largest = Case(plan, shape_of(row, multiple=1), number(row, "gpus"), rules).estimate().largest
+    yield Judged("peak", gib(row, "peak_gib"), largest.peak / GIB)
+
+
+def deepspeed(row: Row) -> Iterator[Judged]:
+    """The peak of ZeRO 3, as torch counts it and the source prints it."""
+    low = "bf16 master" in row["optimizer_state"]
+    master = "bf16" if low else "fp32"
+    plan = plan_of(row, **{"precision.master": master, "precision.reduce": "bf16", "zero.stage": 3})
+    shape = shape_of({**row, "vocab": "50000"}, multiple=1, positions=number(row, "seq"), rotary=False)
+    rules = MemoryRules(sharding="deepspeed", attention="flash", loss="torch")
+    largest = Case(plan, shape, number(row, "gpus"), rules).estimate().largest
+    yield Judged("peak", float(row["peak_reported"]), largest.peak / GIB)
+
+
+def torchtitan(row: Row) -> Iterator[Judged]:
+    """The reserved memory of FSDP2."""
+    plan = plan_of(row, **{"zero.stage": 3})
+    rules = MemoryRules(sharding="fsdp", kernels="fused", loss="torch")
+    largest = Case(plan, shape_of(row, multiple=1), number(row, "gpus"), rules).estimate().largest
+    yield Judged("peak, reserved", gib(row, "peak_gib"), RESERVED * largest.peak / GIB)
+
+
 SOURCES: Mapping[str, Callable[[Row], Iterator[Judged]]] = {
     "simumax": simumax,
     "mlm": megatron_tests,
+    "bigsci": bigscience,
+    "galvatron": galvatron,
+    "intern": internevo,
+    "tune": torchtune,
+    "ds": deepspeed,
+    "titan": torchtitan,
 }
+
+
+FEASIBLE = ("bigsci",)
+"""Sources with runs that died for want of memory, in the rows of a counter that shows all of it."""
 
 
 # Judging
@@ -185,6 +305,8 @@ class Score:
     figures: dict[str, list[tuple[str, Judged]]]
     misses: list[tuple[str, str]]
     left_out: int = 0
+    died: list[tuple[str, bool]] = field(default_factory=list)
+    ran: list[tuple[str, bool]] = field(default_factory=list)
 
 
 def judge(rows: Sequence[Row]) -> dict[str, Score]:
@@ -193,13 +315,19 @@ def judge(rows: Sequence[Row]) -> dict[str, Score]:
     for row in rows:
         source = row["id"].partition("-")[0]
         score = scores.setdefault(source, Score(defaultdict(list), []))
-        if row["use_mem"] != "1":
+        died = row["outcome"] == "OOM" and source in FEASIBLE
+        if row["use_mem"] != "1" and not died:
             score.left_out += 1
             continue
         try:
             if source not in SOURCES:
                 raise BridgeError(f"{row['stack']}: no rules for this source")
             for one in SOURCES[source](row):
+                if source in FEASIBLE:
+                    called_dead = one.estimated > float(row["gpu_mem_gib"])
+                    (score.died if died else score.ran).append((row["id"], called_dead))
+                if died:
+                    continue
                 kind = "experts" if row["experts"] else "dense"
                 score.figures[f"{one.what}, {kind}"].append((row["id"], one))
         except BridgeError as error:
@@ -229,6 +357,10 @@ def print_scores(scores: Mapping[str, Score], rows: bool) -> None:
             print(f"{source:10} {what:32} {len(errors):4} figures  mean {mean:6.2%}  worst {worst:6.2%}")
             for name, one in figures if rows else ():
                 print(f"    {one.measured:9.3f} {one.estimated:9.3f} {one.estimated/one.measured-1:+7.2%}  {name}")
+        if score.died:
+            dead, wrong = sum(one for _, one in score.died), [name for name, one in score.ran if one]
+            print(f"{source:10} {dead} of {len(score.died)} runs that died are named; {len(wrong)} of"
+                  f" {len(score.ran)} that ran are called dead {wrong}")
         for name, why in score.misses:
             print(f"{source:10} missed: {name}: {why}")
         if score.left_out:

@@ -264,7 +264,7 @@ class Keeper:
                 (tokens.count, "tokens"), (shape.hidden, "elements"), (self.width, "bytes"),
             ),
         ]  # fmt: skip
-        if not self.rules.fused_gradients:
+        if not self.rules.fused_gradients and self.rules.sharding != "fsdp":
             largest = max(part.outputs * max(part.inputs, 1) for part in shape.parts(block + 1))
             terms.append(
                 product(

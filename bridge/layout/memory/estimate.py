@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -11,7 +11,7 @@ from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.memory.activations import Keeper, Kept, Tokens
 from bridge.layout.memory.rules import MemoryRules
-from bridge.layout.memory.states import Rank, state_terms
+from bridge.layout.memory.states import Moment, Rank, buffer_terms, state_terms, step_terms
 from bridge.layout.memory.terms import STATES, Term, device_bytes, product
 from bridge.layout.mesh import Mesh
 from bridge.layout.partition import partition_layers
@@ -25,16 +25,37 @@ PERIODS = 3
 """Number of periods of a schedule that are followed: what is in flight does not grow after them."""
 
 
+MOMENTS: Mapping[Moment, str] = {
+    "forward": "a forward pass",
+    "loss": "the loss",
+    "output": "the backward pass of the output layer",
+    "block": "the backward pass of a block",
+    "reduce": "the end of a block's backward pass",
+    "step": "the optimizer's step",
+}
+"""Moments of a step at which a rank may need the most memory, in words."""
+
+
 @dataclass(frozen=True)
 class RankEstimate:
-    """The memory of one pipeline rank. `states` are kept between steps; `step` is what a step adds
-    at the moment `moment`, when the rank needs the most.
+    """The memory of one pipeline rank. `states` are kept between steps and, with buffers and
+    workspaces, during a step. `moments` has what the rank needs beside them at each moment of a
+    step that may be its peak, by name.
     """
 
     pipeline: int
     states: tuple[Term, ...]
-    step: tuple[Term, ...]
-    moment: str
+    moments: Mapping[str, tuple[Term, ...]]
+
+    @property
+    def moment(self) -> str:
+        """The moment at which the rank needs the most."""
+        return max(self.moments, key=lambda name: device_bytes(self.moments[name]))
+
+    @property
+    def step(self) -> tuple[Term, ...]:
+        """What the rank needs beside its states at the peak."""
+        return self.moments[self.moment]
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -141,11 +162,17 @@ class Estimator:
         local = pipeline.local(rank)
         parameters = self._parameters(pipeline, rank)
         shards = self.mesh.sizes["data"] * self.mesh.sizes["context"]
-        states = state_terms(self.plan, Rank(parameters, len(local), shards), self.rules)
-        states += self._workspace(parameters)
-        moments = list(self._moments(pipeline, rank))
-        name, terms = max(moments, key=lambda moment: device_bytes(moment[1]))
-        return RankEstimate(rank, tuple(states), tuple(terms), name)
+        held = Rank(parameters, len(local), shards)
+        states = [*state_terms(self.plan, held, self.rules), *self._workspace(parameters)]
+        moments: dict[str, tuple[Term, ...]] = {}
+        update = step_terms(self.plan, held, self.rules)
+        followed: Iterable[tuple[Moment, list[Term]]] = self._moments(pipeline, rank)
+        for kind, extra in (*followed, ("step", update)):
+            name = MOMENTS[kind]
+            terms = [*extra, *buffer_terms(self.plan, held, self.rules, kind)]
+            if device_bytes(terms) >= device_bytes(moments.get(name, ())):
+                moments[name] = tuple(terms)
+        return RankEstimate(rank, tuple(states), moments)
 
     def _parameters(self, pipeline: Pipeline, rank: int) -> list[Parameter]:
         local, homes = pipeline.local(rank), pipeline.schedule.homes
@@ -179,7 +206,7 @@ class Estimator:
                 (fused, "elements"), (width, "bytes"),
             )  # fmt: skip
 
-    def _moments(self, pipeline: Pipeline, rank: int) -> Iterator[tuple[str, list[Term]]]:
+    def _moments(self, pipeline: Pipeline, rank: int) -> Iterator[tuple[Moment, list[Term]]]:
         """Yield the moments of a step at which a rank may need the most memory, with the terms that
         it has beside its states.
         """
@@ -213,6 +240,12 @@ class Estimator:
             of = "layers" if number == 1 else f"layers, {number} microbatches in flight"
             yield from self.keeper.terms([one], times * number, of)
 
+    def _freed(self, block: int, again: Mapping[int, int]) -> list[Term]:
+        """What is gone at the end of the backward pass of a block: all that it kept."""
+        kept = [self.keeper.input()] * again[block] if block in again else self.keeper.kept(block)
+        size = self.keeper.bytes(kept)
+        return [Term("activations", "freed by then", -size, f"less {size:,} bytes of this block")]
+
     def _stage(self, layers: range) -> list[Kept]:
         """What a stage keeps of a microbatch."""
         kept: list[Kept] = []
@@ -226,6 +259,8 @@ class Estimator:
                 kept += self.keeper.kept(block) if chunk is None else [self.keeper.input()] * chunk
             elif self.shape.vocab:
                 kept += self.keeper.head()
+        if layers[-1] <= self.shape.layers and not self.rules.frees_outputs:
+            kept.append(self.keeper.input()._replace(what="output for the next stage"))
         return kept
 
     def _again(self, layers: range) -> dict[int, int]:
@@ -244,13 +279,13 @@ class Estimator:
         size = recompute.layers or 1
         return {block: int(place % size == 0) for place, block in enumerate(blocks)}
 
-    def _extras(self, layers: range, forward: bool) -> Iterator[tuple[str, list[Term]]]:
+    def _extras(self, layers: range, forward: bool) -> Iterator[tuple[Moment, list[Term]]]:
         has_head = layers[-1] == self.shape.layers + 1 and bool(self.shape.vocab)
         if forward:
             yield ("loss", self.keeper.loss()) if has_head else ("forward", [])
             return
         if has_head:
-            yield "backward of the output layer", self.keeper.output_backward()
+            yield "output", self.keeper.output_backward()
         blocks = [layer - 1 for layer in layers if 0 < layer <= self.shape.layers]
         again = self._again(layers)
         for block in {self.shape.has_experts(one): one for one in reversed(blocks)}.values():
@@ -259,7 +294,9 @@ class Estimator:
                 size = 1 if self.plan.recompute.method == "block" else self.plan.recompute.layers or 1
                 what = "layers that are computed again"
                 extra += self.keeper.terms(self.keeper.block(block), size, what)
-            yield "backward of a block", extra
+            yield "block", extra
+            if self.rules.sharding == "fsdp":
+                yield "reduce", self._freed(block, again)
 
 
 def _fuse_shapes(parameters: Sequence[Parameter]) -> set[tuple[int, ...]]:

@@ -8,30 +8,46 @@ from typing import Literal
 MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
     """What a stack keeps in memory beyond what a plan says.
 
-    `sharding` is whose rules place weights, gradients and optimizer state. `kernels` says whether
-    norms and activation functions keep only their input (fused), or what plain torch saves for each
+    `sharding` is whose rules place weights, gradients and optimizer state. With FSDP, `units` are
+    gathered one after the other: blocks, of which the next is gathered ahead while everything else
+    stays whole, or layers, of which one is whole at a time. `kernels` says whether norms and
+    activation functions keep only their input (fused), or what plain torch saves for each
     operation. `attention` says whether attention keeps the probabilities of all pairs of tokens
-    (unfused, eager) or not (flash). `loss` is the implementation of the cross-entropy:
-    Transformer Engine's, which overwrites the logits; plain, which has them in the compute format
-    and in fp32 at once; or that of plain torch. With `fused_gradients`, matrix products add to the
+    (unfused, eager) or not (flash).
+
+    `loss` is the implementation of the cross-entropy: Transformer Engine's, which overwrites the
+    logits; plain, which has them in the compute format and in fp32 at once; fused by torch.compile,
+    which has fp32 twice; or that of plain torch. With `fused_gradients`, matrix products add to the
     gradient buffer themselves, and Transformer Engine keeps an empty gradient for each shape of a
-    weight. `capacity` is true if experts take their full capacity whatever the router chooses.
+    weight. With `foreach`, the optimizer is torch's and updates all weights together, for which it
+    makes a copy of a moment. With `frees_outputs`, a stage frees what it sent to the next stage.
     `workspace` is the number of bytes that libraries of matrix products allocate.
     """
 
     sharding: Literal["native", "megatron", "deepspeed", "fsdp", "ddp"] = "native"
+    units: Literal["blocks", "layers"] = "blocks"
     kernels: Literal["fused", "torch"] = "torch"
     attention: Literal["flash", "unfused", "eager"] = "flash"
     loss: Literal["te", "plain", "fused", "torch"] = "torch"
     fused_gradients: bool = False
+    foreach: bool = False
+    frees_outputs: bool = False
     workspace: int = 64 * MIB
 
 
-MEGATRON = MemoryRules("megatron", "fused", "flash", "plain", True, 92 * MIB)
+MEGATRON = MemoryRules(
+    sharding="megatron",
+    kernels="fused",
+    loss="plain",
+    fused_gradients=True,
+    frees_outputs=True,
+    workspace=92 * MIB,
+)
 """Megatron-Core with Transformer Engine (core/tensor_parallel/cross_entropy.py; Transformer
-Engine's module/base.py: get_dummy_wgrad).
+Engine's module/base.py: get_dummy_wgrad; core/pipeline_parallel/schedules.py:
+deallocate_output_tensor). The workspace is fitted to measurements of Megatron's own tests.
 """

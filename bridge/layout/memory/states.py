@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import lcm
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bridge.layout.memory.rules import MemoryRules
 from bridge.layout.memory.terms import Kind, Term, product
@@ -24,6 +24,12 @@ class Rank(NamedTuple):
     shards: int
 
 
+Moment = Literal["forward", "loss", "output", "block", "reduce", "step"]
+"""A moment of a step: a forward pass, the loss, the backward pass of the output layer, of a block in
+its middle or at its end, where its gradients are whole, or the optimizer's step.
+"""
+
+
 class _Widths(NamedTuple):
     """Bytes of one element of each state. `master` is 0 if the weights are their own master."""
 
@@ -32,7 +38,7 @@ class _Widths(NamedTuple):
     master: int
     moments: int
     compute: int
-    gradient_count: int
+    reduce: int
 
 
 def state_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
@@ -41,6 +47,30 @@ def state_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
     """
     terms = list(_SHARDING[rules.sharding](plan, rank, _widths_of(plan, rules)))
     return list(_move_offloaded(plan, [term for term in terms if term.bytes]))
+
+
+def step_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
+    """Return what `rank` needs beside its states while the optimizer steps.
+
+    DeepSpeed flattens the gradients of its part and copies them to the master's format
+    (runtime/zero/stage_1_and_2.py: step; runtime/fp16/fused_optimizer.py: step). Torch's foreach
+    optimizers make a copy of the second moment (torch/optim/adam.py: _multi_tensor_adam).
+    """
+    widths = _widths_of(plan, rules)
+    if plan.zero.offload.optimizer not in (None, "none"):
+        return []
+    trained = sum(one.size for one in rank.parameters if one.trainable)
+    own = -(-trained // (rank.shards if plan.zero.effective_stage else 1))
+    terms = []
+    if rules.sharding == "deepspeed" and widths.gradient < widths.master:
+        what = "gradients, flattened and in the master's format"
+        each = (widths.gradient + widths.master, "bytes")
+        terms.append(product("gradients", what, (own, "elements"), each))
+    if rules.foreach:
+        moments = Format.of(plan).moments
+        each = (widths.moments / max(moments, 1), "bytes")
+        terms.append(product("moments", "copy of a moment", (own, "elements"), each))
+    return terms
 
 
 def _widths_of(plan: Plan, rules: MemoryRules) -> _Widths:
@@ -170,36 +200,55 @@ def _fsdp_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
         yield product("moments", what, (trained, each), (widths.moments, "bytes"))
         if widths.master:
             yield product("master", what, (trained, each), (widths.master, "bytes"))
-    yield from _unit_terms(rank, widths, level)
 
 
-def _unit_terms(rank: Rank, widths: _Widths, level: int | None) -> Iterator[Term]:
-    """Yield the buffers of gathered weights and of gradients that are not reduced yet."""
-    if rank.shards == 1:
-        return
+def buffer_terms(plan: Plan, rank: Rank, rules: MemoryRules, moment: Moment) -> list[Term]:
+    """Return the weights that sharding has whole at a moment of a step, and the gradients that it
+    has not reduced yet.
+    """
+    sharded = rules.sharding == "fsdp" or (
+        rules.sharding == "megatron" and (plan.zero.effective_stage or 0) >= 2
+    )
+    if not sharded or rank.shards == 1 or moment == "step":
+        return []
+    widths, level = _widths_of(plan, rules), plan.zero.effective_stage
+    sizes = _unit_sizes(rank, trained=False)
+    gradients = _unit_sizes(rank, trained=True)
+    root = sizes.pop("root", 0)
+    gradients.pop("root", None)
+    head = [one for one in rank.parameters if one.trainable and one.name.startswith("head")]
+    block = max(sizes.values(), default=0)
+    if rules.units == "layers":
+        whole = block if moment in ("block", "reduce") else 0
+    else:
+        # The root, which holds what no block does, is whole from the first forward to the last
+        # backward pass, and so are its gradients from the output layer's backward pass on.
+        ahead = {"forward": 2, "loss": 0, "output": 1, "block": 2, "reduce": 2}[moment]
+        blocks = sorted(sizes.values())[-ahead:] if level == 3 else sizes.values()
+        whole = root + (sum(blocks) if ahead or level != 3 else 0)
+    parts = [("gathered weights", whole, widths.compute)]
+    if moment in ("block", "reduce") and rules.units == "blocks":
+        # The head's gradient comes first; the embedding's is the last of a step.
+        parts.append(("gradients of the head, whole", sum(one.size for one in head), widths.compute))
+    if moment == "reduce":
+        of = max(gradients.values(), default=0)
+        parts.append(("gradients of a block, whole", of, widths.compute))
+        parts.append(("gradients of a block, being reduced", of, widths.reduce))
+    return [
+        product("buffers", what, (number, "elements"), (width, "bytes"))
+        for what, number, width in parts
+        if number
+    ]
+
+
+def _unit_sizes(rank: Rank, trained: bool) -> dict[str, int]:
     units: dict[str, int] = {}
-    trained: dict[str, int] = {}
     for one in rank.parameters:
-        unit = one.name.partition(".")[0]
-        # What no block holds, the embedding and the head, is gathered with the whole model.
-        unit = unit if unit.startswith("block") else "root"
-        units[unit] = units.get(unit, 0) + one.size
-        if one.trainable:
-            trained[unit] = trained.get(unit, 0) + one.size
-    root = units.pop("root", 0)
-    largest = sorted(units.values())[-2:] if level == 3 else units.values()
-    yield product(
-        "buffers",
-        "gathered weights: two blocks and what is in none" if level == 3 else "gathered weights",
-        (sum(largest) + root, "elements"),
-        (widths.compute, "bytes"),
-    )
-    yield product(
-        "buffers",
-        "gradients of a block before they are reduced",
-        (max(trained.values(), default=0), "elements"),
-        (widths.compute + widths.gradient_count, "bytes"),
-    )
+        if one.trainable or not trained:
+            layer = one.name.partition(".")[0]
+            unit = layer if layer.startswith("block") else "root"
+            units[unit] = units.get(unit, 0) + one.size
+    return units
 
 
 def _deepspeed_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
@@ -218,6 +267,10 @@ def _deepspeed_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
         yield product("weights", "parameters", (size, "elements"), (widths.weight, "bytes"))
     number = own if level >= 2 else trained
     yield product("gradients", "parameters", (number, per), (widths.gradient, "bytes"))
+    if widths.gradient > widths.compute and level < 2:
+        # The sums are in fp32, and what backward wrote stays until the step.
+        what = "gradients as backward wrote them"
+        yield product("gradients", what, (trained, "elements"), (widths.compute, "bytes"))
     yield product("master", "parameters", (own, per), (widths.master, "bytes"))
     yield product("moments", "parameters", (own, per), (widths.moments, "bytes"))
     if level:
