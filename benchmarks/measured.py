@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture, Experts, Latent
 from bridge.layout.memory.estimate import MOMENTS, Estimate, Estimator
-from bridge.layout.memory.rules import MEGATRON, MIB, MemoryRules
+from bridge.stack.memory_rules import MIB, MemoryRules
+from compat.megatron.memory import RULES as MEGATRON
 from bridge.layout.memory.margins import RESERVED
 from bridge.layout.memory.terms import GIB, sum_by_kind
 from bridge.plan.plan import Plan

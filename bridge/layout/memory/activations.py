@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bridge.layout.architecture import Architecture
-from bridge.layout.memory.rules import MemoryRules
+from bridge.stack.memory_rules import MemoryRules
 from bridge.layout.memory.terms import Term, product
 from bridge.layout.shard import BYTES
 from bridge.plan.plan import Plan
@@ -30,6 +30,19 @@ class Kept(NamedTuple):
     width: float
     bytes: int
     ranks: int
+
+
+NORMS_IN_FP32 = frozenset(
+    ("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "flex_olmo")
+)
+"""Families of transformers that multiply the weight of an RMSNorm in fp32."""
+FUSED_QUERIES = frozenset(("gpt_neox", "phi3"))
+"""Families that make queries, keys and values by one projection, and rotate queries and keys."""
+PLAIN_GELU = frozenset(("gpt2", "gptj", "phi"))
+"""Families whose activation function is gelu_new, which is written in several operations."""
+
+NARROW_SOFTMAX = frozenset(("gpt2",))
+"""Families whose eager attention has no fp32 copy of the probabilities."""
 
 
 @dataclass(frozen=True)
@@ -104,25 +117,46 @@ class Keeper:
 
     # What parts of a block keep
 
-    def _norm(self, what: str, width: int, number: int, ranks: int) -> Iterator[Kept]:
-        """Yield what `number` norms of tensors of this width keep: input and output; plain torch
-        computes RMSNorm in fp32 and keeps the input in fp32 and the normed vector too.
+    def _norm(
+        self, what: str, width: int, ranks: int, vectors: int = 1, output: bool = True
+    ) -> Iterator[Kept]:
+        """Yield what norms of `vectors` vectors of together `width` elements keep: input, a number or
+        two for each vector, and output, if what follows keeps it. Plain torch computes RMSNorm in
+        fp32, and keeps the input in fp32 and the normed vector too.
         """
-        plain = self.rules.kernels == "torch" and self.shape.norm == "rms"
-        yield Kept(f"{what}: input", "norm", number * width, 4 if plain else self.width, ranks)
+        rms = self.shape.norm == "rms"
+        plain = self.rules.kernels == "torch" and rms
+        yield Kept(f"{what}: input", "norm", width, 4 if plain else self.width, ranks)
+        yield Kept(f"{what}: statistics", "norm", vectors * (1 if rms else 2), 4, ranks)
         if plain:
-            yield Kept(f"{what}: normed", "norm", number * width, self.width, ranks)
-        yield Kept(f"{what}: output", "norm", number * width, self.width, ranks)
+            wide = self.plan.model.family in NORMS_IN_FP32
+            yield Kept(f"{what}: normed", "norm", width, 4 if wide else self.width, ranks)
+        if output:
+            yield Kept(f"{what}: output", "norm", width, self.width, ranks)
 
     def _norms(self) -> Iterator[Kept]:
-        number = (1 if self.shape.shared_norm else 2) + 2 * (self.shape.place == "both")
-        yield from self._norm("norms", self.shape.hidden, number, self.tokens.sequence)
+        hidden, ranks = self.shape.hidden, self.tokens.sequence
+        before = 1 if self.shape.shared_norm else 2
+        yield from self._norm("norms", before * hidden, ranks, before)
+        if self.shape.place == "both":
+            # What follows is a sum, which keeps nothing.
+            yield from self._norm("norms after layers", 2 * hidden, ranks, 2, output=False)
 
     def _attention(self) -> Iterator[Kept]:
         shape, ranks = self.shape, self.tokens.tensor
         queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
         if shape.head_norm != "none":
-            yield from self._norm("norm of queries and keys", queries + keys, 1, ranks)
+            heads = shape.heads + shape.kv_heads if shape.head_norm != "width" else 2
+            # Rotary positions follow, which do not keep what they rotate.
+            what = "norm of queries and keys"
+            yield from self._norm(what, queries + keys, ranks, heads, output=False)
+        family, eager = self.plan.model.family, self.rules.attention == "eager"
+        if self.rules.kernels == "torch" and family in FUSED_QUERIES and not eager:
+            # Values are a view of one result, which is kept whole; queries and keys are rotated.
+            what = "queries and keys before they are rotated"
+            yield Kept(what, "projections", queries + keys, self.width, ranks)
+        if eager:
+            keys = queries  # each is repeated for every head that shares it
         yield Kept("queries, keys, values", "projections", queries + 2 * keys, self.width, ranks)
         yield Kept("output of attention", "projections", queries, self.width, ranks)
 
@@ -132,7 +166,7 @@ class Keeper:
         narrow = (it.query, it.kv)
         if shape.head_norm != "none":
             for name, width in zip(("queries", "keys"), narrow, strict=True):
-                yield from self._norm(f"norm of narrow {name}", width, 1, self.tokens.sequence)
+                yield from self._norm(f"norm of narrow {name}", width, self.tokens.sequence)
         head = 2 * (it.plain + it.rotary) + it.value
         yield Kept("queries, keys, values", "latent", shape.heads * head, self.width, ranks)
         yield Kept("rotary part of keys", "latent", it.rotary, self.width, self.tokens.sequence)
@@ -155,9 +189,12 @@ class Keeper:
             return
         pairs = shape.heads * tokens.keys
         drops = bool(shape.attention_dropout)
-        soft = 4 if rules.attention == "eager" else self.width
+        upcast = rules.attention == "eager" and self.plan.model.family not in NARROW_SOFTMAX
+        soft = 4 if upcast else self.width
         yield Kept("probabilities", "attention", pairs, soft, tokens.tensor)
-        if rules.attention == "eager" and self.width < 4:
+        if self.plan.model.attention.softcap:
+            yield Kept("logits of attention, bounded", "attention", pairs, self.width, tokens.tensor)
+        if soft > self.width:
             yield Kept("probabilities, rounded", "attention", pairs, self.width, tokens.tensor)
         if drops:
             yield Kept("mask of dropout", "attention", pairs, 1, tokens.tensor)
@@ -167,7 +204,12 @@ class Keeper:
         """Yield what a feed-forward layer of this width keeps for `times` copies of each token."""
         ranks, plain = self.tokens.tensor, self.rules.kernels == "torch"
         number = 2 if self.shape.gated else 1
-        yield Kept("results of the first projection", part, number * width * times, self.width, ranks)
+        # The gradient of ReLU follows from its result, which the second projection keeps.
+        if not (plain and self.plan.model.mlp.activation == "relu"):
+            what = "results of the first projection"
+            yield Kept(what, part, number * width * times, self.width, ranks)
+        if plain and self.plan.model.family in PLAIN_GELU:
+            yield Kept("steps of the activation function", part, 3 * width * times, self.width, ranks)
         if self.shape.gated and plain:
             yield Kept("activation before it is gated", part, width * times, self.width, ranks)
         yield Kept("input of the second projection", part, width * times, self.width, ranks)
@@ -183,6 +225,9 @@ class Keeper:
         yield Kept("tokens sent to experts", "experts", copies * self.shape.hidden, self.width, 1)
         for one in self._dense(it.ffn, "experts", copies):
             yield one._replace(what=f"experts: {one.what}", ranks=within)
+        if self.rules.kernels == "torch":
+            what = "results of experts, to be weighted"
+            yield Kept(what, "experts", copies * self.shape.hidden, self.width, 1)
         if it.shared:
             for one in self._dense(it.shared, "shared_experts"):
                 yield one._replace(what=f"shared experts: {one.what}")
@@ -196,7 +241,7 @@ class Keeper:
 
     def head(self) -> Iterator[Kept]:
         """Yield what the last norm keeps for the output layer."""
-        yield from self._norm("last norm", self.shape.hidden, 1, self.tokens.sequence)
+        yield from self._norm("last norm", self.shape.hidden, self.tokens.sequence)
 
     def embedding(self) -> Iterator[Kept]:
         """Yield what the embedding keeps: the mask of its dropout."""
@@ -213,6 +258,7 @@ class Keeper:
             "te": width,
             "plain": width + 4,
             "fused": width + 8,
+            "linear": 0,
             "torch": (width if width < 4 else 0) + 12,
         }
         ranks = tokens.tensor if self.plan.parallel.vocabulary is not False else 1
@@ -228,9 +274,10 @@ class Keeper:
         """
         shape, tokens, width = self.shape, self.tokens, self.width
         ranks = tokens.tensor if self.plan.parallel.vocabulary is not False else 1
+        words = 0 if self.rules.loss == "linear" else shape.vocab
         part = (1 / ranks, f"(1/{ranks} of a tensor rank)")
         logits = product(
-            "logits", "gradients of logits", (tokens.count, "tokens"), (shape.vocab, "words"),
+            "logits", "gradients of logits", (tokens.count, "tokens"), (words, "words"),
             (width, "bytes"), part,
         )  # fmt: skip
         weight = product(

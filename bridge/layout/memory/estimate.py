@@ -10,7 +10,8 @@ from math import prod
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.memory.activations import Keeper, Kept, Tokens
-from bridge.layout.memory.rules import MemoryRules
+from bridge.stack.memory_rules import MemoryRules
+from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.states import Moment, Rank, buffer_terms, state_terms, step_terms
 from bridge.layout.memory.terms import STATES, Term, device_bytes, product
 from bridge.layout.mesh import Mesh
@@ -66,6 +67,11 @@ class RankEstimate:
     def peak(self) -> int:
         """Bytes of tensors at the peak, as an allocator counts them."""
         return device_bytes(self.terms)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that a device needs for the rank: those of tensors, with fragments and context."""
+        return round(self.peak * RESERVED) + CONTEXT
 
     @property
     def steady(self) -> int:

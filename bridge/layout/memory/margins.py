@@ -1,6 +1,6 @@
 """Margins: what a device needs beyond the bytes that an allocator counts as allocated."""
 
-from bridge.layout.memory.rules import MIB
+from bridge.stack.memory_rules import MIB
 
 RESERVED = 1.06
 """Reserved over allocated memory: what an allocator holds beyond what is in use, as fragments. It is

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import lcm
 from typing import Literal, NamedTuple
 
-from bridge.layout.memory.rules import MemoryRules
+from bridge.stack.memory_rules import MemoryRules
 from bridge.layout.memory.terms import Kind, Term, product
 from bridge.layout.shard import BYTES, Format, Layout, Parameter
 from bridge.plan.plan import Plan

@@ -21,33 +21,28 @@ class MemoryRules:
 
     `loss` is the implementation of the cross-entropy: Transformer Engine's, which overwrites the
     logits; plain, which has them in the compute format and in fp32 at once; fused by torch.compile,
-    which has fp32 twice; or that of plain torch. With `fused_gradients`, matrix products add to the
+    which has fp32 twice; linear, which never has all logits; or that of plain torch. With `fused_gradients`, matrix products add to the
     gradient buffer themselves, and Transformer Engine keeps an empty gradient for each shape of a
     weight. With `foreach`, the optimizer is torch's and updates all weights together, for which it
     makes a copy of a moment. With `frees_outputs`, a stage frees what it sent to the next stage.
-    `workspace` is the number of bytes that libraries of matrix products allocate.
+    `workspace` is the number of bytes that libraries of matrix products allocate. `assumptions` are
+    sentences about what no setting says.
     """
 
     sharding: Literal["native", "megatron", "deepspeed", "fsdp", "ddp"] = "native"
     units: Literal["blocks", "layers"] = "blocks"
     kernels: Literal["fused", "torch"] = "torch"
     attention: Literal["flash", "unfused", "eager"] = "flash"
-    loss: Literal["te", "plain", "fused", "torch"] = "torch"
+    loss: Literal["te", "plain", "fused", "linear", "torch"] = "torch"
     fused_gradients: bool = False
     foreach: bool = False
     frees_outputs: bool = False
     workspace: int = 64 * MIB
+    assumptions: tuple[str, ...] = ()
 
 
-MEGATRON = MemoryRules(
-    sharding="megatron",
-    kernels="fused",
-    loss="plain",
-    fused_gradients=True,
-    frees_outputs=True,
-    workspace=92 * MIB,
+SCRIPT = (
+    "attention is taken as flash attention",
+    "the loss is taken as transformers computes it, with logits in fp32",
 )
-"""Megatron-Core with Transformer Engine (core/tensor_parallel/cross_entropy.py; Transformer
-Engine's module/base.py: get_dummy_wgrad; core/pipeline_parallel/schedules.py:
-deallocate_output_tensor). The workspace is fitted to measurements of Megatron's own tests.
-"""
+"""Assumptions about a run whose model a script builds."""
