@@ -231,6 +231,9 @@ class Keeper:
         if it.shared:
             for one in self._dense(it.shared, "shared_experts"):
                 yield one._replace(what=f"shared experts: {one.what}")
+        if it.shared_gate and self.rules.kernels == "torch":
+            what = "result of shared experts, to be weighted"
+            yield Kept(what, "shared_experts", self.shape.hidden, self.width, self.tokens.sequence)
 
     def _dropped(self) -> Iterator[Kept]:
         if self.shape.dropout:
