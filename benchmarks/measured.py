@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import re
 import sys
 from collections import defaultdict
@@ -20,11 +19,11 @@ from typing import Any, NamedTuple
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture, Experts, Latent
 from bridge.layout.memory.estimate import MOMENTS, Estimate, Estimator
-from bridge.stack.memory_rules import MIB, MemoryRules
-from compat.megatron.memory import RULES as MEGATRON
 from bridge.layout.memory.margins import RESERVED
 from bridge.layout.memory.terms import GIB, sum_by_kind
 from bridge.plan.plan import Plan
+from bridge.stack.memory_rules import MIB, MemoryRules
+from compat.megatron.memory import RULES as MEGATRON
 
 Row = Mapping[str, str]
 
@@ -53,9 +52,7 @@ class Case:
 
     def estimate(self) -> Estimate:
         """The estimate of the row."""
-        return Estimator.of(
-            Plan.of(self.plan), self.shape, self.world, self.rules
-        ).estimate()
+        return Estimator.of(Plan.of(self.plan), self.shape, self.world, self.rules).estimate()
 
 
 # A row as a plan and a model
@@ -145,7 +142,9 @@ def simumax(row: Row) -> Iterator[Judged]:
     estimate = Case(plan_of(row), shape_of(row), number(row, "gpus"), rules).estimate()
     yield Judged("first stage peak", gib(row, "first_stage_peak_gib"), estimate.ranks[0].peak / GIB)
     if len(estimate.ranks) > 1:
-        yield Judged("last stage peak", gib(row, "last_stage_peak_gib"), estimate.ranks[-1].peak / GIB)
+        yield Judged(
+            "last stage peak", gib(row, "last_stage_peak_gib"), estimate.ranks[-1].peak / GIB
+        )
 
 
 def megatron_tests(row: Row) -> Iterator[Judged]:
@@ -266,7 +265,9 @@ def deepspeed(row: Row) -> Iterator[Judged]:
     low = "bf16 master" in row["optimizer_state"]
     master = "bf16" if low else "fp32"
     plan = plan_of(row, **{"precision.master": master, "precision.reduce": "bf16", "zero.stage": 3})
-    shape = shape_of({**row, "vocab": "50000"}, multiple=1, positions=number(row, "seq"), rotary=False)
+    shape = shape_of(
+        {**row, "vocab": "50000"}, multiple=1, positions=number(row, "seq"), rotary=False
+    )
     rules = MemoryRules(sharding="deepspeed", attention="flash", loss="torch")
     largest = Case(plan, shape, number(row, "gpus"), rules).estimate().largest
     yield Judged("peak", float(row["peak_reported"]), largest.peak / GIB)
@@ -355,17 +356,28 @@ def print_scores(scores: Mapping[str, Score], rows: bool) -> None:
         for what, figures in score.figures.items():
             errors = [one.error for _, one in figures]
             mean, worst = sum(errors) / len(errors), max(errors)
-            print(f"{source:10} {what:32} {len(errors):4} figures  mean {mean:6.2%}  worst {worst:6.2%}")
+            print(
+                f"{source:10} {what:32} {len(errors):4} figures  mean {mean:6.2%}  worst {worst:6.2%}"
+            )
             for name, one in figures if rows else ():
-                print(f"    {one.measured:9.3f} {one.estimated:9.3f} {one.estimated/one.measured-1:+7.2%}  {name}")
+                print(
+                    f"    {one.measured:9.3f} {one.estimated:9.3f} {one.estimated / one.measured - 1:+7.2%}  {name}"
+                )
         if score.died:
-            dead, wrong = sum(one for _, one in score.died), [name for name, one in score.ran if one]
-            print(f"{source:10} {dead} of {len(score.died)} runs that died are named; {len(wrong)} of"
-                  f" {len(score.ran)} that ran are called dead {wrong}")
+            dead, wrong = (
+                sum(one for _, one in score.died),
+                [name for name, one in score.ran if one],
+            )
+            print(
+                f"{source:10} {dead} of {len(score.died)} runs that died are named; {len(wrong)} of"
+                f" {len(score.ran)} that ran are called dead {wrong}"
+            )
         for name, why in score.misses:
             print(f"{source:10} missed: {name}: {why}")
         if score.left_out:
-            print(f"{source:10} {score.left_out} rows left out: not marked as enough to judge memory")
+            print(
+                f"{source:10} {score.left_out} rows left out: not marked as enough to judge memory"
+            )
 
 
 if __name__ == "__main__":

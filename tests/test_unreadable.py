@@ -19,6 +19,7 @@ COMMANDS = {
     "check": ["check", "{}"],
     "convert": ["convert", "{}", "--to", "deepspeed"],
     "drift": ["drift", "{}"],
+    "estimate": ["estimate", "{}"],
     "layout": ["layout", "{}"],
     "schedule": ["schedule", "{}"],
     "train": ["train", "{}"],

@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.cli.budget import stay_within_limits
@@ -219,7 +219,9 @@ def _verdict(answer: Answer) -> str:
     needed = f"{rank.needed / GIB:,.1f} GiB {place}, at {rank.moment}; {parts}"
     if answer.memory is None:
         return f"needs {needed}"
-    return f"{'fits' if answer.fits else 'does not fit'} in {answer.memory / GIB:,.10g} GB: {needed}"
+    return (
+        f"{'fits' if answer.fits else 'does not fit'} in {answer.memory / GIB:,.10g} GB: {needed}"
+    )
 
 
 def _stage_name(rank: int, count: int) -> str:
@@ -277,7 +279,9 @@ def _alike(ranks: Sequence[RankEstimate]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of each run of ranks that need the same."""
     first = 0
     for index in range(1, len(ranks) + 1):
-        if index == len(ranks) or sum_by_kind(ranks[index].terms) != sum_by_kind(ranks[first].terms):
+        if index == len(ranks) or sum_by_kind(ranks[index].terms) != sum_by_kind(
+            ranks[first].terms
+        ):
             yield first, index - 1
             first = index
 

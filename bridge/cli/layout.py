@@ -66,9 +66,7 @@ class Sizes:
     micro: int | None
 
 
-def sizes_of(
-    model: str, given: Mapping[str, int | bool | None], micro: int | None
-) -> Sizes:
+def sizes_of(model: str, given: Mapping[str, int | bool | None], micro: int | None) -> Sizes:
     """The options for sizes. Raises `BridgeError` if no preset, file or folder is named `model`."""
     return Sizes(check_choice("--model", model, MODELS), given, micro)
 

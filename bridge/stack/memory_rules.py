@@ -21,12 +21,14 @@ class MemoryRules:
 
     `loss` is the implementation of the cross-entropy: Transformer Engine's, which overwrites the
     logits; plain, which has them in the compute format and in fp32 at once; fused by torch.compile,
-    which has fp32 twice; linear, which never has all logits; or that of plain torch. With `fused_gradients`, matrix products add to the
-    gradient buffer themselves, and Transformer Engine keeps an empty gradient for each shape of a
-    weight. With `foreach`, the optimizer is torch's and updates all weights together, for which it
-    makes a copy of a moment. With `frees_outputs`, a stage frees what it sent to the next stage.
-    `workspace` is the number of bytes that libraries of matrix products allocate. `assumptions` are
-    sentences about what no setting says.
+    which has fp32 twice; linear, which never has all logits; or that of plain torch.
+
+    With `fused_gradients`, matrix products add to the gradient buffer themselves, and Transformer
+    Engine keeps an empty gradient for each shape of a weight. With `foreach`, the optimizer is
+    torch's and updates all weights together, for which it makes a copy of a moment. With
+    `frees_outputs`, a stage frees what it sent to the next stage. `workspace` is the number of bytes
+    that libraries of matrix products allocate. `assumptions` are sentences about what no setting
+    says.
     """
 
     sharding: Literal["native", "megatron", "deepspeed", "fsdp", "ddp"] = "native"

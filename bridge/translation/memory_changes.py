@@ -115,7 +115,7 @@ def _try(
         for path in dict.fromkeys((*config.given, *changed.given))
         if config.given.get(path) != changed.given.get(path)
     }
-    if not settings and not arguments or hosted and any(map(_is_code, settings)):
+    if (not settings and not arguments) or (hosted and any(map(_is_code, settings))):
         return None
     return Change({**arguments, **settings}, needed, "; ".join(one.price for one in group))
 
@@ -125,19 +125,23 @@ def _is_code(path: str) -> bool:
     return path.startswith("code.")
 
 
-def _candidates(
-    plan: Plan, host: Mapping[str, Mapping[str, Any]] | None
-) -> Iterator[Candidate]:
+def _candidates(plan: Plan, host: Mapping[str, Mapping[str, Any]] | None) -> Iterator[Candidate]:
     parallel, zero = plan.parallel, plan.zero
     tensor, data = parallel.tensor or 1, parallel.data or 1
     if tensor > 1 and not parallel.sequence:
-        yield Candidate(0, "norms are split over tensor ranks by tokens, at no price", {"parallel.sequence": True})
+        yield Candidate(
+            0,
+            "norms are split over tensor ranks by tokens, at no price",
+            {"parallel.sequence": True},
+        )
     level = zero.effective_stage or 0
     for stage, price in LEVELS.items():
         if level < stage and data > 1:
             yield Candidate(3 * stage**2, price, {"zero.stage": stage})
     if host is not None:
-        yield from (Candidate(COSTS[name], PRICES[name], {}, values) for name, values in host.items())
+        yield from (
+            Candidate(COSTS[name], PRICES[name], {}, values) for name, values in host.items()
+        )
     else:
         yield from _own_candidates(plan)
         if data % 2 == 0:

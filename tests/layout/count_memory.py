@@ -18,16 +18,24 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 SIZES = {
-    **{"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "vocab_size": 102},
-    **{"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "vocab_size": 102,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 66, "n_layer": 3, "n_head": 6, "vocab_size": 102, "n_positions": 258},
     "opt": {**SIZES, "ffn_dim": 252, "word_embed_proj_dim": 64},
 }
 EXPERTS = {
-    **{"num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 2},
-    **{"moe_intermediate_size": 96, "shared_expert_intermediate_size": 128},
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 128,
 }
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -36,7 +44,9 @@ def config_of(family: str) -> Any:
     """The config of a small model, without dropout."""
     sizes = OTHERS.get(family, SIZES)
     experts = EXPERTS if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe") else {}
-    head = {"head_dim": 8} if family in ("qwen3", "gemma", "gemma2", "gemma3_text", "mixtral") else {}
+    head = (
+        {"head_dim": 8} if family in ("qwen3", "gemma", "gemma2", "gemma3_text", "mixtral") else {}
+    )
     config = transformers.CONFIG_MAPPING[family](**sizes, **experts, **head)
     for name in vars(config):
         if name.endswith(("dropout", "pdrop")):
@@ -61,9 +71,7 @@ def states_of(config: Any, ranks: int) -> dict[str, dict[str, int]]:
             mesh = init_device_mesh("cpu", (ranks,))
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             base = next(part for _, part in model.named_children())
-            blocks = next(
-                part for part in base.modules() if isinstance(part, torch.nn.ModuleList)
-            )
+            blocks = next(part for part in base.modules() if isinstance(part, torch.nn.ModuleList))
             for block in blocks:
                 fully_shard(block, mesh=mesh, mp_policy=policy)
             fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -72,7 +72,7 @@ def test_activations_are_what_autograd_saves(
     counted: dict[str, Any], family: str, attention: str, dtype: str
 ) -> None:
     row = counted[family]
-    if family in EAGER_ALONE and attention == "sdpa" or attention in NOT_ALIKE.get(family, ()):
+    if (family in EAGER_ALONE and attention == "sdpa") or attention in NOT_ALIKE.get(family, ()):
         pytest.skip("a difference that is known")
     plan = plan_of(row["config"], **{"precision.compute": dtype})
     shape = Architecture.of(plan.model)
@@ -86,7 +86,9 @@ def test_activations_are_what_autograd_saves(
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
-def test_a_block_that_is_computed_again_keeps_its_input(counted: dict[str, Any], family: str) -> None:
+def test_a_block_that_is_computed_again_keeps_its_input(
+    counted: dict[str, Any], family: str
+) -> None:
     row = counted[family]
     plan = plan_of(row["config"], **{"precision.compute": "bf16", "recompute.granularity": "full"})
     shape = Architecture.of(plan.model)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bridge.layout.architecture import Architecture
-from bridge.stack.memory_rules import MemoryRules
 from bridge.layout.memory.terms import Term, product
 from bridge.layout.shard import BYTES
 from bridge.plan.plan import Plan
+from bridge.stack.memory_rules import MemoryRules
 
 Part = Literal[
     "input", "norm", "projections", "attention", "mlp", "latent", "experts", "shared_experts"
@@ -32,9 +32,7 @@ class Kept(NamedTuple):
     ranks: int
 
 
-NORMS_IN_FP32 = frozenset(
-    ("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "flex_olmo")
-)
+NORMS_IN_FP32 = frozenset(("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "flex_olmo"))
 """Families of transformers that multiply the weight of an RMSNorm in fp32."""
 FUSED_QUERIES = frozenset(("gpt_neox", "phi3"))
 """Families that make queries, keys and values by one projection, and rotate queries and keys."""
@@ -94,7 +92,12 @@ class Keeper:
         if recompute.granularity != "selective":
             return self.block(block)
         parts = set(recompute.modules or ("attention",))
-        return [one for one in self.block(block) if one.part not in parts or one.part == "input"]
+        # What a norm is computed from stays, so that it can be computed again.
+        return [
+            one
+            for one in self.block(block)
+            if one.part not in parts or one.what.endswith(": input")
+        ]
 
     def input(self) -> Kept:
         """The input of a block, all that a block keeps that is computed again as a whole."""
@@ -193,7 +196,9 @@ class Keeper:
         soft = 4 if upcast else self.width
         yield Kept("probabilities", "attention", pairs, soft, tokens.tensor)
         if self.plan.model.attention.softcap:
-            yield Kept("logits of attention, bounded", "attention", pairs, self.width, tokens.tensor)
+            yield Kept(
+                "logits of attention, bounded", "attention", pairs, self.width, tokens.tensor
+            )
         if soft > self.width:
             yield Kept("probabilities, rounded", "attention", pairs, self.width, tokens.tensor)
         if drops:
@@ -209,7 +214,9 @@ class Keeper:
             what = "results of the first projection"
             yield Kept(what, part, number * width * times, self.width, ranks)
         if plain and self.plan.model.family in PLAIN_GELU:
-            yield Kept("steps of the activation function", part, 3 * width * times, self.width, ranks)
+            yield Kept(
+                "steps of the activation function", part, 3 * width * times, self.width, ranks
+            )
         if self.shape.gated and plain:
             yield Kept("activation before it is gated", part, width * times, self.width, ranks)
         yield Kept("input of the second projection", part, width * times, self.width, ranks)
@@ -249,7 +256,9 @@ class Keeper:
     def embedding(self) -> Iterator[Kept]:
         """Yield what the embedding keeps: the mask of its dropout."""
         if self.shape.dropout:
-            yield Kept("mask of the embedding's dropout", "mlp", self.shape.hidden, 1, self.tokens.sequence)
+            yield Kept(
+                "mask of the embedding's dropout", "mlp", self.shape.hidden, 1, self.tokens.sequence
+            )
 
     def loss(self) -> list[Term]:
         """What the loss needs while it is computed: the logits in all the formats that it has them
@@ -265,7 +274,7 @@ class Keeper:
             "torch": (width if width < 4 else 0) + 12,
         }
         ranks = tokens.tensor if self.plan.parallel.vocabulary is not False else 1
-        factors = [(tokens.count, "tokens"), (shape.vocab, "words")]
+        factors: list[tuple[float, str]] = [(tokens.count, "tokens"), (shape.vocab, "words")]
         factors.append((each[self.rules.loss], "bytes"))
         if ranks > 1:
             factors.append((1 / ranks, f"(1/{ranks} of a tensor rank)"))

@@ -10,17 +10,17 @@ from math import prod
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.memory.activations import Keeper, Kept, Tokens
-from bridge.stack.memory_rules import MemoryRules
 from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.states import Moment, Rank, buffer_terms, state_terms, step_terms
 from bridge.layout.memory.terms import STATES, Term, device_bytes, product
 from bridge.layout.mesh import Mesh
 from bridge.layout.partition import partition_layers
-from bridge.layout.pipeline import Pipeline, describe_pipeline, name_of, period_of, stages_of, text_of
+from bridge.layout.pipeline import Pipeline, describe_pipeline, period_of, stages_of, text_of
 from bridge.layout.schedule import ActionKind
 from bridge.layout.shard import BYTES, Parameter, on_rank
 from bridge.plan.batch import solve
 from bridge.plan.plan import Plan
+from bridge.stack.memory_rules import MemoryRules
 
 PERIODS = 3
 """Number of periods of a schedule that are followed: what is in flight does not grow after them."""
@@ -132,7 +132,9 @@ class Estimator:
     @cached_property
     def keeper(self) -> Keeper:
         """What the layers keep."""
-        return Keeper(self.plan, self.shape, Tokens.of(self.plan, self.shape, self.micro), self.rules)
+        return Keeper(
+            self.plan, self.shape, Tokens.of(self.plan, self.shape, self.micro), self.rules
+        )
 
     @cached_property
     def _pipeline(self) -> tuple[Pipeline, tuple[str, ...]]:
@@ -232,7 +234,9 @@ class Estimator:
             if action.kind in whole:
                 held[action.stage] -= 1
         for (stage, forward), (_, numbers) in fullest.items():
-            base = [term for one, number in numbers.items() for term in self._held(kept[one], number)]
+            base = [
+                term for one, number in numbers.items() for term in self._held(kept[one], number)
+            ]
             for name, extra in self._extras(pipeline.layers[stage], forward):
                 yield name, [*base, *extra]
 
@@ -297,7 +301,9 @@ class Estimator:
         for block in {self.shape.has_experts(one): one for one in reversed(blocks)}.values():
             extra = self.keeper.block_backward(block)
             if block in again:
-                size = 1 if self.plan.recompute.method == "block" else self.plan.recompute.layers or 1
+                size = (
+                    1 if self.plan.recompute.method == "block" else self.plan.recompute.layers or 1
+                )
                 what = "layers that are computed again"
                 extra += self.keeper.terms(self.keeper.block(block), size, what)
             yield "block", extra

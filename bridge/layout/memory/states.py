@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from math import lcm
 from typing import Literal, NamedTuple
 
-from bridge.stack.memory_rules import MemoryRules
 from bridge.layout.memory.terms import Kind, Term, product
 from bridge.layout.shard import BYTES, Format, Layout, Parameter
 from bridge.plan.plan import Plan
+from bridge.stack.memory_rules import MemoryRules
 
 
 class Rank(NamedTuple):
@@ -68,8 +68,8 @@ def step_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
         terms.append(product("gradients", what, (own, "elements"), each))
     if rules.foreach:
         moments = Format.of(plan).moments
-        each = (widths.moments / max(moments, 1), "bytes")
-        terms.append(product("moments", "copy of a moment", (own, "elements"), each))
+        width = (widths.moments / max(moments, 1), "bytes")
+        terms.append(product("moments", "copy of a moment", (own, "elements"), width))
     return terms
 
 
@@ -107,7 +107,9 @@ def _move_offloaded(plan: Plan, terms: Sequence[Term]) -> Iterator[Term]:
         share = moved.get(term.kind, 0.0)
         away = round(term.bytes * share)
         if away:
-            yield Term("host", f"{term.what} ({term.kind})", away, f"{share:.10g} of: {term.formula}")
+            yield Term(
+                "host", f"{term.what} ({term.kind})", away, f"{share:.10g} of: {term.formula}"
+            )
         if term.bytes - away:
             note = f", less {share:.10g} of it on the host" if away else ""
             yield Term(term.kind, term.what, term.bytes - away, term.formula + note)
@@ -229,7 +231,9 @@ def buffer_terms(plan: Plan, rank: Rank, rules: MemoryRules, moment: Moment) -> 
     parts = [("gathered weights", whole, widths.compute)]
     if moment in ("block", "reduce") and rules.units == "blocks":
         # The head's gradient comes first; the embedding's is the last of a step.
-        parts.append(("gradients of the head, whole", sum(one.size for one in head), widths.compute))
+        parts.append(
+            ("gradients of the head, whole", sum(one.size for one in head), widths.compute)
+        )
     if moment == "reduce":
         of = max(gradients.values(), default=0)
         parts.append(("gradients of a block, whole", of, widths.compute))
@@ -295,9 +299,7 @@ def _bucket_terms(
     )
     if level == 3:
         whole = min(LIVE, sum(one.size for one in rank.parameters))
-        yield product(
-            "buffers", "gathered weights", (whole, "elements"), (widths.compute, "bytes")
-        )
+        yield product("buffers", "gathered weights", (whole, "elements"), (widths.compute, "bytes"))
 
 
 _SHARDING = {
