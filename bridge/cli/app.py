@@ -271,8 +271,8 @@ ESTIMATE = """Say how much memory each stage of a run needs in a step, and wheth
 
 The sources of a run are read as `resolve` reads them. Counted are weights, gradients, masters and moments by the stack's
 rules of sharding, activations by layer, recomputation and what the schedule has in flight, logits, buffers, and margins for
-fragments, the CUDA context and NCCL. If the run does not fit into --memory, up to three changes follow, each of which makes it fit
-and is accepted by the stack, cheapest first. What is not counted is named.
+fragments, the CUDA context and NCCL. If the run does not fit into --memory, up to three changes follow, each of which makes it
+fit and is accepted by the stack, cheapest first. What is not counted is named.
 
 \b
 Examples:
