@@ -10,6 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from bridge.cli.adapter_source import (
+    bytes_of_quantised,
+    plan_with_adapters,
+    split_adapters,
+    uncounted_adapters,
+)
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, text_of
 from bridge.cli.job import Job
@@ -75,7 +81,8 @@ def estimate(
     job: Job, sizes: Sizes, memory: float | None, explain: bool, names: Sequence[str] = ()
 ) -> int:
     """Estimate the memory of one run. Returns the exit code."""
-    job = sort_sources(job, names or (job.file,), "estimate")
+    others, adapters = split_adapters(names or (job.file,))
+    job = sort_sources(job, others, "estimate")
     if sizes.model == FILE and job.model is not None:
         sizes = replace(sizes, model=str(job.model))
     elif sizes.model not in MODELS:
@@ -84,7 +91,7 @@ def estimate(
 
     @stay_within_limits()
     def work() -> int:
-        asked = Asked(replace(job, text=text_of(job)), sizes)
+        asked = Asked(replace(job, text=text_of(job)), sizes, adapters)
         config = config_of_job(asked.job)
         limit = None if memory is None else int(memory * GIB)
         found = asked.measure(config)
@@ -104,10 +111,11 @@ def estimate(
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked: the job, and the sizes that its options give."""
+    """What is asked: the job, the sizes that its options give, and the data of adapters."""
 
     job: Job
     sizes: Sizes
+    adapters: Mapping[str, Any]
 
     @cached_property
     def arguments(self) -> Mapping[str, Any]:
@@ -116,7 +124,8 @@ class Asked:
 
     def plan(self, config: Config) -> Plan:
         """The plan of a config as the run has it."""
-        return plan_of_trainer(with_micro(lift(config), self.sizes), self.arguments)
+        plan = plan_of_trainer(with_micro(lift(config), self.sizes), self.arguments)
+        return plan_with_adapters(plan, self.adapters)
 
     def measure(self, config: Config) -> Estimate:
         """The estimate of a config. Raises `BridgeError` if its sizes do not fit."""
@@ -127,9 +136,21 @@ class Asked:
                 f"optimizer.name: found {name}, whose state is not counted; expected one of {', '.join(MOMENTS)}"
             )
         rules = rules_of_trainer(config.dialect.memory_rules(config), self.arguments)
+        if self.adapters:
+            quantised = bytes_of_quantised(self.job.model, self.arguments)
+            rules = replace(rules, quantised=quantised)
         shape, ranks = shape_of_model(plan, self.sizes), ranks_of_plan(plan, self.job.world_size)
         found = Estimator.of(plan, shape, ranks, rules).estimate()
-        notes = (*found.notes, *uncounted_arguments(self.arguments))
+        notes = (
+            *found.notes,
+            *uncounted_arguments(self.arguments),
+            *uncounted_adapters(self.adapters),
+            *(
+                (f"frozen weights are taken to be loaded in {plan.precision.compute or 'fp32'}",)
+                if self.adapters
+                else ()
+            ),
+        )
         return replace(found, notes=(*notes, *rules.assumptions))
 
     def find_changes(self, config: Config, limit: int) -> Sequence[Change]:

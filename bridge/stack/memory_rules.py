@@ -26,9 +26,12 @@ class MemoryRules:
     With `fused_gradients`, matrix products add to the gradient buffer themselves, and Transformer
     Engine keeps an empty gradient for each shape of a weight. With `foreach`, the optimizer is
     torch's and updates all weights together, for which it makes a copy of a moment. With
-    `frees_outputs`, a stage frees what it sent to the next stage. `workspace` is the number of bytes
-    that libraries of matrix products allocate. `assumptions` are sentences about what no setting
-    says.
+    `frees_outputs`, a stage frees what it sent to the next stage.
+
+    `quantised` is the number of bytes of an element of a frozen matrix in a block; 0 if they are not
+    quantised. With `copies_inputs`, each adapter has a copy of its input in its own format.
+    `workspace` is the number of bytes that libraries of matrix products allocate. `assumptions` are
+    sentences about what no setting says.
     """
 
     sharding: Literal["native", "megatron", "deepspeed", "fsdp", "ddp"] = "native"
@@ -39,6 +42,8 @@ class MemoryRules:
     fused_gradients: bool = False
     foreach: bool = False
     frees_outputs: bool = False
+    quantised: float = 0.0
+    copies_inputs: bool = True
     workspace: int = 64 * MIB
     assumptions: tuple[str, ...] = ()
 

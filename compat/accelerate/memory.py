@@ -12,5 +12,7 @@ if TYPE_CHECKING:
 
 def rules(config: Config) -> MemoryRules:
     """Return the rules of FSDP, or of DDP for every other kind of run."""
-    fsdp = config.effective.get("distributed_type") == "FSDP"
-    return MemoryRules(sharding="fsdp" if fsdp else "ddp", assumptions=SCRIPT)
+    if config.effective.get("distributed_type") == "FSDP":
+        return MemoryRules(sharding="fsdp", assumptions=SCRIPT)
+    loaded = "weights that are trained are taken to be loaded in fp32"
+    return MemoryRules(sharding="ddp", assumptions=(*SCRIPT, loaded))

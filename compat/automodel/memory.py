@@ -24,5 +24,6 @@ def rules(config: Config) -> MemoryRules:
     return MemoryRules(
         sharding="ddp" if ddp else "fsdp",
         loss=loss,  # type: ignore[arg-type]
+        copies_inputs=False,
         assumptions=SCRIPT[:1],
     )

@@ -17,6 +17,7 @@ RULES = MemoryRules(
     loss="plain",
     fused_gradients=True,
     frees_outputs=True,
+    copies_inputs=False,
     workspace=92 * MIB,
 )
 """Megatron-Core with Transformer Engine (core/tensor_parallel/cross_entropy.py; Transformer

@@ -117,6 +117,53 @@ def saved_by(model: Any) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+class Adapted(torch.nn.Module):
+    """A frozen linear layer with a low-rank adapter in fp32, in the operations of peft's."""
+
+    def __init__(self, base: torch.nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.inner = torch.nn.Linear(base.in_features, rank, bias=False)
+        self.outer = torch.nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, inputs: Any) -> Any:
+        """The base's result and the adapter's, which reads the input in its own format."""
+        result = self.base(inputs)
+        own = inputs.to(self.inner.weight.dtype)
+        return (result + self.outer(self.inner(own)) * 2.0).to(result.dtype)
+
+
+def adapted_model(targets: tuple[str, ...]) -> Any:
+    """A frozen Llama with adapters of rank 8 on the layers that `targets` name."""
+    model = model_of(config_of("llama"), torch.bfloat16, "sdpa").requires_grad_(False)
+    for block in model.model.layers:
+        for part in (block.self_attn, block.mlp):
+            for name, layer in list(part.named_children()):
+                if name in targets:
+                    setattr(part, name, Adapted(layer, 8))
+    return model
+
+
+ADAPTED = {
+    "some": ("q_proj", "v_proj"),
+    "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+def count_adapters() -> dict[str, int]:
+    """Bytes that autograd saves, and numbers of elements that are trained."""
+    found = {}
+    for name, targets in ADAPTED.items():
+        model = adapted_model(targets)
+        found[f"{name} trained"] = sum(
+            one.numel() for one in model.parameters() if one.requires_grad
+        )
+        found[f"{name} plain"] = saved_by(model)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            found[f"{name} autocast"] = saved_by(adapted_model(targets))
+    return found
+
+
 def count_family(family: str, ranks: int) -> dict[str, Any]:
     """All figures of a family."""
     found: dict[str, Any] = {"config": json.loads(config_of(family).to_json_string(use_diff=False))}
@@ -136,7 +183,8 @@ def main() -> None:
     ranks, *families = sys.argv[1:]
     torch.manual_seed(0)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=int(ranks))
-    print(json.dumps({family: count_family(family, int(ranks)) for family in families}))
+    found: dict[str, Any] = {family: count_family(family, int(ranks)) for family in families}
+    print(json.dumps({**found, "adapters": count_adapters()}))
 
 
 if __name__ == "__main__":

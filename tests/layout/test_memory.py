@@ -151,7 +151,7 @@ def test_peaks_are_those_that_were_measured(
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    with pytest.raises(ConfigError, match="batch.micro: not set"):
+    with pytest.raises(ConfigError, match=r"batch\.micro: not set"):
         estimate(batch__micro=None, batch__accumulation=None)
     with pytest.raises(ConfigError, match="does not divide world size"):
         estimate(parallel__tensor=3)
@@ -261,6 +261,28 @@ def test_a_script_that_starts_the_trainer_may_checkpoint(folder: Path, capsys: A
         for name in ("plain.sh", "again.sh")
     ]
     assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_adapters_and_quantised_weights(folder: Path, capsys: Any) -> None:
+    words = ("zero.json", "args.json", "lora.json", "--ranks", "8", "--model", "llama-7b")
+    adapter: dict[str, Any] = {"peft_type": "LORA", "r": 16, "target_modules": "all-linear"}
+    (folder / "lora.json").write_text(json.dumps(adapter))
+    code, data = said(capsys, *words)
+    kinds = data["ranks"][0]["kinds"]
+    # 40 million elements are trained: rank 16 on seven matrices of each of 32 blocks.
+    own = 32 * 16 * (4 * 2 * 4096 + 3 * (4096 + 11008)) // 8
+    assert (code, kinds["master"], kinds["moments"]) == (0, 4 * own, 8 * own)
+    (folder / "args.json").write_text(json.dumps({**TRAINER, "load_in_4bit": True}))
+    _, quantised = said(capsys, *words)
+    assert quantised["ranks"][0]["kinds"]["weights"] < 0.4 * kinds["weights"]
+    adapter |= {"target_modules": ["q_proj", "router"], "modules_to_save": ["lm_head"]}
+    (folder / "lora.json").write_text(json.dumps(adapter))
+    notes = " ".join(one["message"] for one in said(capsys, *words)[1]["findings"])
+    assert "an adapter of router is not counted" in notes
+    assert "copies of lm_head are not counted" in notes
+    (folder / "lora.json").write_text(json.dumps({**adapter, "peft_type": "IA3"}))
+    assert run(["estimate", *words]) == 1
+    assert "found 'IA3', expected LORA" in capsys.readouterr().err
 
 
 def test_megatron_says_which_kernels_it_has() -> None:

@@ -14,6 +14,7 @@ import bridge
 import compat
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.memory.activations import Keeper, Tokens
+from bridge.layout.memory.adapters import add_adapters
 from bridge.layout.memory.states import Rank, state_terms
 from bridge.layout.memory.terms import sum_by_kind
 from bridge.plan.plan import Plan
@@ -95,3 +96,27 @@ def test_a_block_that_is_computed_again_keeps_its_input(
     keeper = Keeper(plan, shape, Tokens.of(plan, shape, 2), MemoryRules())
     kept = [keeper.input()] * shape.layers
     assert keeper.bytes([*kept, *keeper.head()]) == pytest.approx(row["again"], rel=0.02)
+
+
+@pytest.mark.parametrize("targets", [("query", "value"), None])
+@pytest.mark.parametrize("way", ["plain", "autocast"])
+def test_adapters_are_what_autograd_saves(
+    counted: dict[str, Any], targets: tuple[str, ...] | None, way: str
+) -> None:
+    row, name = counted["adapters"], "all" if targets is None else "some"
+    precision: dict[str, Any] = {"precision.compute": "bf16", "precision.master": "fp32"}
+    if way == "autocast":
+        precision["precision.autocast"] = "bf16"
+    settings = {"adapters.rank": 8, "adapters.targets": targets, **precision}
+    plan = plan_of(counted["llama"]["config"], **settings)
+    shape = Architecture.of(plan.model)
+    parameters = add_adapters(
+        shape.parameters(dict.fromkeys(shape.indices, 0), Share()), plan.adapters
+    )
+    assert sum(one.size for one in parameters if one.trainable) == row[f"{name} trained"]
+    keeper = Keeper(plan, shape, Tokens.of(plan, shape, 2), MemoryRules())
+    kept = [one for block in range(shape.layers) for one in keeper.block(block)]
+    # Autocast saves a copy of each adapter's weights too.
+    copies = 2 * row[f"{name} trained"] if way == "autocast" else 0
+    expected = row[f"{name} {way}"] - copies
+    assert keeper.bytes([*kept, *keeper.head()]) == pytest.approx(expected, rel=0.02)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bridge.layout.architecture import Architecture
+from bridge.layout.memory.adapters import adapted_parts
 from bridge.layout.memory.terms import Term, product
 from bridge.layout.shard import BYTES
 from bridge.plan.plan import Plan
@@ -75,6 +76,11 @@ class Keeper:
     rules: MemoryRules
 
     @property
+    def frozen(self) -> bool:
+        """Whether only adapters are trained. A frozen matrix needs no input for its backward pass."""
+        return bool(self.plan.adapters.rank)
+
+    @property
     def width(self) -> int:
         """Bytes of an element of an activation."""
         return BYTES[self.plan.precision.autocast or self.plan.precision.compute or "fp32"]
@@ -84,7 +90,8 @@ class Keeper:
         shape = self.shape
         attention = self._latent() if shape.latent else self._attention()
         feed = self._experts() if shape.has_experts(block) else self._dense(shape.ffn, "mlp")
-        return [*self._norms(), *attention, *self._core(), *feed, *self._dropped()]
+        kept = [*self._norms(block), *attention, *self._core(), *feed, *self._dropped()]
+        return [*kept, *self._adapters(block)]
 
     def kept(self, block: int) -> list[Kept]:
         """What a block keeps after its forward pass, less what selective recomputation drops."""
@@ -131,16 +138,19 @@ class Keeper:
         plain = self.rules.kernels == "torch" and rms
         yield Kept(f"{what}: input", "norm", width, 4 if plain else self.width, ranks)
         yield Kept(f"{what}: statistics", "norm", vectors * (1 if rms else 2), 4, ranks)
-        if plain:
+        if plain and not self.frozen:
             wide = self.plan.model.family in NORMS_IN_FP32
             yield Kept(f"{what}: normed", "norm", width, 4 if wide else self.width, ranks)
-        if output:
+        if output and not (self.frozen and self.rules.copies_inputs):
             yield Kept(f"{what}: output", "norm", width, self.width, ranks)
 
-    def _norms(self) -> Iterator[Kept]:
+    def _norms(self, block: int) -> Iterator[Kept]:
         hidden, ranks = self.shape.hidden, self.tokens.sequence
         before = 1 if self.shape.shared_norm else 2
-        yield from self._norm("norms", before * hidden, ranks, before)
+        if self.frozen and block == 0:
+            before -= 1  # no gradient goes on to a frozen embedding
+        if before:
+            yield from self._norm("norms", before * hidden, ranks, before)
         if self.shape.place == "both":
             # What follows is a sum, which keeps nothing.
             yield from self._norm("norms after layers", 2 * hidden, ranks, 2, output=False)
@@ -161,7 +171,8 @@ class Keeper:
         if eager:
             keys = queries  # each is repeated for every head that shares it
         yield Kept("queries, keys, values", "projections", queries + 2 * keys, self.width, ranks)
-        yield Kept("output of attention", "projections", queries, self.width, ranks)
+        if not (self.frozen and eager and self.rules.copies_inputs):
+            yield Kept("output of attention", "projections", queries, self.width, ranks)
 
     def _latent(self) -> Iterator[Kept]:
         shape, it, ranks = self.shape, self.shape.latent, self.tokens.tensor
@@ -219,7 +230,8 @@ class Keeper:
             )
         if self.shape.gated and plain:
             yield Kept("activation before it is gated", part, width * times, self.width, ranks)
-        yield Kept("input of the second projection", part, width * times, self.width, ranks)
+        if not (self.frozen and self.rules.copies_inputs):
+            yield Kept("input of the second projection", part, width * times, self.width, ranks)
 
     def _experts(self) -> Iterator[Kept]:
         """Yield what experts keep if every expert gets its share of the tokens."""
@@ -246,6 +258,30 @@ class Keeper:
         if self.shape.dropout:
             ranks = self.tokens.sequence
             yield Kept("masks of dropout", "mlp", 2 * self.shape.hidden, 1, ranks)
+
+    def _adapters(self, block: int) -> Iterator[Kept]:
+        """Yield what adapters keep: their input, if each has a copy of it, and what is between their
+        two matrices (peft, tuners/lora/layer.py: forward).
+        """
+        adapters, experts = self.plan.adapters, self.shape.experts
+        if not adapters.rank:
+            return
+        # Adapters are in the master's format, and autocast casts what they read.
+        own = (
+            self.width
+            if self.plan.precision.autocast
+            else BYTES[self.plan.precision.master or "fp32"]
+        )
+        own = own if self.rules.copies_inputs else self.width
+        inputs = between = 0
+        for part in adapted_parts(self.shape, block + 1, adapters):
+            times = experts.top_k if experts and part.copies > 1 else 1
+            inputs, between = inputs + part.inputs * times, between + adapters.rank * times
+        if self.rules.copies_inputs:
+            yield Kept("inputs of adapters", "projections", inputs, own, 1)
+        yield Kept("results inside adapters", "projections", between, own, 1)
+        if adapters.dropout:
+            yield Kept("masks of adapters' dropout", "projections", inputs, 1, 1)
 
     # For a moment
 
@@ -292,8 +328,9 @@ class Keeper:
             "logits", "gradients of logits", (tokens.count, "tokens"), (words, "words"),
             (width, "bytes"), part,
         )  # fmt: skip
+        rows = 0 if self.frozen else shape.vocab
         weight = product(
-            "gradients", "gradient of the output layer's weight", (shape.vocab, "words"),
+            "gradients", "gradient of the output layer's weight", (rows, "words"),
             (shape.hidden, "elements"), (width, "bytes"), part,
         )  # fmt: skip
         inputs = product(
@@ -323,12 +360,14 @@ class Keeper:
                 (tokens.count, "tokens"), (shape.hidden, "elements"), (self.width, "bytes"),
             ),
         ]  # fmt: skip
-        if not self.rules.fused_gradients and self.rules.sharding != "fsdp":
-            largest = max(part.outputs * max(part.inputs, 1) for part in shape.parts(block + 1))
-            terms.append(
-                product(
-                    "gradients", "gradient of the largest weight", (largest, "elements"),
-                    (self.width, "bytes"), (1 / tokens.tensor, f"(1/{tokens.tensor})"),
-                )
-            )  # fmt: skip
+        largest = max(part.outputs * max(part.inputs, 1) for part in shape.parts(block + 1))
+        factors = (
+            (largest, "elements"),
+            (self.width, "bytes"),
+            (1 / tokens.tensor, f"(1/{tokens.tensor})"),
+        )
+        if self.frozen and self.rules.quantised:
+            terms.append(product("buffers", "the largest matrix, not quantised", *factors))
+        elif not (self.frozen or self.rules.fused_gradients or self.rules.sharding == "fsdp"):
+            terms.append(product("gradients", "gradient of the largest weight", *factors))
         return terms

@@ -10,6 +10,7 @@ from math import prod
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.memory.activations import Keeper, Kept, Tokens
+from bridge.layout.memory.adapters import add_adapters
 from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.states import Moment, Rank, buffer_terms, state_terms, step_terms
 from bridge.layout.memory.terms import STATES, Term, device_bytes, product
@@ -157,8 +158,8 @@ class Estimator:
     def _omissions(self) -> Iterator[str]:
         if self.plan.model.predicted:
             yield "blocks of multi-token prediction are not counted"
-        if self.plan.adapters.rank:
-            yield "adapters are not counted: the run is taken as one that trains all weights"
+        if self.plan.adapters.rank and self.shape.latent:
+            yield "adapters of the narrow projections of latent attention are not counted"
         if self.plan.precision.fp8:
             yield "8-bit copies of weights and activations are not counted: all is taken as 16-bit"
         if self.plan.recompute.offload:
@@ -187,7 +188,8 @@ class Estimator:
         # The first and the last layer may share a weight, whichever ranks they are on.
         mine = {*local, 0, len(pipeline.layers) - 1}
         stages = {layer: stage for stage in sorted(mine) for layer in pipeline.layers[stage]}
-        return on_rank(self.shape.parameters(stages, self._share()), homes, rank)
+        whole = self.shape.parameters(stages, self._share())
+        return on_rank(add_adapters(whole, self.plan.adapters), homes, rank)
 
     def _share(self) -> Share:
         parallel, ranks = self.plan.parallel, self.mesh.sizes["tensor"]

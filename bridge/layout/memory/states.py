@@ -4,7 +4,8 @@ that shards them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import lcm
 from typing import Literal, NamedTuple
 
@@ -39,6 +40,8 @@ class _Widths(NamedTuple):
     moments: int
     compute: int
     reduce: int
+    frozen: float
+    frozen_matrix: float
 
 
 def state_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
@@ -80,19 +83,41 @@ def _widths_of(plan: Plan, rules: MemoryRules) -> _Widths:
     moments = sum(BYTES[dtype] for dtype in plan.precision.moments or ())
     if not moments or format_.moments != 2:
         moments = format_.moments * BYTES[master]
-    same = master == compute
-    if rules.sharding in ("fsdp", "ddp"):
-        # Weights are kept in the master's format; what computes is a copy of a unit, or autocast's.
-        stored = BYTES[master]
-        return _Widths(stored, stored, 0, moments, BYTES[compute], BYTES[reduce])
+    frozen = BYTES[format_.master_of(compute, frozen=True)]
+    stored = BYTES[master] if rules.sharding in ("fsdp", "ddp") else BYTES[compute]
+    # FSDP and DDP keep the weights that are trained in the master's format; what computes is a copy
+    # of a unit, or autocast's.
+    apart = stored != BYTES[master]
     return _Widths(
-        BYTES[compute],
-        BYTES[reduce],
-        0 if same else BYTES[master],
+        stored,
+        stored if rules.sharding in ("fsdp", "ddp") else BYTES[reduce],
+        BYTES[master] if apart else 0,
         moments,
         BYTES[compute],
         BYTES[reduce],
+        frozen,
+        rules.quantised or frozen,
     )
+
+
+def _weight_terms(
+    group: Sequence[Parameter], widths: _Widths, what: str, size: Callable[[Parameter], float]
+) -> Iterator[Term]:
+    """Yield the bytes of weights: those that are trained, and frozen ones, whose matrices in blocks
+    may be quantised. `size` gives the number of elements of a parameter on this rank.
+    """
+    kinds: dict[tuple[str, float], float] = {}
+    for one in group:
+        quantised = not one.trainable and len(one.shape) > 1 and one.name.startswith("block")
+        if one.trainable:
+            kind = what, float(widths.weight)
+        elif quantised and widths.frozen_matrix != widths.frozen:
+            kind = f"frozen {what}, quantised", widths.frozen_matrix
+        else:
+            kind = f"frozen {what}", widths.frozen
+        kinds[kind] = kinds.get(kind, 0) + size(one)
+    for (name, width), number in kinds.items():
+        yield product("weights", name, (number, "elements"), (width, "bytes"))
 
 
 def _move_offloaded(plan: Plan, terms: Sequence[Term]) -> Iterator[Term]:
@@ -145,14 +170,13 @@ def _megatron_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
         return
     for what, group, ranks in _groups(rank):
         trained = [one for one in group if one.trainable]
-        size = sum(one.size for one in group)
         buffer = sum(one.size for one in trained)
         if level:
             unit = lcm(ranks, 128)
             padded = sum(-(-one.size // 64) * 64 for one in trained)
             buffer = -(-padded // unit) * unit
         shards = ranks if level else 1
-        yield product("weights", what, (size, "elements"), (widths.weight, "bytes"))
+        yield from _weight_terms(group, widths, what, lambda one: one.size)
         yield product("gradients", what, (buffer, "elements"), (widths.gradient, "bytes"))
         each = ((buffer, "elements"), (1 / shards, f"(1/{shards} of a rank)"))
         yield product("master", what, *each, (widths.master, "bytes"))
@@ -163,11 +187,15 @@ def _ddp_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
     """Yield the states of torch's DDP: gradients lie in buckets and, unless they are views of the
     buckets, once more beside them (torch/csrc/distributed/c10d/reducer.cpp).
     """
-    size = sum(one.size for one in rank.parameters)
     trained = sum(one.size for one in rank.parameters if one.trainable)
-    yield product("weights", "parameters", (size, "elements"), (widths.weight, "bytes"))
+    yield from _weight_terms(rank.parameters, widths, "parameters", lambda one: one.size)
     yield product("gradients", "parameters", (trained, "elements"), (widths.gradient, "bytes"))
     yield product("moments", "parameters", (trained, "elements"), (widths.moments, "bytes"))
+    autocast = plan.precision.autocast
+    if autocast and BYTES[autocast] < widths.weight:
+        # A forward pass keeps what autocast makes of weights until its backward pass.
+        each = ((trained, "elements"), (BYTES[autocast], "bytes"))
+        yield product("buffers", "weights in the format of autocast", *each)
     if rank.shards > 1:
         each = ((trained, "elements"), (widths.gradient, "bytes"))
         yield product("buffers", "DDP's buckets of gradients", *each)
@@ -194,10 +222,9 @@ def _fsdp_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
     level = plan.zero.effective_stage
     for what, group, ranks in _groups(rank):
         shards = max(1, ranks // replicas) if level != 0 else 1
-        whole = sum(_shard_size(one, shards) for one in group)
         trained = sum(_shard_size(one, shards) for one in group if one.trainable)
         each = "elements of this rank's shards"
-        yield product("weights", what, (whole, each), (widths.weight, "bytes"))
+        yield from _weight_terms(group, widths, what, partial(_shard_size, ranks=shards))
         yield product("gradients", what, (trained, each), (widths.weight, "bytes"))
         yield product("moments", what, (trained, each), (widths.moments, "bytes"))
         if widths.master:
@@ -260,15 +287,15 @@ def _deepspeed_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
     (runtime/zero/stage_1_and_2.py, stage3.py, runtime/bf16_optimizer.py).
     """
     level = plan.zero.effective_stage or 0
-    size = sum(one.size for one in rank.parameters)
     trained = sum(one.size for one in rank.parameters if one.trainable)
     ranks = rank.shards if level else 1
     own = -(-trained // ranks)
     per = "elements of this rank's part"
-    if level == 3:
-        yield product("weights", "parameters", (-(-size // ranks), per), (widths.weight, "bytes"))
-    else:
-        yield product("weights", "parameters", (size, "elements"), (widths.weight, "bytes"))
+    # At level 3 the parts of a parameter are rounded up, each for itself (partition_parameters.py).
+    parts = ranks if level == 3 else 1
+    yield from _weight_terms(
+        rank.parameters, widths, "parameters", lambda one: -(-one.size // parts)
+    )
     number = own if level >= 2 else trained
     yield product("gradients", "parameters", (number, per), (widths.gradient, "bytes"))
     if widths.gradient > widths.compute and level < 2:
