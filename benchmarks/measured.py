@@ -1,7 +1,8 @@
 """Holds estimates of memory against published measurements: rows of a CSV file, judged by source.
 
 Every row with `use_mem` is judged; a row that the estimator cannot read is a miss, and counts as an
-error of 100 %. Rows of runs that died count if their kind of counter is that of rows that ran.
+error of 100 %. Runs that died are held against the memory of their device where the rows next to
+them say what a device shows.
 """
 
 from __future__ import annotations
@@ -341,13 +342,44 @@ def main() -> int:
     """Judge a file; the exit code says whether any row that should be judged was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", action="store_true", help="print every figure")
     given = parser.parse_args()
     with given.file.open(encoding="utf-8", newline="") as file:
         scores = judge(list(csv.DictReader(file)))
-    print_scores(scores, given.rows)
+    if given.json:
+        print(json.dumps({source: as_json(score) for source, score in scores.items()}, indent=2))
+    else:
+        print_scores(scores, given.rows)
     return bool(any(score.misses for score in scores.values()))
+
+
+def as_json(score: Score) -> dict[str, Any]:
+    """A score as data: errors are shares of what was measured, and a miss is an error of 1."""
+    figures = {}
+    for what, pairs in score.figures.items():
+        errors = [one.error for _, one in pairs]
+        figures[what] = {
+            "rows": len(errors),
+            "mean": sum(errors) / len(errors),
+            "worst": max(errors),
+            "claimed": len(errors) >= CLAIMED,
+            "figures": {
+                name: {"measured": one.measured, "estimated": one.estimated} for name, one in pairs
+            },
+        }
+    return {
+        "figures": figures,
+        "missed": dict(score.misses),
+        "left_out": {"rows": score.left_out, "why": LEFT_OUT},
+        "died": dict(score.died),
+        "called_dead": [name for name, dead in score.ran if dead],
+    }
+
+
+CLAIMED = 5
+"""Number of rows from which on an error says something of a source."""
+LEFT_OUT = "not marked as enough to judge memory"
 
 
 def print_scores(scores: Mapping[str, Score], rows: bool) -> None:
@@ -355,29 +387,24 @@ def print_scores(scores: Mapping[str, Score], rows: bool) -> None:
     for source, score in scores.items():
         for what, figures in score.figures.items():
             errors = [one.error for _, one in figures]
-            mean, worst = sum(errors) / len(errors), max(errors)
-            print(
-                f"{source:10} {what:32} {len(errors):4} figures  mean {mean:6.2%}  worst {worst:6.2%}"
-            )
+            mean, worst, few = sum(errors) / len(errors), max(errors), len(errors) < CLAIMED
+            claim = ", too few rows to claim" if few else ""
+            number = f"{len(errors):4} figures"
+            print(f"{source:10} {what:32} {number}  mean {mean:6.2%}  worst {worst:6.2%}{claim}")
             for name, one in figures if rows else ():
-                print(
-                    f"    {one.measured:9.3f} {one.estimated:9.3f} {one.estimated / one.measured - 1:+7.2%}  {name}"
-                )
+                off = one.estimated / one.measured - 1
+                print(f"    {one.measured:9.3f} {one.estimated:9.3f} {off:+7.2%}  {name}")
         if score.died:
-            dead, wrong = (
-                sum(one for _, one in score.died),
-                [name for name, one in score.ran if one],
-            )
+            dead = sum(named for _, named in score.died)
+            wrong = [name for name, called in score.ran if called]
             print(
-                f"{source:10} {dead} of {len(score.died)} runs that died are named; {len(wrong)} of"
-                f" {len(score.ran)} that ran are called dead {wrong}"
+                f"{source:10} {dead} of {len(score.died)} runs that died are named;"
+                f" {len(wrong)} of {len(score.ran)} that ran are called dead: {', '.join(wrong)}"
             )
         for name, why in score.misses:
-            print(f"{source:10} missed: {name}: {why}")
+            print(f"{source:10} missed, an error of 100 %: {name}: {why}")
         if score.left_out:
-            print(
-                f"{source:10} {score.left_out} rows left out: not marked as enough to judge memory"
-            )
+            print(f"{source:10} {score.left_out} rows left out: {LEFT_OUT}")
 
 
 if __name__ == "__main__":

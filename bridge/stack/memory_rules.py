@@ -28,6 +28,7 @@ class MemoryRules:
     torch's and updates all weights together, for which it makes a copy of a moment. With
     `frees_outputs`, a stage frees what it sent to the next stage.
 
+    `loaded` is the format in which weights are loaded and kept, if the plan has no master.
     `quantised` is the number of bytes of an element of a frozen matrix in a block; 0 if they are not
     quantised. With `copies_inputs`, each adapter has a copy of its input in its own format.
     `workspace` is the number of bytes that libraries of matrix products allocate. `assumptions` are
@@ -42,6 +43,7 @@ class MemoryRules:
     fused_gradients: bool = False
     foreach: bool = False
     frees_outputs: bool = False
+    loaded: Literal["bf16"] | None = None
     quantised: float = 0.0
     copies_inputs: bool = True
     workspace: int = 64 * MIB

@@ -13,6 +13,9 @@ LOSSES = {"TEParallelCrossEntropy": "te", "FusedLinearCrossEntropy": "linear"}
 """Losses that need less memory than that of plain torch, by the class that a recipe names
 (components/loss/te_parallel_ce.py, linear_ce.py).
 """
+LOADED = (
+    "weights are taken to be loaded in bf16 and trained so: model.torch_dtype does not say more"
+)
 
 
 def rules(config: Config) -> MemoryRules:
@@ -25,5 +28,6 @@ def rules(config: Config) -> MemoryRules:
         sharding="ddp" if ddp else "fsdp",
         loss=loss,  # type: ignore[arg-type]
         copies_inputs=False,
-        assumptions=SCRIPT[:1],
+        loaded=None if values.get("model.torch_dtype") else "bf16",
+        assumptions=(*SCRIPT[:1], *(() if values.get("model.torch_dtype") else (LOADED,))),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -13,7 +13,7 @@ from bridge.layout.memory.activations import Keeper, Kept, Tokens
 from bridge.layout.memory.adapters import add_adapters
 from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.states import Moment, Rank, buffer_terms, state_terms, step_terms
-from bridge.layout.memory.terms import STATES, Term, device_bytes, product
+from bridge.layout.memory.terms import GIB, STATES, Term, device_bytes, product
 from bridge.layout.mesh import Mesh
 from bridge.layout.partition import partition_layers
 from bridge.layout.pipeline import Pipeline, describe_pipeline, period_of, stages_of, text_of
@@ -126,9 +126,9 @@ class Estimator:
         """Return the memory of each pipeline rank."""
         pipeline, notes = self._pipeline
         ranks = range(self.mesh.sizes["pipeline"])
-        return Estimate(
-            tuple(self._rank(pipeline, rank) for rank in ranks), (*notes, *self._omissions())
-        )
+        found = Estimate(tuple(self._rank(pipeline, rank) for rank in ranks))
+        notes = (*notes, *self._omissions(), *_imbalance_of(found.largest))
+        return replace(found, notes=notes)
 
     @cached_property
     def keeper(self) -> Keeper:
@@ -325,3 +325,17 @@ def _fuse_shapes(parameters: Sequence[Parameter]) -> set[tuple[int, ...]]:
             key = layer, fused.get(part, part), one.shape[-1]
             rows[key] = rows.get(key, 0) + one.shape[-2]
     return {(height, width) for (*_, width), height in rows.items()}
+
+
+def _imbalance_of(rank: RankEstimate) -> Iterator[str]:
+    """Yield a sentence on how much more a rank needs whose experts get twice their share of tokens."""
+    size = sum(term.bytes for term in rank.terms if term.what.startswith(ROUTED))
+    if size:
+        yield (
+            "experts are taken to get equal shares of the tokens; a rank that gets twice its share"
+            f" needs {size / GIB:,.1f} GiB more"
+        )
+
+
+ROUTED = ("experts:", "tokens sent to experts", "results of experts")
+"""What grows with the tokens that reach a rank's experts, by the beginning of its name."""

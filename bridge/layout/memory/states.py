@@ -79,11 +79,12 @@ def step_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
 def _widths_of(plan: Plan, rules: MemoryRules) -> _Widths:
     format_ = Format.of(plan)
     compute = format_.compute or "fp32"
-    master, reduce = format_.master_of(compute), format_.reduce_of(compute)
+    master = plan.precision.master or rules.loaded or format_.master_of(compute)
+    reduce = format_.reduce_of(compute)
     moments = sum(BYTES[dtype] for dtype in plan.precision.moments or ())
     if not moments or format_.moments != 2:
         moments = format_.moments * BYTES[master]
-    frozen = BYTES[format_.master_of(compute, frozen=True)]
+    frozen = BYTES[rules.loaded or format_.master_of(compute, frozen=True)]
     stored = BYTES[master] if rules.sharding in ("fsdp", "ddp") else BYTES[compute]
     # FSDP and DDP keep the weights that are trained in the master's format; what computes is a copy
     # of a unit, or autocast's.
