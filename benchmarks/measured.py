@@ -143,8 +143,9 @@ def gib(row: Row, name: str) -> float:
 
 def simumax(row: Row) -> Iterator[Judged]:
     """The peaks of the first and the last stage."""
+    exchange = {"parallel.context_method": "a2a"} if "cp a2a" in row["note"] else {}
     rules = replace(MEGATRON, loss="te" if "cross-entropy fusion" in row["note"] else "plain")
-    estimate = Case(plan_of(row), shape_of(row), number(row, "gpus"), rules).estimate()
+    estimate = Case(plan_of(row, **exchange), shape_of(row), number(row, "gpus"), rules).estimate()
     yield Judged("first stage peak", gib(row, "first_stage_peak_gib"), estimate.ranks[0].peak / GIB)
     if len(estimate.ranks) > 1:
         yield Judged(
@@ -215,7 +216,12 @@ def galvatron(row: Row) -> Iterator[Judged]:
 
     A row is a run of 16 sequences: a layer that is computed again keeps 16 inputs.
     """
-    settings = {"batch.micro": 16 // number(row, "dp", 1), "batch.accumulation": 1, "zero.stage": 3}
+    settings = {
+        "batch.micro": 16 // number(row, "dp", 1),
+        "batch.accumulation": 1,
+        "zero.stage": 3,
+        "precision.reduce": "bf16",
+    }
     rules = MemoryRules(
         sharding="fsdp", units="layers", kernels="fused", loss="plain", workspace=16 * MIB
     )

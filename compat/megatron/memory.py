@@ -18,7 +18,7 @@ RULES = MemoryRules(
     fused_gradients=True,
     frees_outputs=True,
     copies_inputs=False,
-    workspace=92 * MIB,
+    workspace=90 * MIB,
 )
 """Megatron-Core with Transformer Engine (core/tensor_parallel/cross_entropy.py; Transformer
 Engine's module/base.py: get_dummy_wgrad; core/pipeline_parallel/schedules.py:

@@ -195,7 +195,7 @@ class Keeper:
         shape, tokens, rules = self.shape, self.tokens, self.rules
         if rules.attention == "flash":
             yield Kept("log-sums of attention", "attention", shape.heads, 4, tokens.tensor)
-            if tokens.context > 1:
+            if tokens.context > 1 and "a2a" in (self.plan.parallel.context_method or ""):
                 # Ranks exchange heads for tokens: the output is kept before and after it is sent.
                 width = shape.heads * (shape.latent.value if shape.latent else shape.head)
                 what = "output of attention on other tokens"

@@ -172,7 +172,7 @@ class Estimator:
         parameters = self._parameters(pipeline, rank)
         shards = self.mesh.sizes["data"] * self.mesh.sizes["context"]
         held = Rank(parameters, len(local), shards)
-        states = [*state_terms(self.plan, held, self.rules), *self._workspace(parameters)]
+        states = [*state_terms(self.plan, held, self.rules), *self._workspace(held)]
         moments: dict[str, tuple[Term, ...]] = {}
         update = step_terms(self.plan, held, self.rules)
         followed: Iterable[tuple[Moment, list[Term]]] = self._moments(pipeline, rank)
@@ -198,12 +198,20 @@ class Estimator:
         same = max(1, shards * ranks // (experts * within)) if self.shape.experts else 0
         return Share(ranks, 0, bool(parallel.sequence), experts, within, same)
 
-    def _workspace(self, parameters: Sequence[Parameter]) -> Iterator[Term]:
+    def _workspace(self, rank: Rank) -> Iterator[Term]:
+        parameters = rank.parameters
         yield Term(
             "workspace", "libraries of matrix products", self.rules.workspace,
             f"{self.rules.workspace:,} bytes, a constant of the stack",
         )  # fmt: skip
         width, tokens = BYTES[self.plan.precision.compute or "fp32"], self.keeper.tokens
+        if self.mesh.sizes["pipeline"] > 1 and self.rules.frees_outputs:
+            # Measured: what was received and sent last is still there after a step.
+            yield product(
+                "workspace", "messages of the pipeline, two for each stage of the rank",
+                (2 * rank.stages, "messages"), (tokens.count, "tokens"), (self.shape.hidden, "elements"),
+                (width, "bytes"), (1 / tokens.sequence, f"(1/{tokens.sequence})"),
+            )  # fmt: skip
         if tokens.sequence > 1 and any(one.name == "head.norm.weight" for one in parameters):
             yield product(
                 "workspace", "input of the output layer, gathered", (tokens.count, "tokens"),

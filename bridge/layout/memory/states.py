@@ -176,7 +176,7 @@ def _megatron_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
             unit = lcm(ranks, 128)
             padded = sum(-(-one.size // 64) * 64 for one in trained)
             buffer = -(-padded // unit) * unit
-        shards = ranks if level else 1
+        shards = max(1, ranks // (plan.zero.replicas or 1)) if level else 1
         yield from _weight_terms(group, widths, what, lambda one: one.size)
         yield product("gradients", what, (buffer, "elements"), (widths.gradient, "bytes"))
         each = ((buffer, "elements"), (1 / shards, f"(1/{shards} of a rank)"))
@@ -289,7 +289,7 @@ def _deepspeed_terms(plan: Plan, rank: Rank, widths: _Widths) -> Iterator[Term]:
     """
     level = plan.zero.effective_stage or 0
     trained = sum(one.size for one in rank.parameters if one.trainable)
-    ranks = rank.shards if level else 1
+    ranks = max(1, rank.shards // (plan.zero.replicas or 1)) if level else 1
     own = -(-trained // ranks)
     per = "elements of this rank's part"
     # At level 3 the parts of a parameter are rounded up, each for itself (partition_parameters.py).
