@@ -59,6 +59,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "resolve": ("resolve", NAME, *EIGHT),
     "schema": ("schema", "convert"),
     "layout": ("layout", "launch.args", "--vocab", "32000", *EIGHT),
+    "estimate": ("estimate", "launch.args", "--vocab", "32000", "--memory", "0.1", *EIGHT),
     "show": ("show", "megatron", "lr"),
     "show, a stack": ("show", "deepspeed"),
     "show, a schema": ("show", "deepspeed", "--schema"),

@@ -60,6 +60,11 @@ COMMANDS = {
         "layout ds.json --ranks 4 --model gpt2 --memory 1 --json",
         "layout ds.json --ranks 4 --json",
     ],
+    "estimate": [
+        "estimate launch.args --world-size 8 --vocab 1000 --json",
+        "estimate ds.json --ranks 4 --model llama-7b --memory 80 --json",
+        "estimate ds.json --ranks 4 --json",
+    ],
     "schedule": ["schedule piped.args --world-size 4 --json", "schedule bad.json --json"],
     "show": [
         "show deepspeed gradient_clipping --json",
@@ -88,6 +93,7 @@ WRONG = {
     ],
     "drift": ["drift none.json --json", "drift ds.json --from-version 1 --json", "drift --json"],
     "layout": ["layout none.json --json", "layout ds.json --ranks 0 --json", "layout --json"],
+    "estimate": ["estimate none.json --json", "estimate ds.json ds.json --json", "estimate --json"],
     "schedule": ["schedule none.json --json", "schedule ds.json --microbatches x --json"],
     "show": ["show none --json", "show deepspeed none --json", "show --json"],
     "fuzz": ["fuzz none --json", "fuzz merak --to none --json", "fuzz merak --examples x --json"],

@@ -27,6 +27,7 @@ WORDS = {
     "diff": (FILE, FILE),
     "help": ("check",),
     "fuzz": ("merak", "--examples", "2"),
+    "estimate": (FILE, "--ranks", "2", "--model", "gpt2"),
     "layout": (FILE, "--ranks", "2", "--model", "gpt2"),
     "schedule": ("launch.args", "--world-size", "2", "--microbatches", "4"),
     "schema": ("convert",),

@@ -19,6 +19,7 @@ COMMANDS = {
     "check": ["check", "{}"],
     "convert": ["convert", "{}", "--to", "deepspeed"],
     "drift": ["drift", "{}"],
+    "estimate": ["estimate", "{}"],
     "layout": ["layout", "{}"],
     "schedule": ["schedule", "{}"],
     "train": ["train", "{}"],
@@ -32,6 +33,10 @@ FAULTS = {
 }
 """What is wrong with the file, and what is said of it."""
 FOLDERS = {
+    "estimate": (
+        "estimate: found 0 sources that start or configure a run (none), expected one; give its script"
+        " or its config, and files of arguments beside it"  # a folder is a model's
+    ),
     "check": "{}: no file that may be a config; name one",
     "convert": "{}: no file that may be a config; name one",
 }

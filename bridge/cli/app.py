@@ -267,6 +267,24 @@ Examples:
     error="wrong usage, a missing size, or sizes that do not fit the ranks (the message names some that do) or --memory",
 )
 
+ESTIMATE = """Say how much memory each stage of a run needs in a step, and whether it fits into a device.
+
+The sources of a run are read as `resolve` reads them. Counted are weights, gradients, masters and moments by the stack's
+rules of sharding, activations by layer, recomputation and what the schedule has in flight, logits, buffers, and margins for
+fragments, the CUDA context and NCCL. If the run does not fit into --memory, up to three changes follow, each of which makes it
+fit and is accepted by the stack, cheapest first. What is not counted is named.
+
+\b
+Examples:
+  stagebridge estimate launch.args --ranks 16 --memory 80
+  stagebridge estimate zero3.json args.json FOLDER --ranks 8 --sequence 4096 --memory 24
+  stagebridge estimate fsdp.yaml --model FOLDER --sequence 4096 --micro-batch 1 --explain
+
+""" + table(
+    clean="it fits, or --memory was not given",
+    error="wrong usage, a missing size, or a run that does not fit",
+)
+
 SHOW = """Show what a field of a stack means: type, bounds, default by release, and where it goes in the other stacks.
 
 FIELD is a path as the stack spells it, a flag, or a section, which shows its fields. Without FIELD all fields are listed.
@@ -606,18 +624,39 @@ def diff(
     return diff(job, other, view, gate)
 
 
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="file, a known shape (tiny, gpt2, llama-7b, ...), or a model's folder.",
+    ),
+]
+Tied = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--tied/--untied",
+        help="Whether embedding and output layer share their weights.",
+        show_default=False,
+    ),
+]
+MicroBatch = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--micro-batch",
+        metavar="N",
+        min=1,
+        max=COUNT,
+        help="Sequences in a microbatch, if FILE does not set it.",
+    ),
+]
+
+
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
 @reads_file(counts=True, world_size=Ranks)
 def layout(
     job: Job,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="file, a known shape (tiny, gpt2, llama-7b, ...), or a model's folder.",
-        ),
-    ] = "file",
+    model: ModelName = "file",
     layers: ModelSize = None,
     hidden: ModelSize = None,
     heads: ModelSize = None,
@@ -625,24 +664,8 @@ def layout(
     ffn: ModelSize = None,
     vocab: ModelSize = None,
     sequence: ModelSize = None,
-    tied: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option(
-            "--tied/--untied",
-            help="Whether embedding and output layer share their weights.",
-            show_default=False,
-        ),
-    ] = None,
-    micro_batch: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--micro-batch",
-            metavar="N",
-            min=1,
-            max=COUNT,
-            help="Sequences in a microbatch, if FILE does not set it.",
-        ),
-    ] = None,
+    tied: Tied = None,
+    micro_batch: MicroBatch = None,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -670,8 +693,7 @@ def layout(
     ] = None,
 ) -> int:
     """Show the layout of one file."""
-    from bridge.cli.folder import check_choice
-    from bridge.cli.layout import MODELS, Picture, Sizes, layout
+    from bridge.cli.layout import Picture, layout, sizes_of
 
     # By the names of the plan's model section, which `Sizes` takes.
     sizes = {
@@ -681,13 +703,56 @@ def layout(
         "kv_heads": kv_heads,
         "ffn": ffn,
         "vocab": vocab,
+        "sequence": sequence,
+        "tied": tied,
     }
-    given = {**sizes, "sequence": sequence, "tied": tied}
-    return layout(
-        job,
-        Sizes(check_choice("--model", model, MODELS), given, micro_batch),
-        Picture(plot, memory),
-    )
+    return layout(job, sizes_of(model, sizes, micro_batch), Picture(plot, memory))
+
+
+@app.command(help=ESTIMATE, short_help="Say how much memory a run needs, and whether it fits.")
+@reads_file(counts=True, world_size=Ranks, many=True, file=Run)
+def estimate(
+    job: Job,
+    names: tuple[str, ...],
+    model: ModelName = "file",
+    layers: ModelSize = None,
+    hidden: ModelSize = None,
+    heads: ModelSize = None,
+    kv_heads: ModelSize = None,
+    ffn: ModelSize = None,
+    vocab: ModelSize = None,
+    sequence: ModelSize = None,
+    tied: Tied = None,
+    micro_batch: MicroBatch = None,
+    memory: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--memory",
+            metavar="GIB",
+            min=0.001,
+            max=1e6,
+            help="Memory of a device; a run that needs more is an error.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show every number with its formula.")
+    ] = False,
+) -> int:
+    """Estimate the memory of one run."""
+    from bridge.cli.estimate import estimate
+    from bridge.cli.layout import sizes_of
+
+    sizes = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+        "vocab": vocab,
+        "sequence": sequence,
+        "tied": tied,
+    }
+    return estimate(job, sizes_of(model, sizes, micro_batch), memory, explain, names)
 
 
 @app.command(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, not_over_input, read_job
-from bridge.cli.folder import model_in
+from bridge.cli.folder import check_choice, model_in
 from bridge.cli.job import Job
 from bridge.cli.pictures import refuse_other_file
 from bridge.cli.rank_bars import Bar, draw, figure, ranks_text
@@ -31,6 +31,7 @@ from bridge.plan.plan import Model, Plan
 from bridge.report import as_json as report
 from bridge.report import json_types
 from bridge.report.tables import Grid
+from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
@@ -65,6 +66,11 @@ class Sizes:
     micro: int | None
 
 
+def sizes_of(model: str, given: Mapping[str, int | bool | None], micro: int | None) -> Sizes:
+    """The options for sizes. Raises `BridgeError` if no preset, file or folder is named `model`."""
+    return Sizes(check_choice("--model", model, MODELS), given, micro)
+
+
 @dataclass(frozen=True)
 class Picture:
     """The file for a picture of the bytes of each rank, and the memory of a device in GiB.
@@ -89,7 +95,7 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
 
     @stay_within_limits()
     def work() -> int:
-        plan = _plan_of_job(job)
+        plan = lift(config_of_job(job))
         outline = outline_of(plan, sizes, job.world_size)
         findings = (
             *beyond(plan.values()),
@@ -120,13 +126,13 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
 # What is laid out
 
 
-def _plan_of_job(job: Job) -> Plan:
-    """Return the plan on the number of ranks asked for.
+def config_of_job(job: Job) -> Config:
+    """Return the config on the number of ranks asked for.
 
     If the stack refuses that number, the error names the numbers that would fit.
     """
     try:
-        return lift(read_job(job))
+        return read_job(job)
     except BridgeError as error:
         if job.world_size is None:
             raise
@@ -139,7 +145,7 @@ def _plan_of_job(job: Job) -> Plan:
         raise
 
 
-def _shape_of_model(plan: Plan, sizes: Sizes) -> Architecture:
+def shape_of_model(plan: Plan, sizes: Sizes) -> Architecture:
     """Return the shape of the model, from a preset or from the file.
 
     Sizes given on the command line replace the sizes in it.
@@ -177,16 +183,25 @@ def _resize_model(model: Model, sizes: Mapping[str, Any]) -> Model:
     return model.model_copy(update=update)
 
 
-def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
-    """The outline of a plan on `world` ranks. Raises `BridgeError` if it does not fit."""
-    outline_plan = plan
-    if sizes.micro is not None:
-        # The global batch of the file belongs to its own microbatch; left open, it follows from the new one.
-        outline_plan = Plan.of({**plan.values(), "batch.micro": sizes.micro, "batch.global_": None})
+def with_micro(plan: Plan, sizes: Sizes) -> Plan:
+    """Return `plan` with the microbatch of the command line, if it gives one."""
+    if sizes.micro is None:
+        return plan
+    # The global batch of the file belongs to its own microbatch; left open, it follows from the new one.
+    return Plan.of({**plan.values(), "batch.micro": sizes.micro, "batch.global_": None})
+
+
+def ranks_of_plan(plan: Plan, world: int | None) -> int:
+    """Number of ranks of the mesh of `plan` in a run of `world` ranks."""
     mesh = prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
     # If the file states the data ranks too, the mesh may be smaller than the run: ranks of a separate encoder lie beside it.
-    ranks = mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
-    return Outline.of(outline_plan, _shape_of_model(plan, sizes), ranks)
+    return mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
+
+
+def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
+    """The outline of a plan on `world` ranks. Raises `BridgeError` if it does not fit."""
+    shape, ranks = shape_of_model(plan, sizes), ranks_of_plan(plan, world)
+    return Outline.of(with_micro(plan, sizes), shape, ranks)
 
 
 def _find_omissions(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
@@ -225,10 +240,10 @@ def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
     totals = {rank: sum(outline.bytes(rank).values()) for rank in range(outline.mesh.world)}
     over = [rank for rank, size in totals.items() if size > memory]
     if over:
-        most = _size_text(max(totals[rank] for rank in over))
+        most = size_text(max(totals[rank] for rank in over))
         message = (
             f"{ranks_text(over)}: found up to {most} kept between steps, and a device has"
-            f" {_size_text(memory)}; split the model further"
+            f" {size_text(memory)}; split the model further"
         )
         yield Finding("memory", message, Effect.STOPS)
 
@@ -469,7 +484,7 @@ def _stages_table(outline: Outline, content: Mapping[str, Any], title: str) -> G
     for row in _flat_rows(outline, content["flats"]):
         table.add_row(*row)
     sizes = content["bytes"]
-    cells = [_size_text(sizes[kind]) for kind in KINDS]
+    cells = [size_text(sizes[kind]) for kind in KINDS]
     table.add_row(
         "kept",
         "",
@@ -477,7 +492,7 @@ def _stages_table(outline: Outline, content: Mapping[str, Any], title: str) -> G
         *cells[:2],
         "",
         *cells[2:],
-        _size_text(sizes["total"]),
+        size_text(sizes["total"]),
         style="bold",
     )
     table.caption = "; ".join(
@@ -492,10 +507,10 @@ def _flat_rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator
     def figures(flat: Mapping[str, Any]) -> tuple[str, ...]:
         slices, gradients = flat["slices"], flat["gradients"]
         whole = (
-            _size_text(flat["weights"]["bytes"]),
-            _size_text(gradients["bytes"] if gradients else 0),
+            size_text(flat["weights"]["bytes"]),
+            size_text(gradients["bytes"] if gradients else 0),
         )
-        own = tuple(_size_text(slices[kind]) for kind in ("gradients", "master", "moments"))
+        own = tuple(size_text(slices[kind]) for kind in ("gradients", "master", "moments"))
         return (str(flat["tied"]), f"{flat['parameters']:,}", *whole, *own)
 
     for (tied, *numbers), alike in groupby(flats, figures):
@@ -538,13 +553,13 @@ def _collectives_table(calls: Iterable[Mapping[str, Any]], title: str) -> Grid:
         table.add_row(
             call["name"],
             f"{call['count']:,}",
-            _size_text(call["bytes"]),
-            _size_text(call["bytes"] / call["count"]),
+            size_text(call["bytes"]),
+            size_text(call["bytes"] / call["count"]),
         )
     return table
 
 
-def _size_text(number: float) -> str:
+def size_text(number: float) -> str:
     """Return a number of bytes as text in a suitable unit, such as `1.5 GiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:

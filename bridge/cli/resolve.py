@@ -42,7 +42,7 @@ def resolve(
 
     @stay_within_limits()
     def work() -> int:
-        run = _sort_sources(job, names or (job.file,))
+        run = sort_sources(job, names or (job.file,), "resolve")
         with limit_access(run):
             found = _read_run(run, user_config)
         findings = gate.choice.of(found.findings, run.file)
@@ -60,7 +60,7 @@ def resolve(
     return answer_job(job, work)
 
 
-def _sort_sources(job: Job, names: Sequence[str]) -> Job:
+def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
     """Return the job of the one source that starts or configures the run; the others are files of
     the Trainer's arguments or the model's folder.
 
@@ -84,7 +84,7 @@ def _sort_sources(job: Job, names: Sequence[str]) -> Job:
             runs.append(name)
     if len(runs) != 1:
         raise BridgeError(
-            f"resolve: found {len(runs)} sources that start or configure a run"
+            f"{command}: found {len(runs)} sources that start or configure a run"
             f" ({', '.join(runs) or 'none'}), expected one; give its script or its config, and files of"
             " arguments beside it"
         )

@@ -431,15 +431,16 @@ class Architecture:
         return LayerPart(name, "norm", size or self.hidden, bias=self.has_bias("norm_bias"))
 
     def _local_parameters(self, layer: int, share: Share) -> Iterator[Parameter]:
-        names = self.tensor_plan(share.ranks) if share.ranks > 1 else None
+        names = self.tensor_plan(share.ranks)
+        # Each expert is divided among its own tensor ranks, of which there may be more or fewer than
+        # for the rest of the block.
+        inner = replace(share, ranks=share.within, index=share.index % share.within)
         for part in self.parts(layer):
-            # With one tensor rank for each expert, tensor ranks hold different experts, and each
-            # expert is whole.
-            whole = part.copies > 1 and share.within == 1
+            own = inner if part.copies > 1 else share
             for name, shape in part.shapes.items():
                 parameter = Parameter(name, shape, "fp32", ())
-                if names is not None and not whole:
-                    parameter = _split_parameter(part, name, shape, names, share)
+                if own.ranks > 1:
+                    parameter = _split_parameter(part, name, shape, names, own)
                 if part.copies > 1:
                     # All local experts in one parameter, stacked along a new first dimension. If
                     # they do not divide evenly, some ranks have one less; the larger number is

@@ -359,6 +359,51 @@ class Laid(TypedDict):
     exit_code: Exit
 
 
+class NeededTerm(TypedDict):
+    """A number of bytes, the kind of memory it belongs to, and the product that gives it. `kind`
+    "host" is memory of the host.
+    """
+
+    kind: str
+    what: str
+    bytes: int
+    formula: str
+
+
+class NeededByRank(TypedDict):
+    """The memory of the ranks of one pipeline rank, in bytes, at the moment of a step at which they
+    need the most. `needed` adds margins for fragments, context and NCCL to `allocated`.
+    """
+
+    pipeline_rank: int
+    moment: str
+    needed: int
+    allocated: int
+    between_steps: int
+    kinds: Mapping[str, int]
+    terms: list[NeededTerm]
+
+
+class FittingChange(TypedDict):
+    """Settings with which a run fits; null removes a setting."""
+
+    settings: Mapping[str, Any]
+    needed: int
+    price: str
+
+
+class Estimated(TypedDict):
+    """The memory that a run needs, in bytes. `fits` and `memory` are null without `--memory`."""
+
+    fits: bool | None
+    memory: int | None
+    needed: int
+    ranks: list[NeededByRank]
+    changes: list[FittingChange]
+    findings: list[Told]
+    exit_code: Exit
+
+
 class Scheduled(TypedDict):
     """A pipeline schedule in time."""
 
@@ -829,6 +874,7 @@ OUTPUTS: Mapping[str, Any] = {
     "diff": Compared | Refused,
     "drift": Drifting | Refused,
     "layout": Laid | Refused,
+    "estimate": Estimated | Refused,
     "schedule": Scheduled | Refused,
     "show": Shown | Listing | Refused,
     "fuzz": Fuzzed | Refused,

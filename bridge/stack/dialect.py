@@ -23,6 +23,7 @@ from bridge.plan.section import Section, Values, fields
 from bridge.stack.checks import Check
 from bridge.stack.findings import LEFT_OUT, UNKNOWN, Disagreement, Finding, Origin
 from bridge.stack.launch_command import fed, torchrun
+from bridge.stack.memory_rules import MemoryRules
 from bridge.stack.refusals import every
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Context, Effect, Rule
@@ -529,6 +530,10 @@ class Dialect(ABC):
         """
         return ()
 
+    def memory_rules(self, config: Config) -> MemoryRules:
+        """What a run of `config` keeps in memory beyond what its plan says."""
+        return MemoryRules()
+
     def beyond(self, config: Config) -> Iterable[Finding]:
         """A finding for each given number that no run can use."""
         from bridge.stack.bounds import beyond
@@ -847,6 +852,13 @@ class PackagedDialect(Dialect):
         """The constant `NAMINGS` of the dialect's module `state`; empty if there is none."""
         rows: tuple[Naming, ...] = self._has("checkpoints", "NAMINGS", ())
         return rows
+
+    def memory_rules(self, config: Config) -> MemoryRules:
+        """The result of `rules` in the dialect's module `memory`; the native engine's rules if there
+        is no such function.
+        """
+        function: Callable[[Config], MemoryRules] | None = self._has("memory", "rules", None)
+        return super().memory_rules(config) if function is None else function(config)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """The findings on `config` that the function `inspect` in the dialect's module `checks`

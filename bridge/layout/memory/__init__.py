@@ -1,0 +1,3 @@
+"""Memory of a run as pure values: states, activations in flight and buffers of each rank, every
+number with its formula.
+"""

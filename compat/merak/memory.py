@@ -1,0 +1,19 @@
+"""What Merak keeps in memory beyond what a plan says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.stack.memory_rules import MemoryRules
+
+if TYPE_CHECKING:
+    from bridge.stack.dialect import Config
+
+
+def rules(config: Config) -> MemoryRules:
+    """Return the rules of Merak, which takes ZeRO from DeepSpeed and models from transformers."""
+    return MemoryRules(
+        sharding="deepspeed",
+        attention="eager",
+        assumptions=("attention keeps all probabilities, as the eager attention of transformers",),
+    )
