@@ -9,7 +9,7 @@ from bridge.stack.memory_rules import MIB, MemoryRules
 
 if TYPE_CHECKING:
     from bridge.stack.dialect import Config
-    from compat.megatron import MegatronConfig
+    from compat.megatron.dialect import MegatronConfig
 
 RULES = MemoryRules(
     sharding="megatron",
