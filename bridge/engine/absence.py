@@ -141,7 +141,7 @@ SLICE = (
     " zero.stage 0 in fp32"
 )
 EARLY = (
-    "the engine gathers the gradient until the last microbatch of the step; read, change or clear it after the"
+    "the engine gathers the gradient until the last microbatch of the step; read or change it after the"
     " backward pass of that one, when engine.is_gradient_accumulation_boundary() is true"
 )
 """Reasons for which a gradient cannot be read."""

@@ -312,8 +312,7 @@ class Engine:
 
     def _has_whole_gradients(self) -> bool:
         """Return whether each rank has the gradients whole, so that a script may look for them."""
-        flats = self.gradients.flats.values()
-        return self.executor.joined and not any(flat.sharded for flat in flats)
+        return self.executor.joined and (self.plan.zero.effective_stage or 0) < 2
 
     def _by_token(self) -> bool:
         return self.plan.loss == "per_token"
