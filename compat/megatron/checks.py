@@ -10,6 +10,7 @@ from bridge.stack.checks import Check, Checks, Condition, Seen
 from bridge.stack.rules import Effect
 from compat.megatron.arguments.sizes import encoder_size, expert_size
 from compat.megatron.arguments.steps import Namespace
+from compat.megatron.patterns import values_as_list
 from compat.megatron.releases import MAIN, RELEASES
 
 
@@ -242,6 +243,19 @@ CORE = (
         "core/transformer/moe/moe_utils.py: topk_routing_with_score_function",
         needs=("moe_router_topk",),
         name="more-than-the-experts",
+    ),
+    Check(
+        "moe_aux_loss_coeff",
+        lambda args: (
+            bool(args["num_experts"])
+            and values_as_list(args.values, "moe_router_load_balancing_type") == ["sinkhorn"]
+            and any(values_as_list(args.values, "moe_aux_loss_coeff"))
+        ),
+        "found {moe_aux_loss_coeff} with moe_router_load_balancing_type sinkhorn, which has no loss: the first"
+        " step stops; expected 0",
+        Effect.STOPS,
+        "core/transformer/moe/router.py: TopKRouter.sinkhorn_load_balancing",
+        name="sinkhorn-has-no-loss",
     ),
     Check(
         "moe_shared_expert_intermediate_size",

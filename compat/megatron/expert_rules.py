@@ -101,13 +101,15 @@ def _read_router(values: Group, context: Context) -> Group:
     top_groups = values.get("moe_router_group_topk") or None
     # A softmax over the chosen experts sums to one by itself; a softmax over all experts
     # (moe_router_pre_softmax) does not. Megatron normalises other scores if several experts are
-    # chosen.
+    # chosen. Sinkhorn's iteration reads neither setting: its scores are a sigmoid for one expert per
+    # token, and a softmax over all experts for more (router.py: sinkhorn_load_balancing).
     sums_to_one = (
         not values.get("moe_router_pre_softmax") if score == "softmax" else values.get(TOP_K) != 1
     )
+    iterates = values_as_list(values, KIND) == ["sinkhorn"]
     return {
-        f"{MOE}score": score if score in SCORES else None,
-        f"{MOE}normalised": None if "sinkhorn" in values_as_list(values, KIND) else sums_to_one,
+        f"{MOE}score": score if score in SCORES and not iterates else None,
+        f"{MOE}normalised": None if iterates else sums_to_one,
         f"{MOE}scale": factor if factor and factor > 0 else None,
         f"{MOE}groups": values.get("moe_router_num_groups") if top_groups else None,
         f"{MOE}top_groups": top_groups,
@@ -209,6 +211,9 @@ def _write_balance(values: Group, context: Context) -> Group:
         return {}
     # 2 is Megatron's default of moe_router_topk.
     share, top_k = values.get(f"{MOE}aux_loss"), values.get(f"{MOE}top_k") or 2
+    if values.get(f"{MOE}balance") == "sinkhorn":
+        # It has no loss, and Megatron stops if there is a coefficient.
+        share = 0.0
     coefficient = (
         None if share is None else undone(share * top_k, lambda number: number / top_k, share)
     )

@@ -258,6 +258,29 @@ def test_losses_of_a_router_are_sums(version: str, ranks: dict[str, Any], parts:
     assert about.isdisjoint(("model.moe.aux_loss", "model.moe.z_loss", "habits.router_losses"))
 
 
+def test_sinkhorn_has_neither_a_loss_nor_a_choice_of_scores() -> None:
+    """Fast-LLM and Megatron take a sigmoid for one expert and a softmax for more; a coefficient is dead or stops."""
+    source = experts(8, "0.4.0")
+    source.given["model.base_model"]["decoder"]["block"]["mlp"]["routing"] = "sinkhorn"
+    source = source.dialect.config(source.given, source.version, 8)
+    there = bridge.translate(source, compat.load("megatron"), world_size=8)
+    assert there.config.given["moe_aux_loss_coeff"] == 0
+    for score in ("softmax", "sigmoid"):
+        given = {**there.config.given, "moe_router_score_function": score}
+        config = there.config.dialect.config(given, there.config.version, 8)
+        back = bridge.translate(config, source.dialect, "0.4.0", 8)
+        for rows in (
+            there.findings,
+            back.findings,
+            compare(source, config),
+            compare(config, source),
+        ):
+            about = {
+                ours for row in rows for ours in row.about if row.effect.reaches(Effect.NUMBERS)
+            }
+            assert not [ours for ours in about if ours.startswith("model.moe.")]
+
+
 def test_losses_of_a_router_on_an_unknown_number_of_ranks_are_told() -> None:
     source = experts(None, "0.4.0+20260720")
     there = bridge.translate(source, compat.load("megatron"))

@@ -73,6 +73,7 @@ EXPERTS = "--num-experts 4 --disable-bias-linear"
 PIPES = "--pipeline-model-parallel-size 2 --num-layers 4 --num-layers-per-virtual-pipeline-stage 1"
 ODD = "--moe-ffn-hidden-size 9"
 SHARED = "--num-experts 4 --moe-shared-expert-intermediate-size 8"
+SINKHORN = f"{EXPERTS} --moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff"
 CONTEXT = "--context-parallel-size 2"
 RAMP = "--train-samples 1000 --rampup-batch-size"
 STOPPING = (
@@ -89,6 +90,7 @@ STOPPING = (
     ("moe_shared_expert_intermediate_size", SHARED, f"{SHARED} --disable-bias-linear", "0.19.2"),
     ("context_parallel_size", f"{CONTEXT} --transformer-impl local", CONTEXT, ""),
     ("moe_router_topk", f"{EXPERTS} --moe-router-topk 5", f"{EXPERTS} --moe-router-topk 4", ""),
+    ("moe_aux_loss_coeff", f"{SINKHORN} 0.01", f"{SINKHORN} 0", ""),
     ("global_batch_size", f"{PIPES} --global-batch-size 6", f"{PIPES} --global-batch-size 8", ""),
     (
         "rampup_batch_size",

@@ -426,7 +426,8 @@ def _experts(at: Leaves, width: int | None) -> Facts:
         "model.moe.score": "softmax" if uses_aux_loss else None,
         "model.moe.normalised": True if uses_aux_loss else None,
         "model.moe.balance": balance if uses_aux_loss else "sinkhorn",
-        "model.moe.aux_loss": loss if uses_aux_loss else None,
+        # Only _topk_routing reads the coefficient.
+        "model.moe.aux_loss": loss if uses_aux_loss else 0.0,
         "model.moe.aux_trained": True if uses_aux_loss and loss else None,
         "model.moe.z_loss": at.real("mlp.z_loss_coefficient", 0.0),
         "model.moe.router_bias": False,
