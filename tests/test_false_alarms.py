@@ -952,3 +952,15 @@ def test_a_micro_batch_that_arrives_is_not_lost_with_the_length_of_the_samples()
     result = translated("fast_llm", source, "deepspeed")
     assert result.config.given["train_micro_batch_size_per_gpu"] == 1
     assert not {path for path in alarms(result) if path.startswith("data.")}
+
+
+def test_a_default_is_no_loss_where_the_way_back_does_not_start() -> None:
+    """Megatron refuses seven layers on two ranks without the embedding's account, which Fast-LLM does not have."""
+    lost = []
+    for layers, more in (("7", ["--account-for-embedding-in-pipeline-split"]), ("8", [])):
+        flags = LAUNCH.replace("--num-layers 4", f"--num-layers {layers}").split()
+        flags += ["--pipeline-model-parallel-size", "2", *more]
+        result = translated("megatron", flags, "fast_llm")
+        assert (result.trip.back is None) is bool(more)
+        lost.append({one.path for one in result.findings if one.effect.reaches(Effect.COST)})
+    assert lost[0] == lost[1] | {"account_for_embedding_in_pipeline_split"}

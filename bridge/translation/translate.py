@@ -447,6 +447,10 @@ def _find_losses(
             # The user knows the setting that was written and not the one that follows from it.
             carriers = (carrier for ours in mine for carrier in rule.carriers(ours))
             subject = next((carrier for carrier in carriers if carrier in config.given), path)
+        if not back and subject not in config.given and trip.all_open(rule.paths_of_plan(path)):
+            # A default that the target leaves open comes back as it is; without a config to compare
+            # with, every default looks lost.
+            continue
         if subject in finding_paths or (subject != path and subject in differences):
             continue  # the setting that the user wrote has a finding of its own
         if subject != path:
