@@ -578,8 +578,15 @@ def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding
         mine: _tells(pair.one, mine, worst, values[0]),
         theirs: _tells(pair.other, theirs, worst, values[1]),
     }
-    mixes = not all(names.values())
-    if mixes:
+    section = any(
+        isinstance(config.effective.get(path), Mapping)
+        for config, path in ((pair.one, mine), (pair.other, theirs))
+    )
+    kinds = {type(value) for value in (before, after) if value is not None}
+    if section and bool in kinds and len(kinds) > 1:
+        # A switch of one stack does not compare with a field's word that a section stands for.
+        names = dict.fromkeys(names, False)
+    if not all(names.values()):
         before, after = values
     if worst.startswith(HABITS):
         why = why or _note_of_habit(pair, worst)

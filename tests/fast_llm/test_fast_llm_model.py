@@ -281,6 +281,18 @@ def test_sinkhorn_has_neither_a_loss_nor_a_choice_of_scores() -> None:
             assert not [ours for ours in about if ours.startswith("model.moe.")]
 
 
+@pytest.mark.parametrize("kind", ["mlp", "moe"])
+def test_a_model_that_computes_nothing_again_says_so(kind: str) -> None:
+    """So that `diff` has no row on it where `convert` has none."""
+    source = experts(8, "0.4.0")
+    source.given["model.base_model"]["decoder"]["block"]["mlp"]["type"] = kind
+    source = source.dialect.config(source.given, source.version, 8)
+    assert bridge.lift(source).recompute.granularity == "none"
+    there = bridge.translate(source, compat.load("megatron"), world_size=8)
+    rows = (*there.findings, *compare(source, there.config), *compare(there.config, source))
+    assert not [row for row in rows if "recompute.granularity" in row.about]
+
+
 def test_losses_of_a_router_on_an_unknown_number_of_ranks_are_told() -> None:
     source = experts(None, "0.4.0+20260720")
     there = bridge.translate(source, compat.load("megatron"))

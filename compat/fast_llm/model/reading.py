@@ -532,7 +532,9 @@ def _recompute_fields(layers: list[Facts], odd: list[str]) -> Facts:
         odd.append("mlp.recompute_level")
     kinds = {"experts" if "model.moe.ffn" in block else "mlp" for block in full}
     modules = tuple(name for name in ("mlp", "experts") if name in kinds)
-    return {"recompute.granularity": "selective", "recompute.modules": modules} if modules else {}
+    if not modules:
+        return {"recompute.granularity": "none"}
+    return {"recompute.granularity": "selective", "recompute.modules": modules}
 
 
 # Settings outside of the blocks
