@@ -96,11 +96,10 @@ def model_fields(values: Group) -> Mapping[str, Any]:
     """
     kind = family(values)
     config = {key: values[path] for path, key in KEYS.items() if path in values}
-    # The switch with the value that takes effect: on in AutoModel's own code, off elsewhere.
-    if kind.name in OWN:
-        config[SWITCH] = True
-    elif kind.name and config.get(SWITCH):
-        config[SWITCH] = None
+    # The switch with the value that takes effect: on in AutoModel's own code, off elsewhere, so that
+    # a coefficient there is no loss.
+    if kind.name:
+        config[SWITCH] = kind.name in OWN
     fields = _each_block(dict(meaning(config, kind)), kind)
     if BASE in fields:
         # A base means rotary positions, even if the class of the config is not known.

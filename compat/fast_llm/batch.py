@@ -91,7 +91,11 @@ def _write_newest(values: Group) -> Group:
     micro, sequence = values.get("batch.micro"), values.get("model.sequence")
     if micro is None and sequence is None:
         return {}
-    length = sequence or USUAL
+    # Fast-LLM stops if documents may be longer than the learned positions (models/gpt/config.py:
+    # GPTTrainerConfig._validate).
+    learned = values.get("model.embedding.positions") == "learned"
+    reach = values.get("model.embedding.max_positions") if learned else None
+    length = sequence or min(USUAL, reach or USUAL)
     # Documents of at most that length, and a microbatch that is a multiple of it: that reads back
     # as the same sequences.
     return {TOKENS: (micro or 1) * length, DOCUMENT: length}
@@ -148,6 +152,8 @@ RULES = (
             "parallel.tensor",
             "parallel.pipeline",
             "parallel.context",
+            "model.embedding.positions",
+            "model.embedding.max_positions",
         ),
         blurs=lambda values: (
             values.get(DOCUMENT) is not None and _count_samples(values)[1] != values[DOCUMENT]
