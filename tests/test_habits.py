@@ -186,6 +186,12 @@ KEPT = {
     "habits.boundaries": "masked",
 }
 FACTORS = {"optimizer.embedding_lr": 2.0, "optimizer.output_lr": 2.0}
+BALANCED = {
+    "model.experts": 4,
+    "model.moe.top_k": 2,
+    "model.moe.balance": "batch",
+    "model.moe.aux_loss": 0.01,
+}
 LORA = {
     "adapters.rank": 8,
     "adapters.alpha": 8.0,
@@ -251,6 +257,18 @@ CASES = (
     Case("habits.overflow_steps", "megatron", ("automodel",), FP16, {}, BF16),
     Case("habits.overflow_steps", "automodel", ("deepspeed", "fast_llm"), FP16, {}, BF16),
     Case("habits.clip_scope", "merak", ("megatron", "deepspeed"), {"parallel.tensor": 2}, {}, FP16),
+    *(
+        Case(
+            "habits.balance_scope",
+            source,
+            targets,
+            BALANCED,
+            {"parallel.tensor": 2, "parallel.sequence": True},
+            {"model.moe.aux_loss": 0.0, "parallel.tensor": 2, "parallel.sequence": True},
+        )
+        for source, targets in (("megatron", ("fast_llm",)), ("fast_llm", ("megatron",)))
+    ),
+    Case("habits.balance_scope", "megatron", ("fast_llm",), BALANCED, {}, None),
     Case(
         "habits.dropout_ranks",
         "megatron",

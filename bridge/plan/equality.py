@@ -239,6 +239,12 @@ def _is_one(path: str, values: Values) -> bool:
     return bool(values.get(path) == 1)
 
 
+def _splits_sequences(values: Values) -> bool:
+    """Return whether several ranks share the tokens of a sequence."""
+    tensor = values.get("parallel.tensor") if values.get("parallel.sequence") else 1
+    return (tensor or 1) * (values.get("parallel.context") or 1) > 1
+
+
 def _learned(values: Values) -> bool:
     return bool(values.get("model.embedding.positions", "learned") == "learned")
 
@@ -288,11 +294,18 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     HABITS + "router_losses": lambda values: (
         not values.get("model.experts") or not any(map(values.get, (AUX_LOSS, Z_LOSS)))
     ),
+    HABITS + "balance_scope": lambda values: (
+        not values.get("model.experts")
+        or not values.get(AUX_LOSS)
+        or values.get(AUX_TRAINED) is False
+        or not _splits_sequences(values)
+    ),
     HABITS + "mtp_loss": lambda values: not values.get(MODEL + "predicted"),
     HABITS + "muon_qkv": lambda values: "muon" not in (values.get("optimizer.name") or ""),
 }
 """Fields that have no effect in some runs, each with the condition under which this holds."""
-ON_ONE_RANK = {HABITS + "clip_scope": "model"}
+ON_ONE_RANK = {HABITS + "clip_scope": "model", HABITS + "balance_scope": "sequence"}
 """Values that a field takes in a run in which all of its values are the same, because they are no
-longer the same on more ranks: on one rank, the norm of its gradients is that of the model.
+longer the same on more ranks: on one rank, the norm of its gradients is that of the model, and a
+balancing loss that of whole sequences.
 """

@@ -608,6 +608,13 @@ class Habits(Section):
             "The losses of a router of experts are the mean over data ranks and microbatches, or their sum."
         ),
     )
+    balance_scope: Literal["sequence", "rank"] | None = field(
+        None,
+        description=(
+            "Ranks whose tokens a balancing loss counts together: all that split a sequence, or each rank "
+            "for itself."
+        ),
+    )
     mtp_loss: Real | None = field(
         None, description="Factor of the loss of further predicted tokens."
     )

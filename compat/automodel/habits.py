@@ -27,6 +27,11 @@ RULES = habits(
             "AutoModel's first update has the rate at the start of the schedule",
             "components/optim/scheduler.py: step, called behind the update (recipes/llm/train_ft.py)",
         ),
+        "balance_scope": Habit(
+            "sequence",
+            "AutoModel's own code counts the tokens of an expert over all ranks that split a sequence",
+            "components/moe/layers.py: Gate._compute_aux_loss",
+        ),
         "overflow_steps": Habit(
             "taken",
             "AutoModel updates the weights after an overflow too, for it looks for none",

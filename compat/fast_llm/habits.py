@@ -61,6 +61,11 @@ RULES = (
                 "engine/optimizer/optimizer.py: step",
                 f"{learning_rate.TEXT} {learning_rate.BASE}",
             ),
+            "balance_scope": Habit(
+                "rank",
+                "Fast-LLM adds a balancing loss of each rank's part of a sequence, which is no loss of the whole",
+                "layers/decoder/mlp/mixture_of_experts.py: _topk_routing",
+            ),
             "overflow_steps": Habit(
                 "skipped",
                 "in Fast-LLM, a step that an overflow leaves out does not count",

@@ -157,6 +157,11 @@ RULES = (
                 "Megatron takes the mean of a router's losses over data ranks and microbatches",
                 "core/pipeline_parallel/schedules.py: MoEAuxLossAutoScaler.set_loss_scale",
             ),
+            "balance_scope": Habit(
+                "sequence",
+                "Megatron counts the tokens of an expert over all ranks that split a sequence",
+                "core/transformer/moe/moe_utils.py: get_tokens_per_expert_and_token_count over tp_cp_group",
+            ),
             "overflow_steps": Habit(
                 "skipped",
                 "in Megatron, a step that an overflow leaves out does not count",
