@@ -114,6 +114,9 @@ class Estimator:
     def of(cls, plan: Plan, shape: Architecture, world: int, rules: MemoryRules) -> Estimator:
         """Return the estimator of `plan`. Raises `ConfigError` if the sizes do not fit."""
         ConfigError.raise_if(shape.problems())
+        if rules.level is not None:
+            zero = plan.zero.model_copy(update={"stage": rules.level})
+            plan = plan.model_copy(update={"zero": zero})
         mesh = Mesh.of(plan.parallel, world)
         triangle = solve(
             plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"]

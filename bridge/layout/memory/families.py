@@ -45,7 +45,7 @@ in these words. Of all others nothing was counted.
 def uncounted(family: str | None, norm: str, attention: str) -> str | None:
     """Return a sentence if the activations of `family` with this kind of attention were not counted."""
     like = "Llama" if norm == "rms" else "GPT"
-    if family not in TRAITS:
+    if family is None or family not in TRAITS:
         name = f"{family} were not counted" if family else "a family that is not known"
         return f"activations of {name}: these are those of a {like} of its sizes"
     if "eager" in TRAITS[family].split() and attention != "eager":
