@@ -66,13 +66,18 @@ def pytest_configure() -> None:
         )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what takes the folder, directly or through another fixture: `pytest -m shared` runs all of that.
 
     Laws are marked too: every run draws the same, and they hold of tables, so one version of Python is enough for them. Fuzzers
-    of readers are no laws: what Python's own parsers and limits do differs.
+    of readers are no laws: what Python's own parsers and limits do differs. What is marked `outside` runs where it is asked for.
     """
+    wanted = "outside" in config.option.markexpr
     for item in items:
+        if item.get_closest_marker("outside") and not wanted:
+            item.add_marker(
+                pytest.mark.skip(reason="takes long, or more than packages; pytest -m outside")
+            )
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.shared)
         if (

@@ -121,11 +121,30 @@ def drop_gradient(parameter: Any) -> None:
         Tensor.grad.__set__(parameter, None)  # type: ignore[union-attr]
 
 
-def hide_gradient(parameter: Any, hide: bool) -> None:
-    """Make it an error to read the gradient of a parameter, or allow it again."""
+def hide_gradient(parameter: Any, hide: str) -> None:
+    """Make it an error to read the gradient of a parameter, which says the reason `hide`; an empty reason allows it
+    again.
+    """
     if state_of(parameter) in (None, "withheld"):
         change(parameter, "withheld" if hide else None)
     setattr(parameter, HIDDEN, hide)
+
+
+def is_hidden(parameter: Any) -> bool:
+    """Return whether it is an error to read the gradient of a parameter."""
+    return bool(vars(parameter).get(HIDDEN))
+
+
+SLICE = (
+    "this rank has only a slice of the gradient or only its own, or has it in another format or scale; call"
+    " engine.backward(loss), safe_get_full_grad and safe_set_full_grad, set gradient_clipping in the config, or use"
+    " zero.stage 0 in fp32"
+)
+EARLY = (
+    "the engine gathers the gradient until the last microbatch of the step; read or change it after the"
+    " backward pass of that one, when engine.is_gradient_accumulation_boundary() is true"
+)
+"""Reasons for which a gradient cannot be read."""
 
 
 def _name(parameter: Any) -> str:
@@ -171,12 +190,7 @@ def _copy(parameter: Any, memo: dict[int, Any]) -> Any:
 
 
 def _refuse(parameter: Any, value: Any = None) -> Any:
-    raise BridgeError(
-        f"{_name(parameter)}.grad: this rank has only a slice of the gradient or only its own, or has it in"
-        " another format or scale; call engine.backward(loss),"
-        " safe_get_full_grad and safe_set_full_grad, set gradient_clipping in the config, or use"
-        " zero.stage 0 in fp32"
-    )
+    raise BridgeError(f"{_name(parameter)}.grad: {vars(parameter)[HIDDEN]}")
 
 
 @cache

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridge.engine.absence import LINKED, drop_gradient, gradient_of, hide_gradient
+from bridge.engine.absence import (
+    EARLY,
+    LINKED,
+    SLICE,
+    drop_gradient,
+    gradient_of,
+    hide_gradient,
+    is_hidden,
+)
 from bridge.engine.comm import Comm, Group, Wait
 from bridge.engine.formats import TORCH
 from bridge.errors import BridgeError
@@ -76,6 +84,7 @@ class Gradients:
         self._hooks: list[tuple[Any, int]] = []
         self._touched: set[str] = set()
         self._withheld: list[nn.Parameter] = []
+        self._hidden: list[nn.Parameter] = []
         self._handed: dict[str, Tensor] = {}
         self.holds: Callable[[int], bool] = lambda index: True
         """Whether the weights of a flat are whole now."""
@@ -175,9 +184,7 @@ class Gradients:
 
     def unhook(self) -> None:
         """Leave the parameters to the script: without hooks, and with gradients that can be read."""
-        for parameter in self._withheld:
-            hide_gradient(parameter, False)
-        self._withheld.clear()
+        self._show_all()
         for parameter, number in self._hooks:
             parameter._post_accumulate_grad_hooks.pop(number, None)
         self._hooks.clear()
@@ -199,24 +206,40 @@ class Gradients:
                 if (
                     has_gradient and gradient_of(parameter) is None
                 ):  # one that is there is late, and this rank's own
-                    hide_gradient(
-                        parameter, False
-                    )  # an own one, which the script dropped, was hidden
+                    hide_gradient(parameter, "")  # an own one, which the script dropped, was hidden
                     parameter.grad = self._handed[slot.parameter.name] = place
 
     def withhold(self) -> None:
         """Make it an error to read the gradients of parameters until `take_back`."""
+        self._hide_all(SLICE, self._withheld)
+
+    def hide(self) -> None:
+        """Make it an error to read the gradients of parameters until `show`: later microbatches add to them."""
+        self._hide_all(EARLY, self._hidden)
+
+    def show(self) -> None:
+        """Allow it again to read the gradients that `hide` has hidden."""
+        for parameter in self._hidden:
+            hide_gradient(parameter, "")
+        self._hidden.clear()
+
+    def _show_all(self) -> None:
+        for parameter in self._withheld:
+            hide_gradient(parameter, "")
+        self._withheld.clear()
+        self.show()
+
+    def _hide_all(self, reason: str, hidden: list[nn.Parameter]) -> None:
         for flat in self.flats.values():
             for slot in flat.slots:
                 parameter = self.parameters[slot.parameter.name]
-                hide_gradient(parameter, True)
-                self._withheld.append(parameter)
+                if not is_hidden(parameter):
+                    hide_gradient(parameter, reason)
+                    hidden.append(parameter)
 
     def take_back(self) -> None:
         """Take the gradients that `hand_over` gave, with what the script made of them."""
-        for parameter in self._withheld:
-            hide_gradient(parameter, False)
-        self._withheld.clear()
+        self._show_all()
         for name, place in self._handed.items():
             parameter = self.parameters[name]
             gradient, parameter.grad = parameter.grad, None
@@ -354,7 +377,7 @@ class Gradients:
     def _keep_own(self, parameter: Any) -> None:
         """Make it an error to read a gradient that is this rank's own until the end of the step."""
         if self.group.size > 1:
-            hide_gradient(parameter, True)
+            hide_gradient(parameter, SLICE)
             self._withheld.append(parameter)
 
     def _reduce(self, index: int, flat: Flat) -> None:

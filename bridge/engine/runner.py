@@ -295,6 +295,7 @@ class Engine:
             # Without a gradient at any output, nothing tells the passes apart: all are over then.
             return turns[number].reached or not any(turn.reached for turn in turns.values())
 
+        self.gradients.show()
         self.executor.seek(self._micro, backward=True)
         feed = replace(self._feed, root=lambda microbatch: root, reached=turn_has_come)
         self.executor.run(feed, stop=lambda action: action.kind is ActionKind.FORWARD)
@@ -302,9 +303,16 @@ class Engine:
         self._rows += sum(turn.rows for turn in self._turns if turn_has_come(turn.number))
         self._turns = [turn for turn in self._turns if not turn_has_come(turn.number)]
         self._micro, self._calls = self._micro + 1, 0
-        if self.is_gradient_accumulation_boundary() and not self._by_token():
+        last = self.is_gradient_accumulation_boundary()
+        if last and not self._by_token():
             self._hand_over()
+        elif self._has_whole_gradients():
+            (self.gradients.withhold if last else self.gradients.hide)()
         return loss
+
+    def _has_whole_gradients(self) -> bool:
+        """Return whether each rank has the gradients whole, so that a script may look for them."""
+        return self.executor.joined and (self.plan.zero.effective_stage or 0) < 2
 
     def _by_token(self) -> bool:
         return self.plan.loss == "per_token"

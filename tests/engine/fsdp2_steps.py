@@ -133,3 +133,7 @@ if __name__ == "__main__":
     found = {"deepspeed": run_deepspeed, "accelerate": run_accelerate}[name](*map(Path, files))
     if os.environ["RANK"] == "0":
         print(json.dumps(found))
+    # Threads of gloo that are left could abort the process when the interpreter ends.
+    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)

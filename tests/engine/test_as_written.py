@@ -385,6 +385,25 @@ def _dropped(rank: int, world: int) -> bool:
     )
 
 
+@pytest.mark.parametrize("level", [0, 1])
+def test_gradients_between_microbatches_are_no_none(level: int) -> None:
+    """The engine has them, and later microbatches add to them; `zero_grad` is its own."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1)).double()
+    engine = engine_of(model, level, gradient_accumulation_steps=2)
+    engine.backward(engine(batch()).square().mean())
+    with pytest.raises(BridgeError, match=r"0.weight.grad: .* until the last microbatch"):
+        _ = model[0].weight.grad
+    engine.step()
+    engine.backward(engine(batch(1)).square().mean())
+    if level == 0:
+        want = copy.deepcopy(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1)).double())
+        want.load_state_dict(model.state_dict())
+        for seed in (0, 1):
+            (want(batch(seed)).square().mean() / 2).backward()
+        assert torch.allclose(model[0].weight.grad, want[0].weight.grad)
+    engine.step()
+
+
 def test_gradients_of_a_backward_pass_by_hand_can_be_dropped(run: Any) -> None:
     assert run(2, _dropped) == [True, True]
 

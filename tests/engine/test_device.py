@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bridge.engine import comm, device, initialize
-from bridge.engine.environment import Environment, local_rank
+from bridge.engine.environment import Environment, join, local_rank
 from bridge.engine.randomness import seed_generators
 from bridge.errors import ConfigError
 from bridge.plan.plan import Plan
@@ -91,10 +91,9 @@ def test_a_rank_has_its_device_before_it_joins_the_others(monkeypatch: pytest.Mo
         raise ConnectionRefusedError
 
     here = Environment(13, 16, 5, "127.0.0.1:1")
-    monkeypatch.setattr(device, "connect", connect)
     monkeypatch.setattr(comm, "connect", connect)
     with pytest.raises(ConnectionRefusedError):
-        device.join(here)
+        join(here)
     machine.current = 0
     with pytest.raises(ConnectionRefusedError):
         initialize(nn.Sequential(nn.Linear(2, 2)), Plan(), environment=here)

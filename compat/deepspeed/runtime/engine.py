@@ -459,6 +459,7 @@ class DeepSpeedEngine(nn.Module):
         self, drop: Callable[..., None] = _ignore, *arguments: Any, **keywords: Any
     ) -> None:
         """Call `drop`, and forget the microbatches of this step that have run, if there are any left."""
+        self.native.gradients.show()
         drop(*arguments, **keywords)
         if not self.native.is_gradient_accumulation_boundary():
             self.native.gradients.forget()
