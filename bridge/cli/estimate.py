@@ -18,6 +18,7 @@ from bridge.cli.adapter_source import (
 )
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, text_of
+from bridge.cli.folder import model_in
 from bridge.cli.job import Job
 from bridge.cli.layout import (
     FILE,
@@ -41,11 +42,12 @@ from bridge.cli.trainer_memory import (
     uncounted_arguments,
 )
 from bridge.errors import ConfigError
+from bridge.layout.architecture import PRESETS
 from bridge.layout.memory.estimate import Estimate, Estimator, RankEstimate
 from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.terms import sum_by_kind
 from bridge.layout.shard import MOMENTS
-from bridge.plan.plan import Plan
+from bridge.plan.plan import Model, Plan
 from bridge.report import as_json as report
 from bridge.report import json_types
 from bridge.report.tables import Grid
@@ -125,6 +127,11 @@ class Asked:
     def plan(self, config: Config) -> Plan:
         """The plan of a config as the run has it."""
         plan = plan_of_trainer(with_micro(lift(config), self.sizes), self.arguments)
+        if self.sizes.model in PRESETS:
+            families = (one for one in ("gpt2", "llama") if self.sizes.model.startswith(one))
+            plan = plan.model_copy(update={"model": Model(family=next(families, None))})
+        elif self.sizes.model != FILE:
+            plan = plan.model_copy(update={"model": model_in(self.sizes.model)})
         return plan_with_adapters(plan, self.adapters)
 
     def measure(self, config: Config) -> Estimate:
@@ -183,6 +190,8 @@ def _findings(answer: Answer) -> Iterator[Finding]:
     if answer.fits is False:
         message = f"{_verdict(answer)}; {_advice(answer)}"
         yield Finding("memory", message, Effect.STOPS)
+    if answer.estimate.doubt:
+        yield Finding("model.family", answer.estimate.doubt, Effect.NONE)
     for note in answer.estimate.notes:
         yield Finding("memory", note, Effect.NONE)
 
@@ -253,6 +262,8 @@ def _stage_name(rank: int, count: int) -> str:
 
 def _print_answer(answer: Answer, explain: bool, out: Console) -> None:
     out.print(_verdict(answer), style="bold", markup=False, highlight=False)
+    if answer.estimate.doubt:
+        out.print(f"note: {answer.estimate.doubt}", markup=False, highlight=False)
     for number, change in enumerate(answer.changes, 1):
         out.print(f"{number}. {_settings_text(change)}", markup=False, highlight=False)
         saved = answer.estimate.largest.needed - change.needed

@@ -88,7 +88,37 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
             f" ({', '.join(runs) or 'none'}), expected one; give its script or its config, and files of"
             " arguments beside it"
         )
-    return replace(job, file=runs[0], auto_from=(*arguments, *job.auto_from), model=model)
+    job = replace(job, file=runs[0], model=model)
+    if not arguments and runs[0] != "-":
+        job, arguments = _open_passed(job)
+    return replace(job, auto_from=(*arguments, *job.auto_from))
+
+
+def _open_passed(job: Job) -> tuple[Job, list[str]]:
+    """Return a job with the file of the Trainer's arguments that its script passes to the program.
+
+    `HfArgumentParser` reads such a file if it is the only word (transformers, hf_argparser.py). If
+    the file names the DeepSpeed file, that configures the run, on the script's ranks.
+    """
+    data = None if _data_of(job.file) is not None else document_of(job).data
+    if not isinstance(data, Script) or any(registry.recognising(data)[0].values()):
+        return job, []  # a stack reads the words itself
+    for launch in data.launches:
+        if len(launch.words) != 1 or Path(launch.texts[0]).suffix not in (".json", ".yaml", ".yml"):
+            continue
+        name = str(Path(job.file).parent / (launch.place(launch.words[0]) or launch.texts[0]))
+        if launch.file(launch.words[0]) is not None or not Path(name).is_file():
+            raise BridgeError(
+                f"{job.file}, line {launch.line}: {launch.program} is given {launch.texts[0]} alone, and no"
+                f" such file is there; save it as {name}, or give its arguments with --with"
+            )
+        values = _data_of(name)
+        file = values.get(HOST_FILE) if isinstance(values, Mapping) else None
+        if isinstance(file, str):
+            world = job.world_size or launch.ranks
+            job = replace(job, file=str(Path(name).parent / file), world_size=world)
+        return job, [name]
+    return job, []
 
 
 _MODEL: Mapping[str, Any] = {}

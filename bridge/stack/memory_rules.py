@@ -31,8 +31,9 @@ class MemoryRules:
     `loaded` is the format in which weights are loaded and kept, if the plan has no master.
     `quantised` is the number of bytes of an element of a frozen matrix in a block; 0 if they are not
     quantised. With `copies_inputs`, each adapter has a copy of its input in its own format.
-    `workspace` is the number of bytes that libraries of matrix products allocate. `assumptions` are
-    sentences about what no setting says.
+    `workspace` is the number of bytes that libraries of matrix products allocate. `level` is the
+    ZeRO level by which states are kept, where it is not the plan's. `assumptions` are sentences
+    about what no setting says.
     """
 
     sharding: Literal["native", "megatron", "deepspeed", "fsdp", "ddp"] = "native"
@@ -47,6 +48,7 @@ class MemoryRules:
     quantised: float = 0.0
     copies_inputs: bool = True
     workspace: int = 64 * MIB
+    level: int | None = None
     assumptions: tuple[str, ...] = ()
 
 

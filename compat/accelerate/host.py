@@ -280,7 +280,7 @@ def _read_script(document: Document, question: Question) -> Told:
         "accelerate launch or arguments of the Trainer",
     )
     folder = folder_of(script.name)
-    arguments = trainer.read_arguments(launch, partial(_open_keys, folder))
+    arguments = trainer.read_arguments(launch, partial(_open_keys, folder), question.trainer)
     variables_of_launch = {
         name: text
         for name, word in launch.environment.items()

@@ -77,8 +77,11 @@ def find_releases(arguments: Arguments) -> Iterator[Finding]:
         yield Finding(said.setting, OLDER, Effect.COST, origin=Origin(said.line, "", said.source))
 
 
-def read_arguments(launch: Launch, opens: Callable[[str, Said], Any]) -> Arguments:
-    """Return what the words of a program say to the Trainer; nothing if no word shows that there is one.
+def read_arguments(
+    launch: Launch, opens: Callable[[str, Said], Any], beside: Mapping[str, Said]
+) -> Arguments:
+    """Return what the words of a program say to the Trainer, and the arguments `beside` them; nothing
+    if neither shows that there is one.
 
     `opens` returns the data of a file that an argument names, as settings by name.
     """
@@ -94,9 +97,9 @@ def read_arguments(launch: Launch, opens: Callable[[str, Said], Any]) -> Argumen
         found[name] = Said(
             f"--{name}", scalar(value) if isinstance(value, str) else value, "", launch.lines[at]
         )
-    if not SIGNS & found.keys():
+    if not SIGNS & found.keys() and not beside:
         return Arguments()
-    return sort_arguments(found, opens)
+    return sort_arguments({**found, **beside}, opens)
 
 
 def sort_arguments(said: Mapping[str, Said], opens: Callable[[str, Said], Any]) -> Arguments:

@@ -53,6 +53,7 @@ def _splits(axis: str) -> Callable[[Seen], bool]:
 
 
 EXPERTS, CONTEXT = _splits("ep_size"), _splits("cp_size")
+PACKED = "packed_sequence.packed_sequence_size"
 MESH = "_transformers/capabilities.py: validate_for_mesh"
 TRAPS = Checks(
     RELEASES,
@@ -88,6 +89,16 @@ TRAPS = Checks(
         MESH,
         since="0.4.0",
         name="no-attention-that-splits",
+    ),
+    Check(
+        D + "cp_size",
+        lambda view: CONTEXT(view) and bool(view[PACKED]),
+        "found {distributed.cp_size} with transformers' model and packed samples, which it cannot split over"
+        " ranks: the recipe stops; use 1, or packed_sequence.packed_sequence_size 0",
+        Effect.STOPS,
+        "recipes/llm/train_ft.py: supports_cp_with_sequence_packing",
+        since="0.4.0",
+        name="no-split-of-packed-samples",
     ),
     *(
         replace(row.check(lambda view: family(view.given).name, C), since=SINCE[row.since])

@@ -58,7 +58,7 @@ def writes_section(values: Group) -> bool:
     """Whether a recipe for the plan needs the section `lr_scheduler`. A constant learning rate
     needs none, unless other settings of the section are set.
     """
-    beside = values.get(RAMP) or values.get(RESUMED) in ("given", "checkpoint")
+    beside = values.get(RAMP) or values.get(RESUMED) is not None
     name, warms = values.get(S + "name"), values.get(S + "warmup_steps") != 0
     return name in FLAGS and bool(name != "constant" or warms or beside)
 

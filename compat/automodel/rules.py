@@ -449,8 +449,9 @@ def _read_sequence(values: Group, context: Context) -> Group:
 
 
 def _write_sequence(values: Group, context: Context) -> Group:
-    # AutoModel refuses packed samples over context ranks for most models.
-    whole = (values.get("parallel.context") or 1) == 1
+    # Since 0.4.0 transformers' models refuse packed samples over context ranks.
+    refuses = values.get("model.family") is not None and context.since("0.4.0")
+    whole = (values.get("parallel.context") or 1) == 1 or not refuses
     packs = whole and values.get(HABITS + "attention") == DOCUMENTS["attention"]
     length = values.get("model.sequence")
     return {SAMPLE: length, **({PACKED: length} if packs else {})}
@@ -461,7 +462,7 @@ SEQUENCE = convert(
     ("model.sequence", *(HABITS + name for name in DOCUMENTS)),
     _read_sequence,
     _write_sequence,
-    sees=(DATA, "parallel.context"),
+    sees=(DATA, "parallel.context", "model.family"),
     # The length at which samples are cut is a setting of the data, which no script of a model brings.
     model=False,
     lossy=(

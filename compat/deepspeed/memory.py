@@ -11,5 +11,12 @@ if TYPE_CHECKING:
 
 
 def rules(config: Config) -> MemoryRules:
-    """Return the rules of a run whose model is a script's, as transformers would build it."""
-    return MemoryRules(sharding="deepspeed", assumptions=SCRIPT)
+    """Return the rules of a run whose model is a script's, as transformers would build it.
+
+    At ZeRO 0 each rank keeps all masters and moments, but in a pipeline in bf16 it is the
+    BF16_Optimizer that shards them (runtime/engine.py: _do_optimizer_sanity_check).
+    """
+    values = config.effective
+    piped = (values.get("code.pipeline_stages") or 1) > 1 and values.get("bf16.enabled")
+    whole = not values.get("zero_optimization.stage") and not piped
+    return MemoryRules(sharding="deepspeed", level=0 if whole else None, assumptions=SCRIPT)

@@ -25,29 +25,63 @@ SIZES = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 66, "n_layer": 3, "n_head": 6, "vocab_size": 102, "n_positions": 258},
     "opt": {**SIZES, "ffn_dim": 252, "word_embed_proj_dim": 64},
+    "gptj": {"n_embd": 64, "n_layer": 3, "n_head": 8, "vocab_size": 102, "rotary_dim": 4},
+    "bloom": {**SIZES, "n_layer": 3, "n_head": 8},
 }
+EAGER_ALONE = ("gemma2", "gptj", "bloom")
+"""Families of which transformers has no other attention than the eager one."""
 EXPERTS = {
     "num_experts": 6,
     "num_local_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 96,
     "shared_expert_intermediate_size": 128,
+    "n_routed_experts": 6,
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
 }
+LATENT = {
+    "num_key_value_heads": 8,
+    "head_dim": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+HEADS = (
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
+    "cohere2",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "minimax_m2",
+)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def config_of(family: str) -> Any:
     """The config of a small model, without dropout."""
     sizes = OTHERS.get(family, SIZES)
-    experts = EXPERTS if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe") else {}
-    head = (
-        {"head_dim": 8} if family in ("qwen3", "gemma", "gemma2", "gemma3_text", "mixtral") else {}
-    )
-    config = transformers.CONFIG_MAPPING[family](**sizes, **experts, **head)
+    experts = EXPERTS if family in ("mixtral", "olmoe", "minimax_m2") or "moe" in family else {}
+    head: dict[str, Any] = {"head_dim": 8} if family in HEADS else {}
+    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+        head, experts = LATENT, EXPERTS
+    config = transformers.CONFIG_MAPPING[family](**{**sizes, **experts, **head})
     for name in vars(config):
         if name.endswith(("dropout", "pdrop")):
             setattr(config, name, 0.0)
@@ -87,7 +121,7 @@ def states_of(config: Any, ranks: int) -> dict[str, dict[str, int]]:
         ]
         found[sharding] = {
             "weights": sum(map(size_of, weights)),
-            "gradients": sum(size_of(one.grad) for one in weights),
+            "gradients": sum(size_of(one.grad) for one in weights if one.grad is not None),
             "moments": sum(map(size_of, moments)),
         }
     return found
@@ -167,12 +201,13 @@ def count_adapters() -> dict[str, int]:
 def count_family(family: str, ranks: int) -> dict[str, Any]:
     """All figures of a family."""
     found: dict[str, Any] = {"config": json.loads(config_of(family).to_json_string(use_diff=False))}
-    if family != "gemma2":
+    if family not in EAGER_ALONE:
         found |= states_of(config_of(family), ranks)
-    for attention in ("sdpa", "eager") if family != "gemma2" else ("eager",):
+    for attention in ("sdpa", "eager") if family not in EAGER_ALONE else ("eager",):
         for name, dtype in DTYPES.items():
             found[f"{attention} {name}"] = saved_by(model_of(config_of(family), dtype, attention))
-    model = model_of(config_of(family), torch.bfloat16, "sdpa" if family != "gemma2" else "eager")
+    attention = "eager" if family in EAGER_ALONE else "sdpa"
+    model = model_of(config_of(family), torch.bfloat16, attention)
     model.gradient_checkpointing_enable()
     found["again"] = saved_by(model)
     return found

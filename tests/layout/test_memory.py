@@ -263,6 +263,54 @@ def test_a_script_that_starts_the_trainer_may_checkpoint(folder: Path, capsys: A
     assert sizes[1] < 0.6 * sizes[0]
 
 
+def test_a_family_that_was_not_counted_is_named_at_once(folder: Path, capsys: Any) -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+    model = folder / "model"
+    model.mkdir()
+    words = ("zero.json", "args.json", "model", "--ranks", "2", "--sequence", "64")
+    expected = {
+        "llama": None,
+        "cohere": None,
+        "mimo": "activations of mimo were not counted: these are those of a Llama of its sizes",
+        "bloom": "the attention of bloom is eager in transformers unless flash attention is asked for;"
+        " its probabilities are not counted",
+    }
+    for family, note in expected.items():
+        (model / "config.json").write_text(json.dumps({"model_type": family, **config}))
+        _, data = said(capsys, *words)
+        notes = [one for one in data["findings"] if one["path"] == "model.family"]
+        assert [one["message"] for one in notes] == ([note] if note else []), family
+        assert not note or data["findings"][0] == notes[0]
+        run(["estimate", *words])
+        lines = " ".join(capsys.readouterr().out.split("Memory by stage")[0].split())
+        assert lines.partition(" note: ")[2] == (note or ""), family
+    unknown = ("zero.json", "args.json", "--ranks", "2", "--model", "tiny")
+    assert "a family that is not known" in said(capsys, *unknown)[1]["findings"][0]["message"]
+
+
+def test_a_file_of_arguments_that_a_script_passes_is_read(folder: Path, capsys: Any) -> None:
+    again = {**TRAINER, "gradient_checkpointing": True}
+    (folder / "args.json").write_text(json.dumps({**again, "deepspeed": "zero.json"}))
+    (folder / "run.sh").write_text("deepspeed --num_gpus 8 train.py args.json")
+    sizes = ("--model", "llama-7b")
+    _, data = said(capsys, "run.sh", *sizes)
+    _, apart = said(capsys, "zero.json", "args.json", "--ranks", "8", *sizes)
+    assert data["needed"] == apart["needed"]
+    # accelerate has no file of its own: batch and checkpointing come from the arguments.
+    launch = (
+        "accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 --mixed_precision bf16"
+    )
+    (folder / "fsdp.sh").write_text(f"{launch} train.py args.json")
+    (folder / "args.json").write_text(json.dumps(again))
+    _, checkpointed = said(capsys, "fsdp.sh", *sizes)
+    (folder / "args.json").write_text(json.dumps(TRAINER))
+    _, whole = said(capsys, "fsdp.sh", *sizes)
+    assert checkpointed["needed"] < 0.6 * whole["needed"]
+    (folder / "args.json").unlink()
+    assert run(["estimate", "fsdp.sh", *sizes]) == 1
+    assert "train.py is given args.json alone, and no such file is there" in capsys.readouterr().err
+
+
 def test_adapters_and_quantised_weights(folder: Path, capsys: Any) -> None:
     words = ("zero.json", "args.json", "lora.json", "--ranks", "8", "--model", "llama-7b")
     adapter: dict[str, Any] = {"peft_type": "LORA", "r": 16, "target_modules": "all-linear"}

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from bridge.layout.architecture import Architecture
 from bridge.layout.memory.adapters import adapted_parts
+from bridge.layout.memory.families import TRAITS
 from bridge.layout.memory.terms import Term, product
 from bridge.layout.shard import BYTES
 from bridge.plan.plan import Plan
@@ -31,17 +32,6 @@ class Kept(NamedTuple):
     width: float
     bytes: int
     ranks: int
-
-
-NORMS_IN_FP32 = frozenset(("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "flex_olmo"))
-"""Families of transformers that multiply the weight of an RMSNorm in fp32."""
-FUSED_QUERIES = frozenset(("gpt_neox", "phi3"))
-"""Families that make queries, keys and values by one projection, and rotate queries and keys."""
-PLAIN_GELU = frozenset(("gpt2", "gptj", "phi"))
-"""Families whose activation function is gelu_new, which is written in several operations."""
-
-NARROW_SOFTMAX = frozenset(("gpt2",))
-"""Families whose eager attention has no fp32 copy of the probabilities."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +64,17 @@ class Keeper:
     shape: Architecture
     tokens: Tokens
     rules: MemoryRules
+
+    def has(self, trait: str) -> bool:
+        """Whether the model's family does what `trait` names (families.py)."""
+        family = self.plan.model.family or ""
+        return self.rules.kernels == "torch" and trait in TRAITS.get(family, "").split()
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch takes its plain attention in place of a fused one."""
+        flash = self.rules.attention == "flash"
+        return flash and self.shape.kv_heads == 1 < self.shape.heads and self.has("one-key")
 
     @property
     def frozen(self) -> bool:
@@ -136,10 +137,13 @@ class Keeper:
         """
         rms = self.shape.norm == "rms"
         plain = self.rules.kernels == "torch" and rms
+        if self.has("norm-steps"):
+            yield Kept(f"{what}: less the mean", "norm", 2 * width, 4, ranks)
+            plain, rms = True, True
         yield Kept(f"{what}: input", "norm", width, 4 if plain else self.width, ranks)
         yield Kept(f"{what}: statistics", "norm", vectors * (1 if rms else 2), 4, ranks)
-        if plain and not self.frozen:
-            wide = self.plan.model.family in NORMS_IN_FP32
+        if plain and not self.frozen and not self.has("norm-steps"):
+            wide = self.has("wide-norm")
             yield Kept(f"{what}: normed", "norm", width, 4 if wide else self.width, ranks)
         if output and not (self.frozen and self.rules.copies_inputs):
             yield Kept(f"{what}: output", "norm", width, self.width, ranks)
@@ -150,7 +154,11 @@ class Keeper:
         if self.frozen and block == 0:
             before -= 1  # no gradient goes on to a frozen embedding
         if before:
-            yield from self._norm("norms", before * hidden, ranks, before)
+            both = self.plan.model.norm.parallel and before == 2
+            for one in self._norm("norms", before * hidden, ranks, before):
+                # Two norms of one input, by torch's LayerNorm, keep it once.
+                once = both and self.shape.norm == "layer" and one.what.endswith(": input")
+                yield one._replace(width=hidden) if once else one
         if self.shape.place == "both":
             # What follows is a sum, which keeps nothing.
             yield from self._norm("norms after layers", 2 * hidden, ranks, 2, output=False)
@@ -163,16 +171,33 @@ class Keeper:
             # Rotary positions follow, which do not keep what they rotate.
             what = "norm of queries and keys"
             yield from self._norm(what, queries + keys, ranks, heads, output=False)
-        family, eager = self.plan.model.family, self.rules.attention == "eager"
-        if self.rules.kernels == "torch" and family in FUSED_QUERIES and not eager:
+        eager = self.rules.attention == "eager"
+        if self.has("fused-queries") and not eager:
             # Values are a view of one result, which is kept whole; queries and keys are rotated.
             what = "queries and keys before they are rotated"
             yield Kept(what, "projections", queries + keys, self.width, ranks)
-        if eager:
+        if self.has("tables"):
+            # Of each position, whatever the number of sequences.
+            width = 2 * shape.head * self.tokens.keys / self.tokens.context / self.tokens.count
+            yield Kept("cosines and sines of positions", "projections", width, 4, 1)
+        if eager or self.plain:
             keys = queries  # each is repeated for every head that shares it
-        yield Kept("queries, keys, values", "projections", queries + 2 * keys, self.width, ranks)
-        if not (self.frozen and eager and self.rules.copies_inputs):
-            yield Kept("output of attention", "projections", queries, self.width, ranks)
+        wide = queries + keys if self.has("wide-queries") else 3 * queries if self.plain else 0
+        if wide:
+            what = "queries and keys in fp32" if not self.plain else "queries, keys, values in fp32"
+            yield Kept(what, "projections", wide, 4, ranks)
+        narrow = queries + 2 * keys - wide
+        if narrow:
+            yield Kept("queries, keys, values", "projections", narrow, self.width, ranks)
+        yield from self._output(queries)
+
+    def _output(self, width: int) -> Iterator[Kept]:
+        """Yield what the last projection reads, and what fused attention made of it."""
+        flash, ranks = self.rules.attention == "flash", self.tokens.tensor
+        if flash and self.has("copied-output"):
+            yield Kept("output of attention, by heads", "attention", width, self.width, ranks)
+        if flash or not (self.frozen and self.rules.copies_inputs):
+            yield Kept("output of attention", "projections", width, self.width, ranks)
 
     def _latent(self) -> Iterator[Kept]:
         shape, it, ranks = self.shape, self.shape.latent, self.tokens.tensor
@@ -182,10 +207,13 @@ class Keeper:
             for name, width in zip(("queries", "keys"), narrow, strict=True):
                 yield from self._norm(f"norm of narrow {name}", width, self.tokens.sequence)
         head = 2 * (it.plain + it.rotary) + it.value
+        if self.rules.kernels == "torch" and self.rules.attention == "flash":
+            # Values are a view of what keys are copied from.
+            head += it.plain
         yield Kept("queries, keys, values", "latent", shape.heads * head, self.width, ranks)
-        yield Kept("rotary part of keys", "latent", it.rotary, self.width, self.tokens.sequence)
-        value = shape.heads * it.value
-        yield Kept("output of attention", "projections", value, self.width, ranks)
+        if self.rules.kernels == "fused":
+            yield Kept("rotary part of keys", "latent", it.rotary, self.width, self.tokens.sequence)
+        yield from self._output(shape.heads * it.value)
 
     def _core(self) -> Iterator[Kept]:
         """Yield what the core of attention keeps: with flash attention a number for each head and
@@ -193,7 +221,7 @@ class Keeper:
         left of them.
         """
         shape, tokens, rules = self.shape, self.tokens, self.rules
-        if rules.attention == "flash":
+        if rules.attention == "flash" and not self.plain:
             yield Kept("log-sums of attention", "attention", shape.heads, 4, tokens.tensor)
             if tokens.context > 1 and "a2a" in (self.plan.parallel.context_method or ""):
                 # Ranks exchange heads for tokens: the output is kept before and after it is sent.
@@ -203,14 +231,14 @@ class Keeper:
             return
         pairs = shape.heads * tokens.keys
         drops = bool(shape.attention_dropout)
-        upcast = rules.attention == "eager" and self.plan.model.family not in NARROW_SOFTMAX
-        soft = 4 if upcast else self.width
+        upcast = rules.attention == "eager" and not self.has("narrow-softmax")
+        soft = 4 if upcast or self.plain else self.width
         yield Kept("probabilities", "attention", pairs, soft, tokens.tensor)
         if self.plan.model.attention.softcap:
             yield Kept(
                 "logits of attention, bounded", "attention", pairs, self.width, tokens.tensor
             )
-        if soft > self.width:
+        if upcast and soft > self.width:
             yield Kept("probabilities, rounded", "attention", pairs, self.width, tokens.tensor)
         if drops:
             yield Kept("mask of dropout", "attention", pairs, 1, tokens.tensor)
@@ -224,7 +252,7 @@ class Keeper:
         if not (plain and self.plan.model.mlp.activation == "relu"):
             what = "results of the first projection"
             yield Kept(what, part, number * width * times, self.width, ranks)
-        if plain and self.plan.model.family in PLAIN_GELU:
+        if self.has("plain-gelu"):
             yield Kept(
                 "steps of the activation function", part, 3 * width * times, self.width, ranks
             )
@@ -241,6 +269,9 @@ class Keeper:
         # Tensor ranks that do not divide an expert divide the tokens; gathered over the others.
         copies = it.top_k * within / self.tokens.tensor if self.tokens.sequence > 1 else it.top_k
         yield Kept("scores of the router", "experts", 4 * it.count, 4, self.tokens.sequence)
+        if self.has("wide-router") and self.width < 4:
+            what, width = "input of the router in fp32", self.shape.hidden
+            yield Kept(what, "experts", width, 4, self.tokens.sequence)
         yield Kept("tokens sent to experts", "experts", copies * self.shape.hidden, self.width, 1)
         for one in self._dense(it.ffn, "experts", copies):
             yield one._replace(what=f"experts: {one.what}", ranks=within)

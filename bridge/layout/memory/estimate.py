@@ -11,6 +11,7 @@ from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.memory.activations import Keeper, Kept, Tokens
 from bridge.layout.memory.adapters import add_adapters
+from bridge.layout.memory.families import uncounted
 from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.states import Moment, Rank, buffer_terms, state_terms, step_terms
 from bridge.layout.memory.terms import GIB, STATES, Term, device_bytes, product
@@ -84,11 +85,13 @@ class RankEstimate:
 @dataclass(frozen=True)
 class Estimate:
     """The memory of all ranks of a plan: one estimate for each pipeline rank, which holds for all
-    ranks of that stage. `notes` say what is not counted, or counted as if it were something else.
+    ranks of that stage. `notes` say what is not counted, or counted as if it were something else;
+    `doubt` says so of the activations of the model's family, if they were not counted.
     """
 
     ranks: tuple[RankEstimate, ...]
     notes: tuple[str, ...] = ()
+    doubt: str | None = None
 
     @property
     def largest(self) -> RankEstimate:
@@ -111,6 +114,9 @@ class Estimator:
     def of(cls, plan: Plan, shape: Architecture, world: int, rules: MemoryRules) -> Estimator:
         """Return the estimator of `plan`. Raises `ConfigError` if the sizes do not fit."""
         ConfigError.raise_if(shape.problems())
+        if rules.level is not None:
+            zero = plan.zero.model_copy(update={"stage": rules.level})
+            plan = plan.model_copy(update={"zero": zero})
         mesh = Mesh.of(plan.parallel, world)
         triangle = solve(
             plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"]
@@ -128,7 +134,11 @@ class Estimator:
         ranks = range(self.mesh.sizes["pipeline"])
         found = Estimate(tuple(self._rank(pipeline, rank) for rank in ranks))
         notes = (*notes, *self._omissions(), *_imbalance_of(found.largest))
-        return replace(found, notes=notes)
+        doubt = None
+        if self.rules.kernels == "torch":
+            family = self.plan.model.family
+            doubt = uncounted(family, self.shape.norm, self.rules.attention)
+        return replace(found, notes=notes, doubt=doubt)
 
     @cached_property
     def keeper(self) -> Keeper:

@@ -88,7 +88,10 @@ def _widths_of(plan: Plan, rules: MemoryRules) -> _Widths:
     stored = BYTES[master] if rules.sharding in ("fsdp", "ddp") else BYTES[compute]
     # FSDP and DDP keep the weights that are trained in the master's format; what computes is a copy
     # of a unit, or autocast's.
-    apart = stored != BYTES[master]
+    # ZeRO of DeepSpeed has a copy of its part even where weights are in fp32 (stage_1_and_2.py:
+    # single_partition_of_fp32_groups; stage3.py: fp32_partitioned_groups_flat).
+    zero = rules.sharding == "deepspeed" and (plan.zero.effective_stage or 0) > 0
+    apart = zero or stored != BYTES[master]
     return _Widths(
         stored,
         stored if rules.sharding in ("fsdp", "ddp") else BYTES[reduce],
