@@ -20,6 +20,7 @@ from bridge.stack.dialect import Config
 from bridge.stack.rules import Effect
 from bridge.translation.diff import compare
 from bridge.translation.lift import plan_claims
+from bridge.translation.translate import remarks
 
 COUNT = int(os.environ.get("HABIT_PAIRS", "24"))
 """Generated pairs that differ in one habit, and as many that do not; 300 by hand."""
@@ -32,7 +33,10 @@ FLAGS = (
     "--untie-embeddings-and-output-weights --attention-dropout 0 --bf16 --use-distributed-optimizer "
     "--calculate-per-token-loss --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --train-iters 100 --lr-warmup-iters 10"
 )
-APART = " --reset-attention-mask --reset-position-ids --eod-mask-loss"
+APART = " --dataloader-inter-document-masking --eod-mask-loss"
+RESET = " --reset-attention-mask --reset-position-ids --eod-mask-loss"
+LOCAL = " --transformer-impl local"
+UNFUSED = f"{LOCAL} --no-masked-softmax-fusion"
 
 
 def megatron(flags: str) -> Config:
@@ -63,11 +67,67 @@ def test_documents_that_megatron_joins_and_fast_llm_keeps_apart() -> None:
         megatron(FLAGS + APART), compat.load("fast_llm"), world_size=WORLD
     ).config
     back = bridge.translate(there, compat.load("megatron"), world_size=WORLD).config
-    assert all(
-        back.given[path] for path in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
-    )
+    assert back.given["dataloader_inter_document_masking"] and back.given["eod_mask_loss"]
     # A script that brings the data decides by itself.
     assert not {ours for ours in told(megatron(FLAGS), "deepspeed") if ours.startswith("habits.")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "scope"),
+    [
+        (" --dataloader-inter-document-masking", "document"),
+        (" --sft", "document"),
+        # The layers of Transformer Engine make a causal mask of their own.
+        (RESET, "sequence"),
+        (f"{RESET} --no-masked-softmax-fusion", "sequence"),
+        # So does the fused softmax of the local layers, where it is available.
+        (RESET + LOCAL, "sequence"),
+        (RESET + UNFUSED, "document"),
+        (f"{RESET}{LOCAL} --softmax-type off-by-one", "document"),
+        (f"{RESET}{LOCAL} --seq-length 8192 --max-position-embeddings 8192", "document"),
+        (f"{RESET}{LOCAL} --seq-length 16", "document"),
+        (f"{RESET}{LOCAL} --num-attention-heads 2", "document"),
+        # No mask is made, or another replaces it.
+        (f"{RESET}{UNFUSED} --no-create-attention-mask-in-dataloader", "sequence"),
+        (f"{RESET}{UNFUSED} --window-size 64,0", "sequence"),
+    ],
+)
+def test_a_mask_separates_documents_only_if_the_layers_use_it(flags: str, scope: str) -> None:
+    config = megatron(FLAGS + flags)
+    assert bridge.lift(config).habits.attention == scope
+    ignored = "reset_attention_mask" in config.given and scope == "sequence"
+    assert ignored == any(row.path == "reset_attention_mask" for row in remarks(config))
+
+
+def test_local_layers_without_fusion_separate_documents_in_fp32() -> None:
+    flags = FLAGS.replace("--bf16 --use-distributed-optimizer", "")
+    assert bridge.lift(megatron(flags + RESET + LOCAL)).habits.attention == "document"
+
+
+def test_documents_apart_are_a_named_loss_in_a_megatron_that_cannot_separate_them() -> None:
+    source = fast_llm({"head": {}})
+    old, new = (
+        bridge.translate(source, compat.load("megatron"), version, WORLD)
+        for version in ("0.16.1", "0.19.2")
+    )
+    about = [
+        {ours for row in result.findings if row.matters for ours in row.about}
+        for result in (old, new)
+    ]
+    assert "habits.attention" in about[0] and "habits.attention" not in about[1]
+    assert new.config.given["dataloader_inter_document_masking"]
+
+
+def test_data_sets_reset_only_positions_that_come_from_them() -> None:
+    """Rotary positions do not use the position ids of the data set."""
+
+    def effects(flags: str) -> set[Effect]:
+        return {row.effect for row in compare(megatron(flags), megatron(flags + reset))}
+
+    reset = " --reset-position-ids"
+    learned = FLAGS.replace("--position-embedding-type rope", "")
+    assert effects(FLAGS) == {Effect.NONE}
+    assert Effect.NUMBERS in effects(learned)
 
 
 def fast_llm(model: dict[str, Any]) -> Config:
@@ -218,7 +278,8 @@ CASES = (
         "habits.positions",
         "megatron",
         ("fast_llm",),
-        {**KEPT, "model.embedding.positions": "learned"},
+        # A data set that gives the boundaries of documents resets their positions, too.
+        {**KEPT, "model.embedding.positions": "learned", "habits.attention": "sequence"},
         {"habits.positions": "sequence"},
         {},
     ),

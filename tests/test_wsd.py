@@ -163,6 +163,39 @@ def test_other_schedules_as_text_are_no_wsd(text: str) -> None:
     assert bridge.lift(config).values()[SCHEDULE + "name"] == "constant"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("linear,9,0.0,3e-4;cosine,90,3e-4,3e-5", ("cosine", 3e-4, 9, 99, 3e-5)),
+        ("constant,1,0.0;linear,9,0.0,3e-4;linear,90,3e-4,0.0", ("linear", 3e-4, 9, 99, 0.0)),
+        ("linear,9,0.0,3e-4;constant,70,3e-4;linear,20,3e-4,0.0", ("wsd", 3e-4, 9, 99, 0.0)),
+        # Behind its last stage a schedule keeps the last rate.
+        ("linear,9,0.0,3e-4;constant,70,3e-4", ("constant", 3e-4, 9, 100, 0.0)),
+        ("linear,9,0.0,3e-4", ("constant", 3e-4, 9, 100, 0.0)),
+        # No plan has these shapes: what is left is the highest rate.
+        ("cosine,90,0.0,3e-4", ("constant", 3e-4, 0, 100, 0.0)),
+        ("linear,9,0.0,1e-4;cosine,90,1e-4,3e-4", ("constant", 3e-4, 0, 100, 0.0)),
+    ],
+)
+@pytest.mark.parametrize("base", [{}, {"base": 1.0}, {"base": 3e-4}])
+def test_the_rates_of_a_text_are_those_of_the_run_whatever_the_base_is(
+    text: str, expected: tuple[Any, ...], base: dict[str, float]
+) -> None:
+    source = {
+        "training": {"train_iters": 100},
+        "optimizer": {"learning_rate": {"schedule": text, **base}},
+    }
+    plan = bridge.lift(compat.load("fast_llm").read(source))
+    course = plan.optimizer.schedule
+    assert expected == (
+        course.name,
+        plan.optimizer.lr,
+        course.warmup_steps or 0,
+        course.total_steps,
+        course.minimum,
+    )
+
+
 @pytest.mark.parametrize("style", ["constant", "linear", "cosine"])
 def test_fast_llm_warms_up_from_above_0_in_a_schedule_as_text(style: str) -> None:
     lengths = "--train-iters 100 --lr-decay-iters 100 --lr-warmup-iters 10 --lr-warmup-init 1e-5 --lr 0.001 --min-lr 0.0001"

@@ -304,7 +304,7 @@ def _check_rate(config: Config) -> Iterator[Remark]:
     if (text := values.get(TEXT_SCHEDULE)) is not None:
         # The rate after the warmup, said once more, is no other than the text's.
         base = values.get(RATE + "base")
-        peak = RATE + "base" if text_schedule.read(text, base) is not None else ""
+        peak = RATE + "base" if text_schedule.read_peak(text) == base else ""
         for path in config.given:
             if path.startswith(RATE) and path not in (TEXT_SCHEDULE, peak):
                 yield (

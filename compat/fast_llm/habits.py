@@ -59,7 +59,7 @@ RULES = (
                 learning_rate.first_lr_step,
                 "Fast-LLM counts an update before it takes the rate, so that the first one has the rate of step 1",
                 "engine/optimizer/optimizer.py: step",
-                f"{learning_rate.TEXT} {learning_rate.BASE}",
+                learning_rate.TEXT,
             ),
             "balance_scope": Habit(
                 "rank",

@@ -39,10 +39,11 @@ SCALE = "optimizer.default_learning_rate_scale"
 
 
 def peak(values: Group) -> float | None:
-    """Return the peak learning rate of parameters whose layer has no factor of its own; None if the
-    base rate is not set.
+    """Return the peak learning rate of parameters whose layer has no factor of its own; None if no
+    rate is set. A schedule as text has its own rates, and leaves the base unused.
     """
-    base = not_negative(values.get(BASE))
+    text = values.get(TEXT)
+    base = not_negative(values.get(BASE) if text is None else text_schedule.read_peak(text))
     return None if base is None else base * _scale(values)
 
 
@@ -74,7 +75,7 @@ def _as_text(values: Group) -> Group | None:
     """Return the plan's fields for a schedule that is given as text; None if a Plan cannot express
     the schedule.
     """
-    return text_schedule.read(values.get(TEXT) or "", values.get(BASE))
+    return text_schedule.read(values.get(TEXT) or "")
 
 
 def _read_schedule(values: Group, context: Context) -> Group:
@@ -123,7 +124,7 @@ def first_lr_step(values: Group) -> int:
     """Return the step of the schedule whose rate the first update has: 1, unless a text begins with a
     stage that no update has.
     """
-    return 0 if text_schedule.skips_idle_stage(values.get(TEXT) or "", values.get(BASE)) else 1
+    return 0 if text_schedule.skips_idle_stage(values.get(TEXT) or "") else 1
 
 
 def _blurs_schedule(values: Group) -> bool:
@@ -149,7 +150,7 @@ RULE = convert(
     tuple(PLAN + name for name in NAMES),
     _read_schedule,
     _write_schedule,
-    sees=(BASE, STEPS, SCALE, "optimizer.lr", FIRST),
+    sees=(STEPS, SCALE, "optimizer.lr", FIRST),
     blurs=_blurs_schedule,
     carries={
         STYLE: PLAN + "name",

@@ -441,7 +441,11 @@ def optimizer_rules() -> tuple[Rule, ...]:
             "optimizer.lr",
             lambda values, context: {"optimizer.lr": learning_rate.peak(values)},
             lambda values, context: {learning_rate.RATE + "base": values.get("optimizer.lr")},
-            blurs=lambda values: (values.get(learning_rate.RATE + "base") or 0) < 0,
+            sees=(learning_rate.TEXT,),
+            blurs=lambda values: (
+                values.get(learning_rate.TEXT) is None
+                and (values.get(learning_rate.RATE + "base") or 0) < 0
+            ),
             lossy="Fast-LLM has a default learning rate of 0.0001; stagebridge does not translate negative rates",
         ),
         convert(

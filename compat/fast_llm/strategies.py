@@ -121,7 +121,9 @@ def _text(draw: DrawFn) -> Group:
     up, stay, down = (draw(SMALL) for _ in range(3))
     last = draw(st.sampled_from(LASTS)).format(down, peak, end)
     run = draw(st.sampled_from((up + stay + down, 1000)))
-    return {TEXT: f"linear,{up},0.0,{peak};constant,{stay},{peak};{last}", PEAK: peak, RUN: run}
+    # The rates of a text are absolute, whatever the base is.
+    base = draw(st.sampled_from((peak, 1.0)))
+    return {TEXT: f"linear,{up},0.0,{peak};constant,{stay},{peak};{last}", PEAK: base, RUN: run}
 
 
 _COURSE: SearchStrategy[Group] = st.just({}) | st.fixed_dictionaries(

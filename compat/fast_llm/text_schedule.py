@@ -60,20 +60,38 @@ class Stage(NamedTuple):
         )
 
 
-def read(text: str, peak: float | None) -> Group | None:
-    """Return the plan's fields for a schedule as text; None if a plan cannot hold the schedule.
+def read(text: str) -> Group | None:
+    """Return the plan's fields for a schedule as text, without its peak; None if a plan cannot hold
+    the schedule.
 
-    A plan can hold an optional linear warmup up to `peak`, followed by a constant rate, a decay or
-    WSD. A constant stage of one step before them is skipped: no update has its rate.
+    A plan can hold an optional linear warmup, followed by a constant rate, a decay or WSD. A
+    constant stage of one step before them is skipped: no update has its rate.
     """
-    return _read(_without_idle_stage(text), peak) or _read(text, peak)
+    return _read(_without_idle_stage(text)) or _read(text)
 
 
-def skips_idle_stage(text: str, peak: float | None) -> bool:
+def read_peak(text: str) -> float | None:
+    """Return the highest learning rate of a schedule as text; None if Fast-LLM refuses the text.
+
+    The rates of a text are absolute: the base rate has no part in them
+    (optimizer/learning_rate.py: create_schedule_from_config).
+    """
+    text = _without_idle_stage(text) or text
+    try:
+        stages = [Stage.of(part) for part in text.split(";")]
+    except ValueError:
+        return None
+    # The stage behind a warmup begins at the peak, which a warmup from above exceeds.
+    if _read(text) is not None:
+        return _split(stages)[1][0].begin
+    return max(max(stage.begin, stage.end) for stage in stages)
+
+
+def skips_idle_stage(text: str) -> bool:
     """Return whether a schedule as text begins with a stage whose rate no update has, followed by a
     schedule that a plan can hold. Fast-LLM's first update has the rate of step 1.
     """
-    return _read(_without_idle_stage(text), peak) is not None
+    return _read(_without_idle_stage(text)) is not None
 
 
 def _without_idle_stage(text: str) -> str:
@@ -85,21 +103,29 @@ def _without_idle_stage(text: str) -> str:
     return rest if stage.kind == "constant" and stage.steps == 1 else ""
 
 
-def _read(text: str, peak: float | None) -> Group | None:
+def _split(stages: list[Stage]) -> tuple[list[Stage], list[Stage]]:
+    """Return the warmup, if there is one, and the stages behind it. Behind its last stage, a schedule
+    keeps the last rate (optimizer/learning_rate.py: LearningRateSchedule).
+    """
+    first, *rest = stages
+    if not rest and first.kind == "linear" and first.end > first.begin:
+        rest = [Stage("constant", -1, first.end, first.end)]
+    return ([first], rest) if first.kind == "linear" and rest else ([], stages)
+
+
+def _read(text: str) -> Group | None:
     try:
         stages = [Stage.of(part) for part in text.split(";")]
     except ValueError:
         return None
-    warmup, rest = (
-        (stages[:1], stages[1:]) if stages[0].kind == "linear" and len(stages) > 1 else ([], stages)
-    )
+    warmup, rest = _split(stages)
     # A plan has names for one stage, and for a constant one with a decay behind it.
     kinds, name = [stage.kind for stage in rest], None
     if len(kinds) == 1 and kinds[0] in ("constant", "linear", "cosine"):
         name = kinds[0]
     elif len(kinds) == 2 and kinds[0] == "constant" and kinds[1] != "constant":
         name = "wsd"
-    if name is None or not _is_sound(stages, rest, peak, name):
+    if name is None or not _is_sound([*warmup, *rest], rest, name):
         return None
     fields: dict[str, Any] = {"name": name, "warmup_steps": sum(stage.steps for stage in warmup)}
     fields["warmup_from"] = warmup[0].begin if warmup else 0.0
@@ -112,26 +138,22 @@ def _read(text: str, peak: float | None) -> Group | None:
     return fields
 
 
-def _is_sound(
-    stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str
-) -> bool:
-    """Return whether a plan can hold the stages: they join without jumps, and the first stage after
-    warmup starts at the peak.
-
-    All stages except the last must also have a number of steps and a linear shape.
+def _is_sound(stages: Sequence[Stage], rest: Sequence[Stage], name: str) -> bool:
+    """Return whether a plan can hold the stages: they join without jumps, the rate does not rise
+    after the warmup, and all except the last have a number of steps and a linear shape.
     """
     continuous = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
     last = stages[-1]
-    # Only a last constant stage is open: a decay needs its length.
-    whole = all(stage.steps > 0 for stage in stages[:-1]) and (last.steps > 0) == (
-        name != "constant"
+    # Only a last constant stage may be open: a decay needs its length.
+    whole = all(stage.steps > 0 for stage in stages[:-1]) and (
+        last.steps > 0 or (name == "constant" and last.steps < 0)
     )
     has_shape = (last.kind, last.power) in KINDS if name == "wsd" else last.power == 1
     return (
         continuous
         and whole
         and has_shape
-        and rest[0].begin == peak
+        and last.end <= rest[0].begin
         and min(min(stage.begin, stage.end) for stage in stages) >= 0
     )
 

@@ -10,6 +10,7 @@ from bridge.stack.checks import Check, Checks, Condition, Seen
 from bridge.stack.rules import Effect
 from compat.megatron.arguments.sizes import encoder_size, expert_size
 from compat.megatron.arguments.steps import Namespace
+from compat.megatron.habits import MASKING, RESET, uses_mask
 from compat.megatron.patterns import values_as_list
 from compat.megatron.releases import MAIN, RELEASES
 
@@ -281,6 +282,24 @@ CORE = (
         Effect.STOPS,
         "core/transformer/dot_product_attention.py: DotProductAttention.__init__",
         name="local-attention-splits-no-sequence",
+    ),
+    Check(
+        MASKING,
+        lambda args: bool(args[MASKING]) and args["transformer_impl"] == "local",
+        "found with transformer_impl local, whose attention takes no packed sequences: the first step"
+        " stops; use transformer_engine",
+        Effect.STOPS,
+        "core/transformer/dot_product_attention.py: DotProductAttention.forward",
+        name="local-attention-takes-no-documents",
+    ),
+    _ignore_without(
+        RESET,
+        lambda args: bool(args[RESET]) and not args[MASKING] and not uses_mask(args.values),
+        "has no effect with these layers, which make a causal mask of their own: documents attend to each other;"
+        " use --dataloader-inter-document-masking (since 0.19), or --transformer-impl local with"
+        " --no-masked-softmax-fusion and a mask from the data",
+        "core/models/gpt/gpt_layer_specs.py: attn_mask_type; core/fusions/fused_softmax.py: is_kernel_available",
+        name="layers-make-their-own-mask",
     ),
     Check(
         "moe_token_dispatcher_type",

@@ -3,68 +3,120 @@
 from __future__ import annotations
 
 from bridge.plan.equality import DROPOUTS
-from bridge.stack.rules import HABITS, Context, Effect, Group, Habit, Rule, convert, habits
+from bridge.stack.rules import HABITS, Context, Effect, Group, Habit, convert, habits
+from compat.megatron.rotary_rules import TYPE
 
-PACKS = ("sft", "dataloader_inter_document_masking")
+MASKING = "dataloader_inter_document_masking"
+PACKS = ("sft", MASKING)
 """Flags of data sets that keep documents apart by themselves; only the first masks the loss."""
+RESET = "reset_attention_mask"
+ATTENTION, ORDINALS, BOUNDARIES = (
+    HABITS + name for name in ("attention", "positions", "boundaries")
+)
 DATASET = (
     "core/datasets/gpt_dataset.py: _get_ltor_masks_and_position_ids, inter_document_masking; "
     "training/datasets/sft_dataset.py"
 )
+LAYERS = (
+    *("transformer_impl", "create_attention_mask_in_dataloader", "masked_softmax_fusion"),
+    *("bf16", "fp16", "seq_length", "micro_batch_size", "num_attention_heads"),
+    *("tensor_model_parallel_size", "softmax_type", "window_size", "use_legacy_models"),
+)
+"""Flags that decide whether attention uses the data set's mask."""
 
 
-def _apart(
-    flags: tuple[str, ...],
-    name: str,
-    apart: str,
-    together: str,
-    note: str,
-    packs: tuple[str, ...] = PACKS,
-) -> Rule:
-    """Return the rule for flags of which each keeps the documents of a sequence apart in one
-    respect. The first is written.
+def _fuses_softmax(values: Group) -> bool:
+    """Return whether local attention may take the fused kernel of a causal softmax, which makes its
+    own mask (core/fusions/fused_softmax.py: is_kernel_available, forward_fused_softmax).
+
+    An unknown size counts as one that the kernel takes.
     """
-    ours = HABITS + name
+    plain = values.get("softmax_type") in (None, "vanilla")
+    half = values.get("bf16") or values.get("fp16")
+    if not (values.get("masked_softmax_fusion") and half and plain):
+        return False
+    # The kernel of legacy models takes longer sequences (legacy/model/fused_softmax.py).
+    longest = 16384 if values.get("use_legacy_models") else 4096
+    length, heads = values.get("seq_length"), values.get("num_attention_heads")
+    if length is not None and not (16 < length <= longest and length % 4 == 0):
+        return False
+    batch, tensor = values.get("micro_batch_size"), values.get("tensor_model_parallel_size") or 1
+    return heads is None or batch is None or batch * heads // tensor % 4 == 0
 
-    def read(values: Group, context: Context) -> Group:
-        on = any(values.get(path) for path in (*flags, *packs))
-        return {ours: apart if on else together}
 
-    return convert(
-        flags,
-        ours,
-        read,
-        lambda values, context: {flags[0]: True} if values.get(ours) == apart else {},
-        sees=tuple(path for path in packs if path not in flags),
-        note=note,
-        source=DATASET,
+def uses_mask(values: Group) -> bool:
+    """Return whether attention uses the mask that the data set makes.
+
+    The layers of Transformer Engine have a causal mask of their own (gpt_layer_specs.py:
+    attn_mask_type; extensions/transformer_engine.py: TEDotProductAttention), and a window replaces
+    the mask of local layers (fused_softmax.py: forward_torch_softmax).
+    """
+    return (
+        values.get("transformer_impl") == "local"
+        and values.get("create_attention_mask_in_dataloader") is not False
+        and values.get("window_size") is None
+        and not _fuses_softmax(values)
     )
 
 
+def _read_attention(values: Group, context: Context) -> Group:
+    apart = any(map(values.get, PACKS)) or (values.get(RESET) and uses_mask(values))
+    return {ATTENTION: "document" if apart else "sequence"}
+
+
+def _write_attention(values: Group, context: Context) -> Group:
+    if values.get(ATTENTION) != "document":
+        return {}
+    return {MASKING if context.since("0.19.0") else RESET: True}
+
+
+def _read_positions(values: Group, context: Context) -> Group:
+    # Rotary positions count from the start of the sequence whatever the data set says, except in
+    # packed sequences.
+    reset = values.get("reset_position_ids") and values.get(TYPE) not in UNCOUNTED
+    return {ORDINALS: "document" if reset or any(map(values.get, PACKS)) else "sequence"}
+
+
+UNCOUNTED = ("rope", "yarn", "relative", "none")
+"""Kinds of positions that do not use the data set's (gpt_model.py: embedding, rotary_pos_emb)."""
 DOCUMENTS = (
-    _apart(
-        # The data set's own masking moves the positions too, which then make no difference.
-        ("reset_attention_mask", PACKS[1]),
-        "attention",
-        "document",
-        "sequence",
-        "Megatron's tokens attend to earlier documents of their sequence unless the mask is reset",
+    convert(
+        (RESET, MASKING),
+        ATTENTION,
+        _read_attention,
+        _write_attention,
+        sees=("sft", *LAYERS),
+        lossy="Megatron before 0.19 keeps documents apart in attention only with --reset-attention-mask, "
+        "--transformer-impl local and --no-masked-softmax-fusion",
+        note="Megatron's tokens attend to earlier documents of their sequence, unless the data set gives "
+        "the boundaries of documents, or its mask is reset and the layers use it",
+        source=f"{DATASET}; core/extensions/transformer_engine.py; core/fusions/fused_softmax.py",
     ),
-    _apart(
-        ("reset_position_ids",),
-        "positions",
-        "document",
-        "sequence",
-        "Megatron counts positions over all documents of a sequence unless they are reset",
+    convert(
+        "reset_position_ids",
+        ORDINALS,
+        _read_positions,
+        lambda values, context: (
+            {"reset_position_ids": True} if values.get(ORDINALS) == "document" else {}
+        ),
+        sees=(*PACKS, TYPE),
+        note="Megatron counts learned positions over all documents of a sequence unless they are reset, "
+        "and rotary positions always",
+        source=f"{DATASET}; core/models/gpt/gpt_model.py: embedding",
     ),
-    _apart(
-        ("eod_mask_loss",),
-        "boundaries",
-        "masked",
-        "trained",
-        "Megatron trains the first token of a document on the document before it, unless the loss "
+    convert(
+        "eod_mask_loss",
+        BOUNDARIES,
+        lambda values, context: {
+            BOUNDARIES: "masked" if values.get("eod_mask_loss") or values.get("sft") else "trained"
+        },
+        lambda values, context: (
+            {"eod_mask_loss": True} if values.get(BOUNDARIES) == "masked" else {}
+        ),
+        sees=("sft",),
+        note="Megatron trains the first token of a document on the document before it, unless the loss "
         "is masked at ends of documents",
-        ("sft",),
+        source=DATASET,
     ),
 )
 

@@ -140,7 +140,11 @@ def test_a_split_counts_the_layers_of_the_models_class(version: str) -> None:
 
 
 PACKED = "packed_sequence.packed_sequence_size"
-APART = "--reset-attention-mask --reset-position-ids --eod-mask-loss"
+# Only layers that use the mask of the data set separate documents by it.
+APART = (
+    "--reset-attention-mask --reset-position-ids --eod-mask-loss --transformer-impl local "
+    "--no-masked-softmax-fusion"
+)
 DATA = "--dataloader-inter-document-masking --eod-mask-loss"
 
 
