@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import bridge.engine  # its names need torch, which a config is read without
 from bridge import __version__
 from bridge.checkpoint.groups import FILE, check_groups
-from bridge.engine import initialize
 from bridge.engine.fields import check
 from bridge.engine.interface import Backend, Step, Workload
 from bridge.errors import ConfigError
@@ -66,7 +66,7 @@ class NativeBackend(Backend):
         if rows:
             check_groups(rows, trainable_names(model), FILE)
         groups = groups_of_file(rows, plan.optimizer)
-        engine = initialize(
+        engine = bridge.engine.initialize(
             model,
             plan,
             lambda output, targets: loss(logits_in(output), targets),

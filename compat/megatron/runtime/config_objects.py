@@ -9,9 +9,6 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
-import torch
-from torch.nn import functional
-
 from bridge.errors import ConfigError
 from compat.megatron.arguments.steps import member_name
 from compat.megatron.objects.fields import DDP, LATENT, OPTIMIZER, PARALLEL, TRANSFORMER
@@ -52,6 +49,8 @@ def _live(field: Any, value: Any) -> Any:
     """Return the object that a class expects for a name: a dtype, an enumeration's member or an
     activation.
     """
+    import torch
+
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     if isinstance(value, str) and isinstance(field.default, Enum):
@@ -63,6 +62,8 @@ def _function(name: str) -> Any:
     """Return the activation function `name`. It is Megatron's own function, whose module differs by
     release, or torch's function.
     """
+    from torch.nn import functional
+
     for place in ("megatron.core.fusions.fused_bias_geglu", "megatron.core.activations"):
         with suppress(ModuleNotFoundError):
             if hasattr(import_module(place), name):
