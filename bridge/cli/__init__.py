@@ -80,9 +80,8 @@ def run(arguments: list[str]) -> int:
 
     if COMPLETE in os.environ:
         from bridge.cli import shell_completion
-        from bridge.cli.app import app
 
-        shell_completion.complete(app)
+        shell_completion.complete(_command())
 
     # `help` runs a command within a command: the secrets of one file mark nothing in the output of the next.
     HIDDEN.forget()

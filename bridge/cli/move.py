@@ -933,7 +933,7 @@ def warm(text: str) -> None:
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
-    from bridge.engine.environment import join
+    from bridge.engine.joining import join
     from bridge.verify.proof import Party, prove, small
 
     here, job = detect(), Job(**spec["job"])

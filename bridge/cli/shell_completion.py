@@ -21,11 +21,8 @@ EFFECTS = ("stops", "numbers", "rounding", "memory", "same-numbers")
 ANY = "*"
 
 
-def complete(app: Any) -> None:
-    """Print what the shell asks for, and end the process."""
-    from typer.main import get_command
-
-    command = get_command(app)
+def complete(command: Any) -> None:
+    """Print what the shell asks for of click's `command`, and end the process."""
     _attach_completion(command, ())
     command.main(args=[], prog_name="stagebridge", standalone_mode=False)
 

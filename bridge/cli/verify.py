@@ -358,7 +358,7 @@ def _judge_own(job: Job, options: VerifyOptions, own: Own, note: Any) -> Fields:
 
 
 def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
-    from bridge.engine.environment import join
+    from bridge.engine.joining import join
     from bridge.verify.judge import verify
 
     here = detect()

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.engine import comm, device
 from bridge.errors import ConfigError
 
 
@@ -175,8 +174,3 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
             f"{name}: found {text!r}, expected a whole number; start with torchrun or deepspeed"
         )
     return int(text)
-
-
-def join(here: Environment) -> None:
-    """Join the process group that a launcher describes, over the library for this rank's device."""
-    comm.connect(here.rank, here.world, here.address, device.backend(device.local(here.local_rank)))

@@ -23,7 +23,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from bridge.engine import comm, device, initialize
-from bridge.engine.environment import Environment, join, local_rank
+from bridge.engine.environment import Environment, local_rank
+from bridge.engine.joining import join
 from bridge.engine.randomness import seed_generators
 from bridge.errors import ConfigError
 from bridge.plan.plan import Plan

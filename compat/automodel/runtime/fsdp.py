@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from bridge.checkpoint.groups import FILE, build_groups
 from bridge.engine.comm import everyones, rank_and_world
 from bridge.engine.environment import detect
-from bridge.engine.environment import join as join_group
 from bridge.engine.formats import TORCH
 from bridge.engine.interface import Step, Workload
+from bridge.engine.joining import join as join_group
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loops import memory_bytes, norm_of, wholes

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from bridge.engine.comm import everyones
-from bridge.engine.environment import detect, join
+from bridge.engine.environment import detect
 from bridge.engine.interface import Step, Workload
+from bridge.engine.joining import join
 from bridge.engine.layers import logits_in
 from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import mean_cross_entropy
