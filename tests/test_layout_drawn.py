@@ -10,7 +10,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch_text
-from bridge.cli.rank_bars import BARS, KINDS, Bar, draw, figure, merge_bars, ranks_text
+from bridge.cli.rank_bars import BARS, Bar, draw, figure, merge_ranks, ranks_text
 
 pytestmark = pytest.mark.once
 PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".png": b"\x89PNG"}
@@ -22,6 +22,30 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     Path("launch.args").write_text(launch_text())
     return ["layout", "launch.args", "--ranks", "8", "--vocab", "32000"]
+
+
+def test_an_estimate_is_drawn_for_each_stage_and_moment(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The longest bar is what the stage needs, and each stage has bars of its own."""
+    matplotlib = pytest.importorskip("matplotlib")
+    command = ["estimate", *words[1:], "--memory", "80"]
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert run([*command, "--plot", "step.svg"]) == 0
+    assert "wrote step.svg" in capsys.readouterr().out
+    text = Path("step.svg").read_text()
+    assert run([*command, "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["ranks"]
+    unit = 2**30 if any(one["needed"] >= 2**30 for one in stages) else 2**20
+    for place, one in enumerate(stages, 1):
+        assert f"stage {place}, between steps" in text
+        assert f"stage {place}, {one['moment']}" in text
+        assert f"> {figure(one['needed'] / unit)}<" in text
+    assert {"activations", "margins", "memory of a device: 80 GiB"} <= set(
+        re.findall(">([^<>]+)</text>", text)
+    )
+    Path("step.svg").write_text("mine")
+    assert run([*command, "--plot", "step.svg"]) == 1 and Path("step.svg").read_text() == "mine"
 
 
 @pytest.mark.parametrize("ending", PICTURES)
@@ -67,17 +91,14 @@ def test_ranks_that_keep_the_same_are_one_bar_and_the_largest_is_always_drawn(
     tmp_path: Path,
 ) -> None:
     matplotlib = pytest.importorskip("matplotlib")
-    sizes = [Bar((rank,), dict.fromkeys(KINDS, rank + 1)) for rank in range(BARS + 20)]
-    same = Bar((99,), sizes[0].bytes)
+    sizes = [((rank,), {"weights": rank + 1}) for rank in range(BARS + 20)]
+    bars = merge_ranks([*sizes, ((99,), {"weights": 1})])
+    assert bars[0].label == "ranks 0, 99" and len(bars) == BARS + 20
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        draw([*sizes, same], "many", None, tmp_path / "many.svg")
+        draw(bars, "many", "kept", None, tmp_path / "many.svg")
     text = (tmp_path / "many.svg").read_text()
-    assert f"the {BARS} largest of {BARS + 20} groups of equal ranks" in text
+    assert f"the {BARS} largest of {BARS + 20} bars" in text
     assert f">rank {BARS + 19}<" in text and ">rank 1<" not in text
-    assert (
-        merge_bars([*sizes, same])[0].ranks == (0, 99)
-        and len(merge_bars([*sizes, same])) == BARS + 20
-    )
 
 
 def test_a_memory_far_beyond_the_bars_is_told_in_words(words: list[str]) -> None:
@@ -130,8 +151,9 @@ def test_sizes_are_in_a_unit_of_their_own_with_three_digits(
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         draw(
-            [Bar((0,), {**dict.fromkeys(KINDS, 0), "weights": size})],
+            [Bar("rank 0", {"weights": size})],
             "one",
+            "kept between steps",
             None,
             tmp_path / "one.svg",
         )

@@ -9,7 +9,7 @@ import typer
 
 from bridge import __version__
 from bridge.cli import run
-from bridge.cli.job import Job
+from bridge.cli.job import Job, Picture, Sizes
 from bridge.cli.options import (
     CHOOSING,
     GATING,
@@ -17,7 +17,6 @@ from bridge.cli.options import (
     Force,
     Json,
     JsonSteps,
-    ModelSize,
     Output,
     Outputs,
     Ranks,
@@ -624,48 +623,11 @@ def diff(
     return diff(job, other, view, gate)
 
 
-ModelName = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="file, a known shape (tiny, gpt2, llama-7b, ...), or a model's folder.",
-    ),
-]
-Tied = Annotated[
-    Optional[bool],  # noqa: UP045
-    typer.Option(
-        "--tied/--untied",
-        help="Whether embedding and output layer share their weights.",
-        show_default=False,
-    ),
-]
-MicroBatch = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(
-        "--micro-batch",
-        metavar="N",
-        min=1,
-        max=COUNT,
-        help="Sequences in a microbatch, if FILE does not set it.",
-    ),
-]
-
-
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
-@reads_file(counts=True, world_size=Ranks)
+@reads_file(counts=True, sized=True, world_size=Ranks)
 def layout(
     job: Job,
-    model: ModelName = "file",
-    layers: ModelSize = None,
-    hidden: ModelSize = None,
-    heads: ModelSize = None,
-    kv_heads: ModelSize = None,
-    ffn: ModelSize = None,
-    vocab: ModelSize = None,
-    sequence: ModelSize = None,
-    tied: Tied = None,
-    micro_batch: MicroBatch = None,
+    sizes: Sizes,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -693,37 +655,17 @@ def layout(
     ] = None,
 ) -> int:
     """Show the layout of one file."""
-    from bridge.cli.layout import Picture, layout, sizes_of
+    from bridge.cli.layout import layout
 
-    # By the names of the plan's model section, which `Sizes` takes.
-    sizes = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn": ffn,
-        "vocab": vocab,
-        "sequence": sequence,
-        "tied": tied,
-    }
-    return layout(job, sizes_of(model, sizes, micro_batch), Picture(plot, memory))
+    return layout(job, sizes, Picture(plot, memory))
 
 
 @app.command(help=ESTIMATE, short_help="Say how much memory a run needs, and whether it fits.")
-@reads_file(counts=True, world_size=Ranks, many=True, file=Run)
+@reads_file(counts=True, sized=True, world_size=Ranks, many=True, file=Run)
 def estimate(
     job: Job,
     names: tuple[str, ...],
-    model: ModelName = "file",
-    layers: ModelSize = None,
-    hidden: ModelSize = None,
-    heads: ModelSize = None,
-    kv_heads: ModelSize = None,
-    ffn: ModelSize = None,
-    vocab: ModelSize = None,
-    sequence: ModelSize = None,
-    tied: Tied = None,
-    micro_batch: MicroBatch = None,
+    sizes: Sizes,
     memory: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
@@ -731,7 +673,19 @@ def estimate(
             metavar="GIB",
             min=0.001,
             max=1e6,
-            help="Memory of a device; a run that needs more is an error.",
+            help="Memory of a device, drawn as a line in the plot; a run that needs more is an error.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--plot",
+            metavar="OUT",
+            callback=own_file,
+            help=(
+                "Draw the memory of each stage over a step; the suffix of OUT sets the format: svg,"
+                " pdf, html or png."
+            ),
         ),
     ] = None,
     explain: Annotated[
@@ -740,19 +694,8 @@ def estimate(
 ) -> int:
     """Estimate the memory of one run."""
     from bridge.cli.estimate import estimate
-    from bridge.cli.layout import sizes_of
 
-    sizes = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn": ffn,
-        "vocab": vocab,
-        "sequence": sequence,
-        "tied": tied,
-    }
-    return estimate(job, sizes_of(model, sizes, micro_batch), memory, explain, names)
+    return estimate(job, sizes, Picture(plot, memory), explain, names)
 
 
 @app.command(

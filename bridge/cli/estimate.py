@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,19 +20,20 @@ from bridge.cli.adapter_source import (
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, text_of
 from bridge.cli.folder import model_in
-from bridge.cli.job import Job
+from bridge.cli.job import Job, Picture, Sizes
 from bridge.cli.layout import (
     FILE,
     MODELS,
-    Sizes,
+    check_picture,
     config_of_job,
     ranks_of_plan,
     shape_of_model,
     size_text,
     with_micro,
 )
+from bridge.cli.rank_bars import BARS, Bar, draw
 from bridge.cli.resolve import sort_sources
-from bridge.cli.terminal import console, print_json
+from bridge.cli.terminal import console, print_json, say
 from bridge.cli.trainer_memory import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -43,6 +45,7 @@ from bridge.cli.trainer_memory import (
 )
 from bridge.errors import ConfigError
 from bridge.layout.architecture import PRESETS
+from bridge.layout.memory.estimate import MOMENTS as MOMENTS_OF_STEP
 from bridge.layout.memory.estimate import Estimate, Estimator, RankEstimate
 from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.terms import sum_by_kind
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
+TITLE = 110
+"""Number of letters in a line of a picture's title."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Answer:
 
 
 def estimate(
-    job: Job, sizes: Sizes, memory: float | None, explain: bool, names: Sequence[str] = ()
+    job: Job, sizes: Sizes, picture: Picture, explain: bool, names: Sequence[str] = ()
 ) -> int:
     """Estimate the memory of one run. Returns the exit code."""
     others, adapters = split_adapters(names or (job.file,))
@@ -95,7 +100,8 @@ def estimate(
     def work() -> int:
         asked = Asked(replace(job, text=text_of(job)), sizes, adapters)
         config = config_of_job(asked.job)
-        limit = None if memory is None else int(memory * GIB)
+        limit = picture.bytes
+        check_picture(picture, asked.job)
         found = asked.measure(config)
         changes: Sequence[Change] = ()
         if limit is not None and found.largest.needed > limit:
@@ -106,6 +112,12 @@ def estimate(
             print_json(as_json(answer, findings, job.threshold))
         else:
             _print_answer(answer, explain, console(sys.stdout))
+        if picture.path:
+            title = textwrap.fill(_verdict(answer), TITLE)
+            scale = f"needed, with x {RESERVED} for fragments, and the CUDA context and NCCL"
+            draw(_bars(answer.estimate), title, scale, limit, picture.path)
+            if not job.json:
+                say(f"wrote {picture.path}")
         return report.exit_of(findings, job.threshold)
 
     return answer_job(job, work)
@@ -305,6 +317,28 @@ def _ranks_table(found: Estimate) -> Grid:
         cells = [size_text(sizes.get(kind, 0)) for kind in kinds]
         table.add_row(name, *cells, size_text(rank.peak), size_text(rank.needed))
     return table
+
+
+def _bars(found: Estimate) -> list[Bar]:
+    """Return a bar for each stage and moment of a step, or for each stage at its peak if there are
+    too many.
+    """
+    bars, peaks = [], []
+    for first, last in _alike(found.ranks):
+        rank = found.ranks[first]
+        stage = str(first + 1) if first == last else f"{first + 1} to {last + 1}"
+        place = f"stage {stage}, " if len(found.ranks) > 1 else ""
+        moments = [one for one in MOMENTS_OF_STEP.values() if one in rank.moments]
+        terms_of = {"between steps": rank.between}
+        terms_of |= {name: (*rank.states, *rank.moments[name]) for name in moments}
+        for name, terms in terms_of.items():
+            sizes: dict[str, int] = {**sum_by_kind(one for one in terms if one.kind != "host")}
+            whole = sum(sizes.values())
+            sizes["margins"] = round(whole * RESERVED) + CONTEXT - whole
+            bars.append(Bar(f"{place}{name}", sizes))
+            if name == rank.moment:
+                peaks.append(bars[-1])
+    return bars if len(bars) <= BARS else peaks
 
 
 def _alike(ranks: Sequence[RankEstimate]) -> Iterator[tuple[int, int]]:

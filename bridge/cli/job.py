@@ -112,3 +112,31 @@ FIELDS = {"from": "dialect", "from-version": "version", "allow-path": "allow"}
 """Fields of a `Job`, by the name of the option that sets them, where the two names differ."""
 OPTIONS = {"trainer": "auto-from"}
 """Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The options for sizes. `model` is the preset, file or folder that states the model's sizes.
+
+    `given` are the sizes from the command line by field name, and `micro` is the microbatch size.
+    """
+
+    model: str
+    given: Mapping[str, int | bool | None]
+    micro: int | None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The file for a picture of the bytes of each rank, and the memory of a device in GiB.
+
+    Each is None if it was not given.
+    """
+
+    path: Path | None = None
+    memory: float | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """The memory of a device in bytes; None if it was not given."""
+        return None if self.memory is None else int(self.memory * 2**30)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.folder import check_choice, model_in
-from bridge.cli.job import Job
+from bridge.cli.job import Job, Picture, Sizes
 from bridge.cli.pictures import refuse_other_file
-from bridge.cli.rank_bars import Bar, draw, figure, ranks_text
+from bridge.cli.rank_bars import draw, figure, merge_ranks, ranks_text
 from bridge.cli.terminal import console, print_json, say
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
@@ -54,43 +54,19 @@ GROUPS = 4
 """Largest number of groups of ranks that are shown for one axis of the mesh."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The options for sizes. `model` is the preset, file or folder that states the model's sizes.
-
-    `given` are the sizes from the command line by field name, and `micro` is the microbatch size.
-    """
-
-    model: str
-    given: Mapping[str, int | bool | None]
-    micro: int | None
-
-
-def sizes_of(model: str, given: Mapping[str, int | bool | None], micro: int | None) -> Sizes:
+def sizes_of(model: str, micro: int | None, **given: int | bool | None) -> Sizes:
     """The options for sizes. Raises `BridgeError` if no preset, file or folder is named `model`."""
     return Sizes(check_choice("--model", model, MODELS), given, micro)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """The file for a picture of the bytes of each rank, and the memory of a device in GiB.
-
-    Each is None if it was not given.
-    """
-
-    path: Path | None = None
-    memory: float | None = None
-
-    @property
-    def bytes(self) -> int | None:
-        """The memory of a device in bytes; None if it was not given."""
-        return None if self.memory is None else int(self.memory * 2**30)
+def check_picture(picture: Picture, job: Job) -> None:
+    """Raise `BridgeError` if a picture would replace a file that is no such picture."""
+    if picture.path:
+        not_over_input(job, [picture.path])
+        refuse_other_file(picture.path)
 
 
-NONE = Picture()
-
-
-def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
+def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
     """Show the layout of one file, and draw it. Returns the exit code."""
 
     @stay_within_limits()
@@ -102,9 +78,7 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
             *_find_omissions(plan, outline, job.world_size),
             *_too_large(outline, picture.bytes),
         )
-        if picture.path:
-            not_over_input(job, [picture.path])
-            refuse_other_file(picture.path)
+        check_picture(picture, job)
         if job.json:
             print_json(
                 {
@@ -249,13 +223,19 @@ def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
 
 
 def _draw_layout(outline: Outline, path: Path, memory: int | None) -> None:
-    bars = [Bar(tuple(ranks), content["bytes"]) for ranks, content in _group_alike(outline)]
+    bars = merge_ranks(
+        [
+            (ranks, {kind: content["bytes"][kind] for kind in KINDS})
+            for ranks, content in _group_alike(outline)
+        ]
+    )
     sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
     count = outline.shape.size()
     size = f"{figure(count / 1e9)} billion" if count >= 1e9 else f"{figure(count / 1e6)} million"
     model = f"{size} parameters on {outline.mesh.world} ranks"
     title = f"Kept by each rank: {model}{f' ({sizes})' if sizes else ''}, ZeRO {outline.place(0).layout.level}"
-    draw(bars, title, memory, path)
+    scale = "kept between steps, without activations and buffers of the allocator"
+    draw(bars, title, scale, memory, path)
 
 
 # For programs

@@ -313,6 +313,42 @@ Ranks = Annotated[
         help="Number of ranks of the run; by default as many as the sizes need.",
     ),
 ]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="file, a known shape (tiny, gpt2, llama-7b, ...), or a model's folder.",
+    ),
+]
+Tied = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--tied/--untied",
+        help="Whether embedding and output layer share their weights.",
+        show_default=False,
+    ),
+]
+MicroBatch = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--micro-batch",
+        metavar="N",
+        min=1,
+        max=COUNT,
+        help="Sequences in a microbatch, if FILE does not set it.",
+    ),
+]
+SIZING: Mapping[str, tuple[str, Any, Any]] = {
+    "model": ("model", ModelName, "file"),
+    **{
+        name: (name, ModelSize, None)
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence")
+    },
+    "tied": ("tied", Tied, None),
+    "micro_batch": ("micro", MicroBatch, None),
+}
+"""The options of commands that need a model's sizes, by the names of the plan's model section."""
 READING: Mapping[str, tuple[str, Any, Any]] = {
     "from_": ("dialect", From, None),
     "from_version": ("version", FromVersion, None),
@@ -352,7 +388,7 @@ GATING: Mapping[str, tuple[str, Any, Any]] = {
 """The options of `CHOOSING`, and the one that writes the findings as known."""
 MODEL: Mapping[str, tuple[str, Any, Any]] = {"model": ("model", ModelFolder, None)}
 """The option that names the run's model, for commands that read no other sizes of it."""
-OWN = ("job", "view", "gate", "names")
+OWN = ("job", "view", "gate", "names", "sizes")
 """Arguments of a command function that are built from several options."""
 
 Command = Callable[..., int]
@@ -366,17 +402,18 @@ def reads_file(
     many: bool = False,
     launched: bool = False,
     model: bool = False,
+    sized: bool = False,
     **otherwise: Any,
 ) -> Callable[[Command], Command]:
     """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
     With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the parts of the report to
     show. With options for `gating`, it gets `gate`; with `many`, the `names` of all files. A `launched` command gets the
-    number of ranks from its launcher, not from the project. With `model`, the command has --model FOLDER. `otherwise`
-    replaces options.
+    number of ranks from its launcher, not from the project. With `model`, the command has --model FOLDER; if it is
+    `sized`, the function gets `sizes`, those of a model. `otherwise` replaces options.
     """
     options = {**READING, **(MODEL if model else {}), **(COUNTING if counts else {})}
-    viewing = VIEWING if reports else {}
+    viewing, sizing = VIEWING if reports else {}, SIZING if sized else {}
 
     def wrap_command(command: Command) -> Command:
         @wraps(command)
@@ -401,6 +438,12 @@ def reads_file(
                     for words in view_values["only"] or ()
                 )
                 arguments["view"] = View(**{**view_values, "only": only})
+            if sizing:
+                from bridge.cli.layout import sizes_of
+
+                arguments["sizes"] = sizes_of(
+                    **{field: arguments.pop(name) for name, (field, _, _) in sizing.items()}
+                )
             from bridge.cli.project_settings import apply_project_settings
 
             # An empty text was typed, too; an empty list or a switch that is off was not.
@@ -416,7 +459,7 @@ def reads_file(
             for one in inspect.signature(command, eval_str=True).parameters.values()
             if one.name not in OWN
         ]
-        every = {**viewing, **gating, **options}
+        every = {**sizing, **viewing, **gating, **options}
         common = [
             _parameter(name, otherwise.get(name, kind), default)
             for name, (_, kind, default) in every.items()

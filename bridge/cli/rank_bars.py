@@ -1,5 +1,5 @@
-"""A picture of the bytes that ranks keep: one bar for each group of equal ranks, divided by kind of
-memory, and a line for the device's memory.
+"""Pictures of the memory of ranks: one bar for each group of equal ranks or moment of a step, divided
+by kind of memory, and a line for the device's memory.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from bridge.cli.pictures import blank, format_of, save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS: Mapping[str, str] = {
+COLOURS: Mapping[str, str] = {
     "weights": "#4c72b0",
     "gradients": "#55a868",
     "master": "#c7a252",
     "moments": "#b07aa1",
+    "activations": "#dd8452",
+    "logits": "#c44e52",
+    "buffers": "#64b5cd",
+    "workspace": "#937860",
+    "margins": "#d0d0d0",
 }
-"""The kinds of memory that a rank keeps between steps, each with its colour, in the order of the
-bars.
-"""
+"""Kinds of memory, each with its colour, in the order of the parts of a bar."""
 BARS = 48
 """Largest number of bars of a picture. If there are more, the title says how many."""
 BAR, GAP = 0.3, 1.8
@@ -31,26 +34,23 @@ BAR, GAP = 0.3, 1.8
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 FAR = 12
 """A device's memory is drawn as a line only up to this multiple of the longest bar; beyond that it is only given as text."""
+COLUMNS = 5
+"""Largest number of entries in one row of the legend."""
 WORDS = 5
 """Largest number of rank ranges that the label of a bar names."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Ranks that keep equal amounts of memory, with the number of bytes of each kind."""
+    """A bar with its label, and its number of bytes of each kind of memory."""
 
-    ranks: tuple[int, ...]
+    label: str
     bytes: Mapping[str, int]
 
     @property
     def total(self) -> int:
         """Bytes in all."""
-        return sum(self.bytes[kind] for kind in KINDS)
-
-    @property
-    def label(self) -> str:
-        """The ranks, in runs."""
-        return ranks_text(self.ranks)
+        return sum(self.bytes.values())
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -64,22 +64,22 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(runs[:WORDS])}{more}"
 
 
-def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> None:
+def draw(bars: Sequence[Bar], title: str, scale: str, memory: int | None, path: Path) -> None:
     """Write the picture in the format that the suffix of `path` stands for.
 
-    `memory` is the memory of a device in bytes. Raises `BridgeError` if the picture cannot be
-    drawn.
+    `scale` says what is counted, and `memory` is the memory of a device in bytes. Raises
+    `BridgeError` if the picture cannot be drawn.
     """
     format_of(path)
-    bars = merge_bars(bars)
     largest = _largest(bars)
     figure = blank(BAR * len(largest) + GAP)
-    note = f"\nthe {BARS} largest of {len(bars)} groups of equal ranks" if len(bars) > BARS else ""
+    note = f"\nthe {BARS} largest of {len(bars)} bars" if len(bars) > BARS else ""
     figure.suptitle(title + note, fontsize=10)
     axes = figure.subplots()
     most = max((bar.total for bar in bars), default=0)
     unit = next((unit for unit, size in UNITS.items() if most >= size), "KiB")
-    _bars(axes, largest, UNITS[unit])
+    kinds = [kind for kind in COLOURS if any(bar.bytes.get(kind) for bar in largest)]
+    _bars(axes, largest, kinds, UNITS[unit])
     # A line that is many times as far as the longest bar would leave too little of the bars to be seen.
     near = not memory or memory <= FAR * most
     # An eighth more, for the figure behind the longest bar.
@@ -93,26 +93,20 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
             linewidth=1.2,
             label=f"memory of a device: {memory / UNITS['GiB']:,.10g} GiB{beyond}",
         )
-    axes.set_xlabel(
-        f"{unit} kept between steps, without activations and buffers of the allocator", fontsize=8
-    )
+    axes.set_xlabel(f"{unit} {scale}", fontsize=8)
     axes.tick_params(axis="both", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        loc="outside lower center", ncols=len(KINDS) + bool(memory), fontsize=8, frameon=False
-    )
+    columns = min(len(kinds) + bool(memory), COLUMNS)
+    figure.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     save(figure, path, title)
 
 
-def merge_bars(bars: Sequence[Bar]) -> list[Bar]:
+def merge_ranks(groups: Sequence[tuple[Sequence[int], Mapping[str, int]]]) -> list[Bar]:
     """Return one bar for all ranks that keep the same bytes, even if the ranks keep different layers."""
-    ranks: dict[tuple[int, ...], list[int]] = {}
-    for bar in bars:
-        ranks.setdefault(tuple(bar.bytes[kind] for kind in KINDS), []).extend(bar.ranks)
-    return [
-        Bar(tuple(sorted(owners)), dict(zip(KINDS, sizes, strict=True)))
-        for sizes, owners in ranks.items()
-    ]
+    ranks: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for owners, sizes in groups:
+        ranks.setdefault(tuple(sizes.items()), []).extend(owners)
+    return [Bar(ranks_text(owners), dict(sizes)) for sizes, owners in ranks.items()]
 
 
 def _largest(bars: Sequence[Bar]) -> list[Bar]:
@@ -126,16 +120,16 @@ def figure(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
 
 
-def _bars(axes: Axes, bars: Sequence[Bar], unit: int) -> None:
+def _bars(axes: Axes, bars: Sequence[Bar], kinds: Sequence[str], unit: int) -> None:
     starts = [0.0] * len(bars)
-    for kind, colour in KINDS.items():
-        sizes = [bar.bytes[kind] / unit for bar in bars]
+    for kind in kinds:
+        sizes = [bar.bytes.get(kind, 0) / unit for bar in bars]
         axes.barh(
             range(len(bars)),
             sizes,
             0.8,
             starts,
-            color=colour,
+            color=COLOURS[kind],
             label=kind,
             edgecolor="white",
             linewidth=0.5,

@@ -76,10 +76,14 @@ class RankEstimate:
         return round(self.peak * RESERVED) + CONTEXT
 
     @property
+    def between(self) -> tuple[Term, ...]:
+        """The terms that are left between two steps."""
+        return tuple(term for term in self.states if term.kind in (*STATES, "workspace"))
+
+    @property
     def steady(self) -> int:
         """Bytes that are left between two steps."""
-        kept = (*STATES, "workspace")
-        return device_bytes(term for term in self.states if term.kind in kept)
+        return device_bytes(self.between)
 
 
 @dataclass(frozen=True)
