@@ -279,10 +279,8 @@ def as_json(
         },
         "mesh": {
             "ranks": mesh.world,
-            "axes": [
-                {"axis": axis, "size": size, "groups": [*map(list, mesh.groups(axis))]}
-                for axis, size in mesh.sizes.items()
-            ],
+            "axes": _axes_json(mesh),
+            "experts": _axes_json(outline.experts) if outline.experts else [],
         },
         "stages": [
             {
@@ -299,6 +297,13 @@ def as_json(
         "findings": list(map(report.finding_json, findings)),
         "exit_code": report.exit_of(findings, threshold),
     }
+
+
+def _axes_json(mesh: Mesh) -> list[json_types.Axis]:
+    return [
+        {"axis": axis, "size": size, "groups": [*map(list, mesh.groups(axis))]}
+        for axis, size in mesh.sizes.items()
+    ]
 
 
 def _group_alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
@@ -389,7 +394,9 @@ def _print_layout(outline: Outline, findings: Sequence[Finding], out: Console) -
         f" ZeRO {outline.place(0).layout.level}"
     )
     if outline.mesh.world > 1:
-        out.print(_mesh_table(outline.mesh))
+        out.print(_mesh_table(outline.mesh, "Groups"))
+        if outline.experts:
+            out.print(_mesh_table(outline.experts, "Groups of experts"))
     for pipeline in range(outline.mesh.sizes["pipeline"]):
         _show_ranks(outline, pipeline, out)
     for finding in findings:
@@ -397,8 +404,8 @@ def _print_layout(outline: Outline, findings: Sequence[Finding], out: Console) -
     out.print("Activations, and buffers of the allocator and of collectives, are not included.")
 
 
-def _mesh_table(mesh: Mesh) -> Grid:
-    table = Grid("Groups", ("axis", "ranks", "apart", "groups"))
+def _mesh_table(mesh: Mesh, title: str) -> Grid:
+    table = Grid(title, ("axis", "ranks", "apart", "groups"))
     for name, axis in mesh.axes.items():
         if axis.size > 1:
             groups = mesh.groups(name)

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from bridge import limits
 from bridge.errors import ConfigError
+from bridge.layout.mesh import Mesh
 from bridge.layout.partition import Layers
 from bridge.layout.shard import Parameter
 from bridge.layout.tensor import Site, TensorPlan, cut_range, name_matches
-from bridge.plan.plan import Model
+from bridge.plan.plan import Model, Parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,19 @@ class Share:
     experts: int = 1
     within: int = 1
     same: int = 0
+
+    @classmethod
+    def on(cls, mesh: Mesh, experts: Mesh | None, parallel: Parallel, index: int = 0) -> Share:
+        """Return what tensor rank `index` of a mesh has, with `experts` on a mesh of theirs."""
+        spread = experts.sizes if experts else {"expert": 1, "tensor": 1, "data": 0}
+        return cls(
+            mesh.sizes["tensor"],
+            index,
+            bool(parallel.sequence),
+            spread["expert"],
+            spread["tensor"],
+            spread["data"],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ AXES = ("tensor", "context", "data", "pipeline")
 """The axes in the default order. Ranks with consecutive numbers are neighbours along the first
 axis.
 """
+EXPERT_AXES = ("tensor", "expert", "data", "pipeline")
+"""The axes over which experts are spread, in the default order."""
 
 _SHORT = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline", "ep": "expert"}
 
@@ -58,7 +60,31 @@ class Mesh:
             )
         if prod(sizes.values()) != world:
             raise ConfigError(_wrong_product(sizes, world))
-        return cls({axis: sizes[axis] for axis in _order(parallel.order)})
+        return cls({axis: sizes[axis] for axis in _order(parallel.order, AXES)})
+
+    def of_experts(self, parallel: Parallel) -> Mesh:
+        """Return the mesh of the same ranks over which experts are spread: tensor ranks split each
+        expert, expert ranks have different experts, and data ranks have the same ones. Raises
+        `ConfigError` if the sizes do not divide the ranks, or if stages would have other ranks
+        (Megatron: parallel_state.py).
+        """
+        sizes = {
+            "tensor": parallel.expert_tensor or self.sizes["tensor"],
+            "expert": parallel.expert or 1,
+            "pipeline": self.sizes["pipeline"],
+        }
+        sizes["data"], rest = divmod(self.world, prod(sizes.values()))
+        if rest:
+            raise ConfigError(
+                f"parallel.expert: {_product(sizes)} does not divide the {self.world} ranks"
+            )
+        mesh = Mesh({axis: sizes[axis] for axis in _order(parallel.order, EXPERT_AXES)})
+        if sizes["pipeline"] > 1 and mesh.axes["pipeline"] != self.axes["pipeline"]:
+            raise ConfigError(
+                f"parallel.order: {parallel.order} puts experts on ranks of other stages;"
+                " put the pipeline last"
+            )
+        return mesh
 
     @property
     def world(self) -> int:
@@ -107,10 +133,12 @@ class Mesh:
 
 
 def _wrong_product(sizes: Mapping[str, int], world: int) -> str:
-    axes = {axis: size for axis, size in sizes.items() if size > 1}
-    product = " x ".join(f"{axis} ({size})" for axis, size in axes.items()) or "data (1)"
     contradicts = "is not the" if world % prod(sizes.values()) == 0 else "does not divide"
-    return f"parallel: {product} {contradicts} world size ({world}); {_advice(sizes, world)}"
+    return f"parallel: {_product(sizes) or 'data (1)'} {contradicts} world size ({world}); {_advice(sizes, world)}"
+
+
+def _product(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{axis} ({size})" for axis, size in sizes.items() if size > 1)
 
 
 def _advice(sizes: Mapping[str, int], world: int) -> str:
@@ -129,17 +157,17 @@ def _advice(sizes: Mapping[str, int], world: int) -> str:
     return ways[0]
 
 
-def _order(order: str | None) -> tuple[str, ...]:
-    """Return the names of the axes in the order of a plan's `parallel.order`, such as
-    "tp-cp-dp-pp". "expert" is left out, because experts share the ranks of other axes.
+def _order(order: str | None, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of `axes` in the order of a plan's `parallel.order`, such as
+    "tp-cp-dp-pp". Axes that the order leaves out come last.
     """
     if order is None:
-        return AXES
+        return axes
     names = [_SHORT.get(name, name) for name in order.split("-")]
     ConfigError.raise_if(_order_problems(names))
     return (
-        *(name for name in names if name in AXES),
-        *(axis for axis in AXES if axis not in names),
+        *(name for name in names if name in axes),
+        *(axis for axis in axes if axis not in names),
     )
 
 

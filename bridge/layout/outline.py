@@ -115,6 +115,11 @@ class Outline:
         """
         return self.mesh.sizes["data"] * self.mesh.sizes["context"]
 
+    @cached_property
+    def experts(self) -> Mesh | None:
+        """The mesh over which experts are spread; None for a model without experts."""
+        return self.mesh.of_experts(self.plan.parallel) if self.shape.experts else None
+
     def pipeline_rank(self, stage: int) -> int:
         """The pipeline rank that runs `stage`."""
         return self.pipeline.schedule.homes[stage]
@@ -172,7 +177,7 @@ class Outline:
         # The first and the last layer may share a weight, whichever ranks they are on.
         mine = {*local, 0, len(self.stages) - 1}
         stages = {layer: stage for stage in sorted(mine) for layer in self.stages[stage]}
-        share = self._share(tensor)
+        share = Share.on(self.mesh, self.experts, self.plan.parallel, tensor)
         parameters = on_rank(self.shape.parameters(stages, share), homes, pipeline)
         layout = Layout.of(self.plan, parameters, len(local), self.shards)
         layers = tuple(layer for stage in local for layer in self.stages[stage])
@@ -180,23 +185,6 @@ class Outline:
             layout,
             tuple(self.shape.sites(layers, share)),
             find_dearer_level(self.plan, layout, parameters),
-        )
-
-    def _share(self, index: int) -> Share:
-        """Return the part of the model that tensor rank `index` holds. Experts are spread over data
-        and tensor ranks (Megatron: parallel_state.py).
-        """
-        parallel, ranks = self.plan.parallel, self.mesh.sizes["tensor"]
-        experts, within = parallel.expert or 1, parallel.expert_tensor or ranks
-        # All data, context and tensor ranks, divided by those that hold different experts or parts of them.
-        same = max(1, self.shards * ranks // (experts * within))
-        return Share(
-            ranks,
-            index,
-            bool(parallel.sequence),
-            experts,
-            within,
-            same if self.shape.experts else 0,
         )
 
     @cached_property

@@ -279,6 +279,7 @@ class Grid(TypedDict):
 
     ranks: int
     axes: list[Axis]
+    experts: list[Axis]
 
 
 class Stage(TypedDict):

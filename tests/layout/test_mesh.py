@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
@@ -109,3 +110,47 @@ def test_the_world_size_advised_works(tensor: int, pipeline: int, context: int, 
     except ConfigError as error:
         advised = int(str(error).split("use ")[1].split()[0])
         assert Mesh.of(parallel, advised).world == advised >= world
+
+
+@st.composite
+def expert_layouts(draw: st.DrawFn) -> tuple[Parallel, int]:
+    """Sizes of all axes, with the number of ranks: some divide, and some do not."""
+    powers = st.integers(0, 4).map(lambda power: 2**power)
+    sizes = {name: draw(powers | st.just(3)) for name in ("tensor", "context", "data", "pipeline")}
+    world = prod(sizes.values())
+    assume(world <= 2**14)
+    expert, within = draw(powers | st.just(3)), draw(st.none() | powers)
+    order = draw(st.none() | st.permutations(("tp", "cp", "ep", "dp", "pp")).map("-".join))
+    return Parallel(**sizes, expert=expert, expert_tensor=within, order=order), world
+
+
+@pytest.mark.once
+@settings(max_examples=int(os.environ.get("STAGEBRIDGE_MORE", "1")) * 100, deadline=None)
+@given(expert_layouts())
+def test_groups_of_experts_are_megatrons(case: tuple[Parallel, int]) -> None:
+    """What Megatron-Core's own generators of ranks give; and what it refuses has no stages of its own."""
+    state = pytest.importorskip("megatron.core.parallel_state")
+    parallel, world = case
+    mesh = Mesh.of(parallel, world)
+    order = parallel.order or "tp-cp-ep-dp-pp"
+    within, expert = parallel.expert_tensor or mesh.sizes["tensor"], parallel.expert or 1
+    pipeline = mesh.sizes["pipeline"]
+    copies, rest = divmod(world, within * expert * pipeline)
+    plain = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
+    ranks = {short: mesh.sizes[axis] for short, axis in plain.items()}
+    real = state.RankGenerator(**ranks, ep=1, order=order)
+    for short, axis in plain.items():
+        assert [list(group) for group in mesh.groups(axis)] == sorted(real.get_ranks(short))
+    if rest:
+        with pytest.raises(ConfigError, match="does not divide"):
+            mesh.of_experts(parallel)
+        return
+    theirs = state.RankGenerator(tp=within, ep=expert, dp=copies, pp=pipeline, cp=1, order=order)
+    if pipeline > 1 and real.get_ranks("pp") != theirs.get_ranks("pp"):
+        with pytest.raises(ConfigError, match="on ranks of other stages"):
+            mesh.of_experts(parallel)
+        return
+    ours = mesh.of_experts(parallel)
+    spread = {"tp": "tensor", "ep": "expert", "dp": "data", "pp": "pipeline"}
+    for short, axis in spread.items():
+        assert [list(group) for group in ours.groups(axis)] == sorted(theirs.get_ranks(short))

@@ -206,11 +206,9 @@ class Estimator:
         return on_rank(add_adapters(whole, self.plan.adapters), homes, rank)
 
     def _share(self) -> Share:
-        parallel, ranks = self.plan.parallel, self.mesh.sizes["tensor"]
-        experts, within = parallel.expert or 1, parallel.expert_tensor or ranks
-        shards = self.mesh.sizes["data"] * self.mesh.sizes["context"]
-        same = max(1, shards * ranks // (experts * within)) if self.shape.experts else 0
-        return Share(ranks, 0, bool(parallel.sequence), experts, within, same)
+        parallel = self.plan.parallel
+        experts = self.mesh.of_experts(parallel) if self.shape.experts else None
+        return Share.on(self.mesh, experts, parallel)
 
     def _workspace(self, rank: Rank) -> Iterator[Term]:
         parameters = rank.parameters
