@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from bridge.stack.checks import Check, Checks, Condition, Seen
 from bridge.stack.rules import Effect
-from compat.megatron.arguments.sizes import encoder_size, expert_size
+from compat.megatron.arguments.sizes import decoder_size, encoder_size, expert_size
 from compat.megatron.arguments.steps import Namespace
 from compat.megatron.habits import MASKING, RESET, uses_mask
 from compat.megatron.patterns import values_as_list
@@ -424,6 +424,7 @@ GRID = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
     "expert_gtp_weight_remat_size",
+    "gtp_weight_remat_size",
     "encoder_tensor_model_parallel_size",
     "encoder_pipeline_model_parallel_size",
 )
@@ -438,6 +439,13 @@ def _uneven_experts(args: Seen) -> bool:
     sizes = Namespace({name: args[name] for name in GRID})
     ranks = args["world_size"]
     return bool(ranks) and not encoder_size(sizes) and ranks % expert_size(sizes) != 0
+
+
+def _stages_apart(args: Seen) -> bool:
+    """Return whether the grids of the layers and of the experts put stages on different ranks."""
+    sizes = Namespace({name: args[name] for name in GRID})
+    several = bool(args["use_tp_pp_dp_mapping"]) and (sizes.pipeline_model_parallel_size or 1) > 1
+    return several and not encoder_size(sizes) and decoder_size(sizes) != expert_size(sizes)
 
 
 SECOND: Mapping[str, object] = {
@@ -601,6 +609,17 @@ TRAPS = Checks(
         "core/parallel_state.py: initialize_model_parallel",
         since="0.10.0",
         name="expert-grid-does-not-divide-the-ranks",
+    ),
+    Check(
+        "use_tp_pp_dp_mapping",
+        _stages_apart,
+        "found with pipeline ranks, and tensor x context parallel size is not expert tensor x"
+        " expert parallel size: training stops at the start, in a model without experts too; drop"
+        " --use-tp-pp-dp-mapping",
+        Effect.STOPS,
+        "core/parallel_state.py: initialize_model_parallel",
+        since="0.11.0",
+        name="stages-of-experts-on-different-ranks",
     ),
     Check(
         "expert_model_parallel_size",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import bridge
@@ -60,6 +62,35 @@ def test_ranks_that_the_grid_of_experts_does_not_divide_stop_the_run(version: st
     stops = {finding.path for finding in few.findings if finding.effect is Effect.STOPS}
     assert stops == {"expert_model_parallel_size"}
     assert not any(finding.effect is Effect.STOPS for finding in enough.findings)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("ranks", [8, 16])
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize(
+    "grid", [(1, 1, 1, 1), (1, 2, 1, 1), (2, 1, 2, 1), (2, 1, 1, 2), (2, 2, 4, 1)]
+)
+def test_data_ranks_outside_the_pipeline_need_one_grid(
+    ranks: int, pipeline: int, grid: tuple[int, int, int, int]
+) -> None:
+    """As Megatron-Core's own `initialize_model_parallel` does, in a model without experts too."""
+    megatron = pytest.importorskip("harvesting.starts.megatron")
+    pytest.importorskip("megatron.core")
+    tensor, context, expert, within = grid
+    flags = (
+        f"{BARE.replace('--global-batch-size 4', '')} --bf16 --sequence-parallel --use-tp-pp-dp-mapping"
+        f" --tensor-model-parallel-size {tensor} --pipeline-model-parallel-size {pipeline}"
+        f" --context-parallel-size {context} --expert-tensor-parallel-size {within}"
+    )
+    if expert > 1:
+        flags += f" --num-experts 4 --disable-bias-linear --expert-model-parallel-size {expert}"
+    config = MEGATRON.read(flags.split(), "0.16.1", ranks)
+    stops = any(one.effect is Effect.STOPS for one in config.findings)
+    try:
+        with megatron._ranks(SimpleNamespace(**config.args.flat())):
+            assert not stops
+    except AssertionError as error:
+        assert stops and "data parallel size of the attention and moe layers" in str(error)
 
 
 def test_the_script_of_deepspeed_says_how_experts_are_split() -> None:

@@ -430,3 +430,18 @@ def test_agrees_with_the_installed_class(chosen: Row) -> None:
     theirs = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
     plain = {name: str(v) if isinstance(v, torch.dtype) else v for name, v in theirs.items()}
     assert {name: mine[name] for name in plain} == plain
+
+
+@pytest.mark.parametrize("name", ["TransformerConfig", "ModelParallelConfig"])
+def test_an_object_with_a_size_of_zero_is_read_or_refused(name: str) -> None:
+    """The classes check few of their sizes, so an object may hold a 0 in any of them."""
+    megatron, version = compat.load("megatron"), compat.load("megatron").versions[-1]
+    fields = [field for field, value in defaults(version, name).items() if type(value) is int]
+    assert "pipeline_model_parallel_size" in fields
+    for field in fields:
+        made = type(name, (), {})()
+        vars(made).update({field: 0})
+        try:
+            assert isinstance(megatron.read(made, version, 1).findings, tuple)
+        except ConfigError as error:
+            assert field in str(error)

@@ -74,7 +74,10 @@ def multiple(place: str) -> Check:
     """Return a check that a layout has the same number of stages for each pipeline rank."""
     return check(
         place,
-        lambda a: len(of(a) or ()) % a.pipeline_model_parallel_size != 0,
+        lambda a: (
+            bool(stages := of(a))
+            and (not (ranks := a.pipeline_model_parallel_size) or len(stages) % ranks != 0)
+        ),
         "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected a number of stages"
         " that is a multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.13.0",

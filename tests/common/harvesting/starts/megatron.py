@@ -85,6 +85,7 @@ def _ranks(args: Args) -> Iterator[None]:
             expert_model_parallel_size=args.expert_model_parallel_size,
             expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             create_gloo_process_groups=False,
+            order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
         )
         yield
     finally:
