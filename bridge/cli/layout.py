@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -166,10 +166,16 @@ def with_micro(plan: Plan, sizes: Sizes) -> Plan:
 
 
 def ranks_of_plan(plan: Plan, world: int | None) -> int:
-    """Number of ranks of the mesh of `plan` in a run of `world` ranks."""
-    mesh = prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
+    """Number of ranks of the mesh of `plan` in a run of `world` ranks; the fewest that its sizes
+    take if `world` is None.
+    """
+    parallel = plan.parallel
+    mesh = prod(getattr(parallel, axis) or 1 for axis in AXES)
+    if world is None and parallel.data is None and plan.model.experts:
+        within = parallel.expert_tensor or parallel.tensor or 1
+        return lcm(mesh, within * (parallel.expert or 1) * (parallel.pipeline or 1))
     # If the file states the data ranks too, the mesh may be smaller than the run: ranks of a separate encoder lie beside it.
-    return mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
+    return mesh if world is None or (parallel.data is not None and mesh < world) else world
 
 
 def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:

@@ -96,6 +96,7 @@ class Outline:
             notes,
         )
         ConfigError.raise_if(outline._problems())
+        _ = outline.experts  # refuses sizes that do not fit
         return outline
 
     @property
