@@ -11,14 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bridge.cli.adapter_source import (
-    bytes_of_quantised,
-    plan_with_adapters,
-    split_adapters,
-    uncounted_adapters,
-)
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.convert import answer_job, text_of
+from bridge.cli.convert import answer_job, document_of, text_of
 from bridge.cli.folder import model_in
 from bridge.cli.job import Job, Picture, Sizes
 from bridge.cli.layout import (
@@ -34,16 +28,8 @@ from bridge.cli.layout import (
 from bridge.cli.rank_bars import BARS, Bar, draw
 from bridge.cli.resolve import sort_sources
 from bridge.cli.terminal import console, print_json, say
-from bridge.cli.trainer_memory import (
-    ACCUMULATION,
-    CHECKPOINTING,
-    MICRO,
-    plan_of_trainer,
-    rules_of_trainer,
-    trainer_arguments,
-    uncounted_arguments,
-)
 from bridge.errors import ConfigError
+from bridge.files import Script, scalar
 from bridge.layout.architecture import PRESETS
 from bridge.layout.memory.estimate import MOMENTS as MOMENTS_OF_STEP
 from bridge.layout.memory.estimate import Estimate, Estimator, RankEstimate
@@ -57,8 +43,24 @@ from bridge.report.tables import Grid
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
+from bridge.translation.adapters import (
+    bytes_of_quantised,
+    plan_with_adapters,
+    split_adapters,
+    uncounted_adapters,
+)
 from bridge.translation.lift import lift
 from bridge.translation.memory_changes import Change, find_changes
+from bridge.translation.trainer_memory import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    LIGER,
+    MICRO,
+    OPTIMIZER,
+    plan_of_trainer,
+    rules_of_trainer,
+    uncounted_arguments,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -196,6 +198,20 @@ class Asked:
             return asked.measure(other).largest.needed
 
         return find_changes(config, plan, needed, limit, hosted if self.arguments else None)
+
+
+def trainer_arguments(job: Job) -> Mapping[str, Any]:
+    """Return the arguments of the Trainer that a job's sources give; of a script, those that its launches name."""
+    found: dict[str, Any] = {}
+    data = document_of(job).data
+    for launch in data.launches if isinstance(data, Script) else ():
+        words = list(launch.texts)
+        for word, after in zip(words, [*words[1:], "--"], strict=True):
+            name, tied, text = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")
+            if word.startswith("--") and name in (CHECKPOINTING, LIGER, OPTIMIZER):
+                found[name] = scalar(text if tied else "true" if after.startswith("--") else after)
+    return {**found, **job.settings_of_options.get("trainer", {})}
 
 
 def _findings(answer: Answer) -> Iterator[Finding]:

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.cli.convert import document_of
-from bridge.cli.job import Job
-from bridge.files import Script, scalar
 from bridge.plan.plan import Plan
 from bridge.stack.memory_rules import MemoryRules
 
@@ -16,20 +13,6 @@ CHECKPOINTING, LIGER, OPTIMIZER = "gradient_checkpointing", "use_liger_kernel", 
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 COUNTED = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf")
 """Values of `optim` whose state is two moments in the format of the master."""
-
-
-def trainer_arguments(job: Job) -> Mapping[str, Any]:
-    """Return the arguments of the Trainer that a job's sources give; of a script, those that its launches name."""
-    found: dict[str, Any] = {}
-    data = document_of(job).data
-    for launch in data.launches if isinstance(data, Script) else ():
-        words = list(launch.texts)
-        for word, after in zip(words, [*words[1:], "--"], strict=True):
-            name, tied, text = word.removeprefix("--").partition("=")
-            name = name.replace("-", "_")
-            if word.startswith("--") and name in (CHECKPOINTING, LIGER, OPTIMIZER):
-                found[name] = scalar(text if tied else "true" if after.startswith("--") else after)
-    return {**found, **job.settings_of_options.get("trainer", {})}
 
 
 def plan_of_trainer(plan: Plan, arguments: Mapping[str, Any]) -> Plan:
