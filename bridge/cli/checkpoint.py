@@ -23,8 +23,8 @@ from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
 from bridge.cli.companions import Companions, companions, config_beside, is_of_transformers
-from bridge.cli.convert import read_job
 from bridge.cli.job import Job
+from bridge.cli.read_job import read_job
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.errors import BridgeError
 from bridge.files import as_private_as

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from bridge import limits
-from bridge.cli import missing_sizes, progress, sidecar
+from bridge.cli import progress
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.file_search import GIT, STDIN, at_hand, limit_access, may_be_several
-from bridge.cli.job import OPTIONS, Job
+from bridge.cli.job import Job
 from bridge.cli.many_files import (
     OPEN,
     Gate,
@@ -29,49 +26,43 @@ from bridge.cli.many_files import (
     worst_code,
 )
 from bridge.cli.project_settings import apply_project_settings
+from bridge.cli.read_job import answer_job, read_job, text_of
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
-from bridge.cli.write_outputs import differences, leave_no_sidecar, refuse_edited, refuse_other
-from bridge.errors import (
-    BridgeError,
-    SourceError,
-    TranslationError,
-    UnrecognisedError,
-    VersionError,
+from bridge.cli.translate_job import (
+    Before,
+    files_to_write,
+    lock_job,
+    sidecar_of,
+    translate_job,
+    write_in_format,
 )
-from bridge.files import (
-    Document,
-    Original,
-    Script,
-    as_private_as,
-    obstacles,
-    parse,
-    read_stream,
-    read_text,
-    write_all,
-    write_text,
+from bridge.cli.write_outputs import (
+    STDOUT,
+    differences,
+    file_of,
+    leave_no_sidecar,
+    not_over_input,
+    place_files,
+    refuse_other,
 )
-from bridge.files.foreign import foreign
-from bridge.files.lock import shared
+from bridge.errors import BridgeError, SourceError, TranslationError, UnrecognisedError
+from bridge.files import Original, as_private_as, obstacles, write_text
 from bridge.files.progress import count_items
-from bridge.files.read import LOADERS
-from bridge.files.secrets import HIDDEN, keep_hidden
+from bridge.files.secrets import HIDDEN
 from bridge.plan.section import fields
 from bridge.report import as_json, as_text
 from bridge.report.exit_codes import Exit
 from bridge.report.row_choice import USUAL, View
 from bridge.report.sarif import FORMATS, Record, baseline, is_baseline, record, refusals
 from bridge.stack import registry
-from bridge.stack.dialect import Config, Dialect, Written
+from bridge.stack.dialect import Config
 from bridge.stack.findings import DIFFERENCE, Finding
-from bridge.stack.releases import unknown_release
-from bridge.stack.rules import Effect, How
+from bridge.stack.rules import How
 from bridge.translation import sidecar as carry_over
 from bridge.translation.diff import compare
 from bridge.translation.launch_script import add_script
-from bridge.translation.translate import Result, translate
-
-STDOUT = "-"
+from bridge.translation.translate import Result
 
 
 @dataclass(frozen=True)
@@ -282,13 +273,6 @@ def _translate_file(job: Job, asked: Asked, output: Path | None) -> tuple[Result
     return replace(result, carry=carry if place == job.file else replace(carry, source="")), beside
 
 
-def place_files(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> None:
-    """Write all files or none. A file that a person edited is replaced only with `force`; without it `SourceError` is raised."""
-    if not force:
-        refuse_edited(texts, output, look)
-    write_all(texts, texts.keys() - {output})
-
-
 def check(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
     """Check one file, or several. Returns the exit code."""
     job = gate.job(job)
@@ -438,253 +422,6 @@ def _read_side(job: Job) -> Config:
     return config
 
 
-def answer_job(job: Job, work: Callable[[], int]) -> int:
-    """Run `work` with access to the paths that the job's file may open; with --json an error is printed as an object too."""
-    try:
-        # A wrong --fail-on is said before anything is read or written.
-        _ = job.threshold
-        for fault in registry.faults():
-            note(f"note: {fault}")
-        with limit_access(job):
-            return work()
-    except BridgeError as error:
-        error.as_object = job.json
-        raise
-
-
-# Reading
-
-
-def read_job(job: Job) -> Config:
-    """The config in the job's file, as its stack and release would read it."""
-    source = document_of(job)
-    document, told = _start_document(job, source)
-    alone = document is not source
-    # A launch leaves the sizes of the batch to its program.
-    job = replace(job, open_auto=True) if alone and not job.auto else job
-    dialect = dialect_of(job, document)
-    version, said = release_of(job, dialect, job.version)
-    config = read_as(job, dialect, document, version)
-    # Nobody wrote the program of a launch that stands for a config, and no such config has a schedule.
-    rest = [one for one in config.remarks if not (alone and one.path in UNWRITTEN)]
-    return replace(config, remarks=(*said, *told, *rest))
-
-
-UNWRITTEN = ("train.py", "scheduler.type")
-"""Paths of findings on what a launch has beside the config that it names."""
-
-
-def _start_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
-    """Return the document as its stack reads it, and findings of the host that starts it, if there is one: a
-    host's config for a stack is read as the launch that names it.
-    """
-    host = registry.find_host(document.data) if job.dialect is None else None
-    found: tuple[Document, tuple[Finding, ...]] = host.start(document) if host else (document, ())
-    return found
-
-
-def release_of(
-    job: Job, dialect: Dialect, version: str | None
-) -> tuple[str | None, tuple[Finding, ...]]:
-    """Return the release to use for `version`.
-
-    With --nearest, an unknown release is replaced by the nearest known release, and a finding says
-    so.
-    """
-    if version is None or version in dialect.versions:
-        return version, ()
-    near, said = dialect.nearest(version)
-    if not job.nearest:
-        raise VersionError(
-            f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest uses {near} instead"
-        )
-    return near, (said,)
-
-
-def dialect_of(job: Job, document: Document) -> Dialect:
-    """Return the dialect that --from names, else the dialect that recognises the document."""
-    if not job.dialect:
-        return recognise_dialect(document)
-    dialect = registry.load(job.dialect)
-    if said := registry.name_lookalike(dialect.name, document.data):
-        raise SourceError(f"{document.name}: {said}")
-    return dialect
-
-
-def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
-    """Return the config that `dialect` reads from the document for a release."""
-    # Noted now, for the error that may follow when sizes do not match (bridge.cli.missing_sizes).
-    if (
-        dialect.coded
-        and not job.code
-        and job.file != STDIN
-        and not isinstance(document.data, Script)
-    ):
-        missing_sizes.alone(Path(job.file))
-    known = signature(dialect.read).parameters
-    lent = {option.replace("_", "-") for option in job.lent}
-    said = {
-        word: value
-        for word, value in job.settings_of_options.items()
-        if word in known
-        or not (job.loose or word == "open_auto" or OPTIONS.get(word, word) in lent)
-    }
-    strange = (OPTIONS.get(word, word) for word in said if word not in known)
-    # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.
-    BridgeError.raise_if(
-        f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
-    )
-    return dialect.read(document, version, job.world_size, job.lenient, **said)
-
-
-def _resolve_release(document: Document, job: Job) -> Document:
-    """Return the document.
-
-    A shell script gets the environment and the launch that the options name.
-    """
-    if isinstance(document.data, Script):
-        return replace(document, data=document.data.start_with(job.outside, job.launch))
-    typed = [name for name in ("env", "launch") if getattr(job, name) and name not in job.lent]
-    if typed and not job.loose:
-        raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
-    return document
-
-
-def document_of(job: Job) -> Document:
-    """Return the job's file as data; a script gets the environment that the user gives.
-
-    From here on, secrets of the file are hidden in all output.
-    """
-    standard = job.file == STDIN
-    name = "standard input" if standard else job.file
-    text = text_of(job)
-    # Before it is parsed: errors of the parser quote the text.
-    keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
-    document = _resolve_release(
-        parse(text, name, "" if standard else Path(job.file).suffix.lower()), job
-    )
-    if isinstance(document.data, Script):
-        keep_hidden("", document.data.variables_with_value)
-    return document
-
-
-def text_of(job: Job) -> str:
-    """The text of the job's file."""
-    if job.text is not None:
-        return job.text
-    return standard_input() if job.file == STDIN else read_text(Path(job.file))
-
-
-def standard_input() -> str:
-    """The text on standard input. Raises `SourceError` if it cannot be read."""
-    if sys.stdin is None:  # closed by whoever started the command
-        raise SourceError("standard input: closed; pipe the config in, or name its file")
-    return read_stream(sys.stdin.buffer, "standard input")
-
-
-def recognise_dialect(document: Document) -> Dialect:
-    """The dialect that recognises `document` with the highest score; `SourceError` if none does, or
-    if several share that score.
-    """
-    if said := foreign(document.data):
-        raise UnrecognisedError(f"{document.name}: {said}")
-    scores, faults = registry.recognising(document.data)
-    if host := registry.find_host(document.data) if not any(scores.values()) else None:
-        return registry.load(host.NAME)
-    for fault in faults:
-        note(f"note: {fault}")
-    best = max(scores.values(), default=0)
-    found = [name for name, score in scores.items() if score == best]
-    doubts = _lookalike_kind(document)
-    if doubts and set(found) <= doubts.keys():
-        # Its own stack takes it for another kind of file: what that shares with a config is no sign of one.
-        raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
-    # A tie is refused rather than guessed: a file read as another stack's would lose settings without a word.
-    if best == 0:
-        script = document.data if isinstance(document.data, Script) else None
-        seen = f" (runs of the script: {script.runs_text})" if script else ""
-        lost = script.messages_on_missed if script else ()
-        if doubts:
-            raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
-        named = " or ".join(registry.names())
-        raise UnrecognisedError(
-            f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
-        )
-    if len(found) > 1:
-        raise SourceError(
-            f"{document.name}: could be for {' or '.join(found)}: it has settings of"
-            f" {'both' if len(found) == 2 else 'all'}, and only one stack is read;"
-            " name that stack with --from"
-        )
-    for said in doubts.values():
-        note(f"note: {document.name}: read as {registry.load(found[0]).title}; it may be {said}")
-    return registry.load(found[0])
-
-
-def _lookalike_kind(document: Document) -> dict[str, str]:
-    """Return the kind of file that the document is instead of a config.
-
-    The result is a mapping from names of dialects to sentences. Dialects that do not know the kind
-    are left out.
-    """
-    said = {name: registry.name_lookalike(name, document.data) for name in registry.OWN}
-    return {name: text for name, text in said.items() if text}
-
-
-def translate_job(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
-    """Translate the job's file into another dialect, with the carry-over from the sidecar of an earlier conversion."""
-    carry = beside.fitting(target)
-    config = _apply_world_size(job, read_job(job), carry) if carry else read_job(job)
-    near, said = release_of(job, target, version)
-    result = translate(config, target, near, config.world_size if carry else job.world_size, carry)
-    odd = beside.remarks(target, Path(job.file), config)
-    for finding in odd if beside.unfit(target) else ():
-        if finding.effect is Effect.NONE:  # the report shows it with --all alone
-            note(f"note: {finding.path}: {finding.message}")
-    return replace(result, findings=(*said, *odd, *result.findings))
-
-
-def _apply_world_size(job: Job, config: Config, carry: carry_over.Carry) -> Config:
-    """Return `config` with the number of ranks that the sidecar names, if nothing else gives that
-    number and the config can run on these ranks.
-    """
-    if config.world_size or not carry.world_size:
-        return config
-    try:
-        # The file may have been edited since, and then these ranks may not fit it.
-        sized = read_job(replace(job, world_size=carry.world_size))
-    except BridgeError:
-        return config
-    note(
-        f"note: read for {carry.world_size} ranks, the number in the sidecar; --world-size N changes that"
-    )
-    return sized
-
-
-def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
-    """Return the sidecar of the job's file.
-
-    It is empty for standard input, or if no sidecar is `wanted`.
-    """
-    if not wanted or job.file == STDIN:
-        return Sidecar()
-    beside = sidecar.beside(Path(job.file), job.text)
-    return beside.judged(Path(job.file), read_job(job)) if beside.edited else beside
-
-
-@contextmanager
-def lock_job(job: Job) -> Iterator[None]:
-    """Context in which no other run writes the job's file and the files beside it."""
-    with shared(Path() if job.file == STDIN else Path(job.file).parent):
-        yield
-
-
-# Writing
-
-Before = tuple[Original, str]
-"""A text that the target was once read from, and the release for which it was read."""
-
-
 def _carry_with_original(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
     """Return the carry-over. Its `secrets` are the values that the sidecar must not contain.
 
@@ -715,70 +452,6 @@ def _content_before(result: Result, beside: Sidecar) -> Before | None:
         return (result.carry.original, result.source.version) if result.carry.original else None
     carry = beside.fitting(result.config.dialect)
     return (carry.original, carry.version) if carry and carry.original else None
-
-
-def write_in_format(result: Result, output: Path, before: Before | None = None) -> Written:
-    """Return the target, written in the format of `output`'s suffix.
-
-    If `before` is the text that the target was once read from, new values are written into that
-    text.
-    """
-    dialect = result.config.dialect
-    written = dialect.rewritten(result.config, *before, output) if before else None
-    return (written or dialect.render(result.config, format_for(dialect, output))).under_name(
-        output.name
-    )
-
-
-def files_to_write(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
-    """Return the text of each file to write, by path: the converted config, and the files that accompany it."""
-    written = result.put or write_in_format(result, output)
-    texts = result.config.dialect.files(written, output)
-    named = {path.name: text for path, text in texts.items()}
-    carried = (
-        {carry_over.beside(output): result.carry.text(written.text, named)} if with_carry else {}
-    )
-    return {**texts, **carried}
-
-
-def file_of(output: Path | None, beside: str) -> Path | None:
-    """Return the file that -o names; None for standard output.
-
-    In that case a note says that the files `beside` the output are not written.
-    """
-    if str(output) != STDOUT:
-        return output
-    if beside:
-        note(f"note: {beside} is not written, as the output is standard output; -o OUT writes both")
-    return None
-
-
-def format_for(dialect: Dialect, output: Path) -> str | None:
-    """Return the format that the suffix of `output` stands for, or None for an unknown suffix.
-
-    Raises `SourceError` for the suffix of a format that the dialect cannot write.
-    """
-    format, suffix = dialect.format_of(output), output.suffix.lower()
-    # A stack may read a format that it does not write, as DeepSpeed does launch scripts.
-    written = {*dialect.formats, *dialect.alike}
-    if suffix in LOADERS and format not in written:
-        fitting = " or ".join(
-            suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}") in written
-        )
-        raise SourceError(
-            f"{output}: found suffix {suffix}, in which configs of {dialect.title} cannot be written; "
-            f"use {fitting}"
-        )
-    return format
-
-
-def not_over_input(job: Job, texts: Iterable[Path]) -> None:
-    """Refuse to write over the file that is read."""
-    for path in texts:
-        with suppress(OSError):
-            # The same file may have several names: links, or capitals on some systems.
-            if job.file != STDIN and path.samefile(job.file):
-                raise SourceError(f"{path}: is the file that is read; name another output")
 
 
 def _refuse_loss(result: Result, job: Job, beside: Sidecar, view: View) -> None:

@@ -8,20 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.convert import (
-    answer_job,
-    dialect_of,
-    document_of,
-    file_of,
-    format_for,
-    not_over_input,
-    place_files,
-    read_as,
-    release_of,
-)
 from bridge.cli.file_search import STDIN
 from bridge.cli.job import Job
+from bridge.cli.read_job import answer_job, dialect_of, document_of, read_as, release_of
 from bridge.cli.terminal import console, content, print_json
+from bridge.cli.translate_job import format_for
+from bridge.cli.write_outputs import file_of, not_over_input, place_files
 from bridge.errors import TranslationError
 from bridge.report import as_json, drift_as_text
 from bridge.translation.drift import Drift

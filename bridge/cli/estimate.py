@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.convert import answer_job, document_of, text_of
 from bridge.cli.folder import model_in
 from bridge.cli.job import Job, Picture, Sizes
 from bridge.cli.layout import (
@@ -26,6 +25,7 @@ from bridge.cli.layout import (
     with_micro,
 )
 from bridge.cli.rank_bars import BARS, Bar, draw
+from bridge.cli.read_job import answer_job, document_of, text_of
 from bridge.cli.resolve import sort_sources
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import ConfigError

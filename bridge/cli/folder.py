@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.cli.convert import read_job
 from bridge.cli.job import Job
+from bridge.cli.read_job import read_job
 from bridge.errors import BridgeError, nearest
 from bridge.plan.model import Model
 from bridge.translation.lift import lift

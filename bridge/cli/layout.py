@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.folder import check_choice, model_in
 from bridge.cli.job import Job, Picture, Sizes
 from bridge.cli.pictures import refuse_other_file
 from bridge.cli.rank_bars import draw, figure, merge_ranks, ranks_text
+from bridge.cli.read_job import answer_job, read_job
 from bridge.cli.terminal import console, print_json, say
+from bridge.cli.write_outputs import not_over_input
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.architecture import PRESETS, Architecture

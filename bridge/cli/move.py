@@ -28,7 +28,6 @@ from bridge.checkpoint.groups import (
 )
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.writing import write_checkpoint
-from bridge.cli import convert
 from bridge.cli.budget import read_within_limits, stay_within_limits
 from bridge.cli.checkpoint import Progress
 from bridge.cli.file_search import STDIN, limit_access
@@ -36,7 +35,15 @@ from bridge.cli.folder import CONFIG
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
 from bridge.cli.rank_messages import MARK, ProgressPrinter, end_orderly, load_engines
+from bridge.cli.read_job import answer_job, document_of, read_job
 from bridge.cli.terminal import console, content, note, print_json
+from bridge.cli.translate_job import (
+    files_to_write,
+    lock_job,
+    sidecar_of,
+    translate_job,
+    write_in_format,
+)
 from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends
 from bridge.engine.environment import detect
@@ -166,7 +173,7 @@ def move(job: Job, options: MoveOptions) -> int:
         with end_orderly():
             return _move_run(job, options)
 
-    return convert.answer_job(job, work)
+    return answer_job(job, work)
 
 
 def _move_run(job: Job, options: MoveOptions) -> int:
@@ -227,20 +234,20 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
         formats.verify_checkpoint(format, place)
     hub = formats.read_at(format, place)
     hub = formats.add_doubts(format, place, hub) if verified else hub
-    config = convert.read_job(job)
+    config = read_job(job)
     saved = hub.origin.world
     if config.world_size is None and saved:
         note(
             f"note: read for {saved} ranks, the number in the checkpoint; --world-size N changes that"
         )
         job = replace(job, world_size=saved)
-        config = convert.read_job(job)
+        config = read_job(job)
     if _spares_norms(config, hub):
         note(
             f"note: read with --code {config.dialect.spared[0]}, as the checkpoint excludes biases and norms from weight decay"
         )
         job = replace(job, code=(*job.code, *config.dialect.spared))
-        config = convert.read_job(job)
+        config = read_job(job)
     return MoveSource(config, hub, format, place), job
 
 
@@ -286,14 +293,14 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     }
     result = replace(result, config=without(result.config, edits)) if edits else result
     name = Path(dialect.render(result.config).file).name
-    written = convert.write_in_format(result, options.output / name)
+    written = write_in_format(result, options.output / name)
     if options.model is not None and not dialect.model:
         written, result = _write_program(written, result, options.model)
     written = dialect.resuming(written, CHECKPOINT, FILE if groups else "")
     result = replace(result, put=written)
     texts = {
         path.name: text
-        for path, text in convert.files_to_write(result, options.output / name, True).items()
+        for path, text in files_to_write(result, options.output / name, True).items()
     }
     return MoveTarget(
         hub, result.config, written, {**texts, **_file_of(groups)}, saves, result, edits, groups
@@ -394,15 +401,15 @@ def _translate_config(job: Job, options: MoveOptions) -> Result:
 @stay_within_limits()
 def _translate_source(job: Job, options: MoveOptions) -> Result:
     target = registry.load(options.to)
-    with convert.lock_job(job):
-        beside = convert.sidecar_of(job)
+    with lock_job(job):
+        beside = sidecar_of(job)
         if said := beside.note(job.file, target):
             note(said)
-        return convert.translate_job(job, target, options.to_version, beside)
+        return translate_job(job, target, options.to_version, beside)
 
 
 def _model_config(folder: Path) -> Config:
-    return convert.read_job(Job(str(folder / CONFIG)))
+    return read_job(Job(str(folder / CONFIG)))
 
 
 def _apply_model(config: Config, folder: Path) -> Config:
@@ -437,7 +444,7 @@ def _keep_config(job: Job, source: MoveSource, options: MoveOptions) -> MoveTarg
     edits = dict(dialect.settings_for_groups(FILE)) if groups else {}
     config = without(config, edits) if edits else config
     rendered = dialect.render(config)
-    script = isinstance(convert.document_of(job).data, Script)
+    script = isinstance(document_of(job).data, Script)
     name = Path(rendered.file if script or job.file == STDIN else job.file).name
     written = rendered.under_name(name)
     if not script and job.file != STDIN:
@@ -946,7 +953,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
     )
     try:
         with limit_access(job):
-            source = convert.read_job(job)
+            source = read_job(job)
             target = (
                 source
                 if options.to == NATIVE

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.convert import answer_job, dialect_of, document_of, read_as, release_of
 from bridge.cli.file_search import limit_access
 from bridge.cli.job import Job
 from bridge.cli.many_files import OPEN, Gate
+from bridge.cli.read_job import answer_job, dialect_of, document_of, read_as, release_of
 from bridge.cli.terminal import console, print_json
 from bridge.errors import BridgeError, ConfigError
 from bridge.files import Document, Script, parse, read_text

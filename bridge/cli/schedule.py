@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.job import Job
 from bridge.cli.pictures import refuse_other_file
+from bridge.cli.read_job import answer_job, read_job
 from bridge.cli.schedule_picture import draw_picture
 from bridge.cli.schedule_rows import (
     COLOURS,
@@ -26,7 +26,7 @@ from bridge.cli.schedule_rows import (
     title_line,
 )
 from bridge.cli.terminal import console, print_json, say
-from bridge.cli.write_outputs import refuse_other
+from bridge.cli.write_outputs import not_over_input, refuse_other
 from bridge.errors import ConfigError
 from bridge.files import write_all
 from bridge.layout.partition import Layers, partition_layers

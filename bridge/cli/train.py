@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.convert import read_job
 from bridge.cli.file_search import limit_access
 from bridge.cli.folder import is_folder, model_in
 from bridge.cli.job import Job
+from bridge.cli.read_job import read_job
 from bridge.cli.terminal import note, print_json, say
 from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends, opener

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.convert import answer_job, read_job, standard_input
 from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import Job
 from bridge.cli.local import run_ranks
 from bridge.cli.project_settings import apply_project_settings
 from bridge.cli.rank_messages import MARK, Fields, ProgressPrinter, end_orderly, load_engines
+from bridge.cli.read_job import answer_job, read_job, standard_input
 from bridge.cli.terminal import console, print_json
 from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends

@@ -4,17 +4,23 @@ of another kind never, and a dry run shows the changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import unified_diff
 from hashlib import sha256
 from pathlib import Path
 
 from bridge import limits
+from bridge.cli.file_search import STDIN
+from bridge.cli.job import Job
+from bridge.cli.terminal import note
 from bridge.errors import BridgeError, SourceError
+from bridge.files import write_all
 from bridge.files.printable import clean
 from bridge.files.secrets import HIDDEN, keep_hidden
 from bridge.translation import sidecar as carry_over
 
+STDOUT = "-"
 Texts = Mapping[Path, str]
 
 
@@ -131,3 +137,31 @@ def _lines(path: Path) -> list[str] | None:
     # The file that is there may have secrets that the source has not.
     keep_hidden(text[: limits.TEXT])
     return text[: limits.TEXT].splitlines()
+
+
+def not_over_input(job: Job, texts: Iterable[Path]) -> None:
+    """Refuse to write over the file that is read."""
+    for path in texts:
+        with suppress(OSError):
+            # The same file may have several names: links, or capitals on some systems.
+            if job.file != STDIN and path.samefile(job.file):
+                raise SourceError(f"{path}: is the file that is read; name another output")
+
+
+def file_of(output: Path | None, beside: str) -> Path | None:
+    """Return the file that -o names; None for standard output.
+
+    In that case a note says that the files `beside` the output are not written.
+    """
+    if str(output) != STDOUT:
+        return output
+    if beside:
+        note(f"note: {beside} is not written, as the output is standard output; -o OUT writes both")
+    return None
+
+
+def place_files(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> None:
+    """Write all files or none. A file that a person edited is replaced only with `force`; without it `SourceError` is raised."""
+    if not force:
+        refuse_edited(texts, output, look)
+    write_all(texts, texts.keys() - {output})

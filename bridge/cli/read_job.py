@@ -1,0 +1,213 @@
+"""Reads the file of a job: finds its stack and release, and has the dialect of that stack read it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+
+from bridge import limits
+from bridge.cli import missing_sizes
+from bridge.cli.file_search import STDIN, limit_access
+from bridge.cli.job import OPTIONS, Job
+from bridge.cli.terminal import note
+from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError
+from bridge.files import Document, Script, parse, read_stream, read_text
+from bridge.files.foreign import foreign
+from bridge.files.secrets import keep_hidden
+from bridge.stack import registry
+from bridge.stack.dialect import Config, Dialect
+from bridge.stack.findings import Finding
+from bridge.stack.releases import unknown_release
+
+
+def answer_job(job: Job, work: Callable[[], int]) -> int:
+    """Run `work` with access to the paths that the job's file may open; with --json an error is printed as an object too."""
+    try:
+        # A wrong --fail-on is said before anything is read or written.
+        _ = job.threshold
+        for fault in registry.faults():
+            note(f"note: {fault}")
+        with limit_access(job):
+            return work()
+    except BridgeError as error:
+        error.as_object = job.json
+        raise
+
+
+def read_job(job: Job) -> Config:
+    """The config in the job's file, as its stack and release would read it."""
+    source = document_of(job)
+    document, told = _start_document(job, source)
+    alone = document is not source
+    # A launch leaves the sizes of the batch to its program.
+    job = replace(job, open_auto=True) if alone and not job.auto else job
+    dialect = dialect_of(job, document)
+    version, said = release_of(job, dialect, job.version)
+    config = read_as(job, dialect, document, version)
+    # Nobody wrote the program of a launch that stands for a config, and no such config has a schedule.
+    rest = [one for one in config.remarks if not (alone and one.path in UNWRITTEN)]
+    return replace(config, remarks=(*said, *told, *rest))
+
+
+UNWRITTEN = ("train.py", "scheduler.type")
+"""Paths of findings on what a launch has beside the config that it names."""
+
+
+def _start_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
+    """Return the document as its stack reads it, and findings of the host that starts it, if there is one: a
+    host's config for a stack is read as the launch that names it.
+    """
+    host = registry.find_host(document.data) if job.dialect is None else None
+    found: tuple[Document, tuple[Finding, ...]] = host.start(document) if host else (document, ())
+    return found
+
+
+def release_of(
+    job: Job, dialect: Dialect, version: str | None
+) -> tuple[str | None, tuple[Finding, ...]]:
+    """Return the release to use for `version`.
+
+    With --nearest, an unknown release is replaced by the nearest known release, and a finding says
+    so.
+    """
+    if version is None or version in dialect.versions:
+        return version, ()
+    near, said = dialect.nearest(version)
+    if not job.nearest:
+        raise VersionError(
+            f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest uses {near} instead"
+        )
+    return near, (said,)
+
+
+def dialect_of(job: Job, document: Document) -> Dialect:
+    """Return the dialect that --from names, else the dialect that recognises the document."""
+    if not job.dialect:
+        return recognise_dialect(document)
+    dialect = registry.load(job.dialect)
+    if said := registry.name_lookalike(dialect.name, document.data):
+        raise SourceError(f"{document.name}: {said}")
+    return dialect
+
+
+def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
+    """Return the config that `dialect` reads from the document for a release."""
+    # Noted now, for the error that may follow when sizes do not match (bridge.cli.missing_sizes).
+    if (
+        dialect.coded
+        and not job.code
+        and job.file != STDIN
+        and not isinstance(document.data, Script)
+    ):
+        missing_sizes.alone(Path(job.file))
+    known = signature(dialect.read).parameters
+    lent = {option.replace("_", "-") for option in job.lent}
+    said = {
+        word: value
+        for word, value in job.settings_of_options.items()
+        if word in known
+        or not (job.loose or word == "open_auto" or OPTIONS.get(word, word) in lent)
+    }
+    strange = (OPTIONS.get(word, word) for word in said if word not in known)
+    # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.
+    BridgeError.raise_if(
+        f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
+    )
+    return dialect.read(document, version, job.world_size, job.lenient, **said)
+
+
+def _resolve_release(document: Document, job: Job) -> Document:
+    """Return the document.
+
+    A shell script gets the environment and the launch that the options name.
+    """
+    if isinstance(document.data, Script):
+        return replace(document, data=document.data.start_with(job.outside, job.launch))
+    typed = [name for name in ("env", "launch") if getattr(job, name) and name not in job.lent]
+    if typed and not job.loose:
+        raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
+    return document
+
+
+def document_of(job: Job) -> Document:
+    """Return the job's file as data; a script gets the environment that the user gives.
+
+    From here on, secrets of the file are hidden in all output.
+    """
+    standard = job.file == STDIN
+    name = "standard input" if standard else job.file
+    text = text_of(job)
+    # Before it is parsed: errors of the parser quote the text.
+    keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
+    document = _resolve_release(
+        parse(text, name, "" if standard else Path(job.file).suffix.lower()), job
+    )
+    if isinstance(document.data, Script):
+        keep_hidden("", document.data.variables_with_value)
+    return document
+
+
+def text_of(job: Job) -> str:
+    """The text of the job's file."""
+    if job.text is not None:
+        return job.text
+    return standard_input() if job.file == STDIN else read_text(Path(job.file))
+
+
+def standard_input() -> str:
+    """The text on standard input. Raises `SourceError` if it cannot be read."""
+    if sys.stdin is None:  # closed by whoever started the command
+        raise SourceError("standard input: closed; pipe the config in, or name its file")
+    return read_stream(sys.stdin.buffer, "standard input")
+
+
+def recognise_dialect(document: Document) -> Dialect:
+    """The dialect that recognises `document` with the highest score; `SourceError` if none does, or
+    if several share that score.
+    """
+    if said := foreign(document.data):
+        raise UnrecognisedError(f"{document.name}: {said}")
+    scores, faults = registry.recognising(document.data)
+    if host := registry.find_host(document.data) if not any(scores.values()) else None:
+        return registry.load(host.NAME)
+    for fault in faults:
+        note(f"note: {fault}")
+    best = max(scores.values(), default=0)
+    found = [name for name, score in scores.items() if score == best]
+    doubts = _lookalike_kind(document)
+    if doubts and set(found) <= doubts.keys():
+        # Its own stack takes it for another kind of file: what that shares with a config is no sign of one.
+        raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
+    # A tie is refused rather than guessed: a file read as another stack's would lose settings without a word.
+    if best == 0:
+        script = document.data if isinstance(document.data, Script) else None
+        seen = f" (runs of the script: {script.runs_text})" if script else ""
+        lost = script.messages_on_missed if script else ()
+        if doubts:
+            raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
+        named = " or ".join(registry.names())
+        raise UnrecognisedError(
+            f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
+        )
+    if len(found) > 1:
+        raise SourceError(
+            f"{document.name}: could be for {' or '.join(found)}: it has settings of"
+            f" {'both' if len(found) == 2 else 'all'}, and only one stack is read;"
+            " name that stack with --from"
+        )
+    for said in doubts.values():
+        note(f"note: {document.name}: read as {registry.load(found[0]).title}; it may be {said}")
+    return registry.load(found[0])
+
+
+def _lookalike_kind(document: Document) -> dict[str, str]:
+    """Return the kind of file that the document is instead of a config.
+
+    The result is a mapping from names of dialects to sentences. Dialects that do not know the kind
+    are left out.
+    """
+    said = {name: registry.name_lookalike(name, document.data) for name in registry.OWN}
+    return {name: text for name, text in said.items() if text}
