@@ -21,6 +21,7 @@ from bridge.checkpoint.unpickle import FLAWS
 from bridge.errors import SourceError, nearest
 from bridge.files.shown import show_value
 from bridge.stack import registry
+from bridge.stack.checkpoint_side import formats_of
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 
@@ -34,7 +35,7 @@ def all_formats() -> Mapping[str, Format]:
     from bridge.checkpoint.one_file import OneFile
 
     own: tuple[Format, ...] = (Native(), Safe(), Binary(), Dcp(), OneFile())
-    theirs = [format for name in registry.OWN for format in registry.load(name).checkpoints]
+    theirs = [format for name in registry.OWN for format in formats_of(registry.load(name))]
     return {format.name: format for format in (*own, *theirs)}
 
 

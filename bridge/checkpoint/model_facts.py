@@ -20,6 +20,7 @@ from bridge.checkpoint.renaming import (
     unwrap_names,
 )
 from bridge.errors import SourceError
+from bridge.stack.checkpoint_side import namings_of
 from bridge.translation.lift import lift
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ OUTPUT, EMBEDDING = "head.logits.weight", "embedding.tokens.weight"
 def describe_config(config: Config) -> Model:
     """Return what a config says about its model."""
     model = lift(config).model
-    descriptions = [naming.describe_model(config) for naming in config.dialect.namings]
+    descriptions = [naming.describe_model(config) for naming in namings_of(config.dialect)]
     family = next((family for family, _ in descriptions if family), None)
     refusals = tuple(dict.fromkeys(line for _, lines in descriptions for line in lines))
     return Model(

@@ -26,6 +26,7 @@ from bridge.checkpoint.parameter_names import (
 from bridge.errors import SourceError, nearest
 from bridge.files.shown import show_value
 from bridge.stack import registry
+from bridge.stack.checkpoint_side import namings_of
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 
@@ -71,7 +72,9 @@ def all_namings() -> Mapping[str, Naming]:
 
 
 def _stack_namings() -> dict[str, Naming]:
-    return {naming.name: naming for name in registry.OWN for naming in registry.load(name).namings}
+    return {
+        naming.name: naming for name in registry.OWN for naming in namings_of(registry.load(name))
+    }
 
 
 def naming_of_name(name: str) -> Naming:

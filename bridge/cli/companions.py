@@ -12,6 +12,7 @@ from bridge.checkpoint.model_facts import describe_config, establish_model
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import read_bytes
 from bridge.stack import registry
+from bridge.stack.checkpoint_side import side_of
 from bridge.translation.translate import translate
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def _config_of_record(hub: Hub) -> Companions | None:
     its weights, or why there is none; None if it has no arguments.
     """
     try:
-        found = ((name, registry.load(name).recorded(hub)) for name in registry.OWN)
+        found = (
+            (name, side_of(registry.load(name)).config_of_record(hub)) for name in registry.OWN
+        )
         stack, config = next(((name, config) for name, config in found if config), ("", None))
         if config is None:
             return None

@@ -59,7 +59,8 @@ from bridge.layout.architecture import Architecture
 from bridge.report import as_json, as_text, json_types
 from bridge.report.exit_codes import Exit
 from bridge.stack import launch_command, registry
-from bridge.stack.dialect import Config, Saves, Written
+from bridge.stack.checkpoint_side import Saves, side_of
+from bridge.stack.dialect import Config, Written
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How
@@ -242,11 +243,12 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
         )
         job = replace(job, world_size=saved)
         config = read_job(job)
-    if _spares_norms(config, hub):
+    spared = side_of(config.dialect).spared
+    if spared and _spares_norms(config, hub):
         note(
-            f"note: read with --code {config.dialect.spared[0]}, as the checkpoint excludes biases and norms from weight decay"
+            f"note: read with --code {spared[0]}, as the checkpoint excludes biases and norms from weight decay"
         )
-        job = replace(job, code=(*job.code, *config.dialect.spared))
+        job = replace(job, code=(*job.code, *spared))
         config = read_job(job)
     return MoveSource(config, hub, format, place), job
 
@@ -254,9 +256,7 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
 def _spares_norms(config: Config, hub: Hub) -> bool:
     """Return whether the checkpoint's groups exclude biases and norms from weight decay while the config does not."""
     scope = lift(config).optimizer.decay_scope
-    return (
-        bool(config.dialect.spared) and scope is not None and scope != SPARED and fits_config(hub)
-    )
+    return scope is not None and scope != SPARED and fits_config(hub)
 
 
 def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarget:
@@ -264,18 +264,17 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     if options.to == NATIVE:
         return _keep_config(job, source, options)
     dialect = registry.load(options.to)
+    side = side_of(dialect)
     result = _translate_config(job, options)
     brought = RUNNING if options.model else "huggingface"
-    hub = _fit_names(source, result.config, dialect.parameters(result.config) or brought)
+    hub = _fit_names(source, result.config, side.parameter_names(result.config) or brought)
     # A stack that makes its own groups says nothing of the script that this config, or the one before it, belongs to.
-    own = source.config.dialect.grouping or not dialect.scoped
-    groups = (
-        _groups_to_write(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
-    )
+    own = side_of(source.config.dialect).grouping or not side.scoped
+    groups = _groups_to_write(hub, result.config, side.scoped) if side.grouping and own else ()
     # A program that is written for a model makes groups of its own; the code part says those of the plan.
     scope = None if options.model else result.plan.optimizer.decay_scope
-    hub = _place_groups(hub, source, dialect.by_place, bool(groups), scope)
-    saves = dialect.saves(result.config, hub)
+    hub = _place_groups(hub, source, side.by_place, bool(groups), scope)
+    saves = side.saves(result.config, hub)
     hub = replace(
         hub,
         client={**saves.client, **hub.client},
@@ -284,8 +283,8 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     hub = _apply_schedule(hub, result.config, saves.schedule)
     wanted = {
         **saves.instead,
-        **dialect.loads[saves.format],
-        **(dialect.settings_for_groups(FILE) if groups else {}),
+        **side.loads[saves.format],
+        **(side.settings_for_groups(FILE) if groups else {}),
     }
     # Only what the stack would not do by itself has to stand in the config.
     edits = {
@@ -296,7 +295,7 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     written = write_in_format(result, options.output / name)
     if options.model is not None and not dialect.model:
         written, result = _write_program(written, result, options.model)
-    written = dialect.resuming(written, CHECKPOINT, FILE if groups else "")
+    written = side.resume_from(written, CHECKPOINT, FILE if groups else "")
     result = replace(result, put=written)
     texts = {
         path.name: text
@@ -323,7 +322,7 @@ def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row
     """
     optimizer = lift(config).optimizer
     needed = groups.needs_group_file(
-        hub, optimizer.decay_scope if scoped else None, config.dialect.by_place
+        hub, optimizer.decay_scope if scoped else None, side_of(config.dialect).by_place
     )
     return groups.groups_to_write(hub, optimizer) if needed else ()
 
@@ -439,9 +438,10 @@ def _keep_config(job: Job, source: MoveSource, options: MoveOptions) -> MoveTarg
     A launch script is rewritten as a self-contained file of its stack.
     """
     config, dialect = source.config, source.config.dialect
-    hub = _fit_names(source, config, RUNNING if options.model else dialect.native_parameters)
+    side = side_of(dialect)
+    hub = _fit_names(source, config, RUNNING if options.model else side.native_parameters)
     groups = _groups_to_write(hub, config)
-    edits = dict(dialect.settings_for_groups(FILE)) if groups else {}
+    edits = dict(side.settings_for_groups(FILE)) if groups else {}
     config = without(config, edits) if edits else config
     rendered = dialect.render(config)
     script = isinstance(document_of(job).data, Script)
@@ -449,10 +449,10 @@ def _keep_config(job: Job, source: MoveSource, options: MoveOptions) -> MoveTarg
     written = rendered.under_name(name)
     if not script and job.file != STDIN:
         written = replace(written, text=read_text(job.file))
-    model = MODEL if options.model else "file" if dialect.native_parameters else ""
+    model = MODEL if options.model else "file" if side.native_parameters else ""
     before, written = (
         written,
-        dialect.natively(
+        side.run_natively(
             written, config.world_size or 1, CHECKPOINT, FILE if groups else "", model
         ),
     )
@@ -481,7 +481,7 @@ def _find_other_settings(source: MoveSource) -> Iterator[Finding]:
     # Under a schedule the checkpoint has the rate of its step, and the config that of the peak: both may be right.
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     names = ("betas", "eps", "weight_decay", *(() if steered else ("lr",)))
-    for name in (name for name in names if name not in source.config.dialect.scheduled):
+    for name in (name for name in names if name not in side_of(source.config.dialect).scheduled):
         said = getattr(optimizer, name)
         wanted = list(said) if isinstance(said, tuple) else said
         held = [group.settings[name] for group in source.hub.groups if name in group.settings]
@@ -595,7 +595,7 @@ def _report_text(
                 markup=False,
                 soft_wrap=True,
             )
-    own = target.config.dialect.settings_for_groups(FILE)
+    own = side_of(target.config.dialect).settings_for_groups(FILE)
     if edits := {path: value for path, value in target.edits.items() if path not in own}:
         said = [f"{path} {value}" for path, value in edits.items() if value is not None]
         gone = [path for path, value in edits.items() if value is None]
@@ -766,8 +766,8 @@ def _engine_for_format(config: Config, format: str) -> Backend:
     backend = backends(name).get(name)
     if format == NATIVE:
         return (backend.inside if backend else None) or BACKEND
-    if format not in config.dialect.loads or backend is None:
-        known = ", ".join((NATIVE, *config.dialect.loads))
+    if format not in side_of(config.dialect).loads or backend is None:
+        known = ", ".join((NATIVE, *side_of(config.dialect).loads))
         raise BridgeError(
             f"--prove: {config.dialect.title} resumes from {known}, but the checkpoint is "
             f"{format}; drop --prove"
@@ -967,7 +967,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
             format = spec["formats"][side]
             backend = _engine_for_format(config, format).following(config)
             smaller, differs = small(config, backend, spec["world"], model.layers)
-            smaller = without(smaller, dict(config.dialect.loads.get(format, {})))
+            smaller = without(smaller, dict(side_of(config.dialect).loads.get(format, {})))
             changed |= differs
             found[side] = Party(
                 side, smaller, backend, Path(spec["starts"][side]), tuple(spec["groups"][side])

@@ -15,7 +15,7 @@ from bridge.errors import BridgeError
 from bridge.files import load
 from bridge.plan.section import fields
 from bridge.stack import registry
-from bridge.stack.dialect import Dialect
+from bridge.stack.checkpoint_side import side_of
 
 EFFECTS = ("stops", "numbers", "rounding", "memory", "same-numbers")
 ANY = "*"
@@ -91,10 +91,7 @@ def _targets(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str
 
 def _movable(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     """The stacks for which `move` writes a checkpoint, and the native engine."""
-    # A stack for which none is written has the method of the base class.
-    for stack in registry.names():
-        if type(registry.load(stack)).saves is not Dialect.saves:
-            yield stack
+    yield from (stack for stack in registry.names() if side_of(registry.load(stack)).loads)
     yield "native"
 
 

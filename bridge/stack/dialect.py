@@ -8,12 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bridge import limits
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
@@ -22,7 +19,7 @@ from bridge.plan.kinds import kind
 from bridge.plan.section import Section, Values, fields
 from bridge.stack.checks import Check
 from bridge.stack.findings import LEFT_OUT, UNKNOWN, Disagreement, Finding, Origin
-from bridge.stack.launch_command import fed, torchrun
+from bridge.stack.launch_command import fed
 from bridge.stack.memory_rules import MemoryRules
 from bridge.stack.refusals import every
 from bridge.stack.releases import Releases
@@ -41,10 +38,9 @@ from bridge.stack.sources import (
 )
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.hub import Hub
-    from bridge.checkpoint.interface import Format
-    from bridge.checkpoint.parameter_names import Naming
     from bridge.files import Original
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -129,31 +125,6 @@ class Written:
         own = {self.file, *(Path(self.file).with_suffix(suffix).name for suffix in self.beside)}
         launch = tuple(str(folder / word) if word in own else word for word in self.launch)
         return replace(self, launch=launch, file=str(folder / self.file))
-
-
-@dataclass(frozen=True)
-class Saves:
-    """The way in which a run of a config saves checkpoints and resumes from them.
-
-    `format` is the format of the checkpoints. The sharding `level`, the number of data `ranks` and
-    the `dtype` of the weights are None if the format does not depend on them. `samples` is true if
-    the learning-rate schedule counts samples instead of steps. `schedule` is the state of the
-    scheduler that the run's script makes from a plan. `instead` are settings that the config needs
-    to resume (None: unset), and `findings` say what these settings change. `client` is the state
-    that the run's own script would have saved; it is used if the checkpoint has no such state.
-    `config` is the config that this script would have saved.
-    """
-
-    format: str
-    level: int | None = None
-    ranks: int | None = None
-    dtype: str | None = None
-    samples: bool = False
-    schedule: Mapping[str, Any] | None = None
-    client: Mapping[str, Any] = field(default_factory=dict)
-    instead: Mapping[str, Any] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
-    config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -295,37 +266,9 @@ class Dialect(ABC):
     sections.
     """
     config_type: ClassVar[type[Config]] = Config
-    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Checkpoint formats from which the stack can resume, each with the settings that the config
-    then needs.
-    """
-    native_parameters: ClassVar[str | None] = None
-    """Name of the convention that names the parameters when the native engine trains the model in a
-    config. None if configs of the stack describe no model for the native engine.
-    """
-    scheduled: ClassVar[tuple[str, ...]] = ()
-    """Optimizer settings that the stack's scheduler sets in every step from the config. The values
-    in a checkpoint have no effect.
-    """
-    grouping: ClassVar[bool] = False
-    """Whether training scripts build the optimizer's parameter groups themselves, from any
-    parameters. If false, the stack builds the groups.
-    """
-    scoped: ClassVar[bool] = True
-    """Whether a run that resumes from a checkpoint still leaves biases and norms out of weight decay
-    if the config says so.
-    """
-    spared: ClassVar[tuple[str, ...]] = ()
-    """Arguments of `--code` that state a fact which only the training script shows: biases and
-    norms are in a parameter group without weight decay.
-    """
     masking: ClassVar[tuple[str, ...]] = ()
     """Settings that leave some tokens out of the loss, so that microbatches have unequal numbers of
     them.
-    """
-    by_place: ClassVar[bool] = False
-    """Whether checkpoints of the stack identify parameters by index in the optimizer's groups. Each
-    stack forms different groups, so no other engine can load such a checkpoint.
     """
 
     @property
@@ -392,62 +335,6 @@ class Dialect(ABC):
         """
         return frozenset()
 
-    def saves(self, config: Config, hub: Hub) -> Saves:
-        """Return the way in which a run of `config` keeps checkpoints, for a checkpoint with the
-        content of `hub`. Raises `BridgeError` if no such checkpoint can be made.
-        """
-        raise BridgeError(
-            f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`"
-        )
-
-    def parameters(self, config: Config) -> str | None:
-        """Return the name of the convention by which a run of `config` names parameters. None
-        stands for the names in the model of the training script.
-        """
-        return None
-
-    def recorded(self, hub: Hub) -> Config | None:
-        """Return the config of the model that the arguments of a run in a checkpoint describe, without
-        dropout and with a microbatch of one sample; None if there are none. Raises `BridgeError` for
-        arguments without a meaning.
-        """
-        return None
-
-    def settings_for_groups(self, file: str) -> Mapping[str, Any]:
-        """Return the settings that make the training script build the optimizer's parameter groups
-        from `file`.
-        """
-        return {}
-
-    def resuming(self, output: Written, folder: str, groups: str = "") -> Written:
-        """Add to `output` the settings that make the run resume from the checkpoint in `folder`,
-        with the optimizer's parameter groups from the file `groups`.
-        """
-        return output
-
-    def natively(
-        self, output: Written, world: int, folder: str, groups: str = "", model: str = ""
-    ) -> Written:
-        """Add to `output` the command by which the native engine runs the config on `world` ranks.
-
-        The run resumes from the checkpoint in `folder`, with the optimizer's parameter groups from
-        the file `groups`. The run trains the model of the folder `model`; "file" stands for the
-        model that the config states.
-        """
-        options = [
-            word
-            for option, name in (("--model", model), ("--groups", groups))
-            if name
-            for word in (option, name)
-        ]
-        # The environment keeps Python from importing files of the current directory.
-        launch = torchrun(
-            world, "-m", "stagebridge", "train", output.file, "--resume", folder, *options
-        )
-        return replace(
-            output, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"}
-        )
-
     @property
     def moves(self) -> tuple[Move, ...]:
         """Settings that releases renamed or replaced, oldest first."""
@@ -508,16 +395,6 @@ class Dialect(ABC):
         """All checks of the stack, for settings that it refuses, ignores or gets wrong. The order
         is that of the stack's source, and the checks of all releases are included.
         """
-        return ()
-
-    @property
-    def checkpoints(self) -> tuple[Format, ...]:
-        """The checkpoint formats that the stack writes."""
-        return ()
-
-    @property
-    def namings(self) -> tuple[Naming, ...]:
-        """The conventions by which the stack names the parameters of models."""
         return ()
 
     def editor_schema(self) -> dict[str, Any]:
@@ -771,6 +648,10 @@ class Dialect(ABC):
         """Whether None is a value of the setting at `path` for that release."""
         return True
 
+    def find_part(self, part: str, name: str, default: T) -> T:
+        """Return the value `name` of the dialect's module `part`, or `default` for a dialect in one module."""
+        return default
+
     default_entry: ClassVar[str] = "file"
 
 
@@ -788,116 +669,6 @@ def _out_of_range(value: Any) -> Iterator[str]:
     ):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _out_of_range(inner)
-
-
-class PackagedDialect(Dialect):
-    """A dialect in a package of its own, whose parts are imported when they are needed.
-
-    The package's module `schema` has the schema as `SCHEMA`, `rules` has the table as `table()`,
-    and `releases` has the known releases as `KNOWN`. `suffixes` gives the format of a file by its
-    suffix.
-    """
-
-    suffixes: ClassVar[Mapping[str, str]] = {}
-
-    @cached_property
-    def schema(self) -> type[Section]:
-        """The schema: the settings of all releases, with their types."""
-        section: type[Section] = self._part("schema").SCHEMA
-        return section
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        """The rules that convert between settings of the stack and plan fields."""
-        rows: tuple[Rule, ...] = self._part("rules").table()
-        return rows
-
-    @cached_property
-    def versions(self) -> tuple[str, ...]:
-        """Known releases, oldest first."""
-        releases: tuple[str, ...] = self._part("releases").KNOWN
-        return releases
-
-    @cached_property
-    def moves(self) -> tuple[Move, ...]:
-        """The result of `moves()` in the dialect's module `releases`; empty if there is no such
-        function.
-        """
-        rows: tuple[Move, ...] = self._has("releases", "moves", tuple)()
-        return rows
-
-    @property
-    def disagreements(self) -> tuple[Disagreement, ...]:
-        """The constant `DISAGREEMENTS` of the dialect's module `documentation`; empty if there is
-        none.
-        """
-        rows: tuple[Disagreement, ...] = self._has("documentation", "DISAGREEMENTS", ())
-        return rows
-
-    @property
-    def checks(self) -> Iterable[Check]:
-        """The constants `REFUSALS` of the dialect's module `refusals` and `TRAPS` of the module
-        `checks`.
-        """
-        return (*self._has("refusals", "REFUSALS", ()), *self._has("checks", "TRAPS", ()))
-
-    @property
-    def checkpoints(self) -> tuple[Format, ...]:
-        """The constant `FORMATS` of the dialect's module `state`; empty if there is none."""
-        formats: tuple[Format, ...] = self._has("checkpoints", "FORMATS", ())
-        return formats
-
-    @property
-    def namings(self) -> tuple[Naming, ...]:
-        """The constant `NAMINGS` of the dialect's module `state`; empty if there is none."""
-        rows: tuple[Naming, ...] = self._has("checkpoints", "NAMINGS", ())
-        return rows
-
-    def memory_rules(self, config: Config) -> MemoryRules:
-        """The result of `rules` in the dialect's module `memory`; the native engine's rules if there
-        is no such function.
-        """
-        function: Callable[[Config], MemoryRules] | None = self._has("memory", "rules", None)
-        return super().memory_rules(config) if function is None else function(config)
-
-    def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """The findings on `config` that the function `inspect` in the dialect's module `checks`
-        returns.
-        """
-        findings: Iterable[Finding] = self._part("checks").inspect(config)
-        return tuple(findings)
-
-    def format_of(self, path: str | Path | None) -> str | None:
-        """Return the format of the suffix of `path` in `suffixes`. Return None without a path, or
-        if the suffix is not in `suffixes`.
-        """
-        return self.suffixes.get(Path(path).suffix.lower()) if path is not None else None
-
-    def chosen(self, format: str | None) -> str:
-        """Return `format`, or the usual format for None. Raises `VersionError` if the dialect
-        cannot write `format`.
-        """
-        if format not in (None, *self.formats, *self.alike):
-            raise VersionError(
-                f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}"
-            )
-        return format or self.formats[0]
-
-    def recognises(self, data: Any) -> int:
-        """Return what the dialect's module `recognition` says of parsed `data`."""
-        return int(self._part("recognition").score(data))
-
-    def _part(self, name: str) -> ModuleType:
-        return import_module(f"{self.package}.{name}")
-
-    def _has(self, part: str, name: str, default: Any) -> Any:
-        """Return the value `name` of the dialect's module `part`, or `default` if there is no such
-        module or name.
-        """
-        # `find_spec` tells a module that is missing from one whose own import fails: that error
-        # must be seen.
-        there = find_spec(f"{self.package}.{part}")
-        return getattr(self._part(part), name, default) if there else default
 
 
 def code_beside(path: Path) -> Path:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bridge.plan.section import Values, fields
-from bridge.stack.dialect import Config, PackagedDialect, Reading, Written
+from bridge.stack.dialect import Config, Reading, Written
+from bridge.stack.packaged_dialect import PackagedDialect
 from bridge.stack.sources import Placed
 from compat.accelerate import formats, host
 from compat.accelerate.formats import convert_to_fsdp2, fill_in, has_setting, write
@@ -22,7 +23,6 @@ class AccelerateDialect(PackagedDialect):
     suffixes: ClassVar[Mapping[str, str]] = {".yaml": "yaml", ".yml": "yaml"}
     model: ClassVar[bool] = False
     default_entry: ClassVar[str] = "plan"
-    grouping = True
 
     def read(
         self,

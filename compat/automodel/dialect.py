@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.plan.section import Values, fields
-from bridge.stack.dialect import Config, PackagedDialect, Reading, Saves, Written
+from bridge.stack.dialect import Config, Reading, Written
 from bridge.stack.findings import Finding
 from bridge.stack.launch_command import torchrun
+from bridge.stack.packaged_dialect import PackagedDialect
 from bridge.stack.requirements import missing
 from compat.automodel.effective import effective
 from compat.automodel.formats import FILE, RECIPE, program, read, text
@@ -19,23 +19,7 @@ from compat.automodel.releases import release
 from compat.automodel.requirements import NEEDS, whole
 
 if TYPE_CHECKING:
-    from bridge.checkpoint.hub import Hub
     from compat.automodel.pipeline import PipelineConfig
-
-GROUPED = """groups, named = json.loads(Path("{file}").read_text()), dict(model.named_parameters())  # yours, after fully_shard
-groups = [{{**group, "params": [named[name] for name in group["params"]]}} for group in groups]
-optimizer = torch.optim.AdamW(groups)  # of the class that your script takes; a schedule starts from the rate of each group
-"""
-# A torch checkpoint of parameters and optimizer state. The
-# recipes' own checkpoints have other folders and names.
-LOADING = """{imports}import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-{grouped}model_state, optimizer_state = get_state_dict(model, optimizer)  # yours, after fully_shard
-state = {{"model": model_state, "optimizer": optimizer_state, "step": 0}}
-dcp.load(state, checkpoint_id="{folder}")
-set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-"""
 
 
 class AutoModelConfig(Config):
@@ -60,9 +44,6 @@ class AutoModelDialect(PackagedDialect):
     formats: ClassVar[tuple[str, ...]] = ("yaml",)
     suffixes: ClassVar[Mapping[str, str]] = {".yaml": "yaml", ".yml": "yaml"}
     config_type: ClassVar[type[Config]] = AutoModelConfig
-    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dcp": {}}
-    grouping = True
-    scoped = False  # a script of the user's own loads the checkpoint
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read a path, text, mapping, list of overrides or live PipelineConfig. Return the typed
@@ -104,22 +85,6 @@ class AutoModelDialect(PackagedDialect):
         at = release(config.version)
         launch = torchrun(config.world_size or 1, "-m", *program(at), FILE)
         return Written(self.name, text(config.given, at), "yaml", launch=launch, file=FILE)
-
-    def saves(self, config: Config, hub: Hub) -> Saves:
-        """Name the checkpoint format: torch's distributed checkpoints, which any number of ranks
-        can load.
-        """
-        return Saves("dcp")
-
-    def resuming(self, output: Written, folder: str, groups: str = "") -> Written:
-        """Return code with which a script loads a torch checkpoint. The recipe's own training loop
-        cannot read these checkpoints.
-        """
-        group_lines = GROUPED.format(file=groups) if groups else ""
-        imports = "import json\nfrom pathlib import Path\n\nimport torch\n" if groups else ""
-        return replace(
-            output, snippet=LOADING.format(folder=folder, grouped=group_lines, imports=imports)
-        )
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether release `version` reads the setting `path`."""

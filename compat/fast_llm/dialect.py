@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from bridge.plan.section import Values, fields
-from bridge.stack.dialect import Config, PackagedDialect, Reading, Written
+from bridge.stack.dialect import Config, Reading, Written
 from bridge.stack.findings import Finding
 from bridge.stack.launch_command import torchrun
+from bridge.stack.packaged_dialect import PackagedDialect
 from bridge.stack.requirements import missing
 from bridge.stack.rules import Effect
 from compat.fast_llm import formats, releases

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from bridge.plan.section import Values
-from bridge.stack.dialect import Config, PackagedDialect, Reading, Written
+from bridge.stack.dialect import Config, Reading, Written
 from bridge.stack.findings import Finding
+from bridge.stack.packaged_dialect import PackagedDialect
 from compat.huggingface.effective import effective, missing
 from compat.huggingface.formats import read, text
 

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from bridge.plan.section import Values
-from bridge.stack.dialect import Config, PackagedDialect, Reading, Written
+from bridge.stack.dialect import Config, Reading, Written
+from bridge.stack.packaged_dialect import PackagedDialect
 from compat.merak import code, formats
 from compat.merak.code import script
 from compat.merak.effective import effective
