@@ -20,7 +20,7 @@ from typing import Any
 import compat
 from bridge.errors import BridgeError
 from bridge.files import load
-from bridge.stack.dialect import Dialect
+from bridge.stack.dialect import Reader
 from bridge.testing.single_edits import KINDS, SILENT, Base, Edited, Source, edit_source, outcome
 
 HOME = Path(__file__).resolve().parents[1]
@@ -51,7 +51,7 @@ def sources(stack: str) -> Iterator[tuple[Source, Sequence[str | None]]]:
             )
 
 
-def base(dialect: Dialect, source: Source, versions: Sequence[str | None]) -> Base | None:
+def base(dialect: Reader, source: Source, versions: Sequence[str | None]) -> Base | None:
     """A source as the first release and number of ranks read it that accept it; None if none does."""
     for version, ranks in product(versions, RANKS):
         read = partial(dialect.read, version=version, world_size=ranks)

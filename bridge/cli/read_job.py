@@ -18,9 +18,10 @@ from bridge.files import Document, Script, parse, read_stream, read_text
 from bridge.files.foreign import foreign
 from bridge.files.secrets import keep_hidden
 from bridge.stack import registry
-from bridge.stack.dialect import Config, Dialect
+from bridge.stack.dialect import Config, Dialect, Reader
 from bridge.stack.findings import Finding
 from bridge.stack.releases import unknown_release
+from bridge.stack.stack_tables import StackTables
 
 
 def answer_job(job: Job, work: Callable[[], int]) -> int:
@@ -66,7 +67,7 @@ def _start_document(job: Job, document: Document) -> tuple[Document, tuple[Findi
 
 
 def release_of(
-    job: Job, dialect: Dialect, version: str | None
+    job: Job, dialect: StackTables, version: str | None
 ) -> tuple[str | None, tuple[Finding, ...]]:
     """Return the release to use for `version`.
 
@@ -93,7 +94,7 @@ def dialect_of(job: Job, document: Document) -> Dialect:
     return dialect
 
 
-def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
+def read_as(job: Job, dialect: Reader, document: Document, version: str | None) -> Config:
     """Return the config that `dialect` reads from the document for a release."""
     # Noted now, for the error that may follow when sizes do not match (bridge.cli.missing_sizes).
     if (

@@ -17,6 +17,7 @@ from bridge.report.tables import Grid
 from bridge.stack import registry
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect
+from bridge.stack.stack_tables import StackTables
 from bridge.translation import reference
 from bridge.translation.reference import Arrival, Entry, Span
 
@@ -70,7 +71,7 @@ def _shown_content(dialect: Dialect, field: str | None) -> Entry | Sections:
     return inside
 
 
-def resolve_field(dialect: Dialect, field: str) -> str | None:
+def resolve_field(dialect: StackTables, field: str) -> str | None:
     """Return the path that `field` names: `field` may be the path itself, or another spelling such as a flag."""
     if field in fields(dialect.schema):
         return field
@@ -166,7 +167,7 @@ def _make_table(title: str, *columns: str) -> Grid:
     return Grid(escape(title), columns)
 
 
-def _print_list(dialect: Dialect, sections: Sections, console: Console) -> None:
+def _print_list(dialect: StackTables, sections: Sections, console: Console) -> None:
     from rich.markup import escape
 
     for section, group in sections.items():
@@ -249,7 +250,7 @@ def _arrival_object(arrival: Arrival) -> json_types.Elsewhere:
     }
 
 
-def _listing_object(dialect: Dialect, sections: Sections) -> json_types.Listing:
+def _listing_object(dialect: StackTables, sections: Sections) -> json_types.Listing:
     return {
         "dialect": dialect.name,
         "versions": list(dialect.versions),

@@ -14,6 +14,7 @@ from bridge.files.secrets import Secrets, keep_hidden
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
+from bridge.stack.stack_tables import StackTables
 from bridge.translation import sidecar as carry_over
 from bridge.translation.lift import claims, meaning_of
 from bridge.translation.sidecar import Carry
@@ -37,7 +38,7 @@ class Sidecar:
         """Return the carry-over if it belongs to the stack of `dialect` and to a known release; else None."""
         return self.carry if self.carry and not self.unfit(dialect) else None
 
-    def unfit(self, dialect: Dialect) -> str:
+    def unfit(self, dialect: StackTables) -> str:
         """Return the reason why the sidecar cannot be used for a file of the stack of `dialect`; empty
         if the sidecar can be used, or if there is none.
         """

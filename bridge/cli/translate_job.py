@@ -19,7 +19,7 @@ from bridge.errors import BridgeError, SourceError
 from bridge.files import Original
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
-from bridge.stack.dialect import Config, Dialect, Written
+from bridge.stack.dialect import Config, Dialect, Writer, Written
 from bridge.stack.rules import Effect
 from bridge.translation import sidecar as carry_over
 from bridge.translation.translate import Result, translate
@@ -101,7 +101,7 @@ def files_to_write(result: Result, output: Path, with_carry: bool) -> dict[Path,
     return {**texts, **carried}
 
 
-def format_for(dialect: Dialect, output: Path) -> str | None:
+def format_for(dialect: Writer, output: Path) -> str | None:
     """Return the format that the suffix of `output` stands for, or None for an unknown suffix.
 
     Raises `SourceError` for the suffix of a format that the dialect cannot write.

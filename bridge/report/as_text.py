@@ -19,10 +19,11 @@ from bridge.report.as_json import all_of
 from bridge.report.row_choice import USUAL, View
 from bridge.report.tables import Grid, Hung, markup_text
 from bridge.stack import launch_command
-from bridge.stack.dialect import Config, Dialect
+from bridge.stack.dialect import Config
 from bridge.stack.findings import UNKNOWN, Finding, Origin
 from bridge.stack.rules import Effect, How
 from bridge.stack.sources import ResolvedRun, Said, Settled
+from bridge.stack.stack_tables import StackTables
 from bridge.translation.translate import FieldReport, Result, remarks_alike
 
 if TYPE_CHECKING:
@@ -434,7 +435,7 @@ def name(config: Config) -> str:
     return release_named(config.dialect, config.version)
 
 
-def release_named(dialect: Dialect, version: str) -> str:
+def release_named(dialect: StackTables, version: str) -> str:
     """The title of a stack and a release, marked if it is the newest known release, which is used
     if none is named.
     """

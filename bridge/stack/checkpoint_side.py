@@ -11,6 +11,7 @@ from bridge.errors import BridgeError
 from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.findings import Finding
 from bridge.stack.launch_command import torchrun
+from bridge.stack.stack_tables import StackTables
 
 if TYPE_CHECKING:
     from bridge.checkpoint.hub import Hub
@@ -143,12 +144,12 @@ def side_of(dialect: Dialect) -> CheckpointSide:
     return dialect.find_part("resuming", "SIDE", CheckpointSide)(dialect)
 
 
-def formats_of(dialect: Dialect) -> tuple[Format, ...]:
+def formats_of(dialect: StackTables) -> tuple[Format, ...]:
     """Return the checkpoint formats that the stack writes: `FORMATS` of its module `checkpoints`."""
     return dialect.find_part("checkpoints", "FORMATS", ())
 
 
-def namings_of(dialect: Dialect) -> tuple[Naming, ...]:
+def namings_of(dialect: StackTables) -> tuple[Naming, ...]:
     """Return the conventions by which the stack names the parameters of models: `NAMINGS` of its module
     `checkpoints`.
     """

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import limits
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
 from bridge.files import write_all
-from bridge.plan.kinds import kind
-from bridge.plan.section import Section, Values, fields
+from bridge.plan.section import Section, Values
 from bridge.stack.checks import Check
-from bridge.stack.findings import LEFT_OUT, UNKNOWN, Disagreement, Finding, Origin
+from bridge.stack.findings import LEFT_OUT, Finding, Origin
 from bridge.stack.launch_command import fed
 from bridge.stack.memory_rules import MemoryRules
 from bridge.stack.refusals import every
-from bridge.stack.releases import Releases
-from bridge.stack.rules import Context, Effect, Rule
-from bridge.stack.setting_renames import Move
+from bridge.stack.rules import Context, Effect
 from bridge.stack.sources import (
     DEFAULT,
     NO_SOURCES,
@@ -36,11 +32,10 @@ from bridge.stack.sources import (
     Unheard,
     report_contradictions,
 )
+from bridge.stack.stack_tables import StackTables
 
 if TYPE_CHECKING:
     from bridge.files import Original
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -243,71 +238,14 @@ class Config:
         return self.dialect.to_object(self)
 
 
-class Dialect(ABC):
-    """One stack: its schema, its table, and its formats. Subclasses live in `compat/<name>/`."""
+class Writer(StackTables):
+    """What writes configs of a stack, in files and as objects."""
 
-    name: ClassVar[str]
-    title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
     alike: ClassVar[tuple[str, ...]] = ()
     """Further formats in which every text of the usual format is valid too."""
     rewrites: ClassVar[tuple[str, ...]] = ()
     """Formats in which a file can be changed in place, so that comments stay."""
-    model: ClassVar[bool] = True
-    """Whether a config of this stack defines the model. If not, the training script defines the
-    model, and a translation to such a config loses no model fields.
-    """
-    coded: ClassVar[bool] = False
-    """Whether some settings belong into the training script. Such settings are written to a second
-    file, next to the config.
-    """
-    about: ClassVar[str] = ""
-    """The one section of a plan that configs of this stack are about; empty if they are about all
-    sections.
-    """
-    config_type: ClassVar[type[Config]] = Config
-    masking: ClassVar[tuple[str, ...]] = ()
-    """Settings that leave some tokens out of the loss, so that microbatches have unequal numbers of
-    them.
-    """
-
-    @property
-    def package(self) -> str:
-        """The name of the package with the stack's modules."""
-        return str(sys.modules[type(self).__module__].__package__)
-
-    @property
-    @abstractmethod
-    def schema(self) -> type[Section]:
-        """The pydantic schema of all settings that can be given."""
-
-    @property
-    @abstractmethod
-    def rules(self) -> tuple[Rule, ...]:
-        """The rules that convert between settings of the stack and plan fields."""
-
-    @property
-    @abstractmethod
-    def versions(self) -> tuple[str, ...]:
-        """Known releases, oldest first."""
-
-    @property
-    def newest(self) -> str:
-        """The release that is used if none is named: the newest one published."""
-        return Releases(self.name, self.versions).newest
-
-    @abstractmethod
-    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
-        """Read `source`: a path, a text, a mapping, a list of flags or a live object. The reading
-        has the values that the source sets, with the types of the schema.
-        """
-
-    @abstractmethod
-    def effective(self, config: Config) -> Values:
-        """All values that the stack's own entry point makes of `config.given`.
-
-        Raises `BridgeError` with every reason why the stack refuses the config.
-        """
 
     @abstractmethod
     def render(self, config: Config, format: str | None = None) -> Written:
@@ -335,60 +273,82 @@ class Dialect(ABC):
         """
         return frozenset()
 
-    @property
-    def moves(self) -> tuple[Move, ...]:
-        """Settings that releases renamed or replaced, oldest first."""
-        return ()
-
-    def recognises(self, data: Any) -> int:
-        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of this
-        stack. 0 means that `data` is no such config.
-        """
-        return 0
-
     def renew(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return settings of this stack in the form in which a translation to the stack itself writes them."""
         return settings
-
-    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Return whether release `version` has the setting `path` and lets the entry point `entry`
-        set it to `value`.
-        """
-        return True
 
     def fitting(self, settings: Mapping[str, Any], version: str) -> dict[str, Any]:
         """Return `settings` without those that release `version` would refuse because of others."""
         return dict(settings)
 
-    def defaults(self, version: str) -> Mapping[str, Any]:
-        """Return the defaults of a release by path. The default is None if the setting has none, or
-        if the release derives the value.
+    def to_object(self, config: Config) -> Any:
+        """The stack's own config object. Raises `VersionError` if the stack has no such object."""
+        raise VersionError(
+            f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
+        )
+
+    def write(
+        self, config: Config, path: str | Path | None = None, format: str | None = None
+    ) -> Written:
+        """Render `config`, and write it to `path` if one is given; the suffix picks the format.
+
+        Either all files are written or none.
         """
-        entries = fields(self.schema).items()
-        return {
-            path: leaf.default
-            for path, leaf in entries
-            if self.knows(path, leaf.default, version, self.default_entry)
-        }
+        output = self.render(config, format or self.format_of(path))
+        if path is not None:
+            output = output.under_name(Path(path).name)
+            texts = self.files(output, Path(path))
+            # The user named `path` and may overwrite it; files beside it were not named, so they
+            # must be ours.
+            write_all(texts, texts.keys() - {Path(path)})
+        return output
 
-    def accepts(self, path: str) -> str:
-        """The values that the field at `path` accepts, in words."""
-        return kind(fields(self.schema)[path].annotation)
+    def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
+        """Write `config` into the text `original`, which was read for release `was`. Lines that
+        need no change stay as they are.
 
-    def spellings(self, path: str) -> tuple[str, ...]:
-        """Return the names by which source files spell the field at `path`. The result is empty if
-        files use the path itself.
+        Returns None if the suffix of `path` stands for another format, or if the dialect always
+        writes this format anew.
         """
-        return ()
+        format = self.format_of(path)
+        if format is None or format not in self.rewrites or original.document.format != format:
+            return None
+        return replace(
+            self.render(config), text=self.reword_for_release(config, original, was), format=format
+        )
 
-    def section(self, path: str) -> str:
-        """The heading under which a list of all fields shows the field at `path`."""
-        return path.rpartition(".")[0] or "top level"
+    def reword_for_release(self, config: Config, original: Original, was: str) -> str:
+        """Return the text of `original`, which was read for release `was`, changed so that the text
+        means the same as `config`.
 
-    @property
-    def disagreements(self) -> tuple[Disagreement, ...]:
-        """Places at which the stack's documentation and its code disagree."""
-        return ()
+        Only called for formats in `rewrites`.
+        """
+        raise TranslationError(
+            f"{self.name}: this dialect cannot change a file in place; write the config to a new file"
+        )
+
+    def files(self, output: Written, path: Path) -> dict[Path, str]:
+        """Return the texts of all files for `path`: the config, and the file with the settings for
+        the training script.
+        """
+        output = output.under_name(path.name)
+        texts = {path: output.text}
+        if output.code:
+            texts[code_beside(path)] = json.dumps(dict(output.code), indent=2) + "\n"
+        if output.snippet:
+            texts[path.with_suffix(".code.py")] = output.snippet
+        texts |= {path.with_suffix(suffix): text for suffix, text in output.beside.items()}
+        return texts
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """Return the format that the suffix of `path` stands for; None stands for the dialect's
+        usual format.
+        """
+        return None
+
+
+class Checker(StackTables):
+    """What says which settings a stack refuses, ignores or lacks, and what its runs keep in memory."""
 
     @property
     def checks(self) -> Iterable[Check]:
@@ -396,10 +356,6 @@ class Dialect(ABC):
         is that of the stack's source, and the checks of all releases are included.
         """
         return ()
-
-    def editor_schema(self) -> dict[str, Any]:
-        """The JSON Schema of a file of the stack, for editors and other programs."""
-        return self.schema.model_json_schema()
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """A finding for each setting of `config` that the stack accepts and then ignores or gets
@@ -433,37 +389,30 @@ class Dialect(ABC):
         """Return whether `config` names a model and a data set, so that `bridge.engine.backends.opener` can run it."""
         return False
 
-    def to_object(self, config: Config) -> Any:
-        """The stack's own config object. Raises `VersionError` if the stack has no such object."""
-        raise VersionError(
-            f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
-        )
 
-    def as_section(self, settings: Values) -> Section:
-        """`settings` as an instance of the schema."""
-        return self.schema.model_validate(settings.as_nested())
+class Reader(StackTables):
+    """What reads configs of a stack, completes them, and checks them as a release does."""
 
-    def release(self, version: str | None) -> str:
-        """Return `version` if this release is known, and the newest known release for None. Raises
-        `VersionError` for an unknown release.
+    config_type: ClassVar[type[Config]] = Config
+
+    @abstractmethod
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Read `source`: a path, a text, a mapping, a list of flags or a live object. The reading
+        has the values that the source sets, with the types of the schema.
         """
-        if version is None:
-            return self.newest
-        Releases(self.name, self.versions).place(version)
-        return version
 
-    def nearest(self, version: str) -> tuple[str, Finding]:
-        """Return the known release that is used in place of the unknown `version`, and a finding
-        that says so.
+    @abstractmethod
+    def effective(self, config: Config) -> Values:
+        """All values that the stack's own entry point makes of `config.given`.
 
-        Raises `VersionError` if `version` is not a version.
+        Raises `BridgeError` with every reason why the stack refuses the config.
         """
-        near = Releases(self.name, self.versions).near(version)
-        message = (
-            f"{self.title} {version} is not known; the config is read as one of {near},"
-            " so changes between these two releases are not noticed"
-        )
-        return near, Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
+
+    def recognises(self, data: Any) -> int:
+        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of this
+        stack. 0 means that `data` is no such config.
+        """
+        return 0
 
     def read(
         self,
@@ -538,91 +487,9 @@ class Dialect(ABC):
             return problem
         return f"{f'{origin.file}: ' if origin.file else ''}line {origin.line}: {problem}"
 
+    @abstractmethod
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
-        """A config from a reading, without the checks of the stack.
-
-        Raises `ConfigError` for a number that is infinite, not a number, or beyond 64 bits.
-        """
-        ConfigError.raise_if(
-            f"{path}: {flaw}"
-            for path, value in reading.given.items()
-            for flaw in _out_of_range(value)
-        )
-        findings = reading.findings
-        if world_size:  # whoever gives it has answered what the source does not say
-            findings = tuple(one for one in findings if one.path != "world_size")
-        world_size = world_size or reading.world_size
-        return self.config_type(
-            self,
-            reading.given,
-            version,
-            world_size,
-            reading.entry,
-            reading.origins,
-            findings,
-            reading.opaque,
-            reading.program,
-            reading.sources,
-        )
-
-    def write(
-        self, config: Config, path: str | Path | None = None, format: str | None = None
-    ) -> Written:
-        """Render `config`, and write it to `path` if one is given; the suffix picks the format.
-
-        Either all files are written or none.
-        """
-        output = self.render(config, format or self.format_of(path))
-        if path is not None:
-            output = output.under_name(Path(path).name)
-            texts = self.files(output, Path(path))
-            # The user named `path` and may overwrite it; files beside it were not named, so they
-            # must be ours.
-            write_all(texts, texts.keys() - {Path(path)})
-        return output
-
-    def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
-        """Write `config` into the text `original`, which was read for release `was`. Lines that
-        need no change stay as they are.
-
-        Returns None if the suffix of `path` stands for another format, or if the dialect always
-        writes this format anew.
-        """
-        format = self.format_of(path)
-        if format is None or format not in self.rewrites or original.document.format != format:
-            return None
-        return replace(
-            self.render(config), text=self.reword_for_release(config, original, was), format=format
-        )
-
-    def reword_for_release(self, config: Config, original: Original, was: str) -> str:
-        """Return the text of `original`, which was read for release `was`, changed so that the text
-        means the same as `config`.
-
-        Only called for formats in `rewrites`.
-        """
-        raise TranslationError(
-            f"{self.name}: this dialect cannot change a file in place; write the config to a new file"
-        )
-
-    def files(self, output: Written, path: Path) -> dict[Path, str]:
-        """Return the texts of all files for `path`: the config, and the file with the settings for
-        the training script.
-        """
-        output = output.under_name(path.name)
-        texts = {path: output.text}
-        if output.code:
-            texts[code_beside(path)] = json.dumps(dict(output.code), indent=2) + "\n"
-        if output.snippet:
-            texts[path.with_suffix(".code.py")] = output.snippet
-        texts |= {path.with_suffix(suffix): text for suffix, text in output.beside.items()}
-        return texts
-
-    def format_of(self, path: str | Path | None) -> str | None:
-        """Return the format that the suffix of `path` stands for; None stands for the dialect's
-        usual format.
-        """
-        return None
+        """A config from a reading, without the checks of the stack."""
 
     def config(
         self,
@@ -643,16 +510,6 @@ class Dialect(ABC):
         return self._check_config(
             Reading(Values(values), entry or self.default_entry), release, world_size
         )
-
-    def nullable(self, path: str, version: str) -> bool:
-        """Whether None is a value of the setting at `path` for that release."""
-        return True
-
-    def find_part(self, part: str, name: str, default: T) -> T:
-        """Return the value `name` of the dialect's module `part`, or `default` for a dialect in one module."""
-        return default
-
-    default_entry: ClassVar[str] = "file"
 
 
 def _out_of_range(value: Any) -> Iterator[str]:
@@ -682,3 +539,34 @@ def flags_of(source: Any) -> Sequence[str] | None:
     """`source` if it is a list of command-line flags, else None."""
     is_list = isinstance(source, Sequence) and not isinstance(source, str | bytes)
     return source if is_list and all(isinstance(item, str) for item in source) else None
+
+
+class Dialect(Reader, Writer, Checker):
+    """One stack. Subclasses live in `compat/<name>/`."""
+
+    def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
+        """A config from a reading, without the checks of the stack.
+
+        Raises `ConfigError` for a number that is infinite, not a number, or beyond 64 bits.
+        """
+        ConfigError.raise_if(
+            f"{path}: {flaw}"
+            for path, value in reading.given.items()
+            for flaw in _out_of_range(value)
+        )
+        findings = reading.findings
+        if world_size:  # whoever gives it has answered what the source does not say
+            findings = tuple(one for one in findings if one.path != "world_size")
+        world_size = world_size or reading.world_size
+        return self.config_type(
+            self,
+            reading.given,
+            version,
+            world_size,
+            reading.entry,
+            reading.origins,
+            findings,
+            reading.opaque,
+            reading.program,
+            reading.sources,
+        )

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 from bridge.errors import VersionError
 from bridge.plan.section import Section
 from bridge.stack.checks import Check
-from bridge.stack.dialect import Config, Dialect, T
+from bridge.stack.dialect import Config, Dialect
 from bridge.stack.findings import Disagreement, Finding
 from bridge.stack.memory_rules import MemoryRules
 from bridge.stack.rules import Rule
 from bridge.stack.setting_renames import Move
+from bridge.stack.stack_tables import T
 
 
 class PackagedDialect(Dialect):

@@ -23,7 +23,7 @@ from bridge.errors import BridgeError
 from bridge.files.shown import show_value
 from bridge.plan.free_sections import otherwise
 from bridge.plan.section import Values
-from bridge.stack.dialect import Config, Dialect, Written
+from bridge.stack.dialect import Config, Dialect, Writer, Written
 from bridge.stack.rules import Effect
 from bridge.testing.strategies import configs, entries
 from bridge.translation.lift import claims, lift, lower
@@ -220,7 +220,7 @@ def starts(config: Config) -> bool:
     return not any(finding.effect is Effect.STOPS for finding in config.dialect.inspect(config))
 
 
-def suffix(dialect: Dialect, format: str) -> str:
+def suffix(dialect: Writer, format: str) -> str:
     """Return the suffix of files of a format."""
     return next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}") == format)
 

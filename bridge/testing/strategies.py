@@ -19,7 +19,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan, paths
 from bridge.plan.section import fields, nest
-from bridge.stack.dialect import Config, Dialect
+from bridge.stack.dialect import Config, Dialect, Reader
+from bridge.stack.stack_tables import StackTables
 
 Group = Mapping[str, Any]
 """Values by path that belong together: they are tried together, and a stack accepts all of them or none."""
@@ -101,7 +102,7 @@ class StrategyPart:
 
 
 @cache
-def part_of(dialect: Dialect) -> StrategyPart:
+def part_of(dialect: StackTables) -> StrategyPart:
     """Return `PART` of the module `strategies` in the dialect's package; an empty `StrategyPart` if there is no such module."""
     name = dialect.package + ".strategies"
     part: StrategyPart = import_module(name).PART if find_spec(name) else StrategyPart()
@@ -111,7 +112,7 @@ def part_of(dialect: Dialect) -> StrategyPart:
 # Configs
 
 
-def entries(dialect: Dialect) -> tuple[str, ...]:
+def entries(dialect: StackTables) -> tuple[str, ...]:
     """Return the names of the entry points for which configs are drawn. The first one reads a file."""
     return tuple(dict.fromkeys(part_of(dialect).entries))
 
@@ -134,7 +135,7 @@ def configs(
 
 @st.composite
 def _configs(
-    draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None, entry: str | None
+    draw: DrawFn, dialect: Reader, version: str | None, world_size: int | None, entry: str | None
 ) -> Config:
     part = part_of(dialect)
     release = version or draw(st.sampled_from(dialect.versions[::-1]))
@@ -158,7 +159,7 @@ def stand_in(*arguments: Any) -> None:
     """Stand in for any function that a live config contains."""
 
 
-def _without_unknown(group: Group, dialect: Dialect, case: StrategyCase) -> Group:
+def _without_unknown(group: Group, dialect: StackTables, case: StrategyCase) -> Group:
     """Return a group without the fields and values that the release does not know."""
     return {
         path: value
@@ -225,19 +226,19 @@ def _off(draw: DrawFn, path: str, config: Config, case: StrategyCase) -> Any:
 
 
 @cache
-def _values(dialect: Dialect, case: StrategyCase, path: str) -> SearchStrategy[Any]:
+def _values(dialect: StackTables, case: StrategyCase, path: str) -> SearchStrategy[Any]:
     own = part_of(dialect).values(case, path)
     return own if own is not None else values(fields(dialect.schema)[path].annotation)
 
 
-def paths_of(dialect: Dialect, case: StrategyCase) -> tuple[str, ...]:
+def paths_of(dialect: StackTables, case: StrategyCase) -> tuple[str, ...]:
     """Return the fields that the release has at the entry point of a case."""
     own = part_of(dialect).paths
     return tuple(fields(dialect.schema)) if own is None else tuple(own(case))
 
 
 @cache
-def _weights(dialect: Dialect, case: StrategyCase, needy: bool) -> Mapping[str, float]:
+def _weights(dialect: StackTables, case: StrategyCase, needy: bool) -> Mapping[str, float]:
     """Return a weight for each field of a case. The weight is higher if fewer releases have the field."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
     begins = tuple(begin for begin in part.reserved if begin.endswith((".", "_")))
@@ -250,7 +251,7 @@ def _weights(dialect: Dialect, case: StrategyCase, needy: bool) -> Mapping[str, 
 
 
 @cache
-def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
+def _spread(dialect: StackTables, entry: str) -> Mapping[str, int]:
     """Return the number of releases that have each field."""
     counts: dict[str, int] = {}
     for version in dialect.versions:

@@ -11,6 +11,7 @@ from bridge.errors import BridgeError
 from bridge.stack import registry
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.findings import Finding
+from bridge.stack.stack_tables import StackTables
 from bridge.translation.lift import claims
 from bridge.translation.translate import Result, translate
 
@@ -60,7 +61,7 @@ def about_models() -> Dialect:
     return next(dialect for dialect in map(registry.load, registry.OWN) if dialect.about == "model")
 
 
-def _is_about_model(dialect: Dialect, finding: Finding) -> bool:
+def _is_about_model(dialect: StackTables, finding: Finding) -> bool:
     """Return whether a finding is about the model."""
     rule = claims(dialect).get(finding.path)
     return finding.path.startswith("model") or (rule is not None and rule.about_model)

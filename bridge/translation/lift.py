@@ -12,8 +12,9 @@ from bridge.errors import ConfigError
 from bridge.plan.batch import solve
 from bridge.plan.equality import plain
 from bridge.plan.plan import Plan
-from bridge.stack.dialect import Config, Dialect
+from bridge.stack.dialect import Config, Dialect, Writer
 from bridge.stack.rules import Context, Rule
+from bridge.stack.stack_tables import StackTables
 
 DECAYED = "optimizer.decay_scope"
 ROWS = "model.embedding.padded_vocab"
@@ -81,7 +82,7 @@ def lower_values(
 
 def settings_for(
     ours: Mapping[str, Any],
-    dialect: Dialect,
+    dialect: StackTables,
     version: str,
     world_size: int | None,
     had: Iterable[str] = (),
@@ -101,7 +102,7 @@ def settings_for(
 
 
 def rules_for(
-    ours: Mapping[str, Any], dialect: Dialect, world_size: int | None
+    ours: Mapping[str, Any], dialect: StackTables, world_size: int | None
 ) -> Iterator[tuple[Rule, dict[str, Any]]]:
     """Yield the rules of `dialect` that write settings, each with the plan values that the rule
     sees.
@@ -115,7 +116,7 @@ def rules_for(
 
 
 def settable(
-    settings: Mapping[str, Any], dialect: Dialect, version: str, entry: str
+    settings: Mapping[str, Any], dialect: Writer, version: str, entry: str
 ) -> dict[str, Any]:
     """Return the settings in `settings` that the release knows. The others are left out without a
     message here; a translation reports a left-out setting as lost if the run then has another
@@ -157,13 +158,13 @@ def _model_ranks(ours: Mapping[str, Any]) -> int:
 
 
 @cache
-def claims(dialect: Dialect) -> Mapping[str, Rule]:
+def claims(dialect: StackTables) -> Mapping[str, Rule]:
     """Return the rule of `dialect` that claims each path of the schema."""
     return {path: rule for rule in dialect.rules for path in rule.theirs}
 
 
 @cache
-def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
+def plan_claims(dialect: StackTables) -> Mapping[str, Rule]:
     """Return the rule of `dialect` that claims each path of a Plan."""
     return {path: rule for rule in dialect.rules for path in rule.ours}
 

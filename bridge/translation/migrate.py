@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.stack.dialect import Config, Dialect
+from bridge.stack.dialect import Config
 from bridge.stack.rules import Context, Group
 from bridge.stack.setting_renames import Move
+from bridge.stack.stack_tables import StackTables
 from bridge.translation.lift import lift, rules_for
 
 
@@ -98,7 +99,7 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
     return grown(grown(config, groups[:half]), groups[half:])
 
 
-def settable(dialect: Dialect, settings: Group, version: str, entry: str) -> dict[str, Any]:
+def settable(dialect: StackTables, settings: Group, version: str, entry: str) -> dict[str, Any]:
     """Return the settings in `settings` that a release knows."""
     return {
         path: value
@@ -137,7 +138,7 @@ def reword_settings(config: Config, version: str) -> dict[str, Any]:
     return settings
 
 
-def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
+def moves(dialect: StackTables, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
     """Yield the moves from release `version` to release `to_version`, in the order in which to
     apply them. If `to_version` is the newer release, moves before `version` are included. Each move
     comes with True if old settings become new settings, and with False for the other direction.

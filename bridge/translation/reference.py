@@ -18,6 +18,7 @@ from bridge.stack.checks import Check
 from bridge.stack.dialect import Dialect
 from bridge.stack.findings import Disagreement
 from bridge.stack.rules import Context, Effect, How, Rule
+from bridge.stack.stack_tables import StackTables
 from bridge.translation.lift import claims, plan_claims
 
 DEPENDS = "depends on the values"
@@ -124,7 +125,7 @@ def entries(dialect: Dialect, others: Sequence[Dialect] = ()) -> Mapping[str, tu
     return MappingProxyType({section: tuple(group) for section, group in sections.items()})
 
 
-def unknown(dialect: Dialect, path: str) -> str:
+def unknown(dialect: StackTables, path: str) -> str:
     """The message for a field that a dialect does not have, with fields that end in the same word,
     else the nearest names.
     """
@@ -142,7 +143,7 @@ def _effect(rule: Rule) -> Effect | None:
 
 
 @cache
-def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
+def meanings(dialect: StackTables) -> Mapping[str, tuple[str, ...]]:
     """Return the plan paths that each field stands for, by the rule that claims the field and by
     other rules that read it.
     """
@@ -157,7 +158,7 @@ def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
 
 
 @cache
-def spans(dialect: Dialect, path: str) -> tuple[Span, ...]:
+def spans(dialect: StackTables, path: str) -> tuple[Span, ...]:
     """Return the releases that have a field, oldest first. Consecutive releases with one default
     form one span.
     """
@@ -179,12 +180,12 @@ def spans(dialect: Dialect, path: str) -> tuple[Span, ...]:
 
 
 @cache
-def _defaults(dialect: Dialect, version: str) -> Mapping[str, Any]:
+def _defaults(dialect: StackTables, version: str) -> Mapping[str, Any]:
     return dialect.defaults(version)
 
 
 @cache
-def current(dialect: Dialect) -> frozenset[str]:
+def current(dialect: StackTables) -> frozenset[str]:
     """Paths that the newest release has."""
     return frozenset(_defaults(dialect, dialect.newest))
 
@@ -192,7 +193,7 @@ def current(dialect: Dialect) -> frozenset[str]:
 # Pairs
 
 
-def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
+def arrival(source: StackTables, path: str, target: StackTables) -> Arrival:
     """Return the result of translating the field at `path` of `source` to `target`."""
     plan_fields = meanings(source).get(path, ())
     there = {ours: carriers(target, ours) for ours in plan_fields}
@@ -215,7 +216,7 @@ def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
     )
 
 
-def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
+def carriers(dialect: StackTables, ours: str) -> tuple[str, ...]:
     """Return the fields of the newest release that stand for a plan path."""
     return tuple(
         path for path in plan_claims(dialect)[ours].carriers(ours) if path in current(dialect)
@@ -223,7 +224,7 @@ def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
 
 
 @cache
-def always(dialect: Dialect) -> Mapping[str, Any]:
+def always(dialect: StackTables) -> Mapping[str, Any]:
     """Return the plan paths that a stack always sets to one value, each with this value. The stack
     has no settings for these paths.
     """
@@ -238,7 +239,7 @@ def always(dialect: Dialect) -> Mapping[str, Any]:
     return MappingProxyType(constants)
 
 
-def _how(source: Dialect, path: str, target_paths: tuple[str, ...], partial: bool) -> How:
+def _how(source: StackTables, path: str, target_paths: tuple[str, ...], partial: bool) -> How:
     if not target_paths:
         return How.DROPPED
     if partial:
@@ -250,7 +251,7 @@ def _how(source: Dialect, path: str, target_paths: tuple[str, ...], partial: boo
     return How.EXACT if alone else How.DERIVED
 
 
-def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
+def _limits(source: StackTables, path: str, target: StackTables) -> tuple[str, ...]:
     """Return the reasons why some values do not survive, in reading the source or in writing the
     target.
     """
@@ -340,7 +341,7 @@ def pair(source: Dialect, target: Dialect) -> DialectPair:
     return DialectPair(source, target, tuple(passages), tuple(_open(source, target)), len(own))
 
 
-def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
+def _open(source: StackTables, target: StackTables) -> Iterator[Opening]:
     defaults, target_paths = _defaults(target, target.newest), set[str]()
     for ours in paths():
         if carriers(source, ours) or ours in always(source):

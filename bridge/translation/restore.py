@@ -17,6 +17,7 @@ from bridge.plan.section import Values
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How, Rule
+from bridge.stack.stack_tables import StackTables
 from bridge.translation.lift import (
     Meaning,
     claims,
@@ -34,7 +35,7 @@ ROUNDS = 2
 """Number of rounds in which settings of fields with a wrong meaning are written again."""
 
 
-def sound(carry: Carry, dialect: Dialect) -> Given:
+def sound(carry: Carry, dialect: StackTables) -> Given:
     """Return the settings of a sidecar whose values have the right type."""
     return (
         carry.given
@@ -43,7 +44,7 @@ def sound(carry: Carry, dialect: Dialect) -> Given:
     )
 
 
-def _valid(dialect: Dialect, settings: Given) -> bool:
+def _valid(dialect: StackTables, settings: Given) -> bool:
     try:
         dialect.as_section(Values(settings))
     except ValueError:

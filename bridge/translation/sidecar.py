@@ -19,7 +19,8 @@ from bridge.files import Original, check_nested, read_text
 from bridge.files.secrets import Secrets, marks_in
 from bridge.files.shown import show_value
 from bridge.plan.section import Count, Section, validate
-from bridge.stack.dialect import Config, Dialect, code_beside
+from bridge.stack.dialect import Config, code_beside
+from bridge.stack.stack_tables import StackTables
 from bridge.translation.lift import claims, meaning_of
 
 FORMAT = 1
@@ -284,7 +285,7 @@ def numbers_alike(carry: Carry, config: Config) -> tuple[int, int]:
     return same, len(verdicts) - same
 
 
-def overrulers(carry: Carry, dialect: Dialect, meaning: Mapping[str, Any]) -> set[str]:
+def overrulers(carry: Carry, dialect: StackTables, meaning: Mapping[str, Any]) -> set[str]:
     """Return the settings of the source whose old values, if restored, could overrule an edit. Such
     a setting stands for the edited plan field, although another rule claims the setting than the
     rule that writes the field.

@@ -16,6 +16,7 @@ from bridge.stack import rules
 from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How, Rule
+from bridge.stack.stack_tables import StackTables
 from bridge.translation.lift import (
     DECAYED,
     Meaning,
@@ -896,7 +897,7 @@ def untranslated(config: Config, meaning: Meaning, rule: Rule) -> str:
     return next((path for path in rule.theirs if path in config.given), "")
 
 
-def _is_set_by(ours: str, dialect: Dialect, target: Dialect) -> bool:
+def _is_set_by(ours: str, dialect: StackTables, target: StackTables) -> bool:
     """Return whether a config of `dialect` sets the plan field `ours`. If not, the training script
     sets the field, and a translation cannot lose it.
 

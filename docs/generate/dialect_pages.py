@@ -24,8 +24,9 @@ import compat
 from bridge.plan.kinds import kind
 from bridge.plan.plan import paths
 from bridge.plan.section import Field
-from bridge.stack.dialect import Dialect
+from bridge.stack.dialect import Checker, Dialect, Writer
 from bridge.stack.rules import How
+from bridge.stack.stack_tables import StackTables
 from bridge.translation import reference
 from bridge.translation.reference import Arrival, Entry, Span
 
@@ -60,7 +61,7 @@ def dialect_page(dialect: Dialect) -> str:
     )
 
 
-def _opening(dialect: Dialect, every: Sequence[Entry]) -> str:
+def _opening(dialect: Writer, every: Sequence[Entry]) -> str:
     mapped, first, last = (
         sum(bool(entry.plan) for entry in every),
         dialect.versions[0],
@@ -103,7 +104,7 @@ def _place(arrival: Arrival) -> str:
     return limited + "\n".join((*map(code, arrival.paths), *always))
 
 
-def _disagreements(dialect: Dialect) -> tuple[str, ...]:
+def _disagreements(dialect: StackTables) -> tuple[str, ...]:
     rows = [
         (
             code(row.path),
@@ -128,7 +129,7 @@ RULES = (
 )
 
 
-def _checks(dialect: Dialect) -> tuple[str, ...]:
+def _checks(dialect: Checker) -> tuple[str, ...]:
     if not dialect.checks:
         return ()
     return (
@@ -150,7 +151,7 @@ def rules_page(dialect: Dialect) -> str:
     )
 
 
-def _counted(dialect: Dialect) -> str:
+def _counted(dialect: Checker) -> str:
     """How many rules have an example."""
     rules = {check.rule for check in dialect.checks}
     having = len(rules & rule_examples.known().get(dialect.name, {}).keys())
@@ -176,7 +177,7 @@ def _note(entry: Entry) -> str:
 
 
 def _section(
-    section: str, group: Sequence[Entry], notes: Mapping[str, str], dialect: Dialect
+    section: str, group: Sequence[Entry], notes: Mapping[str, str], dialect: StackTables
 ) -> tuple[str, ...]:
     rows = [
         (
@@ -217,7 +218,7 @@ def _run(span: Span) -> str:
     return span.since if span.since == span.until else f"{span.since} to {span.until}"
 
 
-def _lifetime(spans: Sequence[Span], dialect: Dialect) -> str:
+def _lifetime(spans: Sequence[Span], dialect: StackTables) -> str:
     if not spans:
         return "none"
     since = spans[0].since if spans[0].since != dialect.versions[0] else ""

@@ -26,7 +26,7 @@ import compat
 from bridge.errors import BridgeError
 from bridge.plan.section import fields, nest
 from bridge.stack.checks import Check, Term
-from bridge.stack.dialect import Dialect
+from bridge.stack.dialect import Dialect, Reader
 
 FILE = Path(__file__).with_name("examples.json")
 WORDS, CONTAINER = "words", "container"
@@ -69,13 +69,13 @@ def heard() -> Iterator[set[Check]]:
         Check.says = before  # type: ignore[method-assign]
 
 
-def spoken(dialect: Dialect, example: Example) -> Heard:
+def spoken(dialect: Reader, example: Example) -> Heard:
     """The rules that speak of an example, as it is read, or whose very words another statement of the stack says first."""
     rows, others = _said(dialect, example)
     return {row.rule for row in rows} | others
 
 
-def _said(dialect: Dialect, example: Example) -> tuple[set[Check], Heard]:
+def _said(dialect: Reader, example: Example) -> tuple[set[Check], Heard]:
     """The rows that speak of an example, and the rules whose words another statement says."""
     others = set[str]()
     with heard() as found:
