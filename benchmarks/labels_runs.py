@@ -328,8 +328,8 @@ def megatron_bench(bench: Any) -> Any:
     and of its scheduler.
     """
     from compat.megatron import options, releases
-    from compat.megatron.learning_rate import RULE
     from compat.megatron.objects.fields import DDP, OPTIMIZER, PARALLEL, TRANSFORMER
+    from compat.megatron.rules.learning_rate import RULE
     from compat.megatron.runtime.backend import BACKEND
 
     BACKEND.load()

@@ -24,7 +24,7 @@ from bridge.stack.rules import (
     rename,
 )
 from bridge.translation.translate import translate
-from compat.deepspeed import unmapped_settings
+from compat.deepspeed.rules import unmapped as unmapped_settings
 
 NEWEST = Context("1.2.10", 8)
 DIALECTS = tuple(compat.load(name) for name in compat.names())

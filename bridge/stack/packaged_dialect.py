@@ -24,7 +24,7 @@ from bridge.stack.stack_tables import T
 class PackagedDialect(Dialect):
     """A dialect in a package of its own, whose parts are imported when they are needed.
 
-    The package's module `schema` has the schema as `SCHEMA`, `rules` has the table as `table()`,
+    The package's module `schema` has the schema as `SCHEMA`, `rules.table` has the rules as `table()`,
     and `releases` has the known releases as `KNOWN`. `suffixes` gives the format of a file by its
     suffix.
     """
@@ -40,7 +40,7 @@ class PackagedDialect(Dialect):
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
         """The rules that convert between settings of the stack and plan fields."""
-        rows: tuple[Rule, ...] = self._part("rules").table()
+        rows: tuple[Rule, ...] = self._part("rules.table").table()
         return rows
 
     @cached_property

@@ -21,7 +21,8 @@ from bridge.stack.requirements import is_given
 from bridge.stack.rules import Effect
 from compat.automodel.effective import PP, D, chosen, has_pipeline, strategy
 from compat.automodel.formats import OBJECT, OLD
-from compat.automodel.model import (
+from compat.automodel.releases import RELEASES, Release, release
+from compat.automodel.rules.model import (
     BUILT,
     CLASS,
     CODE,
@@ -35,8 +36,7 @@ from compat.automodel.model import (
     is_unread,
     own_class,
 )
-from compat.automodel.model import KEYS as CONFIG
-from compat.automodel.releases import RELEASES, Release, release
+from compat.automodel.rules.model import KEYS as CONFIG
 
 SEED = 42
 """The seed of the training recipes if the top level of the file sets none."""

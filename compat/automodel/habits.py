@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.stack.rules import Habit, Since, habits
-from compat.automodel.model import NAMED, family
+from compat.automodel.rules.model import NAMED, family
 
 RULES = habits(
     {

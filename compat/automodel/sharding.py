@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.stack.releases import Release
 from bridge.stack.rules import Context, Group
-from compat.automodel.pipeline_rules import D
+from compat.automodel.rules.pipeline import D
 
 BUFFERED = (
     "zero.double_buffer",

@@ -20,17 +20,17 @@ from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from bridge.testing.strategies import values as typed_values
 from compat.automodel.effective import EXPERTS
 from compat.automodel.formats import nest_recipe, place_of
-from compat.automodel.learning_rate import LAST
-from compat.automodel.model import CLASS, MODULE, NAMED, TYPE, C
-from compat.automodel.optimizers import CLASSES, TAKING, argument_defaults, is_fused
-from compat.automodel.pipeline_rules import AUTOPIPELINE
 from compat.automodel.releases import release
-from compat.automodel.rules import MANAGERS
+from compat.automodel.rules.learning_rate import LAST
+from compat.automodel.rules.model import CLASS, MODULE, NAMED, TYPE, C
+from compat.automodel.rules.optimizers import CLASSES, TAKING, argument_defaults, is_fused
+from compat.automodel.rules.pipeline import AUTOPIPELINE
+from compat.automodel.rules.switches import BUFFERS, RECIPES, TE
+from compat.automodel.rules.table import MANAGERS
+from compat.automodel.rules.weight_decay import GROUPS, SPARED
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
-from compat.automodel.switches import BUFFERS, RECIPES, TE
 from compat.automodel.virtual_stages import stage_modules
-from compat.automodel.weight_decay import GROUPS, SPARED
 
 Groups = SearchStrategy[Group]
 RATED = {"pattern": "embed_tokens", "lr_mult": 0.5}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.stack.rules import Group, Habit, habits
-from compat.deepspeed.optimizers import SHAPES
+from compat.deepspeed.rules.optimizers import SHAPES
 
 
 def _first_lr_step(values: Group) -> int:

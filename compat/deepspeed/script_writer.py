@@ -16,7 +16,7 @@ from bridge.stack.findings import Finding
 from bridge.stack.launch_command import line
 from bridge.stack.rules import Effect, How
 from compat.deepspeed import code, schedule
-from compat.deepspeed.rules import table
+from compat.deepspeed.rules.table import table
 
 Flat = Mapping[str, Any]
 

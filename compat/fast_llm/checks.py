@@ -10,7 +10,6 @@ from bridge.stack.checks import Check, Checks, Remark, Seen, report_remarks
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.fast_llm import text_schedule
 from compat.fast_llm.effective import (
     GRADS,
     PIPELINE,
@@ -23,8 +22,9 @@ from compat.fast_llm.effective import (
     buffers_of_level,
     data_ranks,
 )
-from compat.fast_llm.model import facts
 from compat.fast_llm.releases import RELEASES, release
+from compat.fast_llm.rules import text_schedule
+from compat.fast_llm.rules.model import facts
 
 DOCUMENT = "data.maximum_document_length"
 RATE = "optimizer.learning_rate."

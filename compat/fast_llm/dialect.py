@@ -15,9 +15,9 @@ from bridge.stack.requirements import missing
 from bridge.stack.rules import Effect
 from compat.fast_llm import formats, releases
 from compat.fast_llm.effective import effective, mesh
-from compat.fast_llm.model import facts
 from compat.fast_llm.releases import KEYS, release
 from compat.fast_llm.requirements import LEARNED, NEEDS
+from compat.fast_llm.rules.model import facts
 from compat.fast_llm.signatures import below_zero
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.stack.rules import HABITS, Context, Effect, Group, Habit, Since, convert, habits
-from compat.fast_llm import learning_rate
+from compat.fast_llm.rules import learning_rate
 
 CROSSES, APART = "batch.cross_document_attention", "0.4.0"
 

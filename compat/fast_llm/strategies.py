@@ -12,7 +12,6 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.stack.rules import Context
 from bridge.testing.strategies import Group, StrategyCase, StrategyPart
-from compat.fast_llm.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
 from compat.fast_llm.effective import (
     BREADTH,
     DEPTH,
@@ -28,14 +27,15 @@ from compat.fast_llm.effective import (
     WORLD,
 )
 from compat.fast_llm.effective import PART as PIECE
-from compat.fast_llm.intervals import CHECKPOINT, FOLDER, LOGS, PLACE, SHUTDOWN, WANDB
-from compat.fast_llm.learning_rate import BASE as PEAK
-from compat.fast_llm.learning_rate import DECAYS, END, STYLE, TEXT, WARMUP
-from compat.fast_llm.learning_rate import STEPS as RUN
-from compat.fast_llm.model import BASE, layout_of
-from compat.fast_llm.model.writing import write
 from compat.fast_llm.releases import release
-from compat.fast_llm.run_length import TIMEOUTS
+from compat.fast_llm.rules.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
+from compat.fast_llm.rules.intervals import CHECKPOINT, FOLDER, LOGS, PLACE, SHUTDOWN, WANDB
+from compat.fast_llm.rules.learning_rate import BASE as PEAK
+from compat.fast_llm.rules.learning_rate import DECAYS, END, STYLE, TEXT, WARMUP
+from compat.fast_llm.rules.learning_rate import STEPS as RUN
+from compat.fast_llm.rules.model import BASE, layout_of
+from compat.fast_llm.rules.model.writing import write
+from compat.fast_llm.rules.run_length import TIMEOUTS
 from compat.fast_llm.signatures import SIMPLE, WITHIN, bags, fields_at
 
 SMALL = st.integers(1, 8)

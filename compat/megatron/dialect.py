@@ -26,12 +26,12 @@ from compat.megatron.arguments.steps import Namespace, run
 from compat.megatron.checks import TRAPS
 from compat.megatron.environment import environment
 from compat.megatron.formats import format_of, read
-from compat.megatron.learning_rate import SCHEDULER_STEPS
 from compat.megatron.live import model_parallel_config
-from compat.megatron.moves import MOVES
 from compat.megatron.options import accepts, defaults, groups, spellings
+from compat.megatron.releases.moves import MOVES
 from compat.megatron.requirements import NEEDS, whole
 from compat.megatron.rewriting import rewritten
+from compat.megatron.rules.learning_rate import SCHEDULER_STEPS
 from compat.megatron.schema import schema
 
 SECTIONED = ("yaml_cfg", "container")

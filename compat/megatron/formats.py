@@ -22,8 +22,9 @@ from bridge.stack import launch_command
 from bridge.stack.dialect import Reading, flags_of
 from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import EFFECTS, Effect, effects
-from compat.megatron import flags, forks, live, options, releases, sections, unmapped_flags
+from compat.megatron import flags, forks, live, options, releases, sections
 from compat.megatron.recognition import is_launch, kind_of_sections
+from compat.megatron.rules import unmapped as unmapped_flags
 
 RECIPE = "MODEL_ARGS"
 BESIDE = (
@@ -288,7 +289,7 @@ def _arguments_that_matter() -> frozenset[str]:
     """Return the names of arguments that affect the numbers or the layout of a run. The plan fields
     that an argument sets decide this.
     """
-    from compat.megatron.rules import table
+    from compat.megatron.rules.table import table
 
     # A plan also has fields of which no number of the run depends (logs, saves), and details of the
     # model's blocks, which a config may leave open. An unknown value of these is left out; an
@@ -334,7 +335,7 @@ def _arguments_to_fix() -> frozenset[str]:
 
 @cache
 def _effects() -> Mapping[str, Effect]:
-    from compat.megatron.rules import table
+    from compat.megatron.rules.table import table
 
     return effects(table())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.plan.equality import DROPOUTS
 from bridge.stack.rules import HABITS, Context, Effect, Group, Habit, convert, habits
-from compat.megatron.rotary_rules import TYPE
+from compat.megatron.rules.rotary import TYPE
 
 MASKING = "dataloader_inter_document_masking"
 PACKS = ("sft", MASKING)

@@ -17,7 +17,14 @@ from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 from compat.merak.habits import automatic
 from compat.merak.releases import RELEASES, REWRITTEN, ULYSSES, Release, release
-from compat.merak.rules import BF16, INHERITED, compute, has_zero, switches_clipping_off, table
+from compat.merak.rules.table import (
+    BF16,
+    INHERITED,
+    compute,
+    has_zero,
+    switches_clipping_off,
+    table,
+)
 
 ZERO_ONLY = "only ZeRO looks at this argument; set zero_stage 1, or drop the argument"
 ZERO_OFF = "ZeRO is off; set zero_stage 1, or drop this argument"

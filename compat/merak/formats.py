@@ -445,14 +445,14 @@ def _arguments_that_matter() -> frozenset[str]:
     """Return the arguments for which the plan has a field. If the value of one of these is unknown,
     the config cannot be read.
     """
-    from compat.merak.rules import table
+    from compat.merak.rules.table import table
 
     return frozenset(path for rule in table() if rule.ours for path in rule.theirs)
 
 
 @cache
 def _effects() -> Mapping[str, Effect]:
-    from compat.merak.rules import table
+    from compat.merak.rules.table import table
 
     return effects(table())
 

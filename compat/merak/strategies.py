@@ -15,8 +15,8 @@ from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from bridge.testing.strategies import values as typed_values
 from compat.merak.effective import OLD_SCHEDULES, SPLITS
 from compat.merak.formats import kind
-from compat.merak.learning_rate import KWARGS, TYPE
 from compat.merak.releases import REWRITTEN, release
+from compat.merak.rules.learning_rate import KWARGS, TYPE
 from compat.merak.schema import Merak
 
 Groups = SearchStrategy[Group]

@@ -17,7 +17,7 @@ from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Dialect
 from bridge.stack.rules import HABITS, Effect
 from bridge.translation.translate import Result, translate
-from compat.automodel.rules import DATA, DOCUMENTS, STREAMS
+from compat.automodel.rules.table import DATA, DOCUMENTS, STREAMS
 
 AUTOMODEL = compat.load("automodel")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "automodel"

@@ -32,7 +32,7 @@ from bridge.stack.rules import Effect
 from bridge.translation.lift import settings_for
 from compat.megatron import objects
 from compat.megatron.dialect import MegatronConfig
-from compat.megatron.rotary_rules import PREFIXED
+from compat.megatron.rules.rotary import PREFIXED
 from compat.megatron.runtime.cpu import quiet, redirect_cuda
 
 BOUND = 1e-5

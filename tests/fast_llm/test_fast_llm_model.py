@@ -14,10 +14,10 @@ import compat
 from bridge.stack.dialect import Config
 from bridge.stack.rules import Context, Effect
 from bridge.translation.diff import compare
-from compat.fast_llm.model import BASE
-from compat.fast_llm.model.places import flat
-from compat.fast_llm.model.reading import read, unsaid
-from compat.fast_llm.model.writing import write
+from compat.fast_llm.rules.model import BASE
+from compat.fast_llm.rules.model.places import flat
+from compat.fast_llm.rules.model.reading import read, unsaid
+from compat.fast_llm.rules.model.writing import write
 
 SAMPLE: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("models.json").read_text("utf-8")

@@ -35,8 +35,8 @@ from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
 from bridge.translation.translate import unheld
 from compat.automodel.dialect import DIALECT
-from compat.automodel.optimizers import NAMES, SWITCHES
-from compat.automodel.rules import ENTROPIES
+from compat.automodel.rules.optimizers import NAMES, SWITCHES
+from compat.automodel.rules.table import ENTROPIES
 from compat.automodel.runtime import built
 from compat.automodel.runtime.adapters import add_adapters
 from compat.automodel.runtime.datasets import dataset

@@ -22,7 +22,7 @@ from bridge.trace.record import Unit
 from bridge.trace.source import Held, Kind, Moment, Now
 from bridge.trace.tracer import is_recomputing
 from compat.megatron import live
-from compat.megatron.rules import ORDERS
+from compat.megatron.rules.table import ORDERS
 from compat.megatron.runtime import model
 from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Share, pieces

@@ -13,7 +13,7 @@ from typing import Any
 from bridge.errors import ConfigError, VersionError
 from bridge.plan.section import nest
 from bridge.stack.dialect import Config
-from compat.fast_llm.batch import AXES
+from compat.fast_llm.rules.batch import AXES
 from harvesting.code import first, plain
 
 Group = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 from bridge.errors import ConfigError
 from bridge.files import parse
 from bridge.stack.dialect import Config
-from compat.fast_llm.batch import AXES
+from compat.fast_llm.rules.batch import AXES
 from harvesting.code import first
 from harvesting.judges.fast_llm import release_of_package as release_of_package
 from harvesting.stacks.fast_llm import REGISTERED, TRAINER

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.stack.rules import Group, convert
-from compat.fast_llm import router_losses
-from compat.fast_llm.model.places import BASE as BASE
-from compat.fast_llm.model.places import layout_of as layout_of
-from compat.fast_llm.model.reading import MASTER, read, unread_settings_text, unsaid, weigh
-from compat.fast_llm.model.reading import SCALE as SCALE
-from compat.fast_llm.model.writing import OURS, write
+from compat.fast_llm.rules import router_losses
+from compat.fast_llm.rules.model.places import BASE as BASE
+from compat.fast_llm.rules.model.places import layout_of as layout_of
+from compat.fast_llm.rules.model.reading import MASTER, read, unread_settings_text, unsaid, weigh
+from compat.fast_llm.rules.model.reading import SCALE as SCALE
+from compat.fast_llm.rules.model.writing import OURS, write
 
 BESIDE = (
     "parallel.vocabulary",

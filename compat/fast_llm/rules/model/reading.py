@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.stack.rules import Context, Effect, Group
-from compat.fast_llm import router_losses
-from compat.fast_llm.model.places import BASE, Leaves, Sections, sections
+from compat.fast_llm.rules import router_losses
+from compat.fast_llm.rules.model.places import BASE, Leaves, Sections, sections
 
 MASTER = "model.distributed.optimization_dtype"
 SCALE = "optimizer.default_learning_rate_scale"

@@ -24,7 +24,7 @@ from bridge.stack.rules import (
     rename,
     spare_parameters,
 )
-from compat.fast_llm import batch, habits, learning_rate, model, run_length
+from compat.fast_llm import habits
 from compat.fast_llm.effective import (
     GRADS,
     LEVEL,
@@ -37,6 +37,7 @@ from compat.fast_llm.effective import (
     WEIGHTS,
     buffers_of_level,
 )
+from compat.fast_llm.rules import batch, learning_rate, model, run_length
 from compat.fast_llm.schema import DTYPES, FastLLM
 
 NAMES = {long: short for short, long in DTYPES.items()}

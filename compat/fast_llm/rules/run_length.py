@@ -14,7 +14,7 @@ from bridge.stack.rules import (
     each_only_ours,
     rename,
 )
-from compat.fast_llm import intervals
+from compat.fast_llm.rules import intervals
 
 RANKS = "model.distributed."
 TIMEOUTS = (RANKS + "timeout", RANKS + "distributed_timeout")

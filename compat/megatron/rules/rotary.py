@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.stack.rules import Context, Effect, Group, convert
-from compat.megatron.attention_rules import KV_RANK, LATENT, SCRIPT
 from compat.megatron.patterns import all_but_last_of, blocks, fits, spell_pattern
+from compat.megatron.rules.attention import KV_RANK, LATENT, SCRIPT
 
 TYPE, POSITIONS, SCALING = (
     "position_embedding_type",

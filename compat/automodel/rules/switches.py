@@ -9,10 +9,17 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
-from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
-from compat.automodel.learning_rate import writes_section
-from compat.automodel.optimizers import CLASSES, HALVES, MOMENTS, TAKING, is_fused, needs_fused
-from compat.automodel.pipeline_rules import D
+from compat.automodel.rules.learning_rate import SEES as SCHEDULE_SEES
+from compat.automodel.rules.learning_rate import writes_section
+from compat.automodel.rules.optimizers import (
+    CLASSES,
+    HALVES,
+    MOMENTS,
+    TAKING,
+    is_fused,
+    needs_fused,
+)
+from compat.automodel.rules.pipeline import D
 from compat.automodel.sharding import STRATEGY_SEES, running, strategy
 
 # 8-bit products

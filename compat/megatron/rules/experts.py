@@ -6,9 +6,9 @@ Without experts, none of the arguments takes effect.
 from __future__ import annotations
 
 from bridge.stack.rules import Context, Group, convert
-from compat.megatron.attention_rules import SCRIPT
 from compat.megatron.exact_floats import undone
 from compat.megatron.patterns import blocks, first_of, fits, spell_pattern, values_as_list
+from compat.megatron.rules.attention import SCRIPT
 
 MOE, COUNT = "model.moe.", "model.experts"
 BALANCE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from bridge.stack.rules import Context, Effect, Group, convert
-from compat.automodel.model import LAYERS, NAMED, count_layers
+from compat.automodel.rules.model import LAYERS, NAMED, count_layers
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.virtual_stages import boundaries, number, request, stage_modules
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, convert
-from compat.automodel.optimizers import CLASSES
+from compat.automodel.rules.optimizers import CLASSES
 
 L, RAMP = "lr_scheduler.", "optimizer.decay_ramp."
 PLAN = tuple(RAMP + name for name in ("shape", "start", "end", "steps"))

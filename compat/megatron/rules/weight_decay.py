@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.stack.rules import EFFECTS, Effect, convert
-from compat.megatron.learning_rate import steps
+from compat.megatron.rules.learning_rate import steps
 
 RAMP = "optimizer.decay_ramp."
 PLAN = tuple(RAMP + name for name in ("shape", "start", "end", "steps"))

@@ -14,9 +14,9 @@ from bridge.plan.equality import head_size
 from bridge.plan.plan import paths
 from bridge.plan.section import nest
 from bridge.stack.rules import Context, Group
-from compat.fast_llm import router_losses
-from compat.fast_llm.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, place_leaves
-from compat.fast_llm.model.reading import (
+from compat.fast_llm.rules import router_losses
+from compat.fast_llm.rules.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, place_leaves
+from compat.fast_llm.rules.model.reading import (
     ACTIVATIONS,
     LACKED,
     MOST,

@@ -5,7 +5,7 @@ optimizer steps.
 from __future__ import annotations
 
 from bridge.stack.rules import HABITS, Context, Group, convert
-from compat.fast_llm import text_schedule
+from compat.fast_llm.rules import text_schedule
 
 RATE = "optimizer.learning_rate."
 STEPS, BASE = "training.train_iters", RATE + "base"

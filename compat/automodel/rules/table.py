@@ -28,12 +28,13 @@ from bridge.stack.rules import (
     only_ours,
     rename,
 )
-from compat.automodel import habits, model, run_length, switches, weight_decay
+from compat.automodel import habits
 from compat.automodel.formats import NAMED
-from compat.automodel.learning_rate import RULE as LEARNING_RATE
-from compat.automodel.optimizers import RULE as OPTIMIZER
-from compat.automodel.optimizers import SWITCHED
-from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, pipeline_ranks, schedule_name
+from compat.automodel.rules import model, run_length, switches, weight_decay
+from compat.automodel.rules.learning_rate import RULE as LEARNING_RATE
+from compat.automodel.rules.optimizers import RULE as OPTIMIZER
+from compat.automodel.rules.optimizers import SWITCHED
+from compat.automodel.rules.pipeline import PP, SCHEDULE, STAGES, D, pipeline_ranks, schedule_name
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
 from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, running, selects, strategy

@@ -15,7 +15,7 @@ from bridge.stack.rules import (
     rename,
     scale_rule,
 )
-from compat.automodel.pipeline_rules import D
+from compat.automodel.rules.pipeline import D
 
 STEP = "step_scheduler."
 SEEDS = ("seed", "rng.seed")

@@ -19,10 +19,12 @@ from bridge.stack.rules import (
     only_ours,
     rename,
 )
-from compat.deepspeed import habits, run_length, switches, unmapped_settings
+from compat.deepspeed import habits
 from compat.deepspeed.checks_view import HALF, keeps_wide_masters, offloads_optimizer
-from compat.deepspeed.optimizers import ADAM_LIKE
-from compat.deepspeed.optimizers import RULES as OPTIMIZERS
+from compat.deepspeed.rules import run_length, switches
+from compat.deepspeed.rules import unmapped as unmapped_settings
+from compat.deepspeed.rules.optimizers import ADAM_LIKE
+from compat.deepspeed.rules.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
 BUCKET = 500_000_000

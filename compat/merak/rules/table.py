@@ -24,10 +24,11 @@ from bridge.stack.rules import (
     rename,
     spare_parameters,
 )
-from compat.merak import habits, run_length
+from compat.merak import habits
 from compat.merak.habits import automatic
-from compat.merak.learning_rate import RULE as LEARNING_RATE
 from compat.merak.releases import REWRITTEN, ULYSSES
+from compat.merak.rules import run_length
+from compat.merak.rules.learning_rate import RULE as LEARNING_RATE
 from compat.merak.schema import Merak
 
 BF16 = "2.2.2"

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert, rename
-from compat.megatron import attention_rules, expert_rules, rotary_rules
+from compat.megatron.rules import attention as attention_rules
+from compat.megatron.rules import experts as expert_rules
+from compat.megatron.rules import rotary as rotary_rules
 
 SCRIPT = "the model is defined by the training script"
 TENSOR = "tensor_model_parallel_size"

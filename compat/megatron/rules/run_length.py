@@ -16,7 +16,7 @@ from bridge.stack.rules import (
     opposite_switch,
     rename,
 )
-from compat.megatron.learning_rate import ROUNDED, as_counted, becomes, steps
+from compat.megatron.rules.learning_rate import ROUNDED, as_counted, becomes, steps
 
 EVERY = "manual_gc_interval"
 MINUTES = "distributed_timeout_minutes"
