@@ -22,8 +22,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "common"))
 
 from harvesting.judges import deepspeed as real
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import compat
 from bridge.errors import BridgeError, ConfigError

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from amounts import MORE
-from hypothesis import HealthCheck, Phase, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 
 import bridge
 import compat

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from amounts import MORE
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bridge
 import compat

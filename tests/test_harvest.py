@@ -17,8 +17,7 @@ import pytest
 from harvesting.__main__ import main
 from harvesting.judges.megatron import FUSED
 from harvesting.process import Process
-from harvesting.rows import plain_type, unite_names
-from harvesting.rows import text as written
+from harvesting.rows import plain_type, text as written, unite_names
 from harvesting.source import version_in
 from harvesting.stacks.automodel import PARTS, SECTIONS, STRATEGIES
 from harvesting.stacks.deepspeed import Heard

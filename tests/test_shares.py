@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import compat
 from bridge.errors import BridgeError
@@ -14,8 +13,7 @@ from bridge.plan.section import fields
 from bridge.stack.dialect import Dialect
 from bridge.testing import entries
 from bridge.testing.shares import Share, shares
-from bridge.testing.strategies import part_of
-from bridge.testing.strategies import values as typed_values
+from bridge.testing.strategies import part_of, values as typed_values
 
 pytestmark = pytest.mark.once
 

@@ -28,8 +28,7 @@ from bridge.checkpoint.run_state import hub_of_entries
 from bridge.checkpoint.torch_save import Size
 from bridge.checkpoint.unpickle import Constant, Known, Record, recorders
 from bridge.errors import SourceError
-from bridge.files.contained import plain as plain_name
-from bridge.files.contained import read_bytes, regular
+from bridge.files.contained import plain as plain_name, read_bytes, regular
 from bridge.files.shown import show_value
 from bridge.layout.boxes import Box
 from bridge.stack.findings import Finding

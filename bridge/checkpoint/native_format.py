@@ -28,8 +28,7 @@ from bridge.checkpoint.hub import (
 )
 from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_target
 from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
-from bridge.checkpoint.safetensors_file import file_of as safetensors
-from bridge.checkpoint.safetensors_file import read_header
+from bridge.checkpoint.safetensors_file import file_of as safetensors, read_header
 from bridge.checkpoint.schema import FORMAT, STATE, State
 from bridge.errors import SourceError
 from bridge.files.shown import show_value

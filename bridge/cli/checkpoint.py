@@ -33,8 +33,7 @@ from bridge.files.printable import clean
 from bridge.files.progress import count_items
 from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
-from bridge.report import as_json as report
-from bridge.report import json_types
+from bridge.report import as_json as report, json_types
 from bridge.report.as_json import finding_json
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine

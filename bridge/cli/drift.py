@@ -16,8 +16,7 @@ from bridge.cli.translate_job import format_for
 from bridge.cli.write_outputs import file_of, not_over_input, place_files
 from bridge.errors import TranslationError
 from bridge.report import as_json, drift_as_text
-from bridge.translation.drift import Drift
-from bridge.translation.drift import drift as compare
+from bridge.translation.drift import Drift, drift as compare
 
 
 def drift(job: Job, to_version: str | None, output: Path | None, force: bool = False) -> int:

@@ -31,14 +31,17 @@ from bridge.cli.terminal import console, print_json, say
 from bridge.errors import ConfigError
 from bridge.files import Script, scalar
 from bridge.layout.architecture import PRESETS
-from bridge.layout.memory.estimate import MOMENTS as MOMENTS_OF_STEP
-from bridge.layout.memory.estimate import Estimate, Estimator, RankEstimate
+from bridge.layout.memory.estimate import (
+    MOMENTS as MOMENTS_OF_STEP,
+    Estimate,
+    Estimator,
+    RankEstimate,
+)
 from bridge.layout.memory.margins import CONTEXT, RESERVED
 from bridge.layout.memory.terms import sum_by_kind
 from bridge.layout.shard import MOMENTS
 from bridge.plan.plan import Model, Plan
-from bridge.report import as_json as report
-from bridge.report import json_types
+from bridge.report import as_json as report, json_types
 from bridge.report.tables import Grid
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding

@@ -29,8 +29,7 @@ from bridge.layout.outline import Outline
 from bridge.layout.shard import BYTES, Flat, Layout
 from bridge.plan.equality import head_size
 from bridge.plan.plan import Model, Plan
-from bridge.report import as_json as report
-from bridge.report import json_types
+from bridge.report import as_json as report, json_types
 from bridge.report.tables import Grid
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding

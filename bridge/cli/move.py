@@ -72,8 +72,7 @@ from bridge.verify.size import NO_NUMBERS
 if TYPE_CHECKING:
     from bridge.checkpoint.groups import Row
     from bridge.checkpoint.hub import Hub
-    from bridge.checkpoint.interface import Format
-    from bridge.checkpoint.interface import PlannedFiles as Files
+    from bridge.checkpoint.interface import Format, PlannedFiles as Files
     from bridge.engine.interface import Backend
 
 NATIVE = "native"

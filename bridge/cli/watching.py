@@ -61,8 +61,7 @@ def watch(folder: Path, interval: float) -> int:
 def export(folder: Path, target: str, out: Path) -> int:
     """Write what a run logged for another tool."""
     need_engine("trace")
-    from bridge.trace.export import TARGETS
-    from bridge.trace.export import export_run as written
+    from bridge.trace.export import TARGETS, export_run as written
     from bridge.trace.pages.series import read_series
 
     if target not in TARGETS:

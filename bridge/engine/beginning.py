@@ -7,8 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.engine import comm
-from bridge.engine import device as devices
+from bridge.engine import comm, device as devices
 from bridge.engine.agreement import agree, facts_of
 from bridge.engine.environment import Environment, detect, local_rank
 from bridge.engine.optimizer import groups_without_decay

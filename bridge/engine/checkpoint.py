@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from bridge.checkpoint import digests, stored_parts, tagged_json
-from bridge.checkpoint.folder_lock import LATEST as LATEST
-from bridge.checkpoint.folder_lock import Saving, find_folder, hold_lock
+from bridge.checkpoint.folder_lock import LATEST as LATEST, Saving, find_folder, hold_lock
 from bridge.checkpoint.native_format import Checkpoint, file_of
 from bridge.checkpoint.schema import FORMAT, STATE, State, parse_state
 from bridge.checkpoint.stored_parts import LocalBox, Stored

@@ -4,8 +4,7 @@ clipping by one norm over all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 from bridge.engine.learning_rate import learning_rate
 from bridge.errors import ConfigError
 from bridge.layout.shard import FlatPiece
-from bridge.plan.plan import Optimizer as Settings
-from bridge.plan.plan import Plan
+from bridge.plan.plan import Optimizer as Settings, Plan
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "adamw",

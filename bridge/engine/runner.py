@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from bridge.engine import expert_stacks
 from bridge.engine.absence import change
-from bridge.engine.comm import HERE, Comm, announce_operation, arrive, leave
-from bridge.engine.comm import Group as Ranks
+from bridge.engine.comm import HERE, Comm, Group as Ranks, announce_operation, arrive, leave
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH

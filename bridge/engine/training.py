@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bridge.checkpoint.groups import check_groups
-from bridge.checkpoint.groups import read_groups as read_groups
+from bridge.checkpoint.groups import check_groups, read_groups as read_groups
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
 from bridge.engine.interface import MICRO, Workload

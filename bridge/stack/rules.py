@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 from packaging.version import Version
 
 from bridge.plan.plan import paths
-from bridge.stack.effects import Effect as Effect  # tables name an effect beside its rule
-from bridge.stack.effects import Use as Use
+from bridge.stack.effects import (
+    Effect as Effect,  # tables name an effect beside its rule
+    Use as Use,
+)
 
 Group = Mapping[str, Any]
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from bridge.plan.families import FAMILIES, NULL
 from bridge.plan.families.codecs import NAMED
 from bridge.plan.families.schema import ModelKeys
 from bridge.plan.section import fields
-from bridge.testing.strategies import Group
-from bridge.testing.strategies import values as typed_values
+from bridge.testing.strategies import Group, values as typed_values
 
 POSITIVE, FACTOR = st.floats(1e-3, 1e6), st.floats(1e-3, 1e3)
 ORIGINAL = "original_max_position_embeddings"

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge import load_late
 
 if TYPE_CHECKING:
-    from bridge.trace.attachment import attach as attach
-    from bridge.trace.attachment import batch as batch
-    from bridge.trace.attachment import source_of as source_of
+    from bridge.trace.attachment import attach as attach, batch as batch, source_of as source_of
 
 NAMES = dict.fromkeys(("attach", "batch", "source_of"), "attachment")
 

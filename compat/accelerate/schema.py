@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field as field
-from pydantic import create_model
+from pydantic import Field as field, create_model
 
 from bridge.plan.section import Section
 from compat.accelerate.slots import facts

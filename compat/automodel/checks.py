@@ -26,6 +26,7 @@ from compat.automodel.rules.model import (
     BUILT,
     CLASS,
     CODE,
+    KEYS as CONFIG,
     OWN,
     SHARE,
     SPLITS,
@@ -36,7 +37,6 @@ from compat.automodel.rules.model import (
     is_unread,
     own_class,
 )
-from compat.automodel.rules.model import KEYS as CONFIG
 
 SEED = 42
 """The seed of the training recipes if the top level of the file sets none."""

@@ -11,8 +11,7 @@ from typing import Any
 from bridge.errors import BridgeError, ConfigError
 from compat.automodel.formats import IGNORED, OBJECT, OLD, PIPELINE, TARGET, history
 from compat.automodel.releases import Release
-from compat.automodel.rules.model import BUILT, NAMED, sizes
-from compat.automodel.rules.model import problems as model_problems
+from compat.automodel.rules.model import BUILT, NAMED, problems as model_problems, sizes
 from compat.automodel.rules.optimizers import argument_defaults
 from compat.automodel.schedules import SCHEDULES, Schedule, schedule
 from compat.automodel.sharding import DDP_SELECTS, selects

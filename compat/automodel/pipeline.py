@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
+from importlib.metadata import PackageNotFoundError, version as installed
 from typing import Any
 
 from bridge.errors import ConfigError, VersionError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BeforeValidator
-from pydantic import Field as field
+from pydantic import BeforeValidator, Field as field
 
 from bridge.plan.families.schema import ModelKeys
 from bridge.plan.section import Count, Real, Section, Size, UpToThree, Whole, tuples

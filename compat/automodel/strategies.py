@@ -16,8 +16,13 @@ from bridge.plan.families import FAMILIES
 from bridge.plan.section import fields
 from bridge.stack.dialect import Config
 from bridge.testing.models import KEYS, of_family
-from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
-from bridge.testing.strategies import values as typed_values
+from bridge.testing.strategies import (
+    Group,
+    StrategyCase,
+    StrategyPart,
+    values as typed_values,
+    words,
+)
 from compat.automodel.effective import EXPERTS
 from compat.automodel.formats import nest_recipe, place_of
 from compat.automodel.releases import release

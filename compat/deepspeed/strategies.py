@@ -15,8 +15,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.plan.section import fields
 from bridge.stack.dialect import Config
-from bridge.testing.strategies import Group, StrategyCase, StrategyPart
-from bridge.testing.strategies import values as typed_values
+from bridge.testing.strategies import Group, StrategyCase, StrategyPart, values as typed_values
 from compat.deepspeed.checks_view import MICRO, OFFLOAD, PARAM, STEPS, TOTAL, ZERO
 from compat.deepspeed.releases import Type, release
 from compat.deepspeed.schema import DeepSpeed

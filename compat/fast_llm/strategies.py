@@ -20,19 +20,25 @@ from compat.fast_llm.effective import (
     LEVEL,
     MICRO,
     NODE,
+    PART as PIECE,
     RANK,
     STEPS,
     TOTAL,
     WEIGHTS,
     WORLD,
 )
-from compat.fast_llm.effective import PART as PIECE
 from compat.fast_llm.releases import release
 from compat.fast_llm.rules.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
 from compat.fast_llm.rules.intervals import CHECKPOINT, FOLDER, LOGS, PLACE, SHUTDOWN, WANDB
-from compat.fast_llm.rules.learning_rate import BASE as PEAK
-from compat.fast_llm.rules.learning_rate import DECAYS, END, STYLE, TEXT, WARMUP
-from compat.fast_llm.rules.learning_rate import STEPS as RUN
+from compat.fast_llm.rules.learning_rate import (
+    BASE as PEAK,
+    DECAYS,
+    END,
+    STEPS as RUN,
+    STYLE,
+    TEXT,
+    WARMUP,
+)
 from compat.fast_llm.rules.model import BASE, layout_of
 from compat.fast_llm.rules.model.writing import write
 from compat.fast_llm.rules.run_length import TIMEOUTS

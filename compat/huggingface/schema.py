@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
-from pydantic import Field as field
+from pydantic import BeforeValidator, Field as field
 
 from bridge.plan.families.schema import REST, Free, ModelKeys, Share
 from bridge.plan.section import Count, Real

@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pydantic import Field as field
-from pydantic import create_model
+from pydantic import Field as field, create_model
 
 from bridge.plan.section import Count, Real, Section, Whole
 from compat.megatron import options

@@ -8,8 +8,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BeforeValidator
-from pydantic import Field as field
+from pydantic import BeforeValidator, Field as field
 
 from bridge.plan.section import Count, Real, Section, Size, UpToThree, Whole, tuples
 

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.plan.section import fields
-from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
-from bridge.testing.strategies import values as typed_values
+from bridge.testing.strategies import (
+    Group,
+    StrategyCase,
+    StrategyPart,
+    values as typed_values,
+    words,
+)
 from compat.merak.effective import OLD_SCHEDULES, SPLITS
 from compat.merak.formats import kind
 from compat.merak.releases import REWRITTEN, release

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from markdown_text import MARK, code, named, prose, sentence, table
-from markdown_text import value as shown
+from markdown_text import MARK, code, named, prose, sentence, table, value as shown
 
 import bridge
 import compat

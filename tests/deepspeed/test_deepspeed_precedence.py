@@ -13,8 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, note, settings
-from hypothesis import strategies as st
+from hypothesis import given, note, settings, strategies as st
 
 from bridge.cli.option_values import model_sizes
 from bridge.errors import ConfigError

@@ -12,8 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields as parts_of
-from dataclasses import is_dataclass, replace
+from dataclasses import fields as parts_of, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch

@@ -498,8 +498,7 @@ def keys() -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
     """Every key of a file with another value, and what it is seen beside."""
     from compat.deepspeed.dialect import DIALECT
     from compat.deepspeed.schema import DeepSpeed
-    from compat.deepspeed.strategies import BESIDE as NEEDED
-    from compat.deepspeed.strategies import settable
+    from compat.deepspeed.strategies import BESIDE as NEEDED, settable
 
     sections = set()
     for path in settable(DIALECT.versions[-1]):

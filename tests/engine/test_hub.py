@@ -25,8 +25,7 @@ from checkpoints import Task
 from conftest import Run
 from test_archives import Call
 
-from bridge.checkpoint import formats, interface, writing
-from bridge.checkpoint import lazy as lazy_tensors
+from bridge.checkpoint import formats, interface, lazy as lazy_tensors, writing
 from bridge.checkpoint.hub import BESIDE, Hub
 from bridge.cli import run as command
 from bridge.errors import BridgeError, SourceError

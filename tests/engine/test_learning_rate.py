@@ -7,8 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.optim import lr_scheduler as torch_schedules
 
 from bridge.engine.learning_rate import learning_rate

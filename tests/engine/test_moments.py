@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bridge.checkpoint import interface, moments, writing
 from bridge.checkpoint.hub import Hub, Origin, Parameter, ParameterGroup

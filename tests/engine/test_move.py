@@ -21,8 +21,7 @@ from conftest import Run
 from schemas import problems
 
 from bridge.checkpoint import formats, groups, smaller_model
-from bridge.cli import move as moving
-from bridge.cli import run as command
+from bridge.cli import move as moving, run as command
 
 pytestmark = pytest.mark.usefixtures("foreign")
 TASK = Task(precision="fp32", level=2)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from schemas import problems
 
-from bridge.cli import run as stagebridge
-from bridge.cli import verify as command
+from bridge.cli import run as stagebridge, verify as command
 from bridge.cli.rank_messages import MARK
 from bridge.plan.plan import Plan
 from bridge.verify.measure import Distance

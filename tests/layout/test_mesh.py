@@ -6,8 +6,7 @@ import os
 from math import prod
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from bridge.errors import ConfigError
 from bridge.layout.mesh import AXES, Mesh

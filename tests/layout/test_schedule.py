@@ -9,8 +9,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from bridge.errors import ConfigError
 from bridge.layout.schedule import (

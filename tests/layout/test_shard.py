@@ -7,8 +7,7 @@ from math import prod
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bridge.layout.boxes import boxes_of_range
 from bridge.layout.shard import Flat, Layout, Parameter

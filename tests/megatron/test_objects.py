@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from harvesting.judges.megatron import launch_words
 from harvesting.verdicts import kind
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from megatron_flags import parse
 
 import compat

@@ -10,19 +10,25 @@ from math import isclose, sqrt
 from typing import Any
 
 from bridge.plan.families.codecs import head_size, undone
-from bridge.plan.families.rope import KEYS as ROPE_KEYS
-from bridge.plan.families.rope import PATHS as ROPE_PATHS
-from bridge.plan.families.rope import SAYS as ROPE_SAYS
-from bridge.plan.families.rope import read as read_rope
-from bridge.plan.families.rope import write as write_rope
+from bridge.plan.families.rope import (
+    KEYS as ROPE_KEYS,
+    PATHS as ROPE_PATHS,
+    SAYS as ROPE_SAYS,
+    read as read_rope,
+    write as write_rope,
+)
 from bridge.plan.families.source import Group, Source, Target
-from bridge.plan.families.sparse import KEYS as SPARSE_KEYS
-from bridge.plan.families.sparse import read as read_sparse
-from bridge.plan.families.sparse import write as write_sparse
-from bridge.plan.families.windows import KEYS as WINDOW_KEYS
-from bridge.plan.families.windows import PATHS as WINDOW_PATHS
-from bridge.plan.families.windows import read as read_windows
-from bridge.plan.families.windows import write as write_windows
+from bridge.plan.families.sparse import (
+    KEYS as SPARSE_KEYS,
+    read as read_sparse,
+    write as write_sparse,
+)
+from bridge.plan.families.windows import (
+    KEYS as WINDOW_KEYS,
+    PATHS as WINDOW_PATHS,
+    read as read_windows,
+    write as write_windows,
+)
 
 Options = Mapping[str, Any]
 

@@ -18,8 +18,7 @@ from bridge.stack.rules import (
     only_ours,
     rename,
 )
-from compat.accelerate.schema import ARGUMENTS as A
-from compat.accelerate.schema import FSDP, SCHEMA, SIZES
+from compat.accelerate.schema import ARGUMENTS as A, FSDP, SCHEMA, SIZES
 from compat.accelerate.slots import CHEAP, QUIET
 
 KIND, RANKS, MACHINES = "distributed_type", "num_processes", "num_machines"

@@ -8,8 +8,7 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from bridge.stack.releases import Release as AnyRelease
-from bridge.stack.releases import Releases, table
+from bridge.stack.releases import Release as AnyRelease, Releases, table
 
 DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
 """Every supported release with its date, oldest first. 0.5.0.post20260822 is the main branch on

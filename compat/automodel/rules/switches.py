@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
-from compat.automodel.rules.learning_rate import SEES as SCHEDULE_SEES
-from compat.automodel.rules.learning_rate import writes_section
+from compat.automodel.rules.learning_rate import SEES as SCHEDULE_SEES, writes_section
 from compat.automodel.rules.optimizers import (
     CLASSES,
     HALVES,

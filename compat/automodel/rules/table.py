@@ -32,8 +32,7 @@ from compat.automodel import habits
 from compat.automodel.formats import NAMED
 from compat.automodel.rules import model, run_length, switches, weight_decay
 from compat.automodel.rules.learning_rate import RULE as LEARNING_RATE
-from compat.automodel.rules.optimizers import RULE as OPTIMIZER
-from compat.automodel.rules.optimizers import SWITCHED
+from compat.automodel.rules.optimizers import RULE as OPTIMIZER, SWITCHED
 from compat.automodel.rules.pipeline import PP, SCHEDULE, STAGES, D, pipeline_ranks, schedule_name
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.plan.section import fields, tuples
-from bridge.stack.releases import Release as AnyRelease
-from bridge.stack.releases import Releases, table
+from bridge.stack.releases import Release as AnyRelease, Releases, table
 from bridge.stack.setting_renames import Move, rename_setting
 from compat.deepspeed.schema import DeepSpeed
 

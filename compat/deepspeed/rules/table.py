@@ -21,10 +21,8 @@ from bridge.stack.rules import (
 )
 from compat.deepspeed import habits
 from compat.deepspeed.checks_view import HALF, keeps_wide_masters, offloads_optimizer
-from compat.deepspeed.rules import run_length, switches
-from compat.deepspeed.rules import unmapped as unmapped_settings
-from compat.deepspeed.rules.optimizers import ADAM_LIKE
-from compat.deepspeed.rules.optimizers import RULES as OPTIMIZERS
+from compat.deepspeed.rules import run_length, switches, unmapped as unmapped_settings
+from compat.deepspeed.rules.optimizers import ADAM_LIKE, RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
 BUCKET = 500_000_000

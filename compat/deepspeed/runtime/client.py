@@ -14,8 +14,7 @@ from torch import nn
 from bridge.engine.optimizer import HYPER, Make, ParameterGroupSettings, Whole
 from bridge.engine.own_rules import rule_of_instance
 from bridge.errors import BridgeError, ConfigError
-from bridge.plan.plan import Optimizer as Settings
-from bridge.plan.plan import Plan
+from bridge.plan.plan import Optimizer as Settings, Plan
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from compat.deepspeed.runtime.names.optimizers import FusedAdam

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert, rename
-from compat.megatron.rules import attention as attention_rules
-from compat.megatron.rules import experts as expert_rules
-from compat.megatron.rules import rotary as rotary_rules
+from compat.megatron.rules import (
+    attention as attention_rules,
+    experts as expert_rules,
+    rotary as rotary_rules,
+)
 
 SCRIPT = "the model is defined by the training script"
 TENSOR = "tensor_model_parallel_size"

@@ -21,9 +21,13 @@ from bridge.stack.rules import (
     rename,
 )
 from compat.megatron import habits, options, stages
-from compat.megatron.rules import model as model_rules
-from compat.megatron.rules import run_length, switches, weight_decay
-from compat.megatron.rules import unmapped as unmapped_flags
+from compat.megatron.rules import (
+    model as model_rules,
+    run_length,
+    switches,
+    unmapped as unmapped_flags,
+    weight_decay,
+)
 from compat.megatron.rules.learning_rate import RULE as LEARNING_RATE
 from compat.megatron.shards import SHARDED, STRATEGIES, aware, torch_fsdp, zero_stage
 

@@ -10,8 +10,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from bridge.stack.releases import Release as AnyRelease
-from bridge.stack.releases import Releases, table
+from bridge.stack.releases import Release as AnyRelease, Releases, table
 
 DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
 """Releases with their dates, oldest first: the tags of Merak's repository, and its main branch

@@ -9,10 +9,15 @@ from typing import Any
 
 from bridge.stack.rules import Group, convert
 from compat.fast_llm.rules import router_losses
-from compat.fast_llm.rules.model.places import BASE as BASE
-from compat.fast_llm.rules.model.places import layout_of as layout_of
-from compat.fast_llm.rules.model.reading import MASTER, read, unread_settings_text, unsaid, weigh
-from compat.fast_llm.rules.model.reading import SCALE as SCALE
+from compat.fast_llm.rules.model.places import BASE as BASE, layout_of as layout_of
+from compat.fast_llm.rules.model.reading import (
+    MASTER,
+    SCALE as SCALE,
+    read,
+    unread_settings_text,
+    unsaid,
+    weigh,
+)
 from compat.fast_llm.rules.model.writing import OURS, write
 
 BESIDE = (

@@ -8,9 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING
-from dataclasses import Field as AnyField
-from dataclasses import fields as own
+from dataclasses import MISSING, Field as AnyField, fields as own
 from platform import python_version
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
