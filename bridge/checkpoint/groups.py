@@ -8,16 +8,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.checkpoint.hub import Hub, ParameterGroup
 from bridge.engine.learning_rate import learning_rate
 from bridge.errors import SourceError
 from bridge.files.contained import read_text
 from bridge.files.shown import show_value
-
-if TYPE_CHECKING:
-    from bridge.plan.plan import Optimizer
+from bridge.plan.plan import Optimizer
 
 Row = Mapping[str, Any]
 """A group in the form that torch's optimizers expect, but with names of parameters in place of the

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.lazy import read_strips
@@ -21,10 +21,8 @@ from bridge.checkpoint.renaming import (
 )
 from bridge.errors import SourceError
 from bridge.stack.checkpoint_side import namings_of
+from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
-
-if TYPE_CHECKING:
-    from bridge.stack.dialect import Config
 
 Said = tuple[str, Model]
 """A place, in words for messages, with what it says about the model."""

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.checkpoint import formats, interface
 from bridge.checkpoint.digests import SUMS, without_digest
 from bridge.checkpoint.file_tensors import tensors_by_file
-from bridge.checkpoint.lazy import STRIP, WIDTH, torch_type
+from bridge.checkpoint.hub import Hub, Model
+from bridge.checkpoint.interface import Format, PlannedFiles
+from bridge.checkpoint.lazy import STRIP, WIDTH, Lazy, torch_type
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.tagged_json import encode_value
 from bridge.checkpoint.writing import write_checkpoint
@@ -38,12 +40,6 @@ from bridge.report.as_json import finding_json
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
-
-if TYPE_CHECKING:
-    from bridge.checkpoint.hub import Hub, Model
-    from bridge.checkpoint.interface import Format, PlannedFiles
-    from bridge.checkpoint.lazy import Lazy
-
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.checkpoint.files import File
+from bridge.checkpoint.hub import Hub
 from bridge.checkpoint.model_facts import describe_config, establish_model
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import read_bytes
 from bridge.stack import registry
 from bridge.stack.checkpoint_side import side_of
 from bridge.translation.translate import translate
-
-if TYPE_CHECKING:
-    from bridge.checkpoint.hub import Hub
 
 CONFIG = "config.json"
 """The name of the config that transformers saves beside weights."""

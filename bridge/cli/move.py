@@ -13,19 +13,22 @@ from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from bridge.checkpoint import formats, groups, interface, model_facts, smaller_model
 from bridge.checkpoint.files import File
 from bridge.checkpoint.groups import (
     DECAY,
     SPARED,
+    Row,
     effective_setting,
     fits_config,
     needs_group_file,
     rate_ratios,
     text_of,
 )
+from bridge.checkpoint.hub import Hub
+from bridge.checkpoint.interface import Format, PlannedFiles as Files
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli.budget import read_within_limits, stay_within_limits
@@ -47,7 +50,7 @@ from bridge.cli.translate_job import (
 from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends
 from bridge.engine.environment import detect
-from bridge.engine.interface import Workload
+from bridge.engine.interface import Backend, Workload
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.native import BACKEND
 from bridge.errors import BridgeError, SourceError
@@ -68,12 +71,6 @@ from bridge.translation.edit import edit_config, without
 from bridge.translation.lift import lift
 from bridge.translation.translate import Result
 from bridge.verify.size import NO_NUMBERS
-
-if TYPE_CHECKING:
-    from bridge.checkpoint.groups import Row
-    from bridge.checkpoint.hub import Hub
-    from bridge.checkpoint.interface import Format, PlannedFiles as Files
-    from bridge.engine.interface import Backend
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"

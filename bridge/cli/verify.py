@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import Job
@@ -23,6 +23,7 @@ from bridge.cli.terminal import console, print_json
 from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends
 from bridge.engine.environment import detect
+from bridge.engine.interface import Backend
 from bridge.engine.native import BACKEND
 from bridge.engine.plain import BACKENDS
 from bridge.errors import BridgeError
@@ -35,11 +36,7 @@ from bridge.stack.dialect import Config
 from bridge.stack.extras import need_engine
 from bridge.translation.translate import Result, translate
 from bridge.verify.own import engines_of, pair_configs
-from bridge.verify.pair import fit_pair
-
-if TYPE_CHECKING:
-    from bridge.engine.interface import Backend
-    from bridge.verify.pair import Side, TranslationPair
+from bridge.verify.pair import Side, TranslationPair, fit_pair
 
 RANK = "bridge.cli.verify"
 

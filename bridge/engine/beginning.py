@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from bridge.engine import comm, device as devices
 from bridge.engine.agreement import agree, facts_of
 from bridge.engine.environment import Environment, detect, local_rank
-from bridge.engine.optimizer import groups_without_decay
+from bridge.engine.optimizer import Make, ParameterGroupSettings, groups_without_decay
 from bridge.engine.prepared import Prepared
 from bridge.engine.randomness import determine, seed_of_script
-from bridge.engine.runner import Engine
+from bridge.engine.runner import Engine, Loss
 from bridge.engine.tracing import EngineSource
+from bridge.layout.mesh import Mesh
+from bridge.layout.tensor import TensorPlan
+from bridge.plan.plan import Plan
 from bridge.trace.attachment import attach
 from bridge.trace.desync import Policy
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from bridge.engine.optimizer import Make, ParameterGroupSettings
-    from bridge.engine.runner import Loss
-    from bridge.layout.mesh import Mesh
-    from bridge.layout.tensor import TensorPlan
-    from bridge.plan.plan import Plan
 
 
 def begin(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,10 @@ from bridge.engine.layers import logits_in
 from bridge.engine.models.dense import model_to_train
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.optimizer import groups_without_decay, rate_of_update, setting
-from bridge.engine.rows import IGNORED
+from bridge.engine.rows import IGNORED, Batch
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.trace import naming
-
-if TYPE_CHECKING:
-    from bridge.engine.rows import Batch
 
 
 class PlainTrainer:

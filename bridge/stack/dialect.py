@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bridge import limits
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
-from bridge.files import write_all
+from bridge.files import Original, write_all
 from bridge.plan.section import Section, Values
 from bridge.stack.checks import Check
 from bridge.stack.findings import LEFT_OUT, Finding, Origin
@@ -33,9 +33,6 @@ from bridge.stack.sources import (
     report_contradictions,
 )
 from bridge.stack.stack_tables import StackTables
-
-if TYPE_CHECKING:
-    from bridge.files import Original
 
 
 @dataclass(frozen=True)

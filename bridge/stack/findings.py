@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.files.document import Document, key_with_dots
 from bridge.files.shown import brief
+from bridge.shell import Launch, Script
 from bridge.stack.rules import Effect, How
-
-if TYPE_CHECKING:
-    from bridge.shell import Launch, Script
-
 
 UNKNOWN = "release/unknown"
 """The rule id of the finding that a release is not known. Reports print this finding before all

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.plan.plan import Debug
@@ -21,13 +22,8 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.pipelining import PipelineSource, stages_of
 from bridge.trace.retention import Keep
 from bridge.trace.run_liveness import mark_process
-from bridge.trace.tracer import Tracer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bridge.trace.source import TraceSource
-    from bridge.trace.tracer import Observer
+from bridge.trace.source import TraceSource
+from bridge.trace.tracer import Observer, Tracer
 
 LOGS = (
     *(

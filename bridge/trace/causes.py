@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod, sqrt
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,14 +18,11 @@ from bridge.trace.comparison import Comparison, Diagnosis
 from bridge.trace.pages.series import read_findings
 from bridge.trace.patterns import CLOSE, TINY, fit_factor
 from bridge.trace.record import PHASES, Name
+from bridge.trace.run import TracedRun
 from bridge.trace.settings import values_of
 from bridge.trace.tensor_comparison import LOSS
 from bridge.trace.tensor_pairs import keywords_of
-
-if TYPE_CHECKING:
-    from bridge.trace.run import TracedRun
-    from bridge.trace.verdicts import TensorVerdict
-
+from bridge.trace.verdicts import TensorVerdict
 
 Found = tuple[str, list[str]]
 Rule = Callable[[Case], Found | None]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,14 +16,11 @@ from bridge.checkpoint.lazy import Held
 from bridge.engine.comm import everyones, rank_and_world, together
 from bridge.engine.data import Drawn, Text
 from bridge.engine.interface import Backend, Step, Trainer, Workload
-from bridge.engine.rows import IGNORED, Rows
+from bridge.engine.rows import IGNORED, Batch, Rows
 from bridge.errors import BridgeError
 from bridge.files.progress import count_items
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Written
-
-if TYPE_CHECKING:
-    from bridge.engine.rows import Batch
 
 STEPS = 3
 PATIENCE = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bridge.plan.section import Values, fields
 from bridge.stack.dialect import Config, Reading, Written
@@ -14,12 +14,9 @@ from bridge.stack.packaged_dialect import PackagedDialect
 from bridge.stack.requirements import missing
 from compat.automodel.effective import effective
 from compat.automodel.formats import FILE, RECIPE, program, read, text
-from compat.automodel.pipeline import live, pipeline
+from compat.automodel.pipeline import PipelineConfig, live, pipeline
 from compat.automodel.releases import release
 from compat.automodel.requirements import NEEDS, whole
-
-if TYPE_CHECKING:
-    from compat.automodel.pipeline import PipelineConfig
 
 
 class AutoModelConfig(Config):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bridge.files import Original
 from bridge.plan.section import Values, fields
@@ -21,13 +21,10 @@ from compat.deepspeed.effective import effective
 from compat.deepspeed.formats import NULLABLE, PARTIAL, plain
 from compat.deepspeed.live import build
 from compat.deepspeed.refusals import strange
-from compat.deepspeed.releases import KEYS, release
+from compat.deepspeed.releases import KEYS, Release, release
 from compat.deepspeed.rewriting import reword_text
 from compat.deepspeed.script_writer import beside, model_fields_in_script
 from compat.deepspeed.trainer import arguments, rename_recipe
-
-if TYPE_CHECKING:
-    from compat.deepspeed.releases import Release
 
 
 class DeepSpeedFile(Config):

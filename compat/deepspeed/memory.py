@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from bridge.stack.dialect import Config
 from bridge.stack.memory_rules import SCRIPT, MemoryRules
-
-if TYPE_CHECKING:
-    from bridge.stack.dialect import Config
 
 
 def rules(config: Config) -> MemoryRules:

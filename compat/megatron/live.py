@@ -9,19 +9,16 @@ import dataclasses
 from collections.abc import Mapping
 from enum import Enum
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import VersionError
 from bridge.files.shown import show_value
 from bridge.plan.section import Values, tuples
-from bridge.stack.dialect import Reading
+from bridge.stack.dialect import Config, Reading
 from bridge.stack.findings import unknown
 from compat.megatron import objects, options, releases
 from compat.megatron.arguments.steps import OPEN, member_name
 from compat.megatron.objects import fields
-
-if TYPE_CHECKING:
-    from bridge.stack.dialect import Config
 
 CLASSES = ("TransformerConfig", "ModelParallelConfig")
 """Names of config classes whose objects can be read; each is the name of an entry point."""

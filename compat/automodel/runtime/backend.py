@@ -5,7 +5,7 @@ model, configured by a recipe.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -15,10 +15,7 @@ from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lower
-from compat.automodel.dialect import DIALECT
-
-if TYPE_CHECKING:
-    from compat.automodel.dialect import AutoModelConfig
+from compat.automodel.dialect import DIALECT, AutoModelConfig
 
 AXES = ("tp_size", "pp_size", "cp_size", "ep_size", "dp_replicate_size")
 OPTIMIZERS = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,10 @@ from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loops import memory_bytes, norm_of, wholes
 from bridge.engine.models.dense import model_to_train
 from bridge.engine.models.gpt import sum_cross_entropy
-from bridge.engine.rows import IGNORED
+from bridge.engine.rows import IGNORED, Batch
 from bridge.errors import BridgeError
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
-
-if TYPE_CHECKING:
-    from bridge.engine.rows import Batch
 
 POLICY = "distributed.mp_policy."
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad")

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -18,7 +17,9 @@ from bridge.engine.joining import join
 from bridge.engine.layers import logits_in
 from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import mean_cross_entropy
+from bridge.engine.rows import Batch
 from bridge.errors import BridgeError
+from compat.deepspeed import DeepSpeedConfig
 from compat.deepspeed.runtime.dropin import initialize
 from compat.deepspeed.runtime.trainers import (
     build_optimizer,
@@ -28,10 +29,6 @@ from compat.deepspeed.runtime.trainers import (
     scheduler_of,
     settings,
 )
-
-if TYPE_CHECKING:
-    from bridge.engine.rows import Batch
-    from compat.deepspeed import DeepSpeedConfig
 
 
 class DropInTrainer:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from bridge.engine.comm import Comm, connect, rank_and_world
 from bridge.engine.environment import Environment, detect
 from bridge.engine.interface import Step, Workload
 from bridge.engine.models.dense import native
-from bridge.engine.rows import IGNORED
+from bridge.engine.rows import IGNORED, Batch
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
@@ -37,9 +37,6 @@ from compat.megatron.runtime.cpu import redirect_cuda
 from compat.megatron.runtime.resuming import load_checkpoint
 from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Share, WeightPiece, pieces, wholes
-
-if TYPE_CHECKING:
-    from bridge.engine.rows import Batch
 
 LOSS = "mean loss"
 EXPORT = "whole weights"
