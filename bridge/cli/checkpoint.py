@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from bridge.report.as_json import finding_json
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")
@@ -108,8 +109,6 @@ def inspect(
 
 
 def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
-    from dataclasses import asdict
-
     about = {
         "format": hub.origin.format,
         "folder": str(place),
@@ -183,10 +182,6 @@ def list_targets(hub: Hub, place: Path) -> list[json_types.WritableFormat]:
     """Return each format that can be written, with what it loses of the checkpoint in the folder `place`, or why
     it cannot hold it.
     """
-    from bridge.checkpoint import formats, interface
-    from bridge.checkpoint.model_facts import rename_under
-    from bridge.stack.rules import Effect
-
     configs = _describe_configs(place, None)
     rows: list[json_types.WritableFormat] = []
     for target in formats.all_formats().values():
@@ -411,8 +406,6 @@ def _print_outcome(
     options: CheckpointOptions,
     beside: Companions,
 ) -> None:
-    from dataclasses import asdict
-
     made = (
         list(tensors_by_file(hub, written.files))
         if options.dry_run

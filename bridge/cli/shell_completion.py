@@ -91,8 +91,7 @@ def _targets(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str
 
 def _movable(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
     """The stacks for which `move` writes a checkpoint, and the native engine."""
-    yield from (stack for stack in registry.names() if side_of(registry.load(stack)).loads)
-    yield "native"
+    return (*(one for one in registry.names() if side_of(registry.load(one)).loads), "native")
 
 
 def _releases(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:

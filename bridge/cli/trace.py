@@ -24,7 +24,7 @@ from bridge.report.tables import Grid
 from bridge.stack.extras import install_command, need_engine
 from bridge.trace.findings import FILE, MEANINGS
 from bridge.trace.injected_watch import SETTINGS
-from bridge.trace.run_liveness import APART, ATTACHED
+from bridge.trace.run_liveness import APART, ATTACHED, mark_process
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -226,7 +226,6 @@ def start_traced(
         SETTINGS: json.dumps(settings),
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    from bridge.trace.run_liveness import mark_process
 
     end = mark_process(folder)
     try:

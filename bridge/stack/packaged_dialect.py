@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,14 +40,12 @@ class PackagedDialect(Dialect):
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
         """The rules that convert between settings of the stack and plan fields."""
-        rows: tuple[Rule, ...] = self._part("rules.table").table()
-        return rows
+        return tuple(self._part("rules.table").table())
 
     @cached_property
     def versions(self) -> tuple[str, ...]:
         """Known releases, oldest first."""
-        releases: tuple[str, ...] = self._part("releases").KNOWN
-        return releases
+        return tuple(self._part("releases").KNOWN)
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
@@ -74,15 +72,13 @@ class PackagedDialect(Dialect):
         """The result of `rules` in the dialect's module `memory`; the native engine's rules if there
         is no such function.
         """
-        function: Callable[[Config], MemoryRules] | None = self.find_part("memory", "rules", None)
-        return super().memory_rules(config) if function is None else function(config)
+        return self.find_part("memory", "rules", super().memory_rules)(config)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """The findings on `config` that the function `inspect` in the dialect's module `checks`
         returns.
         """
-        findings: Iterable[Finding] = self._part("checks").inspect(config)
-        return tuple(findings)
+        return tuple(self._part("checks").inspect(config))
 
     def format_of(self, path: str | Path | None) -> str | None:
         """Return the format of the suffix of `path` in `suffixes`. Return None without a path, or

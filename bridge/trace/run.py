@@ -460,8 +460,3 @@ def _scale_summary(summary: Summary, factor: float) -> Summary:
     # not `factor**2`, which is an error where it is beyond a float
     total, squares = summary.total * factor, summary.squares * factor * factor
     return replace(summary, total=total, squares=squares, low=low, high=high)
-
-
-def entries_by_name(entries: Iterable[LoggedTensor]) -> dict[Name, LoggedTensor]:
-    """Return tensors by name."""
-    return {entry.name: entry for entry in entries}

@@ -21,7 +21,7 @@ from compat.deepspeed.effective import effective
 from compat.deepspeed.formats import NULLABLE, PARTIAL, plain
 from compat.deepspeed.live import build
 from compat.deepspeed.refusals import strange
-from compat.deepspeed.releases import KEYS, Release, release
+from compat.deepspeed.releases import KEYS, release
 from compat.deepspeed.rewriting import reword_text
 from compat.deepspeed.script_writer import beside, model_fields_in_script
 from compat.deepspeed.trainer import arguments, rename_recipe
@@ -123,11 +123,8 @@ class DeepSpeedDialect(PackagedDialect):
         open_auto: bool = False,
     ) -> Reading:
         return formats.read(
-            source, self._at(version), lenient, auto, code, arguments, world, open_auto
+            source, release(version), lenient, auto, code, arguments, world, open_auto
         )
-
-    def _at(self, version: str) -> Release:
-        return release(version)
 
     def effective(self, config: Config) -> Values:
         """Return the values that the release's own DeepSpeedConfig would hold, with the default
@@ -198,19 +195,19 @@ class DeepSpeedDialect(PackagedDialect):
         """Return the text of the user's HJSON file or launch script with the values of `config` in
         it. Only the changed values differ from the user's text.
         """
-        return reword_text(config.given, original, self._at(was), self._at(config.version))
+        return reword_text(config.given, original, release(was), release(config.version))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Return whether DeepSpeed `version` reads the key `path`. True for the code part in every
         release.
         """
-        return path.startswith("code.") or path in self._at(version).keys
+        return path.startswith("code.") or path in release(version).keys
 
     def fitting(self, settings: Mapping[str, Any], version: str) -> dict[str, Any]:
         """Return `settings` without optimizer and scheduler arguments that the chosen type does not
         take.
         """
-        out = {*strange(settings, self._at(version))}
+        out = {*strange(settings, release(version))}
         return {path: value for path, value in settings.items() if path not in out}
 
     def defaults(self, version: str) -> Mapping[str, Any]:

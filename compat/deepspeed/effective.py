@@ -105,23 +105,6 @@ def _fill_defaults(settings: Flat, at: Release) -> dict[str, Any]:
     return values
 
 
-def keys_with_new_names(settings: Flat) -> dict[str, str]:
-    """Return the keys in `settings` that DeepSpeed has renamed, as a mapping from old path to new
-    path.
-    """
-    renames = {
-        path: "bf16." + path.removeprefix("bfloat16.")
-        for path in settings
-        if path.startswith("bfloat16.")
-    }
-    singles = {
-        ZERO + "cpu_offload": OFFLOAD + ".device",
-        ZERO + "cpu_offload_param": PARAM + ".device",
-        OLD_GATHER: GATHER,
-    }
-    return renames | {old: new for old, new in singles.items() if old in settings}
-
-
 def _move_old_keys(values: dict[str, Any], at: Release) -> None:
     """Replace old keys by new keys, as DeepSpeed does (runtime/config_utils.py, deprecated fields;
     runtime/precision_config.py, bf16).

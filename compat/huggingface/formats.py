@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bridge.errors import SourceError, nearest
 from bridge.files import Document, check_nested, load
@@ -134,7 +134,6 @@ def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
 # value.
 @cache
 def _adapter(key: str) -> TypeAdapter[Any]:
-    from pydantic import ConfigDict
 
     return TypeAdapter(
         fields(HuggingFace)[key].annotation, config=ConfigDict(strict=True, allow_inf_nan=False)

@@ -28,7 +28,7 @@ from compat.megatron.environment import environment
 from compat.megatron.formats import format_of, read
 from compat.megatron.live import model_parallel_config
 from compat.megatron.options import accepts, defaults, groups, spellings
-from compat.megatron.releases.moves import MOVES
+from compat.megatron.releases.setting_renames import MOVES
 from compat.megatron.requirements import NEEDS, whole
 from compat.megatron.rewriting import rewritten
 from compat.megatron.rules.learning_rate import SCHEDULER_STEPS

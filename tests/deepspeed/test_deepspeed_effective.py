@@ -8,7 +8,7 @@ import pytest
 
 from bridge.errors import ConfigError
 from bridge.stack.dialect import Dialect
-from compat.deepspeed.effective import effective, keys_with_new_names
+from compat.deepspeed.effective import effective
 from compat.deepspeed.refusals import REFUSALS
 
 MICRO, STEPS, TOTAL = (
@@ -115,10 +115,6 @@ def test_old_keys_move() -> None:
     assert values["zero_optimization.offload_optimizer.pin_memory"] is True
     assert values["bf16.enabled"] is True
     assert not {"zero_optimization.cpu_offload", "bfloat16.enabled"} & set(values)
-    assert keys_with_new_names(given) == {
-        "bfloat16.enabled": "bf16.enabled",
-        "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer.device",
-    }
     older = effective(BASE | {"zero_optimization.cpu_offload": True}, "0.19.4", 1)
     assert older["zero_optimization.offload_optimizer.pin_memory"] is False
 

@@ -105,8 +105,8 @@ SINCE = {
 def test_first_releases() -> None:
     for path, version in SINCE.items():
         position = KNOWN.index(version)
-        assert path in releases.paths_of_release(version), path
-        assert path not in releases.paths_of_release(KNOWN[position - 1]), path
+        assert path in releases.release(version).keys, path
+        assert path not in releases.release(KNOWN[position - 1]).keys, path
 
 
 REMOVED = {

@@ -20,7 +20,7 @@ from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.errors import SourceError
 from bridge.plan.plan import Plan
-from bridge.trace.run import LoggedPart, TracedRun, entries_by_name
+from bridge.trace.run import LoggedPart, TracedRun
 from bridge.trace.run_comparison import compare_runs
 
 Ranks = Callable[..., list[Any]]
@@ -108,7 +108,9 @@ def test_runs_of_any_layout_log_the_same(
     one, split = alone(ALONE, full), TracedRun.read(tmp_path)
     assert one.steps == split.steps == (0, 1, 2)
     for step in one.steps:
-        expected, found = entries_by_name(one.entries(step)), entries_by_name(split.entries(step))
+        expected, found = (
+            {entry.name: entry for entry in log.entries(step)} for log in (one, split)
+        )
         assert list(found) == list(expected)
         for name, entry in found.items():
             reference = expected[name]

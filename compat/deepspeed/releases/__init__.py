@@ -337,8 +337,3 @@ def release(version: str) -> Release:
 def defaults(version: str) -> Mapping[str, Any]:
     """Return the defaults of release `version`, by path."""
     return release(version).defaults
-
-
-def paths_of_release(version: str) -> frozenset[str]:
-    """Return the paths that release `version` reads."""
-    return release(version).keys

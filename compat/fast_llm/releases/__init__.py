@@ -41,10 +41,6 @@ class Key:
     before: str = ""
     instead: str = ""
 
-    def exists_in(self, version: str) -> bool:
-        """Return whether release `version` has the key."""
-        return RELEASES.within(version, self.since, self.until)
-
 
 def _key(path: str) -> Key:
     rows = [row for row in _ROWS if row["key"] == path]  # oldest first
