@@ -32,7 +32,7 @@ WINDOW = ("since", "until")
 REFUSING = "compat.megatron"
 REFUSALS = ("ConfigError", "SourceError", "UnrecognisedError")
 """Errors of which each says that a config is not valid or not readable."""
-ASIDE = (".runtime", ".checkpoints", ".strategies", ".releases")
+ASIDE = (".runtime", "megatron.checkpoint", ".strategies", ".releases")
 """Parts of the folder that read no config of a user."""
 HELPER = 3
 """Lines of a private function's body up to which it is a small helper."""

@@ -171,7 +171,7 @@ def test_nothing_imports_the_command_line(module: str) -> None:
 
 REFUSALS = ("ConfigError", "SourceError", "UnrecognisedError")
 """Errors of which each says that a config is not valid or not readable."""
-NO_CONFIG = (".runtime", ".checkpoints", ".strategies", ".releases")
+NO_CONFIG = (".runtime", "megatron.checkpoint", ".strategies", ".releases")
 """Parts of a stack's folder that read no config of a user."""
 
 

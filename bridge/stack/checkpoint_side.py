@@ -145,12 +145,12 @@ def side_of(dialect: Dialect) -> CheckpointSide:
 
 
 def formats_of(dialect: StackTables) -> tuple[Format, ...]:
-    """Return the checkpoint formats that the stack writes: `FORMATS` of its module `checkpoints`."""
-    return dialect.find_part("checkpoints", "FORMATS", ())
+    """Return the checkpoint formats that the stack writes: `FORMATS` of its module `checkpoint`."""
+    return dialect.find_part("checkpoint", "FORMATS", ())
 
 
 def namings_of(dialect: StackTables) -> tuple[Naming, ...]:
     """Return the conventions by which the stack names the parameters of models: `NAMINGS` of its module
-    `checkpoints`.
+    `checkpoint`.
     """
-    return dialect.find_part("checkpoints", "NAMINGS", ())
+    return dialect.find_part("checkpoint", "NAMINGS", ())

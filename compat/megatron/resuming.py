@@ -93,7 +93,7 @@ class MegatronCheckpoints(CheckpointSide):
         the model.
         """
         # Checkpoints need torch, which a config is read without.
-        from compat.megatron.checkpoints.run import run_state
+        from compat.megatron.checkpoint.run import run_state
 
         args = run_state(hub).get("args")
         if not isinstance(args, Mapping) or not args.get("num_layers"):

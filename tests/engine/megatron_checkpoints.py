@@ -23,7 +23,7 @@ from bridge.engine.rows import IGNORED
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
 from bridge.translation.lift import lift
-from compat.megatron.checkpoints.dist import iteration
+from compat.megatron.checkpoint.dist import iteration
 from compat.megatron.runtime import backend
 from compat.megatron.runtime.backend import BACKEND
 

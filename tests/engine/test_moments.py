@@ -12,7 +12,7 @@ from bridge.checkpoint import interface, moments, writing
 from bridge.checkpoint.hub import Hub, Origin, Parameter, ParameterGroup
 from bridge.checkpoint.lazy import Held
 from bridge.cli import run as command
-from compat.deepspeed.checkpoints.universal import Universal
+from compat.deepspeed.checkpoint.universal import Universal
 
 BETAS = st.sampled_from([(0.9, 0.999), (0.9, 0.95), (0.0, 0.5), (0.99, 0.999), (0.5, 0.9)])
 

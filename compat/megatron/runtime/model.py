@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bridge.layout.architecture import Architecture
 from compat.megatron import objects
-from compat.megatron.checkpoints.ranks import renumber_layer
+from compat.megatron.checkpoint.ranks import renumber_layer
 from compat.megatron.dialect import MegatronConfig
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
 from compat.megatron.runtime.config_objects import build_object

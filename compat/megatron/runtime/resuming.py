@@ -13,7 +13,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from bridge.errors import SourceError
-from compat.megatron.checkpoints import run
+from compat.megatron.checkpoint import run
 from compat.megatron.runtime.model import bare
 
 

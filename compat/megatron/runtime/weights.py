@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bridge.layout.architecture import Architecture
 from bridge.trace.placement import Placement
-from compat.megatron.checkpoints.names import IN_LAYER
+from compat.megatron.checkpoint.names import IN_LAYER
 
 LAYERS = "decoder.layers."
 """Prefix before the layer's index in the names of Megatron's parameters."""

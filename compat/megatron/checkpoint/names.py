@@ -14,7 +14,7 @@ from bridge.checkpoint.parameter_names import (
     Table,
     one_to_one_rows,
 )
-from compat.megatron.checkpoints.run import model_of, refusals, run_state
+from compat.megatron.checkpoint.run import model_of, refusals, run_state
 
 if TYPE_CHECKING:
     pass

@@ -18,9 +18,9 @@ from bridge.checkpoint.lazy import Boxed, Lazy, Placed, raw_bytes
 from bridge.checkpoint.parameter_names import Shape
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
-from compat.megatron.checkpoints import run
-from compat.megatron.checkpoints.dist import iteration
-from compat.megatron.checkpoints.ranks import (
+from compat.megatron.checkpoint import run
+from compat.megatron.checkpoint.dist import iteration
+from compat.megatron.checkpoint.ranks import (
     LAYERS,
     OUTPUT,
     SPLIT,
@@ -29,7 +29,7 @@ from compat.megatron.checkpoints.ranks import (
     place_slices,
     renumber_layer,
 )
-from compat.megatron.checkpoints.run import DAMAGED
+from compat.megatron.checkpoint.run import DAMAGED
 
 # mp_rank_TENSOR, with _STAGE and _EXPERT if there are several (training/checkpointing.py:
 # get_checkpoint_name).

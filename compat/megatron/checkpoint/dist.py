@@ -37,10 +37,10 @@ from bridge.files.sealed import parse_object
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.megatron.checkpoints import run
-from compat.megatron.checkpoints.buckets import unpack_buckets
-from compat.megatron.checkpoints.names import FUSED
-from compat.megatron.checkpoints.run import DAMAGED, TRACKER
+from compat.megatron.checkpoint import run
+from compat.megatron.checkpoint.buckets import unpack_buckets
+from compat.megatron.checkpoint.names import FUSED
+from compat.megatron.checkpoint.run import DAMAGED, TRACKER
 
 METADATA = "metadata.json"
 PLANNER = "torch.distributed.checkpoint.planner"

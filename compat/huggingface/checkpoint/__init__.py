@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bridge.checkpoint.interface import Format
 from bridge.checkpoint.parameter_names import Naming
-from compat.huggingface.checkpoints.names import Runtime, Saved
-from compat.huggingface.checkpoints.trainer import Accelerate, Trainer
+from compat.huggingface.checkpoint.names import Runtime, Saved
+from compat.huggingface.checkpoint.trainer import Accelerate, Trainer
 
 NAMINGS: tuple[Naming, ...] = (Saved(), Runtime())
 FORMATS: tuple[Format, ...] = (Trainer(), Accelerate())

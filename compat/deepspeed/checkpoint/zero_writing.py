@@ -19,8 +19,8 @@ from bridge.checkpoint.torch_save import Size, torch_file
 from bridge.checkpoint.unpickle import Constant, Record
 from bridge.errors import SourceError
 from bridge.stack.rules import Effect
-from compat.deepspeed.checkpoints.dealing import deal_names, deals_parameters
-from compat.deepspeed.checkpoints.files import LATEST
+from compat.deepspeed.checkpoint.dealing import deal_names, deals_parameters
+from compat.deepspeed.checkpoint.files import LATEST
 
 RELEASE = "0.19.8"
 """The release of DeepSpeed whose format of files is written."""

@@ -13,7 +13,7 @@ from typing import Any
 from bridge.checkpoint.lazy import Boxed, ElementRun, Joined, Lazy, Placed, read_strips
 from bridge.checkpoint.parameter_names import Shapes
 from bridge.errors import SourceError
-from compat.megatron.checkpoints.ranks import (
+from compat.megatron.checkpoint.ranks import (
     ENGINE_ORDER,
     LAYERS,
     OUTPUT,

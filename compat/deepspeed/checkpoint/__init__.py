@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.checkpoint.interface import Format
-from compat.deepspeed.checkpoints.universal import Universal
-from compat.deepspeed.checkpoints.zero import Zero
+from compat.deepspeed.checkpoint.universal import Universal
+from compat.deepspeed.checkpoint.zero import Zero
 
 FORMATS: tuple[Format, ...] = (Zero(), Universal())

@@ -23,10 +23,10 @@ from bridge.files.contained import inside
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.deepspeed.checkpoints import zero_writing as writing
-from compat.deepspeed.checkpoints.dealing import collect_names, deals_parameters
-from compat.deepspeed.checkpoints.files import DAMAGED, KNOWN, StageFiles, load_file
-from compat.deepspeed.checkpoints.zero import (
+from compat.deepspeed.checkpoint import zero_writing as writing
+from compat.deepspeed.checkpoint.dealing import collect_names, deals_parameters
+from compat.deepspeed.checkpoint.files import DAMAGED, KNOWN, StageFiles, load_file
+from compat.deepspeed.checkpoint.zero import (
     SAMPLE,
     Flats,
     Named,

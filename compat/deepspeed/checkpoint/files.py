@@ -17,8 +17,8 @@ from bridge.errors import SourceError
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.deepspeed.checkpoints import stages
-from compat.deepspeed.checkpoints.stages import DAMAGED as DAMAGED
+from compat.deepspeed.checkpoint import stages
+from compat.deepspeed.checkpoint.stages import DAMAGED as DAMAGED
 
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<data>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt")

@@ -31,9 +31,9 @@ from bridge.errors import SourceError
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.deepspeed.checkpoints import parts, zero_writing
-from compat.deepspeed.checkpoints.dealing import collect_names, deals_parameters
-from compat.deepspeed.checkpoints.files import (
+from compat.deepspeed.checkpoint import parts, zero_writing
+from compat.deepspeed.checkpoint.dealing import collect_names, deals_parameters
+from compat.deepspeed.checkpoint.files import (
     DAMAGED,
     LATEST,
     StageFiles,

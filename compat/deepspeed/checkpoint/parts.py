@@ -15,7 +15,7 @@ from bridge.checkpoint.lazy import Boxed, Lazy, Placed, Shape, Strided
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
 from bridge.layout.boxes import Box
-from compat.deepspeed.checkpoints.files import DAMAGED, StageFiles
+from compat.deepspeed.checkpoint.files import DAMAGED, StageFiles
 
 MAP = "universal_checkpoint_info"
 """Key of the model states under which AutoTP, since DeepSpeed 0.19, stores the position of each
