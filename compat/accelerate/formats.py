@@ -161,7 +161,7 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
         raise ConfigError(
             f"{error.said.setting if error.said else KIND}: {error.message}"
         ) from None
-    usual = {ARGUMENTS + name: value for name, (_, value) in TRAINER.items()}
+    usual = {ARGUMENTS + name: value for name, value in TRAINER.items()}
     if not read or not any(path in usual for path in found):
         usual = {}
     sections = ("fsdp_",) if found.get(KIND) == "FSDP" else ()
