@@ -13,6 +13,7 @@ from bridge.stack.training_arguments import find_defaults
 from compat.accelerate.slots import facts
 
 FSDP, SIZES, ARGUMENTS = "fsdp_config.fsdp_", "parallelism_config.parallelism_config_", "arguments."
+MEGATRON = "megatron_lm_config.megatron_lm_"
 """What paths of these sections begin with."""
 KINDS: Mapping[str, Any] = {
     "int": int,
@@ -36,7 +37,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {row["name"]: row for row in facts()[
 
 def path_of(name: str) -> str:
     """Return the path of the config file at which the launcher's option `name` is."""
-    sections = {"fsdp_": "fsdp_config.", "dynamo_": "dynamo_config.",
+    sections = {"fsdp_": "fsdp_config.", "dynamo_": "dynamo_config.", "megatron_lm_": "megatron_lm_config.",
                 "parallelism_config_": "parallelism_config."}  # fmt: skip
     return (
         next((section for start, section in sections.items() if name.startswith(start)), "") + name
@@ -82,6 +83,7 @@ def _build() -> type[Section]:
             ("fsdp_config", "fsdp_"),
             ("parallelism_config", "parallelism_config_"),
             ("dynamo_config", "dynamo_"),
+            ("megatron_lm_config", "megatron_lm_"),
         )
     }
     own["fsdp_config"]["fsdp_ignored_modules"] = str
