@@ -281,6 +281,7 @@ def test_a_length_that_only_the_data_tell_is_named(told: Any) -> None:
     [
         ("--fp16", {}, "--fp16", "refuses both"),
         ("--fp16_full_eval --bf16_full_eval", {}, "--fp16_full_eval", "refuses both"),
+        ("--fp16_full_eval", {"fp16": {"enabled": "auto"}}, "--bf16", "refuses that with bf16"),
         ("--warmup_steps -5", {}, "--warmup_steps", "below 0"),
         ("--lr_scheduler_type cosin", {}, "--lr_scheduler_type", "cosine"),
         ("--lr_scheduler_type greedy", {}, "--lr_scheduler_type", "--eval_strategy"),

@@ -368,6 +368,18 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "found fp16_full_eval and bf16_full_eval, and the Trainer refuses both at once; keep one of them",
         "training_args.py: _validate_args",
     ),
+    *(
+        (
+            name,
+            lambda run, name=name, other=other: run[name]
+            and run[f"{other}_full_eval"]
+            and run.given.get(f"{other}.enabled") in ("auto", True),
+            f"{other}_full_eval switches {other}.enabled on in the file, and accelerate refuses that with {name}; drop"
+            f" the section {other}, or {other}_full_eval",
+            "accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision",
+        )
+        for name, other in (("fp16", "bf16"), ("bf16", "fp16"))
+    ),
     (
         "warmup_steps",
         lambda run: run["warmup_steps"] < 0,
