@@ -476,6 +476,19 @@ def test_what_accelerate_refuses_stops_the_run(
     )
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(1, "the run has 1; and FSDP 2"), (2, "FSDP 2 has no dim")]
+)
+@pytest.mark.parametrize("release", ["1.10.1", "1.15.0"])
+def test_fsdp_2_without_a_dimension_to_shard_over_stops(
+    told: Any, ranks: int, words: str, release: str
+) -> None:
+    sizes = "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
+    Path("fsdp.yaml").write_text(FSDP.replace("processes: 8", f"processes: {ranks}") + sizes)
+    (stop,) = told("fsdp.yaml", "--from-version", release, code=1)["stops"]
+    assert words in stop["message"]
+
+
 def test_without_a_gpu_each_process_is_alone(told: Any) -> None:
     data = told("fsdp.yaml", "--auto", "gpus=0", code=2)
     assert (

@@ -21,6 +21,7 @@ from compat.accelerate.launcher import Machine
 from compat.accelerate.plugins import Plugins
 from compat.accelerate.slots import Refusal, Run, Slot, default
 from compat.accelerate.trainer import pass_on, sort_arguments
+from tests.accelerate_oracle import ask
 from tests.test_accelerate import configs
 
 ZERO3 = """compute_environment: LOCAL_MACHINE
@@ -334,3 +335,72 @@ def test_before_1_5_sections_of_the_config_file_win_over_options(folder: Path, c
     assert values == ["SHARDED_STATE_DICT", "FULL_STATE_DICT"]
     assert run(["resolve", "a.sh", "--from-version", "0.20.0"]) == 1
     assert "unknown release 0.20.0" in capsys.readouterr().err
+
+
+SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+         "expert_model_parallel_size", "expert_tensor_parallel_size")  # fmt: skip
+NUMBERS = ("clip_grad", "attention_dropout", "hidden_dropout", "recompute_num_layers")
+WORDS = ("recompute_granularity", "recompute_method")
+SWITCHES = ("use_distributed_optimizer", "sequence_parallel", "no_load_optim", "no_save_optim", "eod_mask_loss",
+            "calculate_per_token_loss", "bf16", "fp16")  # fmt: skip
+MORE = {
+    "megatron_lm_gradient_clipping": ("0.5", "1.0"),
+    "megatron_lm_eod_mask_loss": ("true", "false"),
+    "megatron_lm_no_save_optim": ("true",),
+    "megatron_lm_optimizer_cpu_offload": ("true", "false"),
+    "megatron_lm_expert_model_parallel_size": ("1", "2"),
+    "megatron_lm_hidden_dropout": ("0.1", "0.0"),
+    "megatron_lm_attention_dropout": ("0.2",),
+    "megatron_lm_calculate_per_token_loss": ("true", "false"),
+    "megatron_lm_use_rotary_position_embeddings": ("true", "false"),
+}
+"""Further options of Megatron-LM, beside those in `FLAGS`."""
+
+
+@pytest.mark.once
+@settings(max_examples=15, deadline=None)
+@given(
+    configs(),
+    st.fixed_dictionaries(
+        {}, optional={name: st.sampled_from(texts) for name, texts in MORE.items()}
+    ),
+)
+def test_megatron_lm_under_accelerate_becomes_the_arguments_of_its_plugin(
+    tmp_path_factory: Any, config: dict[str, Any], more: dict[str, str]
+) -> None:
+    pytest.importorskip("accelerate")
+    own = {**config.get("megatron_lm_config", {}), **more}
+    kept = {name: value for name, value in config.items() if not name.endswith("_config")}
+    config = {
+        **kept,
+        "distributed_type": "MEGATRON_LM",
+        "num_processes": 8,
+        "megatron_lm_config": own,
+    }
+    theirs = ask([], config, {}, 8, str(tmp_path_factory.mktemp("launch")))
+    try:
+        source = compat.load("accelerate").read(config)
+    except BridgeError as error:
+        note(str(error))
+        assert "stops" in theirs
+        return
+    note(str(theirs))
+    if "stops" in theirs or theirs["distributed_type"] != "MEGATRON_LM":
+        return
+    pairs = (
+        line.split()
+        for line in translate(source, compat.load("megatron")).written.text.splitlines()
+    )
+    flags = {name.lstrip("-").replace("-", "_"): [*rest, True][0] for name, *rest in pairs}
+    plugin = {name.removeprefix("megatron_lm."): value for name, value in theirs.items()}
+    assert {name: int(flags[name]) for name in SIZES} == {name: plugin[name] for name in SIZES}
+    assert {name: float(flags[name]) for name in NUMBERS} == {
+        name: plugin[name] for name in NUMBERS
+    }
+    assert {name: flags[name] for name in WORDS} == {name: plugin[name] for name in WORDS}
+    assert {name: name in flags for name in SWITCHES} == {
+        name: bool(plugin.get(name)) for name in SWITCHES
+    }
+    assert (flags.get("position_embedding_type") == "rope") == plugin[
+        "use_rotary_position_embeddings"
+    ]

@@ -252,6 +252,7 @@ def test_a_deepspeed_file_wins_over_options_of_accelerate(told: Any) -> None:
     assert steps["value"] == 16 and steps["winner"]["source"] == "zero2.json"
     assert lost(data) == {"--gradient_accumulation_steps", "--gradient_clipping", "steps_per_print"}
     assert {one["rule"] for one in data["findings"]} >= {"gradient_accumulation_steps/overruled"}
+    assert any("before accelerate 0.23" in one["message"] for one in data["findings"])
 
 
 def test_accelerates_variables_count_where_nothing_else_does(told: Any) -> None:
@@ -280,6 +281,7 @@ def test_a_length_that_only_the_data_tell_is_named(told: Any) -> None:
     [
         ("--fp16", {}, "--fp16", "refuses both"),
         ("--fp16_full_eval --bf16_full_eval", {}, "--fp16_full_eval", "refuses both"),
+        ("--fp16_full_eval", {"fp16": {"enabled": "auto"}}, "--bf16", "refuses that with bf16"),
         ("--warmup_steps -5", {}, "--warmup_steps", "below 0"),
         ("--lr_scheduler_type cosin", {}, "--lr_scheduler_type", "cosine"),
         ("--lr_scheduler_type greedy", {}, "--lr_scheduler_type", "--eval_strategy"),
@@ -381,6 +383,29 @@ def test_an_argument_ends_with_a_release_of_transformers(
     assert [one["setting"] for one in stops] == (["--warmup_ratio"] if code == 1 else [])
 
 
+@pytest.mark.parametrize(
+    ("flag", "release", "code", "said"),
+    [
+        ("--use_liger_kernel", "4.44.2", 1, "--use_liger_kernel"),
+        ("--use_liger_kernel", "4.45.0", 2, ""),
+        ("--seed 1", "4.53.0", 2, "average_tokens_across_devices"),
+        ("--average_tokens_across_devices", "4.53.0", 2, ""),
+        ("--seed 1", "4.54.0", 2, ""),
+        ("--per_gpu_train_batch_size 2", "5.0.0", 1, "--per_gpu_train_batch_size"),
+    ],
+)
+def test_a_release_of_transformers_lacks_an_argument_or_has_another_default(
+    told: Any, flag: str, release: str, code: int, said: str
+) -> None:
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {flag}"))
+    data = told("train.sh", "--auto", f"transformers={release}", code=code)
+    if code == 1:
+        assert [one["setting"] for one in data["stops"]] == [said]
+    else:
+        names = {one["path"] for one in data["findings"] if "before transformers" in one["message"]}
+        assert names == ({said} if said else set())
+
+
 def test_a_model_without_a_width_fills_in_nothing(told: Any) -> None:
     Path("model/config.json").write_text('{"model_type": "t5"}')
     (stop,) = told("train.sh", "model", code=1)["stops"]
@@ -411,11 +436,24 @@ def test_packages_of_the_trainers_optimizers(told: Any) -> None:
 def test_the_arguments_of_transformers_are_those_of_the_installed_release() -> None:
     import dataclasses
 
-    from compat.deepspeed.trainer import NAMES, RETIRED
+    from bridge.stack.training_arguments import RETIRED
+    from compat.deepspeed.trainer import NAMES
 
     theirs = pytest.importorskip("transformers").TrainingArguments
     own = {one.name for one in dataclasses.fields(theirs) if one.init}
     assert own - NAMES == set() and NAMES - own == RETIRED.keys()
+
+
+def test_the_defaults_of_the_trainer_are_those_of_the_installed_release() -> None:
+    from harvesting.stacks.transformers_arguments import read_arguments
+
+    from bridge.stack.training_arguments import ARGUMENTS, DATA
+
+    theirs = pytest.importorskip("transformers")
+    text = Path(theirs.__file__).with_name("training_args.py").read_text(encoding="utf-8")
+    assert read_arguments(text) == ARGUMENTS
+    for name in (name for row in DATA["changes"] for name in row.get("before", {})):
+        assert name in ARGUMENTS or any(name in row.get("gone", {}) for row in DATA["changes"])
 
 
 @pytest.mark.parametrize("command", [("diff", "zero2.json", "zero2.json"), ("drift", "zero2.json")])

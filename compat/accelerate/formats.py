@@ -17,13 +17,13 @@ from bridge.stack.rules import Effect
 from bridge.stack.sources import Said
 from compat.accelerate import host, trainer
 from compat.accelerate.launcher import TYPES, Given, Machine, name_option, set_environment
-from compat.accelerate.plugins import Plugins
+from compat.accelerate.plugins import MEGATRON as PLUGIN, Plugins
 from compat.accelerate.recognition import SWITCH, recognises
-from compat.accelerate.schema import ARGUMENTS, FSDP, OPTIONS, SCHEMA, TRAINER, path_of
+from compat.accelerate.schema import ARGUMENTS, FSDP, MEGATRON, OPTIONS, SCHEMA, TRAINER, path_of
 from compat.accelerate.slots import OVER_SECTIONS, Refusal, Run, facts, is_true, since
 
 FILE, KIND, RANKS = "accelerate.yaml", "distributed_type", "num_processes"
-OWN = {"MEGATRON_LM": "Megatron-LM", "XLA": "TPUs", "DEEPSPEED": "DeepSpeed"}
+OWN = {"XLA": "TPUs", "DEEPSPEED": "DeepSpeed"}
 """Types of runs that this dialect does not translate."""
 ARGUMENTS_FILE = ".arguments.json"
 
@@ -161,7 +161,7 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
         raise ConfigError(
             f"{error.said.setting if error.said else KIND}: {error.message}"
         ) from None
-    usual = {ARGUMENTS + name: value for name, (_, value) in TRAINER.items()}
+    usual = {ARGUMENTS + name: value for name, value in TRAINER.items()}
     if not read or not any(path in usual for path in found):
         usual = {}
     sections = ("fsdp_",) if found.get(KIND) == "FSDP" else ()
@@ -171,12 +171,19 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
                 path: said.value
                 for path, said in _type_setting(path_of(name), Said(name, row["default"]))
             }
+    by_name = {one.setting: one.value for one in run.settings}
+    plugin = {
+        MEGATRON + key.lower(): by_name[f"megatron_lm.{name}"]
+        for name, key, *_ in PLUGIN
+        if found.get(KIND) == "MEGATRON_LM"
+    }
     return {
         "mixed_precision": "no",
         KIND: "NO",
         **usual,
         **({RANKS: world} if world else {}),
         **found,
+        **plugin,
     }
 
 

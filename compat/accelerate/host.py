@@ -79,7 +79,8 @@ NOBODY = "nothing in accelerate reads it in this run"
 SURPRISING_DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("deepspeed.gradient_clipping", "auto", f"not given: {CLIPS}"),
     ("megatron_lm.context_parallel_size", 2, "not given: accelerate splits the sequence over 2 ranks; write 1 for none"),
-    ("megatron_lm.calculate_per_token_loss", True, "not given: accelerate takes the mean over tokens, Megatron-LM does not"),
+    ("megatron_lm.calculate_per_token_loss", True,
+     "not given: accelerate sets it, and as its step returns a mean, Megatron-LM then sums gradients over ranks; write false"),
 )  # fmt: skip
 """Defaults of accelerate that are others than a reader expects: setting, value, and what to say."""
 ASSUMED = (

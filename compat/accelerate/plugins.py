@@ -441,30 +441,26 @@ class Plugins:
             math.prod(sizes.values()),
             self.slot("ACCELERATE_USE_PARALLELISM_CONFIG", "").said,
         )
-        splits_sequence = sizes["sp"] > 1
         alone = not self.ranked or kind == "NO"
-        if total > 1 and not splits_sequence and (alone or (world is not None and total > world)):
-            raise Refusal(
-                f"the sizes of parallelism_config need {total} ranks, and the run has {world}",
-                statement,
-            )
+        whole = kind == "FSDP" and version == 2 and sizes["dp_shard"] * sizes["cp"] == 1
+        lacks = (
+            "FSDP 2 has no dimension to shard over: dp_shard_size and cp_size are 1"
+            if whole
+            else ""
+        )
+        few = total > 1 and (alone or (world is not None and total > world))
         if kind != "MULTI_GPU" and total == 1:
             return
-        if not splits_sequence and world is not None and total not in (1, world):
-            raise Refusal(
-                f"the sizes of parallelism_config need {total} ranks, and the run has {world}",
-                statement,
-            )
+        if sizes["sp"] == 1 and (few or (world is not None and total not in (1, world))):
+            needs = f"the sizes of parallelism_config need {total} ranks, and the run has {world}"
+            raise Refusal("; and ".join(filter(None, (needs, lacks))), statement)
         if total == 1 and world is not None:
             sizes["dp_replicate"] = world
             name = "parallelism.dp_replicate_size"
             self.run.settings = [one for one in self.run.settings if one.setting != name]
             self.run.add(name, world, self.env["num_processes"].said)
-        splits_sequence = sizes["dp_shard"] * sizes["cp"] > 1 or not since("1.15.0")
-        if kind == "FSDP" and version == 2 and not splits_sequence:
-            raise Refusal(
-                "FSDP 2 has no dimension to shard over: dp_shard_size and cp_size are 1", statement
-            )
+        if lacks:
+            raise Refusal(lacks, statement)
         if (
             math.prod(sizes.values()) > 1
             and kind not in ("MULTI_GPU", "DEEPSPEED")

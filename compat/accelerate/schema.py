@@ -8,9 +8,11 @@ from typing import Any
 from pydantic import Field as field, create_model
 
 from bridge.plan.section import Section
+from bridge.stack.training_arguments import find_defaults
 from compat.accelerate.slots import facts
 
 FSDP, SIZES, ARGUMENTS = "fsdp_config.fsdp_", "parallelism_config.parallelism_config_", "arguments."
+MEGATRON = "megatron_lm_config.megatron_lm_"
 """What paths of these sections begin with."""
 KINDS: Mapping[str, Any] = {
     "int": int,
@@ -19,35 +21,22 @@ KINDS: Mapping[str, Any] = {
     "str_to_bool": bool,
     "str": str,
 }
-TRAINER: Mapping[str, tuple[Any, Any]] = {
-    "per_device_train_batch_size": (int, 8),
-    "gradient_accumulation_steps": (int, 1),
-    "learning_rate": (float, 5e-5),
-    "weight_decay": (float, 0.0),
-    "adam_beta1": (float, 0.9),
-    "adam_beta2": (float, 0.999),
-    "adam_epsilon": (float, 1e-8),
-    "max_grad_norm": (float, 1.0),
-    "optim": (str, "adamw_torch"),
-    "lr_scheduler_type": (str, "linear"),
-    "warmup_steps": (float, 0.0),
-    "max_steps": (int, -1),
-    "num_train_epochs": (float, 3.0),
-    "seed": (int, 42),
-    "logging_steps": (float, 500),
-    "save_steps": (float, 500),
-    "bf16": (bool, False),
-    "fp16": (bool, False),
-    "gradient_checkpointing": (bool, False),
-    "average_tokens_across_devices": (bool, True),
-}
-"""TrainingArguments that a plan has, each with its type and the Trainer's default (training_args.py)."""
+TRAINER: Mapping[str, Any] = {
+    **find_defaults(
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay"),
+        *("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "optim", "lr_scheduler_type"),
+        *("warmup_steps", "max_steps", "num_train_epochs", "seed", "logging_steps", "save_steps", "bf16", "fp16"),
+        "average_tokens_across_devices",
+    ),
+    "gradient_checkpointing": False,
+}  # fmt: skip
+"""TrainingArguments that a plan has, each with the Trainer's default."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {row["name"]: row for row in facts()["options"]}
 
 
 def path_of(name: str) -> str:
     """Return the path of the config file at which the launcher's option `name` is."""
-    sections = {"fsdp_": "fsdp_config.", "dynamo_": "dynamo_config.",
+    sections = {"fsdp_": "fsdp_config.", "dynamo_": "dynamo_config.", "megatron_lm_": "megatron_lm_config.",
                 "parallelism_config_": "parallelism_config."}  # fmt: skip
     return (
         next((section for start, section in sections.items() if name.startswith(start)), "") + name
@@ -93,11 +82,12 @@ def _build() -> type[Section]:
             ("fsdp_config", "fsdp_"),
             ("parallelism_config", "parallelism_config_"),
             ("dynamo_config", "dynamo_"),
+            ("megatron_lm_config", "megatron_lm_"),
         )
     }
     own["fsdp_config"]["fsdp_ignored_modules"] = str
     sections = {title: _section(title, keys, f"Key of {title}") for title, keys in own.items()}
-    trainer = {name: kind for name, (kind, _) in TRAINER.items()}
+    trainer = {name: type(usual) for name, usual in TRAINER.items()}
     sections["arguments"] = _section("arguments", trainer, "TrainingArgument")
     top = {
         name: (

@@ -26,7 +26,7 @@ from compat.deepspeed.checks_view import (
     offloads_optimizer,
     steps_on_cpu,
 )
-from compat.deepspeed.refusals import BF16_MASTER, FP16_MASTER
+from compat.deepspeed.refusals import AUTOTP, BF16_MASTER, FP16_MASTER
 from compat.deepspeed.releases import KEYS, RELEASES
 
 ADAM = ("adam", "adamw")
@@ -287,6 +287,16 @@ CHECKS = Checks(
         Effect.STOPS,
         "runtime/zero/partition_parameters.py",
         name="missing-for-device-nvme-deepspeed",
+    ),
+    Check(
+        OFFLOAD + ".ratio",
+        lambda view: view[OFFLOAD + ".device"] == "nvme" and (view[OFFLOAD + ".ratio"] or 0) < 1,
+        "{zero_optimization.offload_optimizer.ratio} moves no update to the GPU with device nvme: the host computes"
+        " that share too, with moments in its memory, and DeepSpeed 0.12 stops there; drop the key, or use"
+        " device cpu",
+        Effect.COST,
+        "runtime/zero/stage3.py: _optimizer_step; deepspeedai/DeepSpeed#4872",
+        name="no-share-of-the-gpu-with-nvme",
     ),
     Check(
         OFFLOAD + ".nvme_path",
@@ -630,7 +640,7 @@ CHECKS = Checks(
             and view["optimizer.params.lr"] != WARMUP_MAX_LR
         ),
         "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, and to the optimizer's"
-        " lr since; set the rate you want",
+        " lr ({optimizer.params.lr}) since; set the rate you want",
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR",
         surprising=True,
@@ -696,6 +706,7 @@ def inspect(config: Config) -> Iterator[Finding]:
         _old_names(view),
         _find_wrong_arguments(view),
         _find_assumed_world(view),
+        _find_shared_samples(view),
     ):
         yield from report_remarks(remarks, view, config.origins)
 
@@ -767,3 +778,16 @@ def _find_assumed_world(view: Seen) -> Iterator[Remark]:
         else:
             message = f"not given; {guess.world} is assumed, the smallest possible number of ranks"
         yield "world_size", message, Effect.NONE
+
+
+def _find_shared_samples(view: Seen) -> Iterator[Remark]:
+    """Yield a remark if the ranks of a tensor group read the same samples, which DeepSpeed's own number of
+    samples and older releases of Hugging Face's Trainer (get_total_train_batch_size) do not know.
+    """
+    size, total = view[AUTOTP] or 1, view[TOTAL]
+    if size > 1 and total and view.context.world_size:
+        message = (
+            f"the ranks of a tensor group read the same samples, so that a step takes {total // size};"
+            f" DeepSpeed's train_batch_size, and before 4.53 the log of Hugging Face's Trainer, say {total}"
+        )
+        yield AUTOTP, message, Effect.NONE

@@ -771,8 +771,8 @@ class _KeyReader(Reader):
         fit = {name: value for name, value in values.items() if not auto.flaw(name, value)}
         arguments = {**arguments, **trainer.arguments_of_facts(fit)}
         self._refuse_arguments(arguments)
-        for name, message, stops in trainer.find_retired(arguments, fit.get("transformers")):
-            self._remark_argument(name, message, Effect.STOPS if stops else Effect.NONE)
+        for dated in trainer.find_dated(arguments, fit.get("transformers")):
+            self._remark_argument(*dated)
         if arguments.get("max_steps") == 0:
             self._remark_argument("max_steps", trainer.NO_STEP, Effect.NUMBERS)
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))

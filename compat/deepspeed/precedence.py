@@ -286,9 +286,9 @@ def _find_claims(run: Run, kind: str) -> Iterator[Claim]:
     """Yield what the given arguments ask of DeepSpeed's keys."""
     for name in run.arguments:
         place, (path, part) = run.said(name), ARGUMENTS.get(name, ("", None))
-        value = (
-            run.arguments[name] if part is not None else run.fills.get(path, run.arguments[name])
-        )
+        # A switch asks for itself; what fills in its key may come from another one as well.
+        own = run.arguments[name]
+        value = own if part is not None or isinstance(own, bool) else run.fills.get(path, own)
         effect = Effect.NONE if path == NODE_LOCAL else Effect.NUMBERS
         if name == "lr_scheduler_type" and kind:
             path, value, advice = (

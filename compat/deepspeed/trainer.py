@@ -19,38 +19,23 @@ from packaging.version import Version
 
 from bridge.errors import ConfigError, nearest
 from bridge.files.shown import show_value
+from bridge.stack.rules import Effect
 from bridge.stack.sources import Placed
+from bridge.stack.training_arguments import ARGUMENTS, CHANGED, RETIRED, SINCE, find_defaults
 
 DEFAULTS: Mapping[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "max_grad_norm": 1.0,
-    "learning_rate": 5e-5,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "weight_decay": 0.0,
-    "fp16": False,
-    "fp16_full_eval": False,
-    "bf16": False,
-    "bf16_full_eval": False,
-    "save_on_each_node": False,
-    "auto_find_batch_size": False,
-    "warmup_steps": 0.0,
+    **find_defaults(
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "learning_rate"),
+        *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "fp16", "fp16_full_eval", "bf16"),
+        *("bf16_full_eval", "save_on_each_node", "auto_find_batch_size", "warmup_steps", "max_steps"),
+        *("lr_scheduler_type", "lr_scheduler_kwargs", "optim", "save_only_model", "load_best_model_at_end"),
+        *("eval_strategy", "accelerator_config", "dataloader_drop_last"),
+    ),
     "warmup_ratio": 0.0,
-    "max_steps": -1,
-    "lr_scheduler_type": "linear",
-    "lr_scheduler_kwargs": None,
-    "optim": "adamw_torch",
-    "save_only_model": False,
-    "load_best_model_at_end": False,
-    "eval_strategy": "no",
-    "accelerator_config": None,
-    "dataloader_drop_last": False,
-}
+}  # fmt: skip
 """The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
 
-COURSE: Mapping[str, Any] = {"num_train_epochs": 3.0, "seed": 42}
+COURSE: Mapping[str, Any] = find_defaults("num_train_epochs", "seed")
 """TrainingArguments that no DeepSpeed file has, and that the code part holds."""
 
 TRAINED: Mapping[str, Any] = {
@@ -63,6 +48,7 @@ TRAINED: Mapping[str, Any] = {
     "train_sampling_strategy": "random",
     "average_tokens_across_devices": True,
     "gradient_checkpointing": False,
+    "activation_checkpointing": False,
     "torch_compile": False,
     "tf32": None,
     "use_liger_kernel": False,
@@ -70,127 +56,17 @@ TRAINED: Mapping[str, Any] = {
 """TrainingArguments that steps depend on and that no plan holds, each with the value with which it does
 nothing: `code.trainer` has those of other values.
 """
-PER_TOKEN, OVER_RANKS = Version("4.46.0"), Version("4.54.0")
+PER_TOKEN, OVER_RANKS = Version("4.46.0"), Version(CHANGED["average_tokens_across_devices"][0])
 """The releases of transformers since which the loss of a step is a mean over its tokens (trainer.py:
 num_items_in_batch), and since which these are the tokens of all ranks where nothing is said
 (training_args.py: average_tokens_across_devices).
 """
 
-NAMES = frozenset(
-    {
-        *DEFAULTS,
-        "accelerator_config",
-        "activation_checkpointing",
-        "activation_checkpointing_kwargs",
-        "adafactor",
-        "average_tokens_across_devices",
-        "batch_eval_metrics",
-        "data_seed",
-        "dataloader_drop_last",
-        "dataloader_in_order",
-        "dataloader_multiprocessing_context",
-        "dataloader_num_workers",
-        "dataloader_persistent_workers",
-        "dataloader_pin_memory",
-        "dataloader_prefetch_factor",
-        "ddp_backend",
-        "ddp_broadcast_buffers",
-        "ddp_bucket_cap_mb",
-        "ddp_find_unused_parameters",
-        "ddp_static_graph",
-        "ddp_timeout",
-        "debug",
-        "deepspeed",
-        "disable_tqdm",
-        "do_eval",
-        "do_predict",
-        "do_train",
-        "enable_jit_checkpoint",
-        "eval_accumulation_steps",
-        "eval_delay",
-        "eval_do_concat_batches",
-        "eval_on_start",
-        "eval_steps",
-        "eval_strategy",
-        "eval_use_gather_object",
-        "evaluation_strategy",
-        "fp16_opt_level",
-        "fsdp",
-        "fsdp_config",
-        "full_determinism",
-        "gradient_checkpointing",
-        "gradient_checkpointing_kwargs",
-        "greater_is_better",
-        "group_by_length",
-        "half_precision_backend",
-        "hub_always_push",
-        "hub_model_id",
-        "hub_private_repo",
-        "hub_revision",
-        "hub_strategy",
-        "hub_token",
-        "ignore_data_skip",
-        "include_for_metrics",
-        "include_num_input_tokens_seen",
-        "label_names",
-        "label_smoothing_factor",
-        "length_column_name",
-        "liger_kernel_config",
-        "load_best_model_at_end",
-        "local_rank",
-        "log_level",
-        "log_level_replica",
-        "log_on_each_node",
-        "logging_dir",
-        "logging_first_step",
-        "logging_nan_inf_filter",
-        "logging_steps",
-        "logging_strategy",
-        "metric_for_best_model",
-        "neftune_noise_alpha",
-        "no_cuda",
-        "num_train_epochs",
-        "optim_args",
-        "optim_target_modules",
-        "output_dir",
-        "overwrite_output_dir",
-        "parallelism_config",
-        "per_device_eval_batch_size",
-        "prediction_loss_only",
-        "project",
-        "push_to_hub",
-        "remove_unused_columns",
-        "report_to",
-        "restore_callback_states_from_checkpoint",
-        "resume_from_checkpoint",
-        "run_name",
-        "save_only_model",
-        "save_safetensors",
-        "save_steps",
-        "save_strategy",
-        "save_total_limit",
-        "seed",
-        "skip_memory_metrics",
-        "tf32",
-        "torch_compile",
-        "torch_compile_backend",
-        "torch_compile_mode",
-        "torch_empty_cache_steps",
-        "trackio_bucket_id",
-        "trackio_space_id",
-        "trackio_static_space_id",
-        "train_sampling_strategy",
-        "use_cache",
-        "use_cpu",
-        "use_liger_kernel",
-    }
-)
+NAMES = frozenset({*ARGUMENTS, *RETIRED})
 """The names of all TrainingArguments (training_args.py in transformers 4 and 5)."""
 
 SPELLINGS: Mapping[str, str] = {
-    f"--{spelling}": name
-    for name in sorted({*NAMES, *COURSE})
-    for spelling in (name, name.replace("_", "-"))
+    f"--{spelling}": name for name in sorted(NAMES) for spelling in (name, name.replace("_", "-"))
 }
 """All flags of TrainingArguments, each with the argument: HfArgumentParser takes dashes, too."""
 
@@ -205,23 +81,13 @@ def name_argument(flag: str) -> str | None:
     return SPELLINGS[flags[0]] if len(flags) == 1 else None
 
 
-RETIRED: Mapping[str, str] = {
-    "evaluation_strategy": "4.51.0",
-    "adafactor": "5.0.0",
-    "fp16_opt_level": "5.0.0",
-    "half_precision_backend": "5.0.0",
-    "no_cuda": "5.0.0",
-    "overwrite_output_dir": "5.0.0",
-    "save_safetensors": "5.0.0",
-    "group_by_length": "5.2.0",
-    "logging_dir": "5.15.0",
-    "warmup_ratio": "5.15.0",
-}
-"""TrainingArguments that releases of transformers no longer have, each with the first that lacks it."""
 INSTEAD: Mapping[str, str] = {
     "evaluation_strategy": "write eval_strategy",
     "adafactor": "write optim adafactor",
     "no_cuda": "write use_cpu",
+    "per_gpu_train_batch_size": "write per_device_train_batch_size",
+    "fsdp_min_num_params": "write min_num_params in fsdp_config",
+    "fsdp_transformer_layer_cls_to_wrap": "write transformer_layer_cls_to_wrap in fsdp_config",
     "group_by_length": "write train_sampling_strategy group_by_length",
     "warmup_ratio": "write the share as warmup_steps, a number below 1",
 }
@@ -376,7 +242,8 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     }
     steps = arguments_of_run.get("max_steps")
     if len(values) < DUMP:
-        arguments_of_run |= {name: values[name] for name in RETIRED if values.get(name) is not None}
+        dated = RETIRED.keys() | SINCE.keys()
+        arguments_of_run |= {name: values[name] for name in dated if values.get(name) is not None}
     elif (
         isinstance(steps, int)
         and steps > 0
@@ -501,6 +368,18 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "found fp16_full_eval and bf16_full_eval, and the Trainer refuses both at once; keep one of them",
         "training_args.py: _validate_args",
     ),
+    *(
+        (
+            name,
+            lambda run, name=name, other=other: run[name]
+            and run[f"{other}_full_eval"]
+            and run.given.get(f"{other}.enabled") in ("auto", True),
+            f"{other}_full_eval switches {other}.enabled on in the file, and accelerate refuses that with {name}; drop"
+            f" the section {other}, or {other}_full_eval",
+            "accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision",
+        )
+        for name, other in (("fp16", "bf16"), ("bf16", "fp16"))
+    ),
     (
         "warmup_steps",
         lambda run: run["warmup_steps"] < 0,
@@ -593,19 +472,35 @@ transformers that refuses it.
 """
 
 
-def find_retired(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield each argument that newer releases of transformers no longer have, with a message, and whether
-    the run stops: only if its release `version` is known. Else the argument itself shows an older one.
+def find_dated(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, str, Effect]]:
+    """Yield each argument that the release `version` of transformers lacks, and each that it gives another
+    default than newer ones, with a message and the effect. If no release is known, an argument that is retired
+    shows an older one.
     """
-    for name in sorted(RETIRED.keys() & values.keys()):
-        stops = version is not None and Version(str(version)) >= Version(RETIRED[name])
-        if stops or version is None:
-            yield (
-                name,
-                f"transformers has no such argument since {RETIRED[name]}, and its parser stops there unless the"
-                f" program has one of its own; {INSTEAD.get(name, 'drop it')}, or use an older release",
-                stops,
+    release = None if version is None else Version(str(version))
+    for name in sorted(values):
+        gone, came = RETIRED.get(name), SINCE.get(name)
+        if gone and (release is None or release >= Version(gone)):
+            window, advice = (
+                f"since {gone}",
+                f"{INSTEAD.get(name, 'drop it')}, or use an older release",
             )
+        elif came and release and release < Version(came):
+            window, advice = f"before {came}", "drop it, or use a newer release"
+        else:
+            continue
+        yield (
+            name,
+            f"transformers has no such argument {window}, and its parser stops there unless the"
+            f" program has one of its own; {advice}",
+            Effect.STOPS if release else Effect.NONE,
+        )
+    known = {**DEFAULTS, **COURSE, **TRAINED}
+    for name, (first, before) in CHANGED.items() if release else ():
+        has_old = Version(SINCE.get(name, "0")) <= release < Version(first)
+        if has_old and name not in values and known.get(name, before) != before:
+            message = f"not given: {before} before transformers {first}, {known[name]} since; set the value you want"
+            yield name, message, Effect.NUMBERS
 
 
 def find_package(optim: str) -> str:

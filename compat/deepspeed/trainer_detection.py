@@ -71,7 +71,8 @@ USUAL = """
     learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm lr_scheduler_type
     warmup_steps warmup_ratio num_train_epochs max_steps gradient_accumulation_steps
     gradient_checkpointing save_steps save_strategy save_total_limit logging_steps logging_dir
-    eval_steps run_name report_to resume_from_checkpoint
+    eval_steps run_name report_to resume_from_checkpoint tp_size split_batches dispatch_batches use_ipex
+    activation_checkpointing
 """
 """Names of TrainingArguments that argument parsers of programs without the Trainer have too."""
 SHARED = frozenset(

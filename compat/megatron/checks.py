@@ -659,6 +659,24 @@ CHECKS = Checks(
         since="0.13.0",
     ),
     _ignore_without(
+        "use_checkpoint_opt_param_scheduler",
+        lambda args: bool(args["load"]) and bool(args["no_load_optim"] or args["finetune"]),
+        "has no effect with --no-load-optim or --finetune: the schedule is loaded together with the optimizer, so"
+        " that the rate begins anew; drop one of them",
+        "training/checkpointing.py: load_checkpoint",
+        Effect.NUMBERS,
+        name="loaded-with-the-optimizer",
+    ),
+    Check(
+        "fp8",
+        lambda args: args["fp8"] == "hybrid" and args["fp8_recipe"] == "mxfp8",
+        "found hybrid with fp8_recipe mxfp8: gradients are in E5M2, with which runs have diverged; use"
+        " --fp8-format e4m3",
+        Effect.NONE,
+        "core/fp8_utils.py: get_fp8_recipe; NVIDIA-NeMo/Megatron-Bridge#638",
+        name="mxfp8-with-gradients-in-e5m2",
+    ),
+    _ignore_without(
         "microbatch_group_size_per_vp_stage",
         lambda args: args["virtual_pipeline_model_parallel_size"] is None,
         "has no effect without virtual pipeline stages (--num-virtual-stages-per-pipeline-rank)",

@@ -28,7 +28,7 @@ STEPS = (0, 1, 2, 5, 20, 60)
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "per_device_train_batch_size": (2, 3),
     "gradient_accumulation_steps": (1, 2, 4),
-    "max_grad_norm": (0.3, 1.0),
+    "max_grad_norm": (0.3, 1.0, 0.0),
     "learning_rate": (1e-5, 3e-4),
     "adam_beta1": (0.8, 0.9),
     "adam_beta2": (0.95, 0.999),
@@ -36,9 +36,11 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "weight_decay": (0.0, 0.1),
     "fp16": (False, True),
     "bf16": (False, True),
-    "warmup_steps": (0, 1, 2, 7),
+    "fp16_full_eval": (False, True),
+    "bf16_full_eval": (False, True),
+    "warmup_steps": (0, 1, 2, 7, 0.1),
     "lr_scheduler_type": ("linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"),
-    "optim": ("adamw_torch", "sgd", "adagrad", "rmsprop", "adafactor"),
+    "optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"),
     "save_on_each_node": (False, True),
 }
 """Values of each argument. Each is changed to the others to see whether anything hears it."""
@@ -77,6 +79,22 @@ SCHEDULERS = st.one_of(
     ),
     st.fixed_dictionaries(
         {
+            "type": st.just("OneCycle"),
+            "params": st.just(
+                {"cycle_min_lr": 1e-6, "cycle_max_lr": 1e-3, "cycle_momentum": False}
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("LRRangeTest"),
+            "params": section(
+                lr_range_test_min_lr=st.just(1e-4), lr_range_test_step_size=st.just(3)
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
             "type": st.just("WarmupCosineLR"),
             "params": st.fixed_dictionaries(
                 {"total_num_steps": auto(TOTAL)}, optional={"warmup_num_steps": auto(7)}
@@ -108,6 +126,7 @@ FILES = st.fixed_dictionaries(
         "bf16": section(enabled=auto(True, False)),
         "fp16": section(enabled=auto(True, False), loss_scale=st.just(0)),
         "steps_per_print": st.just(10),
+        "zero_force_ds_cpu_optimizer": st.booleans(),
     },
 )
 
@@ -144,8 +163,9 @@ def real(data: dict[str, Any], said: Mapping[str, Any]) -> Any:
 
     from compat.deepspeed import live
 
-    both = said.get("fp16") and said.get("bf16")
-    if both:  # TrainingArguments._validate_args, which needs a device
+    if any(
+        said.get("fp16" + end) and said.get("bf16" + end) for end in ("", "_full_eval")
+    ):  # TrainingArguments._validate_args, which needs a device
         raise Refused
     args = SimpleNamespace(
         **{**trainer.DEFAULTS, "optim_args": None, "optim_target_modules": None, **said},
@@ -359,8 +379,8 @@ def test_who_wins_is_what_the_real_code_hears(
         # A value with which the run stops says nothing. Of `optim`, who brings the optimizer counts.
         part = (lambda run: run["kind"]) if name == "optim" else (lambda run: run)
         heard = any(part(other) != part(theirs) for other in others if other)
-        if name == "warmup_steps" and value < 2 and "scheduler" in data:
-            continue  # it counts, and DeepSpeed still raises it to two
+        if (name == "warmup_steps" and value < 2 and "scheduler" in data) or "full_eval" in name:
+            continue  # warmup counts, and DeepSpeed still raises it to two; evaluation asks for no key of its own
         if heard:
             assert name not in lost, name
         elif name not in lost:

@@ -20,6 +20,7 @@ MASTER, STATES, BF16 = (
     "bf16.bf16_optimizer_states",
     {"bf16.enabled": True, Z + "stage": 2},
 )
+NVME = {Z + "offload_optimizer.device": "nvme", Z + "offload_optimizer.nvme_path": "/nvme"}
 ON_CPU, LION = {Z + "offload_optimizer.device": "cpu"}, {"optimizer.type": "Lion"}
 
 CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
@@ -35,6 +36,12 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (MASTER, X, {**BF16, MASTER: True}, {**BF16, MASTER: True, STATES: True}),
+    (
+        Z + "offload_optimizer.ratio",
+        C,
+        {Z + "stage": 3, **NVME, Z + "offload_optimizer.ratio": 0.5},
+        {Z + "stage": 3, **ON_CPU, Z + "offload_optimizer.ratio": 0.5},
+    ),
     (
         Z + "offload_optimizer",
         C,
@@ -416,3 +423,12 @@ def test_an_assumed_world_is_told(deepspeed: Dialect) -> None:
     (finding,) = config.findings
     assert (finding.path, finding.effect) == ("world_size", S)
     assert "2 is assumed" in finding.message
+
+
+def test_ranks_of_a_tensor_group_share_samples(deepspeed: Dialect) -> None:
+    settings = {**QUIET, "gradient_accumulation_steps": 4, "tensor_parallel": {"autotp_size": 4}}
+    found = {
+        one.path: one.message for one in deepspeed.inspect(deepspeed.read(settings, world_size=8))
+    }
+    assert "a step takes 16" in found["tensor_parallel.autotp_size"]
+    assert "say 64" in found["tensor_parallel.autotp_size"]

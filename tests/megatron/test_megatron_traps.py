@@ -24,6 +24,10 @@ CASES = {
     "adam_beta1": ("--adam-beta1 0.8 --optimizer sgd", "--adam-beta1 0.8"),
     "sgd_momentum": ("--sgd-momentum 0.8", "--sgd-momentum 0.8 --optimizer sgd"),
     "num_query_groups": ("--num-query-groups 2", "--num-query-groups 2 --group-query-attention"),
+    "use_checkpoint_opt_param_scheduler": (
+        "--load ckpt --use-checkpoint-opt_param-scheduler --no-load-optim",
+        "--load ckpt --use-checkpoint-opt_param-scheduler --no-load-rng",
+    ),
     "hysteresis": ("--hysteresis 3 --bf16", "--hysteresis 3 --fp16"),
 }
 """Flags with which the argument does nothing good, and flags with which it works."""

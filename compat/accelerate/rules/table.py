@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bridge.plan.plan import paths
 from bridge.plan.section import fields
 from bridge.stack.rules import (
@@ -18,10 +21,20 @@ from bridge.stack.rules import (
     only_ours,
     rename,
 )
-from compat.accelerate.schema import ARGUMENTS as A, FSDP, SCHEMA, SIZES
+from compat.accelerate.schema import ARGUMENTS as A, FSDP, MEGATRON as M, SCHEMA, SIZES
 from compat.accelerate.slots import CHEAP, QUIET
 
 KIND, RANKS, MACHINES = "distributed_type", "num_processes", "num_machines"
+MEGATRON_LM = "MEGATRON_LM"
+TENSOR, STAGED, SPLIT, SHARDED, PARTS = (
+    M + name
+    for name in (
+        *("tp_degree", "pp_degree", "context_parallel_size"),
+        *("use_distributed_optimizer", "num_micro_batches"),
+    )
+)
+"""Keys of Megatron-LM that give the mesh, the optimizer's shards, and the micro-batches of a step."""
+MESHED = (TENSOR, STAGED, SPLIT, SHARDED)
 VERSION, STRATEGY, RESHARD = (
     FSDP + "version",
     FSDP + "sharding_strategy",
@@ -44,12 +57,16 @@ def _read_mesh(values: Group, context: Context) -> Group:
         values.get(RANKS) or context.world_size,
         [values.get(SIZES + axis) or 1 for axis in AXES],
     )
-    copies = tensor * split
+    stages = 1
+    if is_megatron := values.get(KIND) == MEGATRON_LM:
+        replicas = 1
+        tensor, split, stages = (values.get(path) or 1 for path in (TENSOR, SPLIT, STAGED))
+    copies = tensor * split * stages
     found = {
         "parallel.data": world // copies if world and world % copies == 0 else None,
         "parallel.tensor": tensor,
         "parallel.context": split,
-        "zero.stage": 0,
+        "zero.stage": int(is_megatron and bool(values.get(SHARDED))),
         "zero.replicas": replicas,
     }
     if values.get(KIND) != "FSDP":
@@ -84,13 +101,17 @@ def _write_mesh(values: Group, context: Context) -> Group:
 
 
 MESH = convert(
-    (KIND, RANKS, VERSION, STRATEGY, RESHARD, FSDP + "auto_wrap_policy", *(SIZES + axis for axis in AXES)),
+    (KIND, RANKS, VERSION, STRATEGY, RESHARD, FSDP + "auto_wrap_policy", *(SIZES + axis for axis in AXES),
+     TENSOR, SPLIT, SHARDED),
     ("parallel.data", "parallel.tensor", "parallel.context", "zero.stage", "zero.replicas"),
     _read_mesh,
     _write_mesh,
     effect=Effect.COST,
-    sees=(MACHINES,),
+    sees=(MACHINES, STAGED),
     carries={
+        TENSOR: "parallel.tensor",
+        SPLIT: "parallel.context",
+        SHARDED: "zero.stage",
         **{SIZES + axis: path for axis, path in AXES.items()},
         RANKS: "parallel.data",
         KIND: "zero.stage",
@@ -116,6 +137,11 @@ def _precision(values: Group) -> str:
 def _read_precision(values: Group, context: Context) -> Group:
     name = _precision(values)
     half, sharded = FORMATS.get(name, "fp32"), values.get(KIND) == "FSDP"
+    if values.get(KIND) == MEGATRON_LM:
+        half = name if name in ("fp16", "bf16") else "fp32"
+        scaled = dict(zip(SCALES, (4294967296.0, 1000, 2), strict=True)) if half == "fp16" else {}
+        reduce = "fp32" if half == "bf16" else half
+        return {**dict.fromkeys(FORMS, "fp32"), FORMS[0]: half, FORMS[2]: reduce, **scaled}
     scaled = {"precision.loss_scale.initial": 65536.0, "precision.loss_scale.window": 2000,
               "precision.loss_scale.hysteresis": 1} if name == "fp16" else {}  # fmt: skip
     return {
@@ -136,10 +162,11 @@ def _write_precision(values: Group, context: Context) -> Group:
     return {"mixed_precision": "fp8" if values.get("precision.fp8") else name}
 
 
+FORMS = ("precision.compute", "precision.master", "precision.reduce")
 SCALES = tuple(f"precision.loss_scale.{name}" for name in ("initial", "window", "hysteresis"))
 PRECISION = convert(
     ("mixed_precision", A + "bf16", A + "fp16"),
-    ("precision.compute", "precision.master", "precision.reduce", "precision.autocast", "precision.fp8", *SCALES),
+    (*FORMS, "precision.autocast", "precision.fp8", *SCALES),
     _read_precision,
     _write_precision,
     sees=(KIND,),
@@ -153,6 +180,8 @@ MICRO, STEPS = A + "per_device_train_batch_size", A + "gradient_accumulation_ste
 
 def _read_batch(values: Group, context: Context) -> Group:
     micro, steps = values.get(MICRO), values.get(STEPS)
+    if values.get(KIND) == MEGATRON_LM:
+        steps = values.get(PARTS)
     data = _read_mesh(values, context)["parallel.data"]
     return {
         "batch.micro": micro,
@@ -162,15 +191,24 @@ def _read_batch(values: Group, context: Context) -> Group:
 
 
 BATCH = convert(
-    (MICRO, STEPS),
+    (MICRO, STEPS, PARTS),
     ("batch.micro", "batch.accumulation", "batch.global_"),
     _read_batch,
     lambda values, context: {
         MICRO: values.get("batch.micro"),
         STEPS: values.get("batch.accumulation"),
     },
-    sees=(KIND, RANKS, VERSION, STRATEGY, RESHARD, MACHINES, *(SIZES + axis for axis in AXES)),
-    carries={MICRO: "batch.micro", STEPS: "batch.accumulation"},
+    sees=(
+        KIND,
+        RANKS,
+        VERSION,
+        STRATEGY,
+        RESHARD,
+        MACHINES,
+        *(SIZES + axis for axis in AXES),
+        *MESHED,
+    ),
+    carries={MICRO: "batch.micro", STEPS: "batch.accumulation", PARTS: "batch.accumulation"},
     source="transformers/training_args.py: train_batch_size",
 )
 
@@ -241,15 +279,22 @@ SCHEDULE = convert(
     source="transformers/optimization.py; training_args.py: get_warmup_steps",
 )  # fmt: skip
 
-OVER_RANKS = A + "average_tokens_across_devices"
-OFFLOAD = FSDP + "offload_params"
+OVER_RANKS, PER_TOKEN = A + "average_tokens_across_devices", M + "calculate_per_token_loss"
+OWN_TOKENS = "a plan's mean over tokens is that of all ranks; without this, each rank takes its own"
+SUMMED = (
+    "accelerate's step gives Megatron-LM the mean of a micro-batch, and with this switch Megatron-LM sums gradients over"
+    " ranks in place of averaging them; others take the mean over tokens"
+)
+OFFLOAD, HOST = FSDP + "offload_params", M + "optimizer_cpu_offload"
 CHECKPOINTS = (FSDP + "activation_checkpointing", A + "gradient_checkpointing")
+AGAIN = tuple(f"{M}recompute_{name}" for name in ("granularity", "method", "num_layers"))
 RECOMPUTE = ("recompute.granularity", "recompute.method", "recompute.layers")
 
 
 def _read_offload(values: Group, context: Context) -> Group:
     device = "cpu" if values.get(KIND) == "FSDP" and values.get(OFFLOAD) else "none"
-    return {"zero.offload.parameters": device, "zero.offload.optimizer": device}
+    state = "cpu" if values.get(KIND) == MEGATRON_LM and values.get(HOST) else device
+    return {"zero.offload.parameters": device, "zero.offload.optimizer": state}
 
 
 def _write_offload(values: Group, context: Context) -> Group:
@@ -260,6 +305,8 @@ def _write_offload(values: Group, context: Context) -> Group:
 
 
 def _read_recompute(values: Group, context: Context) -> Group:
+    if values.get(KIND) == MEGATRON_LM:
+        return {ours: values.get(theirs) for ours, theirs in zip(RECOMPUTE, AGAIN, strict=True)}
     if any(values.get(path) for path in CHECKPOINTS):
         return dict(zip(RECOMPUTE, ("full", "uniform", 1), strict=True))
     return {"recompute.granularity": "none"}
@@ -283,6 +330,47 @@ def _every(theirs: str, ours: str) -> Rule:
     )
 
 
+CLIPS = (A + "max_grad_norm", M + "gradient_clipping")
+ALONE = {
+    "pp_degree": "parallel.pipeline",
+    "expert_model_parallel_size": "parallel.expert",
+    "expert_tensor_parallel_size": "parallel.expert_tensor",
+    "sequence_parallelism": "parallel.sequence",
+    "hidden_dropout": "model.dropout",
+    "attention_dropout": "model.attention.dropout",
+    "no_load_optim": "run.load_optimizer",
+    "no_save_optim": "run.save_optimizer",
+    "use_rotary_position_embeddings": "model.embedding.positions",
+    "eod_mask_loss": "habits.boundaries",
+}
+"""Keys of Megatron-LM that stand for one field of a plan."""
+WORDS: Mapping[str, Mapping[Any, Any]] = {
+    "no_load_optim": {True: False, False: True},
+    "no_save_optim": {True: False, False: True},
+    "use_rotary_position_embeddings": {True: "rotary", False: None},
+    "eod_mask_loss": {True: "masked", False: "trained"},
+}
+"""The plan's values of those keys whose values differ."""
+LOSSES = {
+    "stages": Effect.COST,
+    "schedule": Effect.COST,
+    "zero": Effect.COST,
+    "parallel": Effect.ROUNDING,
+}
+
+
+def _counts_tokens(values: Group) -> bool:
+    """Return whether the loss of a step is a mean over tokens. The Trainer, which does not start Megatron-LM,
+    always takes it, and its argument says over whose tokens.
+    """
+    return bool(values.get(PER_TOKEN)) or values.get(OVER_RANKS) is not None
+
+
+def _choose(values: Group, other: str, megatron: str) -> Any:
+    """Return the value of the key of Megatron-LM in its runs, and of the other one in all others."""
+    return values.get(megatron if values.get(KIND) == MEGATRON_LM else other)
+
+
 RULES: tuple[Rule, ...] = (
     MESH,
     PRECISION,
@@ -291,7 +379,33 @@ RULES: tuple[Rule, ...] = (
     rename(A + "learning_rate", "optimizer.lr"),
     rename(DECAY, "optimizer.weight_decay"),
     rename(A + "adam_epsilon", "optimizer.eps"),
-    rename(A + "max_grad_norm", "optimizer.clip", source="transformers/trainer.py: 0 is off"),
+    convert(
+        (A + "max_grad_norm", M + "gradient_clipping"),
+        "optimizer.clip",
+        lambda values, context: (
+            {"optimizer.clip": norm} if (norm := _choose(values, *CLIPS)) is not None else {}
+        ),
+        lambda values, context: {A + "max_grad_norm": values.get("optimizer.clip")},
+        sees=(KIND,),
+        source="transformers/trainer.py: 0 is off",
+    ),
+    *(
+        convert(
+            M + name,
+            path,
+            lambda values, context, name=name, path=path: (
+                {path: WORDS.get(name, {}).get(values[M + name], values[M + name])}
+                if values.get(KIND) == MEGATRON_LM and M + name in values
+                else {}
+            ),
+            lambda values, context: {},
+            effect=EFFECTS.get(path) or longest(path, LOSSES, Effect.NUMBERS),
+            sees=(KIND,),
+            note="accelerate has this for Megatron-LM alone, which stagebridge reads and does not write",
+            source="accelerate/utils/dataclasses.py: MegatronLMPlugin",
+        )
+        for name, path in ALONE.items()
+    ),
     rename(A + "seed", "run.seed"),
     _every(A + "logging_steps", "run.log_interval"),
     _every(A + "save_steps", "run.save_interval"),
@@ -334,35 +448,41 @@ RULES: tuple[Rule, ...] = (
         carries={DECAY: ("optimizer.decay_scope", *PLAIN)},
     ),
     convert(
-        OVER_RANKS,
+        (OVER_RANKS, PER_TOKEN),
         "loss",
-        # Nobody but the Trainer has the argument, and it takes the mean over tokens.
+        # Nobody but the Trainer has the first argument, and it takes the mean over tokens.
         lambda values, context: {
-            "loss": "mean_of_microbatches" if values.get(OVER_RANKS) is None else "per_token"
+            "loss": "per_token" if _counts_tokens(values) else "mean_of_microbatches"
         },
         lambda values, context: {OVER_RANKS: True} if values.get("loss") == "per_token" else {},
-        blurs=lambda values: values.get(OVER_RANKS) is False,
-        lossy="a plan's mean over tokens is that of all ranks; without this, each rank takes its own",
+        blurs=lambda values: _counts_tokens(values) and values.get(OVER_RANKS) is not True,
+        sees=(KIND,),
+        tells=lambda values: SUMMED if values.get(KIND) == MEGATRON_LM else OWN_TOKENS,
+        lossy=OWN_TOKENS,
         note="accelerate divides each loss by the steps of accumulation, the Trainer the sum of losses by tokens",
         source="accelerate/accelerator.py: backward; transformers/trainer.py: num_items_in_batch",
     ),
     convert(
-        OFFLOAD,
+        (OFFLOAD, HOST),
         ("zero.offload.parameters", "zero.offload.optimizer"),
         _read_offload,
         _write_offload,
         effect=Effect.COST,
         sees=(KIND, "zero.stage"),
+        carries={HOST: "zero.offload.optimizer"},
         lossy="FSDP moves parameters, gradients and optimizer states to the host together, and has no NVMe",
     ),
     convert(
-        CHECKPOINTS,
+        (*CHECKPOINTS, *AGAIN),
         RECOMPUTE,
         _read_recompute,
         _write_recompute,
         effect=Effect.COST,
-        sees=("zero.stage",),
-        carries=dict.fromkeys(CHECKPOINTS, "recompute.granularity"),
+        sees=("zero.stage", KIND),
+        carries={
+            **dict.fromkeys(CHECKPOINTS, "recompute.granularity"),
+            **dict(zip(AGAIN, RECOMPUTE, strict=True)),
+        },
         lossy="accelerate and the Trainer recompute whole layers",
     ),
 )
@@ -389,22 +509,15 @@ IDLE = (
     "use_cpu",
     "command_file",
     "commands",
+    M + "recompute_activations",
 )
-"""Settings of the machines, and what such a run does not read."""
+"""Settings of the machines, what such a run does not read, and what the plugin for Megatron-LM keeps to itself."""
 
 
 def _why(path: str) -> Why:
     cheap = Use.PLACES if CHEAP.fullmatch(path) else Use.COMPUTES
     use = Use.UNREAD if QUIET.fullmatch(path) or path in IDLE else cheap
     return Why("a setting of accelerate itself", use)
-
-
-LOSSES = {
-    "stages": Effect.COST,
-    "schedule": Effect.COST,
-    "zero": Effect.COST,
-    "parallel": Effect.ROUNDING,
-}
 
 
 def table() -> tuple[Rule, ...]:
