@@ -697,11 +697,12 @@ class Engine:
             )
 
     def _refuse_moved(self) -> None:
-        """Raise an error if a parameter was frozen or unfrozen after initialization. Buffers and
-        master weights are laid out only once.
+        """Raise an error if a parameter that was frozen trains now, as buffers and master weights are laid out
+        only once. One that is frozen later gets no gradient, and stays as it is, but in a pipeline, whose ranks
+        would wait for its gradients.
         """
         for name, weight, trains in self._trained:
-            if weight.requires_grad != trains:
+            if weight.requires_grad != trains and not (trains and self.executor.joined):
                 raise BridgeError(
                     f"{name}: requires_grad is {weight.requires_grad}, but was {trains} when the engine was created; save a"
                     " checkpoint, create a new engine, and load the checkpoint there"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -389,6 +391,29 @@ def test_gradients_of_slices_are_whole_if_all_ranks_read_them(run: Any, level: i
     plain.step()
     for state in found:
         torch.testing.assert_close(state, dict(plain.module.state_dict()))
+
+
+def test_weights_are_those_of_a_checkpoint_as_soon_as_it_is_loaded(
+    run: Any, tmp_path: Path
+) -> None:
+    assert run(2, _loaded, str(tmp_path)) == [True, True]
+
+
+def _loaded(rank: int, world: int, folder: str) -> bool:
+    model = _deep()
+    engine = engine_of(model, 1)
+    reload = engine.native.weights.reload
+    engine.native.weights.reload = lambda: (
+        time.sleep(rank / 2),
+        reload(),
+    )  # the other rank has to wait
+    engine.save_checkpoint(folder)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    engine.load_checkpoint(folder)
+    return all(map(torch.equal, model.parameters(), before))
 
 
 def _deep() -> nn.Module:
