@@ -4,6 +4,7 @@ them is an error, instead of a computation with numbers of other parameters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
@@ -18,7 +19,11 @@ State = Literal["absent", "linked", "withheld"]
 that uses them outlives them. `withheld`: reading the gradient is an error.
 """
 HIDDEN = "_stagebridge_hidden"
-"""Attribute of absent parameters: whether reading the gradient is an error too."""
+"""Attribute of parameters: why reading the gradient is an error, if it is."""
+ASK = "_stagebridge_ask"
+"""Attribute of parameters whose gradient cannot be read: a function that tries to make it whole, and returns
+whether it has. None if nothing can.
+"""
 NAME = "_stagebridge_name"
 """Attribute of parameters: their name, for errors."""
 CALLS = frozenset(
@@ -121,13 +126,14 @@ def drop_gradient(parameter: Any) -> None:
         Tensor.grad.__set__(parameter, None)  # type: ignore[union-attr]
 
 
-def hide_gradient(parameter: Any, hide: str) -> None:
-    """Make it an error to read the gradient of a parameter, which says the reason `hide`; an empty reason allows it
-    again.
+def hide_gradient(parameter: Any, hide: str, ask: Callable[[], bool] | None = None) -> None:
+    """Make it an error to read the gradient of a parameter, which says the reason `hide`, unless `ask` makes it whole;
+    an empty reason allows it again.
     """
     if state_of(parameter) in (None, "withheld"):
         change(parameter, "withheld" if hide else None)
     setattr(parameter, HIDDEN, hide)
+    setattr(parameter, ASK, ask)
 
 
 def is_hidden(parameter: Any) -> bool:
@@ -137,8 +143,8 @@ def is_hidden(parameter: Any) -> bool:
 
 SLICE = (
     "this rank has only a slice of the gradient or only its own, or has it in another format or scale; call"
-    " engine.backward(loss), safe_get_full_grad and safe_set_full_grad, set gradient_clipping in the config, or use"
-    " zero.stage 0 in fp32"
+    " engine.backward(loss), read it on all ranks in fp32, call safe_get_full_grad and safe_set_full_grad, set"
+    " gradient_clipping in the config, or use zero.stage 0 in fp32"
 )
 EARLY = (
     "the engine gathers the gradient until the last microbatch of the step; read or change it after the"
@@ -172,7 +178,7 @@ def _dispatch(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = No
     accessor = name in ("__get__", "__set__")
     attribute = getattr(getattr(func, "__self__", None), "__name__", "") if accessor else ""
     if attribute == "grad" and vars(args[0]).get(HIDDEN):
-        _refuse(args[0])
+        _reveal(args[0])
     with torch._C.DisableTorchFunctionSubclass():
         whole = accessor and not any(state_of(value) == "absent" for value in args)
         if whole or attribute in ATTRIBUTES or name in CALLS:
@@ -189,14 +195,27 @@ def _copy(parameter: Any, memo: dict[int, Any]) -> Any:
     return duplicate
 
 
-def _refuse(parameter: Any, value: Any = None) -> Any:
-    raise BridgeError(f"{_name(parameter)}.grad: {vars(parameter)[HIDDEN]}")
+def _reveal(parameter: Any) -> None:
+    """Make the gradient of a parameter whole, or raise `BridgeError`."""
+    ask = vars(parameter)[ASK]
+    if ask is None or not ask() or is_hidden(parameter):
+        raise BridgeError(f"{_name(parameter)}.grad: {vars(parameter)[HIDDEN]}")
+
+
+def _read(parameter: Any) -> Tensor | None:
+    _reveal(parameter)
+    return gradient_of(parameter)
+
+
+def _write(parameter: Any, gradient: Tensor | None) -> None:
+    _reveal(parameter)
+    parameter.grad = gradient
 
 
 @cache
 def _variant(kind: type, state: State) -> type:
     """Return the class of parameters of class `kind` in a state."""
-    hidden: dict[str, Any] = {"grad": property(_refuse, _refuse)}
+    hidden: dict[str, Any] = {"grad": property(_read, _write)}
     methods: dict[str, Any] = {"__torch_function__": classmethod(_dispatch)}
     own = {"__deepcopy__": _copy, **(hidden if state == "withheld" else methods)}
     subclass = type(kind.__name__, (kind,), own)

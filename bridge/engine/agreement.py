@@ -73,7 +73,7 @@ def agree(facts: Facts) -> None:
     if board.rank in (0, odd):
         board.post(f"facts {board.rank}", json.dumps(facts))
     first, other = (json.loads(board.read(f"facts {rank}", rank)) for rank in (0, odd))
-    board.meet("told")
+    board.meet("told", 5.0)
     # In the order of the longer list, a setting that one rank alone has is named before whatever
     # differs because of it.
     longer, shorter = (first, other) if len(first) >= len(other) else (other, first)

@@ -532,14 +532,15 @@ class Board:
             warnings.warn(message, stacklevel=2)
         return str(self.store.get(key).decode())
 
-    def meet(self, name: str, patience: float = 5.0) -> None:
-        """Wait at most `patience` seconds until all ranks have called this with the same `name`.
-        Ranks that are late raise no error.
+    def meet(self, name: str, patience: float | None = None) -> bool:
+        """Wait at most `patience` seconds (default: `SILENCE`) until all ranks have called this with the same
+        `name`, and return whether they have. Ranks that are late raise no error.
         """
+        patience = min(SILENCE or TIMEOUT, TIMEOUT) if patience is None else patience
         # The first rank keeps the store, and should not end before others have read it.
         if self.store.add(f"{self.turn}/{name}", 1) == self.world:
             self.post(f"all {name}", "")
-        self._there(f"{self.turn}/all {name}", patience)
+        return self._there(f"{self.turn}/all {name}", patience)
 
     def _there(self, key: str, seconds: float) -> bool:
         try:

@@ -28,6 +28,7 @@ from bridge.layout.traffic import REDUCE, REPLICAS, TIED
 
 LATE = "reduce late gradients"
 MISSING = "find parameters without a gradient"
+HAND_OVER = "hand over gradients"
 
 
 class Gradients:
@@ -86,6 +87,8 @@ class Gradients:
         self._withheld: list[nn.Parameter] = []
         self._hidden: list[nn.Parameter] = []
         self._handed: dict[str, Tensor] = {}
+        self.gathered: list[tuple[Flat, Tensor, Tensor]] = []
+        """Sharded flats whose gradients the script has whole: each with this rank's slice, and the whole."""
         self.holds: Callable[[int], bool] = lambda index: True
         """Whether the weights of a flat are whole now."""
         for index, flat in self.flats.items():
@@ -191,27 +194,31 @@ class Gradients:
 
     def hand_over(self, unit: float) -> None:
         """Give the script the reduced gradients times `unit`, whole and as the parameters' own, until
-        `take_back`. Flats must not be sharded.
+        `take_back`. If flats are sharded, all data ranks must take part.
         """
         self.finish()
         for index, flat in self.flats.items():
+            shard = whole = self.shards[index]
             if unit != 1:
-                self.shards[index].mul_(unit)
+                shard.mul_(unit)
+            if flat.sharded:
+                whole = shard.new_empty(flat.padded) if flat.grad_shared else self.whole(flat)
+                self.comm.all_gather(HAND_OVER, whole, shard, self.group)()
+                self.gathered.append((flat, shard, whole))
             for slot in flat.slots:
                 parameter = self.parameters[slot.parameter.name]
-                place = self.shards[index][slot.start : slot.stop].view(slot.parameter.shape)
-                has_gradient = slot.parameter.name in self._touched or (
+                place = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                if gradient_of(parameter) is not None:
+                    continue  # it is late, and this rank's own
+                hide_gradient(parameter, "")
+                if slot.parameter.name in self._touched or (
                     self.group.size > 1 and bool(place.any())
-                )
-                if (
-                    has_gradient and gradient_of(parameter) is None
-                ):  # one that is there is late, and this rank's own
-                    hide_gradient(parameter, "")  # an own one, which the script dropped, was hidden
+                ):
                     parameter.grad = self._handed[slot.parameter.name] = place
 
-    def withhold(self) -> None:
-        """Make it an error to read the gradients of parameters until `take_back`."""
-        self._hide_all(SLICE, self._withheld)
+    def withhold(self, ask: Callable[[], bool] | None = None) -> None:
+        """Make it an error to read the gradients of parameters until `take_back`, unless `ask` hands them over."""
+        self._hide_all(SLICE, self._withheld, ask)
 
     def hide(self) -> None:
         """Make it an error to read the gradients of parameters until `show`: later microbatches add to them."""
@@ -229,12 +236,14 @@ class Gradients:
         self._withheld.clear()
         self.show()
 
-    def _hide_all(self, reason: str, hidden: list[nn.Parameter]) -> None:
+    def _hide_all(
+        self, reason: str, hidden: list[nn.Parameter], ask: Callable[[], bool] | None = None
+    ) -> None:
         for flat in self.flats.values():
             for slot in flat.slots:
                 parameter = self.parameters[slot.parameter.name]
                 if not is_hidden(parameter):
-                    hide_gradient(parameter, reason)
+                    hide_gradient(parameter, reason, ask)
                     hidden.append(parameter)
 
     def take_back(self) -> None:
@@ -250,6 +259,10 @@ class Gradients:
                 )
             if gradient.data_ptr() != place.data_ptr():
                 place.copy_(gradient)
+        for flat, shard, whole in self.gathered:
+            own = flat.elements_of(self.group.index)
+            shard.copy_(whole[own.start : own.stop])  # onto itself where buffers are not shared
+        self.gathered.clear()
         self._handed.clear()
 
     def add_late(self, index: int, unit: float) -> None:

@@ -89,9 +89,7 @@ def chain_of(model: nn.Module) -> Chain:
     other module becomes one layer, and so does an `nn.Sequential` that does more than call them.
     """
     if not isinstance(model, nn.Sequential) or more_than_children(model):
-        return Chain(
-            (Layer("", model, lambda inputs: model(*inputs.given, **inputs.named)),), called=True
-        )
+        return Chain((one_layer(model),), called=True)
     first: dict[int, str] = {}
     layers = []
     for name, module in model._modules.items():
@@ -100,6 +98,11 @@ def chain_of(model: nn.Module) -> Chain:
         layers.append(Layer(name, module, module, () if earlier == name else (earlier,)))
     ends = int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0))
     return Chain(tuple(layers), *ends, changed=watched({"": model}))
+
+
+def one_layer(model: nn.Module) -> Layer:
+    """Return a model as one layer, which takes its arguments and calls it."""
+    return Layer("", model, lambda inputs: model(*inputs.given, **inputs.named))
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -155,10 +158,7 @@ def watched(modules: Mapping[str, nn.Module]) -> Callable[[], Iterator[str]]:
     return changed
 
 
-_LATER = (
-    "after the model was divided into layers, which run without this change;"
-    " make the change before initialize"
-)
+_LATER = "after the model was divided into layers"
 
 
 def facts(chain: Chain) -> Layers:

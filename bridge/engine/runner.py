@@ -19,12 +19,22 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from bridge.engine import expert_stacks
 from bridge.engine.absence import change
-from bridge.engine.comm import HERE, Comm, Group as Ranks, announce_operation, arrive, leave
+from bridge.engine.comm import HERE, Comm, Group as Ranks, announce_operation, arrive, board, leave
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import LATE, MISSING, Gradients
-from bridge.engine.layers import Arguments, Chain, Mark, chain_of, facts, loss_in, parameter_facts
+from bridge.engine.layers import (
+    Arguments,
+    Chain,
+    Layer,
+    Mark,
+    chain_of,
+    facts,
+    loss_in,
+    one_layer,
+    parameter_facts,
+)
 from bridge.engine.learning_rate import weight_decay
 from bridge.engine.loss_scale import LIMIT, LossScaler
 from bridge.engine.messages import Messages
@@ -184,7 +194,9 @@ class Engine:
         self.tracer: Tracer | None = None
         """The tracer that logs this engine's tensors, if there is one."""
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+        self._board, self._shares = board(), 0
         self._named = dict(model.named_parameters())
+        self._ended: list[str] = []
         self.closing: list[Callable[[str], None]] = []
         """Called when the engine ends, with the name of a parameter that another engine takes, or
         with an empty text.
@@ -334,14 +346,31 @@ class Engine:
             return
         flats = self.gradients.flats.values()
         exact = all(flat.reduce == flat.dtype and flat.reduce in ("fp32", "fp64") for flat in flats)
-        if exact and self.scaler.scale == 1 and not any(flat.sharded for flat in flats):
+        exact = exact and self.scaler.scale == 1
+        if exact and not any(flat.sharded for flat in flats):
             self.gradients.finish()
             for index in self.gradients.late() if self.data.size == 1 else ():
                 self.gradients.add_late(index, 1.0)
             self.gradients.hand_over(self.mean_unit)
             self._handed = True
         else:
-            self.gradients.withhold()
+            alike = exact and all(flat.shards in (1, self.data.size) for flat in flats)
+            self.gradients.withhold(self._share_gradients if alike else None)
+
+    def _share_gradients(self) -> bool:
+        """Give the script the gradients whole if all ranks ask for them, and return whether they do."""
+        self._shares += 1
+        assert self._board is not None, "a single rank has no slices"
+        if self._board.meet(f"gradients {self._shares}"):
+            self.gradients.hand_over(self.mean_unit)
+            self._handed = True
+        return self._handed
+
+    def take_gradients_back(self) -> None:
+        """Take the gradients that the script has, so that slices can be read and changed."""
+        if self.gradients.gathered:
+            self.gradients.take_back()
+            self._hand_over()
 
     def step(self) -> bool:
         """Update the weights if all microbatches of the step have run, and do nothing otherwise.
@@ -561,8 +590,7 @@ class Engine:
             call(successor)
         self.closing.clear()
         self.gradients.unhook()
-        problem = f"engine(...): called {when}; create a new engine with the model"
-        self.chain = replace(self.chain, changed=lambda: [problem])
+        self._ended = [f"engine(...): called {when}; create a new engine with the model"]
 
     def release(self, successor: str) -> None:
         """End the engine, and make its parameters whole, each in the compute format and in memory of
@@ -584,17 +612,34 @@ class Engine:
                 weight = whole[slot.start : slot.stop].view(slot.parameter.shape)
                 parameter.data = weight.to(TORCH[flat.dtype], copy=True)
 
-    def _find_changes(self) -> Iterator[str]:
-        """Yield a problem for each change to the model since the engine was created."""
+    def _follow_changes(self) -> None:
+        """Run the model as one layer from now on, if a part of it or a hook has changed since it was divided into
+        layers. Raises `BridgeError` if this is not possible, and if a parameter is another one.
+        """
+        BridgeError.raise_if(self._ended)
         self.weights.take_over()
-        yield from self.chain.changed()
         now = dict(self._module.named_parameters())
-        for name in dict.fromkeys((*self._named, *now)):
-            if self._named.get(name) is not now.get(name):
-                yield (
-                    f"{name}: this parameter was replaced, added or removed after the engine was created,"
-                    " which therefore would not train it; create a new engine with the model"
-                )
+        BridgeError.raise_if(
+            f"{name}: this parameter was replaced, added or removed after the engine was created,"
+            " which therefore would not train it; create a new engine with the model"
+            for name in dict.fromkeys((*self._named, *now))
+            if self._named.get(name) is not now.get(name)
+        )
+        changes = list(self.chain.changed())
+        whole = self.executor.joined and self.tensor.size == 1 and not self.weights.in_turns
+        if changes and (self.tracer or not whole):
+            raise BridgeError(
+                f"{changes[0]}, which run without this change; make the change before initialize, or use"
+                " zero.stage 2 on data ranks alone"
+            )
+        if changes:
+            self.say(f"{changes[0]}; from now on it runs as one layer, which needs more memory")
+            rest = (Layer(name, nn.Identity(), nn.Identity()) for name in self._names[1:])
+            self.chain = Chain((one_layer(self._module), *rest), called=True)
+            self.executor.stages = {
+                stage: Stage(self.chain.layers, self._parts[stage], self.device)
+                for stage in self.executor.stages
+            }
 
     def bytes(self) -> dict[str, int]:
         """Return the number of bytes that this rank stores between steps, for each of weights,
@@ -651,11 +696,12 @@ class Engine:
             )
 
     def _refuse_moved(self) -> None:
-        """Raise an error if a parameter was frozen or unfrozen after initialization. Buffers and
-        master weights are laid out only once.
+        """Raise an error if a parameter that was frozen trains now, as buffers and master weights are laid out
+        only once. One that is frozen later gets no gradient, and stays as it is, but in a pipeline, whose ranks
+        would wait for its gradients.
         """
         for name, weight, trains in self._trained:
-            if weight.requires_grad != trains:
+            if weight.requires_grad != trains and not (trains and self.executor.joined):
                 raise BridgeError(
                     f"{name}: requires_grad is {weight.requires_grad}, but was {trains} when the engine was created; save a"
                     " checkpoint, create a new engine, and load the checkpoint there"
@@ -713,7 +759,7 @@ class Engine:
         return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
 
     def _enter(self, microbatch: int) -> Any:
-        BridgeError.raise_if(self._find_changes())
+        self._follow_changes()
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
     def _receive_input(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
@@ -767,7 +813,7 @@ class Engine:
 
     def _train_pass(self, batch: Arguments) -> Any:
         self._refuse_parts()
-        BridgeError.raise_if(self._find_changes())
+        self._follow_changes()
         value = self._cast(self._inputs(batch))
         self._refuse_more("engine(...)")
         self._given = batch
@@ -814,7 +860,7 @@ class Engine:
                 tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING
             )
 
-        BridgeError.raise_if(self._find_changes())
+        self._follow_changes()
         with torch.no_grad():
             value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
             result = self.executor.evaluate(value, output, receive_input)

@@ -199,6 +199,7 @@ class Weights:
         everything = range(len(self.layout.flats))
         self.residency.drop(everything)
         self._renew(everything)
+        self.settle()  # a script may read weights before the next step
 
     def settle(self) -> None:
         """Wait until all gathers that were started have ended, and take over what the script wrote."""

@@ -11,6 +11,7 @@ import argparse
 import random
 import re
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +22,9 @@ from typing import Any
 import torch
 from pool import Pool
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
+from bridge.engine.comm import everyones
 from bridge.errors import BridgeError
 
 WIDTH, ROWS, STEPS = 6, 4, 3
@@ -39,6 +42,10 @@ MODELS = (
     "tied",
     "hooked",
     "frozen start",
+    "parametrized",
+    "attention",
+    "statistics",
+    "functional",
 )
 FEATURES = (
     "penalty after",
@@ -58,7 +65,13 @@ FEATURES = (
     "weight outside",
     "generator in front",
     "layer replaced",
+    "activation replaced",
     "late hook",
+    "schedule",
+    "averaged model",
+    "frozen for a step",
+    "two backwards",
+    "resumed",
 )
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.05),
@@ -68,6 +81,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         weights, 0.01, eps=1e-3, weight_decay=0.5, decoupled_weight_decay=True
     ),
     "adamw": lambda weights: torch.optim.AdamW(weights, 0.01, eps=1e-3),
+    "rmsprop": lambda weights: torch.optim.RMSprop(weights, 0.01, eps=1e-3, momentum=0.5),
+    "adafactor": lambda weights: torch.optim.Adafactor(weights, 0.01, eps=(1e-6, 1e-3)),
 }
 
 
@@ -91,7 +106,7 @@ def drawn(number: int) -> Script:
         choice.choice(MODELS),
         features,
         choice.choice((1, 1, 2)),
-        choice.choice(list(OPTIMIZERS)),
+        choice.choice([*OPTIMIZERS, *list(OPTIMIZERS)[:-1]]),  # the last is for ZeRO 0 and 1 alone
     )
 
 
@@ -124,6 +139,52 @@ class Branches(nn.Module):
         return self.layers[2](first + second) * self.scale
 
 
+class Through(torch.autograd.Function):
+    """A sign, through which gradients go as if it were not there."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Functional(nn.Module):
+    """A module that calls another one with weights that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = (
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The inner module with scaled weights, and a sign."""
+        weights = {name: weight * self.scale for name, weight in self.inner.named_parameters()}
+        return self.last(
+            value + Through.apply(torch.func.functional_call(self.inner, weights, (value,)))
+        )
+
+
+class Attention(nn.Module):
+    """Attention over the rows of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.norm = (
+            nn.MultiheadAttention(WIDTH, 2, batch_first=True),
+            nn.LayerNorm(WIDTH),
+        )
+
+    def forward(self, value: Tensor) -> Tensor:
+        """A residual block."""
+        return self.norm(value + self.attention(value, value, value, need_weights=False)[0])
+
+
 def model_of(kind: str) -> nn.Module:
     """A model in double precision; every layer of a chain takes and gives `WIDTH` numbers."""
     torch.manual_seed(len(kind))
@@ -147,6 +208,16 @@ def model_of(kind: str) -> nn.Module:
         "tied": lambda: nn.Sequential(linear[0], act, linear[1], linear[3]),
         "hooked": lambda: nn.Sequential(linear[0], act, linear[1]),
         "frozen start": lambda: nn.Sequential(linear[0], act, linear[1], act, linear[2]),
+        "parametrized": lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(linear[0]), act, linear[1], act, linear[2]
+        ),
+        "attention": lambda: nn.Sequential(
+            Attention(), nn.TransformerEncoderLayer(WIDTH, 2, 8, 0.0, batch_first=True), linear[0]
+        ),
+        "statistics": lambda: nn.Sequential(
+            linear[0], nn.BatchNorm1d(WIDTH), act, linear[1], linear[2]
+        ),
+        "functional": lambda: nn.Sequential(Functional(), act, Functional()),
     }
     model = made[kind]().double()
     if kind == "tied":
@@ -195,6 +266,9 @@ class Side:
         """Final weights."""
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
+    def resume(self) -> None:
+        """Go on as if nothing had happened."""
+
     def layers(self) -> int:
         """Layers that the model is divided into."""
         return 1
@@ -205,6 +279,7 @@ class Engine(Side):
 
     def __init__(self, script: Script, world: int, rank: int, level: int) -> None:
         super().__init__(script, world)
+        self.rank, self.level = rank, level
         import compat.deepspeed
 
         config = {
@@ -228,6 +303,14 @@ class Engine(Side):
     def micro_step(self, last: bool) -> None:
         self.engine.step()
 
+    def resume(self) -> None:
+        own = tempfile.TemporaryDirectory()
+        folder = everyones(own.name)[0]
+        self.engine.save_checkpoint(folder)
+        self.__init__(self.script, self.world, self.rank, self.level)  # type: ignore[misc]
+        self.engine.load_checkpoint(folder)
+        self.folder = own  # at ZeRO 3 the first call reads it once more
+
     def state(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.engine.module_state_dict().items()}
 
@@ -243,23 +326,27 @@ def play(side: Side) -> Played:
         played.weights = side.state()
     except BridgeError as error:
         played.refused = str(error).splitlines()[0]
-    played.layers = side.layers()
     return played
 
 
 def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
     kept: list[Tensor] = []
-    layers = [module for module in side.module.modules() if isinstance(module, nn.Linear)]
     averages = (
         [weight.detach().clone() for weight in side.weights] if has("average of weights") else []
     )
     torch.manual_seed(1)
     front = nn.Linear(WIDTH, WIDTH).double()
-    if has("hidden loss"):
-        layers[0].register_forward_hook(
-            lambda module, given, output: kept.append(output.square().mean())
-        )
+    averaged = AveragedModel(side.module) if has("averaged model") else None
     for step in range(STEPS):
+        layers = [module for module in side.module.modules() if isinstance(module, nn.Linear)]
+        if has("hidden loss") and step in ((0, 1) if has("resumed") else (0,)):
+            layers[0].register_forward_hook(
+                lambda module, given, output: kept.append(output.square().mean())
+            )
+        if has("frozen for a step"):
+            layers[-1].requires_grad_(step != 1)
+        if has("activation replaced") and step == 1 and isinstance(side.model, nn.Sequential):
+            side.model[1] = nn.Identity()
         if has("layer replaced") and step == 1 and isinstance(side.model, nn.Sequential):
             torch.manual_seed(5)
             side.model[-1] = nn.Linear(WIDTH, WIDTH).double()
@@ -281,6 +368,16 @@ def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
                 _touch(side, has)
             side.micro_step(last)
         _between(side, has, averages, played, step)
+        if averaged is not None:
+            averaged.update_parameters(side.module)
+            norms = [float(weight.norm()) for weight in averaged.parameters()]
+            played.notes.append((f"averaged {step}", sum(norms)))
+        if has("schedule"):
+            for group in side.optimizer.param_groups:
+                group["lr"] *= 0.5
+        if has("resumed") and step == 0:
+            side.resume()
+        played.layers = max(played.layers, side.layers())
 
 
 def _microbatch(
@@ -303,7 +400,7 @@ def _microbatch(
     if has("no_grad"):
         with torch.no_grad():
             played.notes.append((f"no_grad {where}", float(side.call(given).sum())))
-    if has("evaluation"):
+    if has("evaluation") and not (side.script.model == "statistics" and side.world > 1):
         side.call.eval()
         with torch.no_grad():
             played.notes.append((f"evaluation {where}", float(side.call(given).sum())))
@@ -318,6 +415,8 @@ def _microbatch(
     if has("gradient penalty"):
         (slope,) = torch.autograd.grad(output.sum(), given, create_graph=True)
         loss = loss + slope.square().sum() * 0.1
+    if has("two backwards"):
+        (output.abs().mean() / _share(side)).backward(retain_graph=True)
     if has("weight outside"):
         loss = loss + nn.functional.linear(output, layers[0].weight).mean()
     if has("input gradient"):
@@ -392,11 +491,15 @@ def outcome(script: Script, runs: list[Played]) -> str:
         return f"refused: {next(run.refused for run in runs if run.refused)}"
     for run in runs:
         for name, value in plain.weights.items():
-            if name != "calls" and not torch.allclose(run.weights[name], value, rtol=0, atol=CLOSE):
+            if name not in RANKS_OWN and not torch.allclose(
+                run.weights[name], value, rtol=0, atol=CLOSE
+            ):
                 return f"BUG: weights {name}"
     return "equal"
 
 
+RANKS_OWN = ("calls", "1.running_mean", "1.running_var", "1.num_batches_tracked")
+"""Buffers that count what one rank has seen."""
 CUT = Counter[tuple[str, bool]]()
 """How many models of more than one module were divided into layers, by kind, and how many were not."""
 

@@ -19,10 +19,17 @@ __all__ = ["get_accelerator", "is_current_accelerator_supported"]
 PAGES = Path("/proc/self/statm")
 
 
+def _always(value: Any) -> Any:
+    """Return a function that returns `value`, whatever its arguments are."""
+    return lambda *_, **__: value
+
+
 class Accelerator:
     """The GPU that torch uses. Attributes that this class does not define come from `torch.cuda`."""
 
     _name = "cuda"
+    random, communication_backend_name = _always(torch.random), _always("nccl")
+    is_fp16_supported, is_triton_supported = _always(True), _always(False)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of `torch.cuda`."""
@@ -42,14 +49,6 @@ class Accelerator:
         """Return torch's name of this process's device, with its index."""
         return self.device_name(self.current_device())
 
-    def device(self, device_index: int | None = None) -> Any:
-        """Return a context in which the device is torch's current device."""
-        return torch.cuda.device(device_index)
-
-    def current_device(self) -> Any:
-        """Return the index of the current device."""
-        return torch.cuda.current_device()
-
     def total_memory(self, device_index: int | None = None) -> int:
         """Return the number of bytes of device memory."""
         return torch.cuda.get_device_properties(device_index).total_memory
@@ -58,10 +57,6 @@ class Accelerator:
         """Return the number of bytes of device memory that torch has not allocated."""
         return self.total_memory(device_index) - torch.cuda.memory_allocated(device_index)
 
-    def random(self) -> Any:
-        """Return torch's module of random generators."""
-        return torch.random
-
     def range_push(self, message: str, domain: Any = None, category: Any = None) -> Any:
         """Begin a named range in the profile of NVIDIA's tools."""
         return torch.cuda.nvtx.range_push(message)  # type: ignore[no-untyped-call]
@@ -69,14 +64,6 @@ class Accelerator:
     def range_pop(self, domain: Any = None) -> Any:
         """End the current range in the profile of NVIDIA's tools."""
         return torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-
-    def communication_backend_name(self) -> str:
-        """Return the name of the communication library in torch.distributed."""
-        return "nccl"
-
-    def is_fp16_supported(self) -> bool:
-        """Return whether the device computes in fp16."""
-        return True
 
     def supported_dtypes(self) -> list[torch.dtype]:
         """Return the number formats in which the device computes."""
@@ -106,10 +93,6 @@ class Accelerator:
         is_synchronized_device
     )
 
-    def is_triton_supported(self) -> bool:
-        """Return False, because the engine has no kernels in Triton."""
-        return False
-
     def lazy_call(self, callback: Any) -> Any:
         """Call `callback` now, because the device is always initialized."""
         return callback()
@@ -130,19 +113,25 @@ class Processor(Accelerator):
     """
 
     _name = "cpu"
-    _torch = ("manual_seed", "initial_seed", "get_rng_state")
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    initial_seed, get_rng_state = (
+        staticmethod(torch.initial_seed),
+        staticmethod(torch.get_rng_state),
+    )
+    default_generator, communication_backend_name = (
+        _always(torch.default_generator),
+        _always("gloo"),
+    )
+    is_available = is_bf16_supported = _always(True)
+    # There is one device, whose calls are done when they return, and no profile.
+    device = set_device = synchronize = empty_cache = range_push = range_pop = _always(None)
+    Stream = Event = current_stream = default_stream = create_graph = _always(None)
 
     def __init__(self) -> None:
         self._peak = 0
 
     def __getattr__(self, name: str) -> Any:
-        """Return an object for a name that this class does not define: a function of torch, a
-        function that does nothing, or a function that measures memory.
-        """
-        if name in self._torch:
-            return getattr(torch, name)
-        if name in ("Stream", "Event", "current_stream", "default_stream", "create_graph"):
-            return lambda *_: None
+        """Return a function that measures memory, for any of torch's names of one."""
         if name.startswith(("memory_", "max_memory_", "reset_max_memory_")):
             return {"memory": self._memory_in_use, "max": self._most, "reset": self._forget}[
                 name.partition("_")[0]
@@ -153,16 +142,9 @@ class Processor(Accelerator):
         """Return "cpu"."""
         return self._name
 
-    def device(self, device_index: int | None = None) -> Any:
-        """Return None, because there is only one device."""
-        return None
-
     def current_device(self) -> Any:
         """Return the local rank, which DeepSpeed uses as the index of a CPU."""
         return os.environ.get("LOCAL_RANK", 0)
-
-    def set_device(self, device_index: int | None) -> None:
-        """Do nothing, because there is only one device."""
 
     def device_count(self) -> int:
         """Return the number of ranks that the launcher started on this machine; 1 if the launcher
@@ -170,37 +152,13 @@ class Processor(Accelerator):
         """
         return int(os.environ.get("LOCAL_SIZE", 1))
 
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Do nothing, because every call has finished its work when it returns."""
-
-    def empty_cache(self) -> None:
-        """Do nothing, because there is no cache."""
-
-    def is_available(self) -> bool:
-        """Return True."""
-        return True
-
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
         """Set the state of torch's generator."""
         torch.set_rng_state(new_state)
 
-    def manual_seed_all(self, seed: int) -> Any:
-        """Seed torch's generator."""
-        return torch.manual_seed(seed)
-
-    def default_generator(self, device_index: int) -> torch.Generator:
-        """Return torch's default random generator."""
-        return torch.default_generator
-
     def stream(self, stream: Any) -> Any:
         """Return a context without effect."""
         return nullcontext()
-
-    def range_push(self, message: str, domain: Any = None, category: Any = None) -> None:
-        """Do nothing, because there is no profile."""
-
-    def range_pop(self, domain: Any = None) -> None:
-        """Do nothing, because there is no profile."""
 
     def total_memory(self, device_index: int | None = None) -> int:
         """Return the number of bytes of the machine's memory."""
@@ -220,14 +178,6 @@ class Processor(Accelerator):
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
         """Forget the largest value of memory measured so far."""
         self._forget()
-
-    def communication_backend_name(self) -> str:
-        """Return the name of the communication library in torch.distributed."""
-        return "gloo"
-
-    def is_bf16_supported(self) -> bool:
-        """Return True."""
-        return True
 
     def pin_memory(
         self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True

@@ -22,9 +22,10 @@ from bridge.engine.environment import detect
 from bridge.errors import BridgeError
 
 SAME = (
-    "all_gather", "all_gather_object", "all_gather_into_tensor", "all_reduce", "all_reduce_coalesced", "all_to_all",
-    "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "irecv", "isend",
-    "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced", "all_to_all",
+    "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list",
+    "destroy_process_group", "gather", "irecv", "is_available", "is_initialized", "isend", "monitored_barrier",
+    "new_group", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
 )  # fmt: skip
 """Functions of torch.distributed that DeepSpeed has too. DeepSpeed's versions have further
 arguments for logging; these arguments are accepted and ignored.
@@ -33,11 +34,11 @@ PORT = 29500
 LOGGED = ("prof", "log_name", "debug")
 
 __all__ = [
-    *SAME, "P2POp", "ReduceOp", "ProcessGroup", "TorchBackend", "allgather_fn", "configure", "destroy_process_group",
+    *SAME, "P2POp", "ReduceOp", "ProcessGroup", "TorchBackend", "allgather_fn", "configure",
     "get_all_ranks_from_group", "get_global_rank", "get_local_rank", "get_rank", "get_world_group", "get_world_size",
     "has_all_gather_into_tensor", "has_all_reduce_coalesced", "has_coalescing_manager", "has_reduce_scatter_tensor",
-    "inference_all_reduce", "init_distributed", "initialize_mesh_device", "is_available", "is_initialized", "log_summary",
-    "new_group", "reduce_scatter_fn", "set_backend",
+    "inference_all_reduce", "init_distributed", "initialize_mesh_device", "log_summary",
+    "reduce_scatter_fn", "set_backend",
 ]  # fmt: skip
 P2POp, ProcessGroup = torch_distributed.P2POp, torch_distributed.ProcessGroup
 
@@ -55,6 +56,7 @@ def _same(name: str) -> Callable[..., Any]:
 
 
 globals().update({name: _same(name) for name in SAME})
+inference_all_reduce = _same("all_reduce")
 
 
 def init_distributed(
@@ -108,18 +110,8 @@ class TorchBackend:
         return torch_distributed.reduce_scatter_tensor
 
 
-def is_available() -> bool:
-    """Return whether torch can communicate."""
-    return torch_distributed.is_available()
-
-
-def is_initialized() -> bool:
-    """Return whether this process has joined a process group."""
-    return torch_distributed.is_initialized()
-
-
 def _needs_group(name: str) -> None:
-    if not is_initialized():
+    if not torch_distributed.is_initialized():
         raise BridgeError(
             f"deepspeed.comm.{name}: there is no process group; call deepspeed.init_distributed()"
             " first"
@@ -160,25 +152,10 @@ def get_world_group() -> Any:
     return torch_distributed.group.WORLD
 
 
-def new_group(ranks: Any) -> Any:
-    """Make a new group of the given ranks. All ranks must take part."""
-    return torch_distributed.new_group(ranks)
-
-
-def destroy_process_group(group: Any = None) -> None:
-    """Destroy a group. Without an argument, destroy all groups."""
-    torch_distributed.destroy_process_group(group)
-
-
 def initialize_mesh_device(mesh_shape: Any, mesh_dim_names: Any) -> Any:
     """Return a device mesh: all ranks as a grid with named dimensions."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return init_device_mesh(kind, mesh_shape, mesh_dim_names=mesh_dim_names)
-
-
-def inference_all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None) -> Any:
-    """Sum over a group."""
-    return torch_distributed.all_reduce(tensor, op, group)
 
 
 def allgather_fn(

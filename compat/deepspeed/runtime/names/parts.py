@@ -192,5 +192,6 @@ def gradient(native: Engine, index: int) -> Tensor | None:
             " step; the engine reduces gradients with the last microbatch; read them after the"
             " last backward of a step and before step"
         )
+    native.take_gradients_back()
     native.gradients.finish()
     return native.gradients.shards[index]

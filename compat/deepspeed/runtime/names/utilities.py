@@ -146,12 +146,16 @@ def move_to_device(
     """
     if criterion_func(item) if criterion_func is not None else isinstance(item, Tensor):
         return item.to(device)
-    if isinstance(item, list | tuple):
-        values = [move_to_device(value, device, criterion_func) for value in item]
-        return values if isinstance(item, list) else tuple(values)
-    if isinstance(item, dict):
-        return {name: move_to_device(value, device, criterion_func) for name, value in item.items()}
+    if isinstance(item, list | tuple | dict):
+        return _nested(item, lambda value: move_to_device(value, device, criterion_func))
     return item.to(device) if isinstance(item, Tensor) else item
+
+
+def _nested(item: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a list, tuple or dictionary, with each value changed."""
+    if isinstance(item, dict):
+        return {name: change(value) for name, value in item.items()}
+    return (list if isinstance(item, list) else tuple)(map(change, item))
 
 
 def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
@@ -164,14 +168,10 @@ def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
             if torch.device(device) == item.device
             else item.detach().to(device)
         )
-    if isinstance(item, list | tuple):
-        values = [clone_tensors_for_torch_save(value, device) for value in item]
-        return values if isinstance(item, list) else tuple(values)
-    if isinstance(item, dict):
-        return type(item)(
-            {name: clone_tensors_for_torch_save(value, device) for name, value in item.items()}
-        )
-    return item
+    if not isinstance(item, list | tuple | dict):
+        return item
+    copied = _nested(item, lambda value: clone_tensors_for_torch_save(value, device))
+    return type(item)(copied) if isinstance(item, dict) else copied
 
 
 def recursive_getattr(model: Any, module_name: str) -> Any:
