@@ -565,6 +565,7 @@ if __name__ == "__main__":
         ("Merak", answers(arguments(), trained, MERAK_WITHOUT)),
         ("AutoModel", answers(settings(), recipe, WITHOUT)),
     ):
-        seen = list(found)
+        with contextlib.redirect_stdout(io.StringIO()):
+            seen = list(found)
         print(stack, len(seen), dict(Counter(answer for *_, answer in seen)))
         print(*(each for each in seen if each[2] not in ("stops", "numbers", "named", "excused")))
