@@ -36,6 +36,7 @@ from compat.automodel.rules.model import (
     is_of_transformers,
     is_unread,
     own_class,
+    stem,
 )
 
 SEED = 42
@@ -157,10 +158,10 @@ def _find_remarks(
 
 
 def _own_code(settings: Mapping[str, Any]) -> Iterator[Remark]:
-    """Yield a remark if AutoModel does not find its own code for a model.
+    """Yield a remark if AutoModel does not find its own code for a model, or that of another family.
 
-    AutoModel chooses its own code by `architectures`, which transformers' config classes leave
-    empty (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
+    AutoModel chooses its own code by the first of `architectures`, which transformers' config
+    classes leave empty (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
     """
     model_family, from_config = (
         family(settings),
@@ -178,6 +179,13 @@ def _own_code(settings: Mapping[str, Any]) -> Iterator[Remark]:
             f" add {CODE}: [{own_class(model_family)}]"
         )
         yield CLASS, message, Effect.NUMBERS
+    for name in (settings.get(CODE) or ())[:1]:
+        if model_family.config and name.partition("For")[0] != stem(model_family):
+            message = (
+                f"AutoModel uses its own code for {name}, if it has any, whose family is not the"
+                f" config's; write {own_class(model_family)}"
+            )
+            yield CODE, message, Effect.NUMBERS
 
 
 def _check_seed(settings: Mapping[str, Any]) -> Iterator[Remark]:

@@ -194,6 +194,20 @@ def test_only_own_code_splits_experts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "effect"),
+    [
+        ("LlamaForCausalLM", None),
+        ("LlamaForSequenceClassification", None),
+        ("Qwen3MoeForCausalLM", Effect.NUMBERS),
+        ("nobody.Knows", Effect.NUMBERS),
+    ],
+)
+def test_a_class_of_another_family_is_named(name: str, effect: Effect | None) -> None:
+    path = "model.config.architectures"
+    assert effects(recipe("llama", {"architectures": [name]})).get(path) is effect
+
+
+@pytest.mark.parametrize(
     ("family", "stops"), [("gpt_oss", True), ("bloom", True), ("llama", False)]
 )
 def test_attention_of_some_families_is_not_split(family: str, stops: bool) -> None:

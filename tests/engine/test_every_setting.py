@@ -2,7 +2,7 @@
 numbers of a tiny run on one rank change, a finding names the setting, the run stops, or it is in a small table of what has no
 effect there.
 
-A sample of the settings is tried; STAGEBRIDGE_EVERY=1 tries all.
+A sample of the settings is tried; STAGEBRIDGE_EVERY=1 tries all. As a script, this file prints what came of them, by stack.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import os
 import re
 import shutil
+import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -149,6 +152,10 @@ WITHOUT: Mapping[str, str] = {
     "model.config.partial_rotary_factor": "read by families that rotate a part of a head, not by Llama",
 }
 """Settings without effect on the numbers of one rank, each with the reason."""
+Case = tuple[str, Any, Mapping[str, Any]]
+"""A setting, another value, and what both are seen beside."""
+Seen = tuple[Any, set[str]]
+"""What is seen of a run, None if it stops; and what findings name."""
 SEEN = ("step", "loss", "grad_norm", "lr", "val_loss", "saved", "skipped", "loss_scale")
 
 
@@ -213,43 +220,68 @@ def named(path: str, findings: set[str]) -> bool:
     )
 
 
-def settings() -> Iterator[tuple[str, Any]]:
-    """Every setting of a recipe, with another value."""
+def answers(
+    cases: Iterator[Case],
+    run: Callable[[Mapping[str, Any]], Seen],
+    excused: Mapping[str, str],
+    before_too: bool = False,
+) -> Iterator[tuple[str, Any, str]]:
+    """Change a sample of settings one at a time. Yield each with its value and what came of it: `stops`, `numbers`, `named`
+    (with `before_too`, by a finding that was there before the change as well), `excused`, `silent`, or the error that is
+    nobody's refusal.
+    """
+    bases = dict[str, Seen]()
+    for path, value, beside in itertools.islice(cases, 0, None, SHARE):
+        if value is None:
+            continue
+        if repr(beside) not in bases:
+            bases[repr(beside)] = run(beside)
+        before, known = bases[repr(beside)]
+        try:
+            lines, findings = run({**beside, path: value})
+        except Exception as error:
+            yield path, value, f"{error!r}"[:200]
+            continue
+        if lines is None or lines != before:
+            yield path, value, "stops" if lines is None else "numbers"
+        elif named(path.partition("=")[0], findings - known) or (
+            before_too and (path in findings or named(path, known - findings))
+        ):
+            yield path, value, "named"
+        else:
+            yield path, value, "excused" if path in excused else "silent"
+
+
+def settings() -> Iterator[Case]:
+    """Every setting of a recipe, with another value, and what it is seen beside."""
     from compat.automodel.dialect import DIALECT
     from compat.automodel.schema import AutoModel
 
     usual = DIALECT.read(changed({}), None, 1).effective.flat()
     for path, field in fields(AutoModel).items():
+        beside = BESIDE.get(path, {})
         if path.endswith("*"):
-            yield f"{path[:-1]}nobody_knows", 1
+            yield f"{path[:-1]}nobody_knows", 1, {}
         elif path in OTHER:
-            yield path, OTHER[path]
+            yield path, OTHER[path], beside
         else:
-            beside = BESIDE.get(path, {})
-            yield path, next(another(field.annotation, beside.get(path, usual.get(path))), None)
-    yield from FREE.items()
+            now = beside.get(path, usual.get(path))
+            yield path, next(another(field.annotation, now), None), beside
+    for path, value in FREE.items():
+        yield path, value, BESIDE.get(path.partition("=")[0], {})
 
 
 def test_no_setting_of_a_recipe_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    bases: dict[str, Any] = {}
-    silent, broken = [], []
-    for number, (path, value) in enumerate(settings()):
-        if value is None or number % SHARE:
-            continue
-        name = path.partition("=")[0]
-        beside = BESIDE.get(name, {})
-        base = bases.setdefault(repr(beside), None) or recipe(beside)
-        bases[repr(beside)] = base
-        try:
-            lines, findings = recipe({**beside, path: value})
-        except Exception as error:
-            broken.append((path, value, repr(error)[:200]))
-            continue
-        if lines == base[0] and lines is not None and not named(name, findings - base[1]):
-            silent.append((path, value))
-    left = [each for each in silent if each[0] not in WITHOUT]
-    assert not broken and not left, f"silent: {left}; broken: {broken}"
+    check(answers(settings(), recipe, WITHOUT))
+
+
+def check(found: Iterator[tuple[str, Any, str]]) -> None:
+    """Hold that something was tried, and that every setting had an answer."""
+    seen = list(found)
+    assert seen
+    left = [each for each in seen if each[2] not in ("stops", "numbers", "named", "excused")]
+    assert not left, left
 
 
 # Merak
@@ -291,7 +323,7 @@ def trained(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
         trainer.train()
     except (BridgeError, ValueError) as error:
         return None, set(re.findall(r"[\w.*]+", str(error)))
-    found = {finding.path for finding in trainer.findings}
+    found = {finding.path.removeprefix("args.") for finding in trainer.findings}
     files = sorted(str(path) for path in Path().rglob("iter_*/*"))
     chunks = [stage.recomputes for stage in trainer.engine.executor.stages.values()]
     shutil.rmtree("out", ignore_errors=True)
@@ -329,29 +361,23 @@ MERAK_WITHOUT: Mapping[str, str] = {
 """Arguments without effect on the numbers of one rank, each with the reason."""
 
 
-def test_no_argument_of_merak_s_trainer_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
+def arguments() -> Iterator[Case]:
+    """Every argument of Merak's trainer with another value, and what it is seen beside."""
     import compat.merak as Merak
     from compat.merak.schema import Merak as Schema
 
-    monkeypatch.chdir(tmp_path)
     schema, hints = fields(Schema), get_type_hints(Merak.MerakArguments)
     usual = Merak.MerakArguments(**arguments_of({}))
-    bases, silent, tried = dict[str, Any](), [], 0
-    for number, each in enumerate(dataclass_fields(Merak.MerakArguments)):
-        name = each.name
-        if number % SHARE or name in MERAK_WITHOUT:
-            continue
+    for name in (each.name for each in dataclass_fields(Merak.MerakArguments)):
         known, now = schema.get(f"args.{name}"), getattr(usual, name)
         kind = known.annotation if known else hints[name]
         other = next(another(kind, getattr(now, "value", now)), None)
-        beside = MERAK_BESIDE.get(name, {})
-        base = bases.setdefault(repr(beside), None) or trained(beside)
-        bases[repr(beside)] = base
-        lines, findings = trained({**beside, name: MERAK_OTHER.get(name, other)})
-        tried += 1
-        if lines is not None and lines == base[0] and f"args.{name}" not in findings - base[1]:
-            silent.append((name, MERAK_OTHER.get(name, other)))
-    assert tried and silent == []
+        yield name, MERAK_OTHER.get(name, other), MERAK_BESIDE.get(name, {})
+
+
+def test_no_argument_of_merak_s_trainer_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(answers(arguments(), trained, MERAK_WITHOUT))
 
 
 # DeepSpeed's file
@@ -494,7 +520,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def keys() -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+def keys() -> Iterator[Case]:
     """Every key of a file with another value, and what it is seen beside."""
     from compat.deepspeed.dialect import DIALECT
     from compat.deepspeed.schema import DeepSpeed
@@ -528,18 +554,17 @@ KEY_WITHOUT: Mapping[str, str] = {
 
 
 def test_no_key_of_a_file_is_silent_on_the_drop_in() -> None:
-    bases, silent, tried = dict[str, Any](), [], 0
-    for number, (path, value, beside) in enumerate(keys()):
-        if value is None or number % SHARE:
-            continue
-        if repr(beside) not in bases:
-            bases[repr(beside)] = key_lines(beside)
-        base = bases[repr(beside)]
-        lines, findings = key_lines({**beside, path: value})
-        tried += 1
-        answered = path in findings or named(path, findings ^ base[1])
-        if lines is not None and lines == base[0] and not answered:
-            silent.append((path, value))
-    assert tried
-    left = [each for each in silent if each[0] not in KEY_WITHOUT]
-    assert not left, left
+    check(answers(keys(), key_lines, KEY_WITHOUT, before_too=True))
+
+
+if __name__ == "__main__":
+    os.chdir(tempfile.mkdtemp())
+    for stack, found in (
+        ("DeepSpeed", answers(keys(), key_lines, KEY_WITHOUT, before_too=True)),
+        ("Merak", answers(arguments(), trained, MERAK_WITHOUT)),
+        ("AutoModel", answers(settings(), recipe, WITHOUT)),
+    ):
+        with contextlib.redirect_stdout(io.StringIO()):
+            seen = list(found)
+        print(stack, len(seen), dict(Counter(answer for *_, answer in seen)))
+        print(*(each for each in seen if each[2] not in ("stops", "numbers", "named", "excused")))

@@ -7,6 +7,7 @@ largest difference of numbers and of final weights, or what was refused.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -50,6 +51,11 @@ IMPORTS = (
     "trl.trainer.sft_trainer",
     "trl.trainer.dpo_trainer",
 )
+BEHIND = {
+    THEIRS: ("torch._inductor.compile_fx", "deepspeed.module_inject"),
+    OURS: ("compat.deepspeed.runtime.engine", "bridge.engine.beginning"),
+}
+"""What an engine imports once it begins."""
 TOLERANCE = 2e-5
 """Largest difference of what a script sees, relative to the largest value of each list."""
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
@@ -1223,8 +1229,8 @@ def unset() -> None:
 
 
 def begin(whose: str) -> None:
-    """Have `import deepspeed` find DeepSpeed itself, without its compiled collectives, or the drop-in; and import what
-    scripts use.
+    """Have `import deepspeed` find DeepSpeed itself, without its compiled collectives, or the drop-in; and import once what
+    each script would import.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
     torch.set_num_threads(1)
@@ -1237,9 +1243,11 @@ def begin(whose: str) -> None:
 
     if whose == THEIRS:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    for name in IMPORTS:
+    for name in (*IMPORTS, *BEHIND[whose]):
         if find_spec(name.partition(".")[0]):
             import_module(name)
+    # accelerate collects garbage often, each time through all that was imported.
+    gc.freeze()
 
 
 def outcome(run: Run, name: str) -> dict[str, Any]:

@@ -234,9 +234,14 @@ those that check it (_transformers/registry.py: MODEL_ARCH_MAPPING).
 """
 
 
+def stem(kind: Family) -> str:
+    """Return what the names of a family's classes begin with."""
+    return kind.config.removesuffix("Config")
+
+
 def own_class(kind: Family) -> str:
     """Return the class name by which a config asks for AutoModel's own code for a family."""
-    return kind.config.removesuffix("Config") + "ForCausalLM"
+    return f"{stem(kind)}ForCausalLM"
 
 
 def is_of_transformers(values: Group, context: Context) -> bool:
@@ -248,7 +253,7 @@ def is_of_transformers(values: Group, context: Context) -> bool:
     # The config class leaves the architectures empty; another builder reads them from a checkpoint.
     empty = CLASS in values and str(values.get(BUILT, "")).endswith(".from_config")
     return bool(kind.config) and (
-        not own or (empty and own_class(kind) not in (values.get(CODE) or ()))
+        not own or (empty and own_class(kind) not in (values.get(CODE) or ())[:1])
     )
 
 

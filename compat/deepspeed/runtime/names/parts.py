@@ -184,7 +184,8 @@ def gradient(native: Engine, index: int) -> Tensor | None:
             return None
         raise BridgeError(
             "gradients: found no microbatch of the next step, and those of the last step are gone; read"
-            " and change them after the last backward of a step and before step"
+            " and change them after the last backward of a step and before step; where a library calls both,"
+            " as accelerate does, register a hook on the parameter instead"
         )
     if not native.is_gradient_accumulation_boundary():
         raise BridgeError(
