@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shlex
 import socket
@@ -379,12 +380,18 @@ def decays_of(hub: Hub) -> list[tuple[float, set[str]]]:
     return [(group.settings["weight_decay"], set(group.names)) for group in hub.groups]
 
 
-def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("described", [False, True])
+def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(
+    tmp_path: Path, described: bool
+) -> None:
+    """Where the model is described, DeepSpeed trains on with the losses that Megatron has."""
     run = run_of(GROUPED)
     run.model.save_pretrained(str(tmp_path / "model"))
-    config = ("--config", str(tmp_path / "model" / "config.json"), "--samples", "4")
+    config = ("--config", str(tmp_path / "model" / "config.json"), "--samples", "2")
     first = converted(plain_file(run, tmp_path), "megatron", tmp_path / "first", *config)
-    (tmp_path / "launch.args").write_text(f"{FLAGS} --use-distributed-optimizer")
+    (tmp_path / "launch.args").write_text(
+        f"{FLAGS} --use-distributed-optimizer --weight-decay 0.05"  # which counts, not the checkpoint's
+    )
     ways = (
         ("deepspeed", tmp_path / "launch.args", first, tmp_path / "there"),
         (
@@ -394,17 +401,24 @@ def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path
             tmp_path / "back",
         ),
     )
+    model = ["--model", str(tmp_path / "model")] if described else []
+    proof = ["--prove", "2"] if described else []
     for to, settings, source, out in ways:
         words = ["move", str(settings), "--checkpoint", str(source), "--to", to, "-o", str(out)]
-        assert command(words) in (Exit.CLEAN, Exit.FINDINGS)
+        assert command([*words, *model, *proof]) in (Exit.CLEAN, Exit.FINDINGS)
+        proof = []
+    if described:
+        said = json.loads((tmp_path / "there" / "proof.json").read_text())
+        assert said["verdict"] == "same" and said["distance"]["loss"] < 1e-6, said
     there = formats.read_checkpoint(tmp_path / "there" / "checkpoint")
     names = dict(run.model.named_parameters())
     wide = {name for name, held in names.items() if held.ndim > 1}
-    assert decays_of(there) == [(0.1, wide), (0.0, set(names) - wide)]
+    assert decays_of(there) == [(0.05, wide), (0.0, set(names) - wide)]
     before, after = (
         formats.read_checkpoint(place) for place in (first, tmp_path / "back" / "checkpoint")
     )
-    assert decays_of(after) == decays_of(before) and len(decays_of(after)) == 2
+    (_, own), spared = decays_of(before)
+    assert decays_of(after) == [(0.05, own), spared]
     assert_equal(tensors_of(after), tensors_of(before))
     assert_equal(
         tensors_of(formats.read_checkpoint(converted(first, "dcp", tmp_path / "between"))),
