@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from bridge.checkpoint.file_tensors import tensors_by_file
 from bridge.checkpoint.lazy import STRIP, WIDTH, torch_type
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.tagged_json import encode_value
+from bridge.checkpoint.targets import Target, list_targets
 from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
@@ -99,13 +100,15 @@ def inspect(
             hub = formats.add_doubts(format, place, hub)
             refuse_changes(stamps_of(hub.origin.files))
         code = report.exit_of(hub.findings)
+        targets = list(list_targets(hub, _describe_configs(place, None)))
         if as_json:
             rows = {"tensors": list(_tensor_rows(hub))} if tensors else {}
-            about = {**_about_checkpoint(hub, place), "targets": list_targets(hub, place)}
+            ways = [{**asdict(one), "lost": list(one.lost)} for one in targets]
+            about = {**_about_checkpoint(hub, place), "targets": ways}
             print_json({**encode_value(about), **rows, "exit_code": code})
         else:
             _print_checkpoint(hub, place, tensors, check)
-            _print_targets(list_targets(hub, place))
+            _print_targets(targets)
             _print_findings(hub.findings)
         return code
 
@@ -113,8 +116,6 @@ def inspect(
 
 
 def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
-    from dataclasses import asdict
-
     about = {
         "format": hub.origin.format,
         "folder": str(place),
@@ -184,44 +185,18 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
         )
 
 
-def list_targets(hub: Hub, place: Path) -> list[json_types.WritableFormat]:
-    """Return each format that can be written, with what it loses of the checkpoint in the folder `place`, or why
-    it cannot hold it.
-    """
-    from bridge.checkpoint import formats, interface
-    from bridge.checkpoint.model_facts import rename_under
-    from bridge.stack.rules import Effect
-
-    configs = _describe_configs(place, None)
-    rows: list[json_types.WritableFormat] = []
-    for target in formats.all_formats().values():
-        if type(target).plan is interface.Format.plan:
-            continue  # a format that is only read
-        try:
-            named = rename_under(hub, None, target.names, configs)
-            written = formats.plan_files(target, named, interface.Wanted())
-        except BridgeError as error:
-            rows.append({"to": target.name, "lost": [], "refused": error.problems[0]})
-            continue
-        findings = (*formats.findings_that_matter(target, named), *written.findings)
-        known = {finding.path for finding in hub.findings}
-        lost = {one.path for one in findings if one.effect is not Effect.NONE} - known
-        rows.append({"to": target.name, "lost": sorted(lost), "refused": None})
-    return rows
-
-
-def _print_targets(rows: Sequence[json_types.WritableFormat]) -> None:
+def _print_targets(targets: Sequence[Target]) -> None:
     """Print the formats that a checkpoint can be converted to: those that lose nothing first."""
-    names = {tuple(row["lost"]): list[str]() for row in rows if row["refused"] is None}
-    for row in rows:
-        if row["refused"] is None:
-            names[tuple(row["lost"])].append(row["to"])
+    names = {target.lost: list[str]() for target in targets if target.refused is None}
+    for target in targets:
+        if target.refused is None:
+            names[target.lost].append(target.to)
     for lost in sorted(names, key=lambda one: (len(one), one)):
         without = f" without {', '.join(lost)}" if lost else ""
         say(f"can be converted{without} to: {', '.join(names[lost])}")
-    for row in rows:
-        if row["refused"] is not None:
-            say(f"not to {row['to']}: {row['refused']}")
+    for target in targets:
+        if target.refused is not None:
+            say(f"not to {target.to}: {target.refused}")
 
 
 def _list_names(paths: Sequence[Path], place: Path) -> str:
@@ -416,8 +391,6 @@ def _print_outcome(
     options: CheckpointOptions,
     beside: Companions,
 ) -> None:
-    from dataclasses import asdict
-
     made = (
         list(tensors_by_file(hub, written.files))
         if options.dry_run

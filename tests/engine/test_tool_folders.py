@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from tool_folders import (
@@ -28,16 +28,16 @@ from tool_folders import (
     MAKERS,
     STEPS,
     TIED,
-    TrainedRun,
+    Loaded,
     file_of,
     losses_of,
     plain_file,
     run_of,
+    save_by_transformers,
     save_sharded,
     trainer,
 )
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import AutoModelForCausalLM
 
 from bridge.checkpoint import formats, interface
@@ -105,6 +105,46 @@ def test_what_accelerate_saves_of_two_sharded_ranks_is_read(
     }
 
 
+def test_what_transformers_saves_of_two_sharded_ranks_is_read(tmp_path: Path, run: Any) -> None:
+    truth, _ = run(2, save_by_transformers, tmp_path / "run")
+    place, other = tmp_path / "run", tmp_path / "other"
+    assert_equal(tensors_of(formats.read_checkpoint(place)), truth)
+    shutil.copytree(place / "optimizer", other)  # both in one folder
+    for shard in place.glob("shard-*"):
+        shutil.copy(shard, other)
+    assert_equal(tensors_of(formats.read_checkpoint(other)), truth)
+    shutil.rmtree(place / "optimizer")
+    hub = formats.read_checkpoint(place)
+    assert hub.origin.format == "safetensors" and not hub.moments
+    assert_equal(tensors_of(hub), {key: held for key, held in truth.items() if key[1] == "weight"})
+    first, second = sorted(place.glob("shard-*"))
+    first.unlink()
+    with pytest.raises(SourceError, match="elements, but the tensor's shape"):
+        formats.read_checkpoint(place)
+    content = second.read_bytes()
+    second.write_bytes(content.replace(b'"DCP_SHARDING_INFO"', b'"DCP_SHARDING_INFE"'))
+    with pytest.raises(SourceError, match="expected its offsets"):
+        formats.read_checkpoint(place)
+
+
+@pytest.mark.parametrize("tool", ["file", "model"])
+def test_inspect_says_where_a_checkpoint_can_go(tmp_path: Path, tool: str, capsys: Any) -> None:
+    run = run_of(LLAMA)
+    run.model.save_pretrained(str(tmp_path / "model"))
+    source = plain_file(run, tmp_path) if tool == "file" else tmp_path / "model"
+    capsys.readouterr()
+    command(["checkpoint", "inspect", str(source), "--json"])
+    rows = json.loads(capsys.readouterr().out)["targets"]
+    refused = {row["to"] for row in rows if row["refused"]}
+    assert refused == ({"megatron"} if tool == "file" else {"deepspeed"})
+    lost = {row["to"] for row in rows if "moments" in row["lost"]}
+    assert ("safetensors" in lost, "dcp" in lost) == (tool == "file", tool == "model")
+    for row in rows:
+        out = tmp_path / row["to"]
+        code = command(["checkpoint", "convert", str(source), "--to", row["to"], "-o", str(out)])
+        assert (code == Exit.ERROR) is (row["refused"] is not None)
+
+
 def converted(source: Path, to: str, out: Path, *more: str) -> Path:
     """Convert a checkpoint by the command. Returns the folder."""
     code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(out), *more])
@@ -126,25 +166,6 @@ def test_trainer_goes_on_from_its_checkpoint_after_any_way(
     again.train(resume_from_checkpoint=str(back))
     found, truth = losses_of(again), losses_of(whole)
     assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
-
-
-class Loaded:
-    """A run of plain torch in the state in which torch's own loader of DCP leaves it."""
-
-    def __init__(self, folder: Path, run: TrainedRun) -> None:
-        weights, moments = get_state_dict(run.model, run.optimizer)
-        state = {"model": weights, "optimizer": moments}
-        dcp.load(state, checkpoint_id=str(folder))
-        set_state_dict(
-            run.model,
-            run.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        schedule = {"lr_scheduler": run.scheduler.state_dict()}
-        dcp.load(schedule, checkpoint_id=str(folder))
-        run.scheduler.load_state_dict(schedule["lr_scheduler"])
-        self.run = run
 
 
 @pytest.mark.parametrize("tool", ["file", "lightning", "torchtitan", "accelerate"])

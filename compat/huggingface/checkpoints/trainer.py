@@ -22,8 +22,13 @@ from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
 from bridge.checkpoint.renaming import module_order
 from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
 from bridge.checkpoint.run_state import Key, hub_of_entries
-from bridge.checkpoint.safetensors_file import read_header
-from bridge.checkpoint.safetensors_format import SAFE, TRAINER, Safe, check_tensors, list_files
+from bridge.checkpoint.safetensors_format import (
+    TRAINER,
+    Safe,
+    check_tensors,
+    list_files,
+    read_weights,
+)
 from bridge.errors import SourceError
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
@@ -151,11 +156,13 @@ def _weights(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], bool]:
         entries = dcp.read_entries(folder)
         files = (folder / dcp.METADATA, *sorted(folder.glob("*.distcp")))
         return {entry.path: entry.value for entry in entries.values()}, files, False
-    ways: Any = ((SAFE, read_header, False), (BINARY, tensors_of_file, True))
-    for names, read, in_order in ways:
-        if paths := list_files(place, names):
-            tensors = check_tensors(place, names, {path: read(path, place) for path in paths})
-            return {("model", name): tensor for name, tensor in tensors.items()}, paths, in_order
+    tensors, files = read_weights(place)
+    if files:
+        return {("model", name): tensor for name, tensor in tensors.items()}, files, False
+    if paths := list_files(place, BINARY):
+        binaries = {path: tensors_of_file(path, place) for path in paths}
+        tensors = check_tensors(place, BINARY, binaries)
+        return {("model", name): tensor for name, tensor in tensors.items()}, paths, True
     path = place / f"{FSDP}.bin"
     tensors = tensors_of_file(path, place)
     return {("model", name): tensor for name, tensor in tensors.items()}, (path,), True
