@@ -24,8 +24,10 @@ from safetensors.torch import load_file
 from tool_folders import (
     GPT2,
     GROUPED,
+    HEADS,
     LLAMA,
     MAKERS,
+    SIZES,
     STEPS,
     TIED,
     Loaded,
@@ -38,7 +40,7 @@ from tool_folders import (
     trainer,
 )
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from bridge.checkpoint import formats, interface
 from bridge.checkpoint.hub import Hub
@@ -193,6 +195,43 @@ def test_accelerate_goes_on_from_the_checkpoint_of_every_tool(
     assert [run.step(step) for step in (2, 3)] == [other.step(step) for step in (2, 3)]
     assert other.scheduler.state_dict() == run.scheduler.state_dict()
     accelerator.free_memory(*parts)
+
+
+EXPERTS = {"num_experts_per_tok": 2, "num_key_value_heads": 2}
+WITH_EXPERTS = {
+    "mixtral": MixtralConfig(**SIZES, **HEADS, **EXPERTS, num_local_experts=4),
+    "qwen3": Qwen3MoeConfig(
+        **SIZES, **HEADS, **EXPERTS, head_dim=8, num_experts=4, moe_intermediate_size=16
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_EXPERTS)
+def test_trainer_goes_on_with_the_moments_of_experts(tmp_path: Path, kind: str) -> None:
+    """Its own checkpoint has experts one by one, which it does not load; ours has those of a layer in one tensor."""
+    whole = trainer(tmp_path / "run", WITH_EXPERTS[kind])
+    whole.train()
+    first = tmp_path / "run" / "checkpoint-2"
+    hub = formats.read_checkpoint(first)
+    assert any(".experts.3." in name for name in hub.parameters)
+    assert all(held.moments for held in hub.parameters.values())
+    config = ("--config", str(first / "config.json"))
+    back = converted(
+        converted(first, "native", tmp_path / "other", *config),
+        "trainer",
+        tmp_path / "back",
+        *config,
+    )
+    again = trainer(tmp_path / "again", WITH_EXPERTS[kind])
+    again.train(resume_from_checkpoint=str(back))
+    found, truth = losses_of(again), losses_of(whole)
+    assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
+    opened = AutoModelForCausalLM.from_pretrained(str(back)).state_dict()
+    held = formats.read_checkpoint(back)
+    assert_equal(
+        {key: value for key, value in tensors_of(held).items() if key[1] == "weight"},
+        {(name, "weight"): opened[name] for name in opened},
+    )
 
 
 def test_one_of_several_models_is_chosen_by_its_keys(tmp_path: Path) -> None:
