@@ -86,7 +86,7 @@ def interpreter() -> Cost:
             sys.executable,
             "-P",
             "-c",
-            f"import {modules}; from bridge.checkpoint import formats; formats.known()",
+            f"import {modules}; from bridge.checkpoint import formats; formats.all_formats()",
         )
     )
 

@@ -25,6 +25,7 @@ from bridge.checkpoint.hub import (
 from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
 from bridge.checkpoint.run_state import hub_of_entries
+from bridge.checkpoint.safetensors_format import list_shards, read_weights
 from bridge.checkpoint.torch_save import Size
 from bridge.checkpoint.unpickle import Constant, Known, Record, recorders
 from bridge.errors import SourceError
@@ -108,13 +109,12 @@ class Dcp(RootedFormat):
         """Return the checkpoint, whose model and optimizers lie under any keys. All values that are
         not recognised become client state.
         """
-        return hub_of(
-            self.name,
-            place,
-            read_entries(place),
-            (place / METADATA, *sorted(place.glob("*.distcp"))),
-            self.root,
-        )
+        # transformers saves the optimizer in this format, and ranks their parts of the weights as safetensors.
+        shards = list_shards(place)
+        weights = read_weights(place)[0] if shards else {}
+        model = {name: StoredEntry(("model", name), tensor) for name, tensor in weights.items()}
+        files = (*shards, place / METADATA, *sorted(place.glob("*.distcp")))
+        return hub_of(self.name, place, {**model, **read_entries(place)}, files, self.root)
 
     def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files that one rank would write. Their keys `model` and `optimizer` are as

@@ -21,8 +21,10 @@ STATES = re.compile(
     r"|(?P<rng>rng_state)(?:_(?P<first>\d{1,9}))?\.pth|(?P<random>random_states)_(?P<rank>\d{1,9})\.pkl)"
 )
 """Names of the files with states, as transformers/trainer.py and accelerate/checkpointing.py give them."""
-SHARDED = re.compile(r"optimizer_\d+")
-"""Names of the folders in which accelerate saves the optimizers of FSDP (utils/fsdp_utils.py)."""
+SHARDED = re.compile(r"optimizer(?:_\d+)?")
+"""Names of the folders in which accelerate saves the optimizers of FSDP (utils/fsdp_utils.py), and scripts with
+transformers' own distributed saving theirs.
+"""
 UNREAD = ("dl_state_dict*.bin", "sampler*.bin", "custom_checkpoint_*.pkl")
 """Patterns for files with states of a script's own objects, which are not read."""
 

@@ -10,22 +10,26 @@ from typing import Any
 
 from bridge.checkpoint.archive import advice_on
 from bridge.checkpoint.files import File, all_of
-from bridge.checkpoint.lazy import WIDTH, Lazy, Span
+from bridge.checkpoint.lazy import WIDTH, Lazy, Placed, Span
 from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.files.sealed import parse_object
 from bridge.files.shown import show_value
+from bridge.layout.boxes import Box
 
 MOST = 2**28
 """Maximum number of bytes of a header, or of an index."""
 DAMAGED = "the file is damaged"
 ALIGNED = 8
+METADATA = "__metadata__"
+SHARDING = "DCP_SHARDING_INFO"
+"""Entry of a header that says where the parts of tensors in a rank's file begin
+(torch/distributed/checkpoint/_hf_utils.py: DCP_SHARDING_INFO_KEY).
+"""
 
 
-def read_header(path: Path, root: Path) -> dict[str, Span]:
-    """Return the tensors of a file by name. Raises `SourceError` if tensors overlap, leave gaps,
-    or do not reach to the end of the file.
-    """
+def _read_rows(path: Path, root: Path) -> tuple[dict[str, Any], int, int]:
+    """Return the rows of a header, its end, and the size of the file, both in bytes."""
     try:
         with regular(path, root).open("rb") as file:
             size = path.stat().st_size
@@ -37,15 +41,19 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
             text = file.read(length).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: {error}; {advice_on(error, DAMAGED)}") from None
-    rows = parse_object(text, path)
+    # The format begins with the header's size in 8 bytes.
+    return parse_object(text, path), 8 + length, size
+
+
+def read_header(path: Path, root: Path) -> dict[str, Span]:
+    """Return the tensors of a file by name. Raises `SourceError` if tensors overlap, leave gaps,
+    or do not reach to the end of the file.
+    """
+    rows, end, size = _read_rows(path, root)
     spans = {
-        name: _span_of_row(path, name, row, 8 + length)
-        for name, row in rows.items()
-        if name != "__metadata__"
+        name: _span_of_row(path, name, row, end) for name, row in rows.items() if name != METADATA
     }
-    # The format begins with the header's size in 8 bytes. Places are relative to the end of the
-    # header, and there are no gaps.
-    end = 8 + length
+    # Places are relative to the end of the header, and there are no gaps.
     for name, span in sorted(spans.items(), key=lambda item: item[1].begin):
         if span.begin != end:
             raise SourceError(
@@ -57,6 +65,30 @@ def read_header(path: Path, root: Path) -> dict[str, Span]:
             f"{path}: found {size} bytes, but the tensors end at byte {end}; {DAMAGED}"
         )
     return spans
+
+
+def read_parts(path: Path, root: Path) -> dict[str, Placed]:
+    """Return the parts of tensors in the file of one rank, by the tensor's name. Raises `SourceError` if the
+    file does not say where a part begins.
+    """
+    rows, _, _ = _read_rows(path, root)
+    about = rows.get(METADATA)
+    text = about.get(SHARDING) if isinstance(about, dict) else None
+    places = parse_object(text, path) if isinstance(text, str) else {}
+    parts = {}
+    for name, span in read_header(path, root).items():
+        row = places.get(name)
+        offsets = row.get("saved_offsets") if isinstance(row, dict) else None
+        if not (
+            isinstance(offsets, list)
+            and len(offsets) == len(span.shape)
+            and all(type(offset) is int and offset >= 0 for offset in offsets)
+        ):
+            raise SourceError(
+                f"{path}: found {show_value(row)} as place of {show_value(name)}, expected its offsets; {DAMAGED}"
+            )
+        parts[name] = Placed(Box(tuple(offsets), span.shape), span)
+    return parts
 
 
 def _span_of_row(path: Path, name: str, row: Any, base: int) -> Span:
@@ -83,7 +115,7 @@ def file_of(
     # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
     # it is.
     order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
-    rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for key in order:
         tensor = tensors[key]

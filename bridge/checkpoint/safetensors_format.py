@@ -5,6 +5,8 @@ files with an index.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +15,10 @@ from typing import Any
 from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
 from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
-from bridge.checkpoint.lazy import FLOATING, Lazy
+from bridge.checkpoint.lazy import FLOATING, Boxed, Lazy, Placed
 from bridge.checkpoint.quantized import EIGHT, read_quantized
-from bridge.checkpoint.safetensors_file import DAMAGED, MOST, file_of, read_header
+from bridge.checkpoint.safetensors_file import DAMAGED, MOST, file_of, read_header, read_parts
+from bridge.checkpoint.stored_parts import Stored, check_cover
 from bridge.errors import SourceError
 from bridge.files.contained import plain, read_text
 from bridge.files.sealed import parse_object
@@ -129,6 +132,45 @@ def check_tensors(
             f" which {names.index} lists for this file; {DAMAGED}"
         )
     return tensors
+
+
+SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+"""Names of the files in which the ranks of transformers and AutoModel save parts of tensors
+(torch/distributed/checkpoint/_hf_utils.py: SHARDED_FILE_NAME).
+"""
+
+
+def list_shards(folder: Path) -> tuple[Path, ...]:
+    """Return the files in a folder in which ranks saved their parts of tensors."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return tuple(folder / name for name in names if SHARD.fullmatch(name))
+
+
+def read_weights(folder: Path) -> tuple[dict[str, Lazy], tuple[Path, ...]]:
+    """Return the tensors in the safetensors of a folder, and these files: the single file, those that the index
+    names, or those of ranks. Raises `SourceError` if a part is missing or stored twice.
+    """
+    paths = list_files(folder, SAFE)
+    if paths is not None:
+        return check_tensors(
+            folder, SAFE, {path: read_header(path, folder) for path in paths}
+        ), paths
+    paths = list_shards(folder)
+    boxes: dict[str, list[Placed]] = {}
+    for path in paths:
+        for name, part in read_parts(path, folder).items():
+            boxes.setdefault(name, []).append(part)
+    return {name: _join_parts(folder, name, parts) for name, parts in boxes.items()}, paths
+
+
+def _join_parts(folder: Path, name: str, parts: Sequence[Placed]) -> Lazy:
+    """Return the tensor that consists of parts. The files do not say its shape: it ends where the last part does."""
+    ends = ((o + s for o, s in zip(p.place.offsets, p.place.sizes, strict=True)) for p in parts)
+    shape = tuple(map(max, zip(*ends, strict=True)))
+    stored = [Stored(name, part.place, part.source.dtype, None, name) for part in parts]
+    problem = check_cover(name, shape, stored)
+    SourceError.raise_if([f"{folder}: {problem}; {DAMAGED}"] if problem else [])
+    return Boxed(tuple(parts), shape, parts[0].source.dtype)
 
 
 def weights_to_write(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
@@ -245,16 +287,12 @@ class Safe(Format):
 
     def find(self, folder: Path) -> Path | None:
         """Return the folder if it has files with this format's names; else None."""
-        return (
-            folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
-        )
+        whole = (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file()
+        return folder if whole or list_shards(folder) else None
 
     def read(self, place: Path) -> Hub:
-        """Return a checkpoint with all weights, from the single file or from the files that the
-        index names.
-        """
-        paths = list_files(place, SAFE) or ()
-        tensors = check_tensors(place, SAFE, {path: read_header(path, place) for path in paths})
+        """Return a checkpoint with all weights of the files in the folder."""
+        tensors, paths = read_weights(place)
         return with_trainer_state(hub_of(self.name, tensors, paths, in_order=False), place)
 
     def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:

@@ -21,6 +21,7 @@ from bridge.checkpoint.interface import Format, PlannedFiles
 from bridge.checkpoint.lazy import STRIP, WIDTH, Lazy, torch_type
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.tagged_json import encode_value
+from bridge.checkpoint.targets import Target, list_targets
 from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
@@ -40,7 +41,6 @@ from bridge.report.as_json import finding_json
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
-from bridge.stack.rules import Effect
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TRANSFORMERS = ("huggingface", "transformers")
@@ -95,13 +95,15 @@ def inspect(
             hub = formats.add_doubts(format, place, hub)
             refuse_changes(stamps_of(hub.origin.files))
         code = report.exit_of(hub.findings)
+        targets = list(list_targets(hub, _describe_configs(place, None)))
         if as_json:
             rows = {"tensors": list(_tensor_rows(hub))} if tensors else {}
-            about = {**_about_checkpoint(hub, place), "targets": list_targets(hub, place)}
+            ways = [{**asdict(one), "lost": list(one.lost)} for one in targets]
+            about = {**_about_checkpoint(hub, place), "targets": ways}
             print_json({**encode_value(about), **rows, "exit_code": code})
         else:
             _print_checkpoint(hub, place, tensors, check)
-            _print_targets(list_targets(hub, place))
+            _print_targets(targets)
             _print_findings(hub.findings)
         return code
 
@@ -178,40 +180,18 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
         )
 
 
-def list_targets(hub: Hub, place: Path) -> list[json_types.WritableFormat]:
-    """Return each format that can be written, with what it loses of the checkpoint in the folder `place`, or why
-    it cannot hold it.
-    """
-    configs = _describe_configs(place, None)
-    rows: list[json_types.WritableFormat] = []
-    for target in formats.all_formats().values():
-        if type(target).plan is interface.Format.plan:
-            continue  # a format that is only read
-        try:
-            named = rename_under(hub, None, target.names, configs)
-            written = formats.plan_files(target, named, interface.Wanted())
-        except BridgeError as error:
-            rows.append({"to": target.name, "lost": [], "refused": error.problems[0]})
-            continue
-        findings = (*formats.findings_that_matter(target, named), *written.findings)
-        known = {finding.path for finding in hub.findings}
-        lost = {one.path for one in findings if one.effect is not Effect.NONE} - known
-        rows.append({"to": target.name, "lost": sorted(lost), "refused": None})
-    return rows
-
-
-def _print_targets(rows: Sequence[json_types.WritableFormat]) -> None:
+def _print_targets(targets: Sequence[Target]) -> None:
     """Print the formats that a checkpoint can be converted to: those that lose nothing first."""
-    names = {tuple(row["lost"]): list[str]() for row in rows if row["refused"] is None}
-    for row in rows:
-        if row["refused"] is None:
-            names[tuple(row["lost"])].append(row["to"])
+    names = {target.lost: list[str]() for target in targets if target.refused is None}
+    for target in targets:
+        if target.refused is None:
+            names[target.lost].append(target.to)
     for lost in sorted(names, key=lambda one: (len(one), one)):
         without = f" without {', '.join(lost)}" if lost else ""
         say(f"can be converted{without} to: {', '.join(names[lost])}")
-    for row in rows:
-        if row["refused"] is not None:
-            say(f"not to {row['to']}: {row['refused']}")
+    for target in targets:
+        if target.refused is not None:
+            say(f"not to {target.to}: {target.refused}")
 
 
 def _list_names(paths: Sequence[Path], place: Path) -> str:

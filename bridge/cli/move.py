@@ -23,7 +23,6 @@ from bridge.checkpoint.groups import (
     Row,
     effective_setting,
     fits_config,
-    needs_group_file,
     rate_ratios,
     text_of,
 )
@@ -264,12 +263,10 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     result = _translate_config(job, options)
     brought = RUNNING if options.model else "huggingface"
     hub = _fit_names(source, result.config, side.parameter_names(result.config) or brought)
-    # A stack that makes its own groups says nothing of the script that this config, or the one before it, belongs to.
-    own = side_of(source.config.dialect).grouping or not side.scoped
-    groups = _groups_to_write(hub, result.config, side.scoped) if side.grouping and own else ()
-    # A program that is written for a model makes groups of its own; the code part says those of the plan.
-    scope = None if options.model else result.plan.optimizer.decay_scope
-    hub = _place_groups(hub, source, side.by_place, bool(groups), scope)
+    hub = _apply_scheduled_decay(hub, source.config)
+    if side.by_place and hub.parameters is not source.hub.parameters:
+        hub = _place_groups(hub)
+    groups = _groups_to_write(hub, result.config, side.scoped) if side.grouping else ()
     saves = side.saves(result.config, hub)
     hub = replace(
         hub,
@@ -327,34 +324,30 @@ def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
     return {FILE: text_of(groups)} if groups else {}
 
 
-def _place_groups(
-    hub: Hub, source: MoveSource, by_place: bool, told: bool, scope: str | None
-) -> Hub:
-    """Return the checkpoint for a run that identifies parameters by index within groups.
-
-    `told`: the run reads the checkpoint's groups from a file. Otherwise the checkpoint's groups are removed,
-    unless the code that is written makes the same, with this `scope` of weight decay.
+def _apply_scheduled_decay(hub: Hub, config: Config) -> Hub:
+    """Return the checkpoint with the weight decay that a run of `config` sets in every step, if its stack sets one
+    (Megatron-Core optimizer_param_scheduler.py: step).
     """
-    if not by_place or hub.parameters is source.hub.parameters:
+    decay = lift(config).optimizer.weight_decay
+    if DECAY not in config.dialect.scheduled or decay is None:
         return hub
-    if told:
-        return replace(hub, groups=tuple(group for group in hub.groups if group.names))
-    # What decays comes first in the code that is written.
+    groups = (
+        replace(group, settings={**group.settings, DECAY: decay * group.settings.get("wd_mult", 1)})
+        if effective_setting(group, DECAY)
+        else group
+        for group in hub.groups
+    )
+    return replace(hub, groups=tuple(groups))
+
+
+def _place_groups(hub: Hub) -> Hub:
+    """Return the checkpoint with its groups in the order of the code that a config asks for: what decays comes first."""
     rows = [
         replace(group, settings={**group.settings, DECAY: effective_setting(group, DECAY)})
         for group in hub.groups
         if group.names
     ]
-    sorted_hub = replace(hub, groups=tuple(sorted(rows, key=lambda row: row.settings[DECAY] == 0)))
-    if scope and rows and not needs_group_file(sorted_hub, scope, by_place):
-        return sorted_hub
-    # By itself the target puts other parameters into its groups. Only a learning rate that all groups share can be kept.
-    rates = {group.settings.get("lr") for group in hub.groups}
-    return replace(
-        hub,
-        groups=(),
-        settings={"lr": rates.pop()} if len(rates) == 1 and None not in rates else {},
-    )
+    return replace(hub, groups=tuple(sorted(rows, key=lambda row: row.settings[DECAY] == 0)))
 
 
 def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:

@@ -72,6 +72,13 @@ def made(kind: str, name: str, folder: Path, pool: Any) -> None:
 
 
 def _universal(source: Path, target: Path) -> None:
+    place = target / "global_step3_universal"
+    universal_of(source / "global_step3", place)
+    (target / "latest_universal").write_text(place.name)
+
+
+def universal_of(source: Path, place: Path) -> None:
+    """What DeepSpeed's own script makes of a folder of ZeRO."""
     from deepspeed.checkpoint import ds_to_universal
 
     options = {
@@ -80,17 +87,15 @@ def _universal(source: Path, target: Path) -> None:
         "keep_temp_folder": False,
         "strict": True,
     }
-    place = target / "global_step3_universal"
     with redirect_stdout(StringIO()):
         ds_to_universal.main(
             argparse.Namespace(
-                input_folder=str(source / "global_step3"),
+                input_folder=str(source),
                 output_folder=str(place),
                 inject_missing_state=True,
                 **options,
             )
         )
-    (target / "latest_universal").write_text(place.name)
 
 
 def converted(source: Path, to: str, output: Path, config: Path) -> str:

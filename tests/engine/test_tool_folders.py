@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,27 +19,28 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from tool_folders import (
     GPT2,
     GROUPED,
+    HEADS,
     LLAMA,
     MAKERS,
+    SIZES,
     STEPS,
     TIED,
-    TrainedRun,
+    Loaded,
     file_of,
     losses_of,
     plain_file,
     run_of,
+    save_by_transformers,
     save_sharded,
     trainer,
 )
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from bridge.checkpoint import formats, interface
 from bridge.checkpoint.hub import Hub
@@ -104,6 +107,46 @@ def test_what_accelerate_saves_of_two_sharded_ranks_is_read(
     }
 
 
+def test_what_transformers_saves_of_two_sharded_ranks_is_read(tmp_path: Path, run: Any) -> None:
+    truth, _ = run(2, save_by_transformers, tmp_path / "run")
+    place, other = tmp_path / "run", tmp_path / "other"
+    assert_equal(tensors_of(formats.read_checkpoint(place)), truth)
+    shutil.copytree(place / "optimizer", other)  # both in one folder
+    for shard in place.glob("shard-*"):
+        shutil.copy(shard, other)
+    assert_equal(tensors_of(formats.read_checkpoint(other)), truth)
+    shutil.rmtree(place / "optimizer")
+    hub = formats.read_checkpoint(place)
+    assert hub.origin.format == "safetensors" and not hub.moments
+    assert_equal(tensors_of(hub), {key: held for key, held in truth.items() if key[1] == "weight"})
+    first, second = sorted(place.glob("shard-*"))
+    first.unlink()
+    with pytest.raises(SourceError, match="elements, but the tensor's shape"):
+        formats.read_checkpoint(place)
+    content = second.read_bytes()
+    second.write_bytes(content.replace(b'"DCP_SHARDING_INFO"', b'"DCP_SHARDING_INFE"'))
+    with pytest.raises(SourceError, match="expected its offsets"):
+        formats.read_checkpoint(place)
+
+
+@pytest.mark.parametrize("tool", ["file", "model"])
+def test_inspect_says_where_a_checkpoint_can_go(tmp_path: Path, tool: str, capsys: Any) -> None:
+    run = run_of(LLAMA)
+    run.model.save_pretrained(str(tmp_path / "model"))
+    source = plain_file(run, tmp_path) if tool == "file" else tmp_path / "model"
+    capsys.readouterr()
+    command(["checkpoint", "inspect", str(source), "--json"])
+    rows = json.loads(capsys.readouterr().out)["targets"]
+    refused = {row["to"] for row in rows if row["refused"]}
+    assert refused == ({"megatron"} if tool == "file" else {"deepspeed"})
+    lost = {row["to"] for row in rows if "moments" in row["lost"]}
+    assert ("safetensors" in lost, "dcp" in lost) == (tool == "file", tool == "model")
+    for row in rows:
+        out = tmp_path / row["to"]
+        code = command(["checkpoint", "convert", str(source), "--to", row["to"], "-o", str(out)])
+        assert (code == Exit.ERROR) is (row["refused"] is not None)
+
+
 def converted(source: Path, to: str, out: Path, *more: str) -> Path:
     """Convert a checkpoint by the command. Returns the folder."""
     code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(out), *more])
@@ -125,25 +168,6 @@ def test_trainer_goes_on_from_its_checkpoint_after_any_way(
     again.train(resume_from_checkpoint=str(back))
     found, truth = losses_of(again), losses_of(whole)
     assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
-
-
-class Loaded:
-    """A run of plain torch in the state in which torch's own loader of DCP leaves it."""
-
-    def __init__(self, folder: Path, run: TrainedRun) -> None:
-        weights, moments = get_state_dict(run.model, run.optimizer)
-        state = {"model": weights, "optimizer": moments}
-        dcp.load(state, checkpoint_id=str(folder))
-        set_state_dict(
-            run.model,
-            run.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        schedule = {"lr_scheduler": run.scheduler.state_dict()}
-        dcp.load(schedule, checkpoint_id=str(folder))
-        run.scheduler.load_state_dict(schedule["lr_scheduler"])
-        self.run = run
 
 
 @pytest.mark.parametrize("tool", ["file", "lightning", "torchtitan", "accelerate"])
@@ -171,6 +195,43 @@ def test_accelerate_goes_on_from_the_checkpoint_of_every_tool(
     assert [run.step(step) for step in (2, 3)] == [other.step(step) for step in (2, 3)]
     assert other.scheduler.state_dict() == run.scheduler.state_dict()
     accelerator.free_memory(*parts)
+
+
+EXPERTS = {"num_experts_per_tok": 2, "num_key_value_heads": 2}
+WITH_EXPERTS = {
+    "mixtral": MixtralConfig(**SIZES, **HEADS, **EXPERTS, num_local_experts=4),
+    "qwen3": Qwen3MoeConfig(
+        **SIZES, **HEADS, **EXPERTS, head_dim=8, num_experts=4, moe_intermediate_size=16
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_EXPERTS)
+def test_trainer_goes_on_with_the_moments_of_experts(tmp_path: Path, kind: str) -> None:
+    """Its own checkpoint has experts one by one, which it does not load; ours has those of a layer in one tensor."""
+    whole = trainer(tmp_path / "run", WITH_EXPERTS[kind])
+    whole.train()
+    first = tmp_path / "run" / "checkpoint-2"
+    hub = formats.read_checkpoint(first)
+    assert any(".experts.3." in name for name in hub.parameters)
+    assert all(held.moments for held in hub.parameters.values())
+    config = ("--config", str(first / "config.json"))
+    back = converted(
+        converted(first, "native", tmp_path / "other", *config),
+        "trainer",
+        tmp_path / "back",
+        *config,
+    )
+    again = trainer(tmp_path / "again", WITH_EXPERTS[kind])
+    again.train(resume_from_checkpoint=str(back))
+    found, truth = losses_of(again), losses_of(whole)
+    assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
+    opened = AutoModelForCausalLM.from_pretrained(str(back)).state_dict()
+    held = formats.read_checkpoint(back)
+    assert_equal(
+        {key: value for key, value in tensors_of(held).items() if key[1] == "weight"},
+        {(name, "weight"): opened[name] for name in opened},
+    )
 
 
 def test_one_of_several_models_is_chosen_by_its_keys(tmp_path: Path) -> None:
@@ -379,12 +440,18 @@ def decays_of(hub: Hub) -> list[tuple[float, set[str]]]:
     return [(group.settings["weight_decay"], set(group.names)) for group in hub.groups]
 
 
-def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("described", [False, True])
+def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(
+    tmp_path: Path, described: bool
+) -> None:
+    """Where the model is described, DeepSpeed trains on with the losses that Megatron has."""
     run = run_of(GROUPED)
     run.model.save_pretrained(str(tmp_path / "model"))
-    config = ("--config", str(tmp_path / "model" / "config.json"), "--samples", "4")
+    config = ("--config", str(tmp_path / "model" / "config.json"), "--samples", "2")
     first = converted(plain_file(run, tmp_path), "megatron", tmp_path / "first", *config)
-    (tmp_path / "launch.args").write_text(f"{FLAGS} --use-distributed-optimizer")
+    (tmp_path / "launch.args").write_text(
+        f"{FLAGS} --use-distributed-optimizer --weight-decay 0.05"  # which counts, not the checkpoint's
+    )
     ways = (
         ("deepspeed", tmp_path / "launch.args", first, tmp_path / "there"),
         (
@@ -394,17 +461,24 @@ def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(tmp_path: Path
             tmp_path / "back",
         ),
     )
+    model = ["--model", str(tmp_path / "model")] if described else []
+    proof = ["--prove", "2"] if described else []
     for to, settings, source, out in ways:
         words = ["move", str(settings), "--checkpoint", str(source), "--to", to, "-o", str(out)]
-        assert command(words) in (Exit.CLEAN, Exit.FINDINGS)
+        assert command([*words, *model, *proof]) in (Exit.CLEAN, Exit.FINDINGS)
+        proof = []
+    if described:
+        said = json.loads((tmp_path / "there" / "proof.json").read_text())
+        assert said["verdict"] == "same" and said["distance"]["loss"] < 1e-6, said
     there = formats.read_checkpoint(tmp_path / "there" / "checkpoint")
     names = dict(run.model.named_parameters())
     wide = {name for name, held in names.items() if held.ndim > 1}
-    assert decays_of(there) == [(0.1, wide), (0.0, set(names) - wide)]
+    assert decays_of(there) == [(0.05, wide), (0.0, set(names) - wide)]
     before, after = (
         formats.read_checkpoint(place) for place in (first, tmp_path / "back" / "checkpoint")
     )
-    assert decays_of(after) == decays_of(before) and len(decays_of(after)) == 2
+    (_, own), spared = decays_of(before)
+    assert decays_of(after) == [(0.05, own), spared]
     assert_equal(tensors_of(after), tensors_of(before))
     assert_equal(
         tensors_of(formats.read_checkpoint(converted(first, "dcp", tmp_path / "between"))),

@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Trainer, TrainingArguments
@@ -255,6 +257,44 @@ def save_sharded(
     }
 
 
+def save_by_transformers(rank: int, world: int, folder: Path) -> dict[tuple[str, str], Tensor]:
+    """Save a run as `save_pretrained(distributed_checkpoint=True)` and `save_optimizer_distributed` of transformers do."""
+    from torch.distributed.fsdp import fully_shard
+    from transformers.distributed import checkpoint
+
+    run = run_of(GROUPED)
+    truth = run.truth
+    state = run.optimizer.state_dict()
+    for block in run.model.base_model.layers:
+        fully_shard(block)
+    fully_shard(run.model)
+    rows = [
+        {
+            "params": [weight for weight in run.model.parameters() if (weight.ndim > 1) is side],
+            "weight_decay": decay,
+        }
+        for side, decay in ((True, 0.1), (False, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(rows, lr=1e-2)
+    names = {weight: name for name, weight in run.model.named_parameters()}
+    numbers = [names[weight] for row in rows for weight in row["params"]]
+    whole = {
+        "state": {numbers[at]: held for at, held in state["state"].items()},
+        "param_groups": [
+            {**row, "params": [numbers[at] for at in row.pop("params")]}
+            for row in map(dict, state["param_groups"])
+            if row.pop("initial_lr")
+        ],
+    }
+    options = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(run.model, optimizer, whole, options=options)
+    checkpoint._save_model_checkpoint_distributed(run.model, folder)
+    checkpoint.save_optimizer_distributed(run.model, optimizer, str(folder / "optimizer"))
+    if rank == 0:
+        run.model.config.save_pretrained(folder)
+    return truth
+
+
 MAKERS: dict[str, Callable[[TrainedRun, Path], Path]] = {
     "file": plain_file,
     "lightning": lightning_file,
@@ -295,3 +335,22 @@ def losses_of(trained: Trainer) -> dict[int, tuple[float, float]]:
     """The loss and the learning rate of each step."""
     rows = [row for row in trained.state.log_history if "loss" in row]
     return {row["step"]: (row["loss"], row["learning_rate"]) for row in rows}
+
+
+class Loaded:
+    """A run of plain torch in the state in which torch's own loader of DCP leaves it."""
+
+    def __init__(self, folder: Path, run: TrainedRun) -> None:
+        weights, moments = get_state_dict(run.model, run.optimizer)
+        state = {"model": weights, "optimizer": moments}
+        dcp.load(state, checkpoint_id=str(folder))
+        set_state_dict(
+            run.model,
+            run.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        schedule = {"lr_scheduler": run.scheduler.state_dict()}
+        dcp.load(schedule, checkpoint_id=str(folder))
+        run.scheduler.load_state_dict(schedule["lr_scheduler"])
+        self.run = run

@@ -11,7 +11,6 @@ from bridge.checkpoint.archive import Used
 from bridge.checkpoint.dcp import StoredEntry
 from bridge.checkpoint.hub import Hub, loss_finding
 from bridge.checkpoint.interface import Format
-from bridge.errors import SourceError
 from bridge.files.contained import path_inside
 from bridge.stack.rules import Effect
 
@@ -77,24 +76,13 @@ class Folder(Format):
 
 
 def _weights(place: Path) -> tuple[Mapping[str, StoredEntry], tuple[Path, ...]]:
-    """Return the tensors of the model and the files that hold them, in torch's format or as
-    safetensors. Raises `SourceError` for sharded safetensors.
-    """
+    """Return the tensors of the model and the files that hold them, in torch's format or as safetensors."""
     if (place / dcp.METADATA).is_file():
         return dcp.read_entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))
-    # Whole tensors are in consolidated/, or here if the files have the usual names.
-    whole = safetensors_format.Safe().find(place / CONSOLIDATED) or safetensors_format.Safe().find(
-        place
-    )
-    if whole is None:
-        raise SourceError(
-            f"{place}: the safetensors hold only parts of tensors; run the consolidate.sh of the"
-            " checkpoint"
-        )
-    hub = safetensors_format.Safe().read(whole)
-    return {
-        name: StoredEntry((name,), parameter.weight) for name, parameter in hub.parameters.items()
-    }, hub.origin.files
+    # Whole tensors are in consolidated/, if AutoModel made it of the files of the ranks.
+    whole = safetensors_format.Safe().find(place / CONSOLIDATED) or place
+    tensors, files = safetensors_format.read_weights(whole)
+    return {name: StoredEntry((name,), tensor) for name, tensor in tensors.items()}, files
 
 
 FORMATS: tuple[Format, ...] = (Folder(),)

@@ -92,12 +92,12 @@ END = (
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 
-def _decoder(family: str, *layer: tuple[NameRow, ...]) -> Table:
+def _decoder(family: str, *layer: tuple[NameRow, ...], heads: tuple[NameRow, ...] = HEADS) -> Table:
     """Return the table of a family that differs from Llama only in its feed-forward layers."""
     return Table(
         family,
         WORDS,
-        (*HEADS, *(row for part in layer for row in part), *NORMS),
+        (*heads, *(row for part in layer for row in part), *NORMS),
         END,
         BUFFERS,
         TIED,
@@ -107,7 +107,14 @@ def _decoder(family: str, *layer: tuple[NameRow, ...]) -> Table:
 LLAMA = _decoder("dense decoder like Llama", DENSE)
 MIXTRAL_SAVED = _decoder("Mixtral", MIXTRAL)
 EXPERTS_SAVED = _decoder("decoder with experts as in Qwen", DENSE, ROUTER, APART, SHARED)
-EXPERTS_RUNNING = _decoder("decoder with experts in one tensor", DENSE, ROUTER, STACKED, SHARED)
+HEADS_WITHOUT_NORMS = tuple(row for row in HEADS if "_norm" not in row.theirs)
+EXPERTS_RUNNING = _decoder(
+    "decoder with experts in one tensor", DENSE, ROUTER, STACKED, SHARED, heads=HEADS_WITHOUT_NORMS
+)
+# Qwen3, whose heads have norms, is the only one of these families in which experts come before their router.
+QWEN3_RUNNING = _decoder(
+    "decoder with experts in one tensor as in Qwen3", DENSE, STACKED, ROUTER, SHARED
+)
 
 
 def _gpt2(top: str) -> Table:
@@ -186,14 +193,13 @@ class Runtime(Naming):
     stack = "huggingface"
 
     def tables(self) -> Sequence[Table]:
-        """Return the only table in which the names in a running model differ from the names in
-        saved files.
-        """
-        return (EXPERTS_RUNNING,)
+        """Return the tables in which the names in a running model differ from the names in saved files."""
+        return (EXPERTS_RUNNING, QWEN3_RUNNING)
 
     def table_for_shapes(self, shapes: Shapes, facts: Model) -> Table:
         """Return the table of names with which parameters of these shapes are written."""
-        return _family(shapes, facts, EXPERTS_RUNNING)
+        norms = any(name.endswith("query_norm.weight") for name in shapes)
+        return _family(shapes, facts, QWEN3_RUNNING if norms else EXPERTS_RUNNING)
 
 
 def experts_of(facts: Model, shapes: Shapes) -> Table:

@@ -15,15 +15,20 @@ from bridge.checkpoint import archive, dcp, torch_save
 from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
 from bridge.checkpoint.groups import TREATED
-from bridge.checkpoint.hub import Hub, Origin, ParameterGroup, loss_finding
+from bridge.checkpoint.hub import Hub, Model, Origin, Parameter, ParameterGroup, loss_finding
 from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
-from bridge.checkpoint.lazy import Held
+from bridge.checkpoint.lazy import Held, Lazy
 from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
-from bridge.checkpoint.renaming import module_order
+from bridge.checkpoint.renaming import module_order, naming_of_name, rename_parameters
 from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
 from bridge.checkpoint.run_state import Key, hub_of_entries
-from bridge.checkpoint.safetensors_file import read_header
-from bridge.checkpoint.safetensors_format import SAFE, TRAINER, Safe, check_tensors, list_files
+from bridge.checkpoint.safetensors_format import (
+    TRAINER,
+    Safe,
+    check_tensors,
+    list_files,
+    read_weights,
+)
 from bridge.errors import SourceError
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
@@ -60,13 +65,21 @@ class Trainer(RootedFormat):
         model's order.
         """
         weights, files, in_order = _weights(place)
+        own = {path[-1]: tensor for path, tensor in weights.items()}
+        running = _join_experts(own) if optimizer_files(place) else None
+        if running is not None:
+            weights, in_order = {("model", name): held for name, held in running.items()}, True
         entries, others, findings = read_run_files(place)
         origin = Origin(self.name, files=(*files, *others))
         hub = hub_of_entries(origin, place, {**weights, **entries}, self.root, in_order)
         state = hub.client.get(STATE)
         steps = state.get("global_step") if isinstance(state, Mapping) else None
         where = hub.where if hub.where.steps is not None else replace(hub.where, steps=steps)
-        return replace(hub, where=where, findings=(*hub.findings, *findings))
+        hub = replace(hub, where=where, findings=(*hub.findings, *findings))
+        if running is None:
+            return hub
+        family = "mixtral" if any("block_sparse_moe" in name for name in own) else "qwen"
+        return rename_parameters(hub, naming_of_name("huggingface"), Model(family=family))
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Check the files against SHA256SUMS if there is one, and the checksums within all archives."""
@@ -83,6 +96,7 @@ class Trainer(RootedFormat):
         """Return the files from which `Trainer.train(resume_from_checkpoint=)` goes on. Weights are masters, as
         Trainer's optimizers update the weights themselves.
         """
+        hub = _as_running(hub)
         model, findings = _plan_weights(hub, target)
         groups = _groups(hub)
         state = {**(hub.client.get(STATE) or {}), "global_step": hub.where.steps or 0}
@@ -112,6 +126,7 @@ class Accelerate(Trainer):
         """Return the files from which a script with the same groups of parameters goes on
         (accelerate/checkpointing.py: load_accelerator_state).
         """
+        hub = _as_running(hub)
         # Its loader refuses a file that has a tied tensor under both of its names.
         model, findings = _plan_weights(replace(hub, ties={}), wanted)
         files = [*model.files]
@@ -133,6 +148,28 @@ class Accelerate(Trainer):
         return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "accelerate")))
 
 
+def _as_running(hub: Hub) -> Hub:
+    """Return the checkpoint with the names of a running model, in which all experts of a layer are one tensor. Trainer
+    loads weights by these names alone (transformers/trainer.py: _load_from_checkpoint), as `from_pretrained` does too.
+    """
+    if not any(EXPERT.search(name) for name in hub.parameters):
+        return hub
+    return rename_parameters(hub, naming_of_name("transformers"), hub.model or Model())
+
+
+def _join_experts(weights: Mapping[str, Any]) -> dict[str, Lazy] | None:
+    """Return weights by the names of a running model, whose parameters the optimizer numbers; None if these are the
+    names of the files.
+    """
+    if not any(EXPERT.search(name) for name in weights):
+        return None
+    saved = Hub(Origin(""), {name: Parameter(tensor) for name, tensor in weights.items()})
+    try:
+        return {name: held.weight for name, held in _as_running(saved).parameters.items()}
+    except SourceError:
+        return None  # a family without a map, whose moments are named as not read
+
+
 def _plan_weights(hub: Hub, wanted: Wanted) -> tuple[PlannedFiles, list[Finding]]:
     """Return the files of the weights, which are masters: these optimizers update the weights themselves."""
     masters = {
@@ -151,11 +188,13 @@ def _weights(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], bool]:
         entries = dcp.read_entries(folder)
         files = (folder / dcp.METADATA, *sorted(folder.glob("*.distcp")))
         return {entry.path: entry.value for entry in entries.values()}, files, False
-    ways: Any = ((SAFE, read_header, False), (BINARY, tensors_of_file, True))
-    for names, read, in_order in ways:
-        if paths := list_files(place, names):
-            tensors = check_tensors(place, names, {path: read(path, place) for path in paths})
-            return {("model", name): tensor for name, tensor in tensors.items()}, paths, in_order
+    tensors, files = read_weights(place)
+    if files:
+        return {("model", name): tensor for name, tensor in tensors.items()}, files, False
+    if paths := list_files(place, BINARY):
+        binaries = {path: tensors_of_file(path, place) for path in paths}
+        tensors = check_tensors(place, BINARY, binaries)
+        return {("model", name): tensor for name, tensor in tensors.items()}, paths, True
     path = place / f"{FSDP}.bin"
     tensors = tensors_of_file(path, place)
     return {("model", name): tensor for name, tensor in tensors.items()}, (path,), True
@@ -181,11 +220,6 @@ def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
     checkpoint. Raises `SourceError` if the model's order is unknown.
     """
     parameters = hub.trainable_parameters
-    if any(EXPERT.search(name) for name in parameters):
-        raise SourceError(
-            "trainer: found experts one by one, and Trainer trains all of a layer in one tensor, whose moments have other"
-            " names than saved weights; convert to another format"
-        )
     order = _order_parameters(hub, "trainer")
     settings = {name: group.settings for group in hub.groups for name in group.names}
     rows: tuple[list[str], list[str]] = ([], [])
