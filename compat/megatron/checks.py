@@ -122,8 +122,10 @@ def _short_of_a_group(args: Seen) -> bool:
 
 def _leaves_a_rest(args: Seen) -> bool:
     sizes = _groups(args)
+    # Too few for one group have a row of their own.
+    least = sizes[0] if sizes and args.context.since("0.10.0") else 0
     return sizes is not None and any(
-        0 < count % sizes[0] < sizes[1] for count in _microbatches(args)
+        count >= least and 0 < count % sizes[0] < sizes[1] for count in _microbatches(args)
     )
 
 
