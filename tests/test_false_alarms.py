@@ -1044,3 +1044,14 @@ def test_one_size_that_does_not_fit_is_one_stop(target: str, words: str, path: s
     rows = translate(source, compat.load(target)).findings if target else source.findings
     stops = [row for row in rows if row.effect is Effect.STOPS and row.path == path]
     assert len(stops) == 1
+
+
+def test_two_runs_do_not_differ_by_a_default_that_neither_has() -> None:
+    """Fast-LLM has a length of its own where none is given; here the file has one, and the script of
+    DeepSpeed the other.
+    """
+    batch = {"micro_batch_size": 1, "batch_size": 1, "sequence_length": 768}
+    run = compat.load("fast_llm").read({"batch": batch}, "0.3.0", 1)
+    rows = compare(run, translate(run, compat.load("deepspeed")).config)
+    (row,) = (row for row in rows if "model.sequence" in row.about)
+    assert (row.path, row.effect) == ("batch.sequence_length", Effect.NONE)

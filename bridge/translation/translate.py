@@ -764,7 +764,7 @@ def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Findi
         path = min(told, key=lambda path: len(rule.paths_of_plan(path)), default="")
         effect = rule.effect_of_losing((ours,), config.effective)
         least = Effect.NUMBERS if absent else Effect.COST
-        if not path and _written(trip.target, ours):
+        if not path and writes(trip.target, ours):
             path = in_words(ours)
         if path and effect.reaches(least) and not has_remark(trip.target, ours, effect):
             finding_paths.add(path)
@@ -782,10 +782,10 @@ def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Findi
             )
 
 
-def _written(target: Config, ours: str) -> bool:
-    """Return whether a setting that the target gives stands for the plan field `ours`."""
-    rule = plan_claims(target.dialect).get(ours)
-    return rule is not None and not target.given.keys().isdisjoint(rule.carriers(ours))
+def writes(config: Config, ours: str) -> bool:
+    """Return whether a given setting stands for the plan field `ours`."""
+    rule = plan_claims(config.dialect).get(ours)
+    return rule is not None and not config.given.keys().isdisjoint(rule.carriers(ours))
 
 
 def has_remark(target: Config, ours: str, effect: Effect) -> bool:

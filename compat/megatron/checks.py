@@ -261,6 +261,16 @@ CORE = (
         name="sinkhorn-has-no-loss",
     ),
     Check(
+        "mtp_loss_scaling_factor",
+        lambda args: bool(args["mtp_num_layers"]) and args["mtp_loss_scaling_factor"] is None,
+        "not set with mtp_num_layers {mtp_num_layers}: the first step stops, because it divides the factor"
+        " by that number; set it (flags have 0.1)",
+        Effect.STOPS,
+        "core/models/gpt/gpt_model.py: GPTModel._postprocess",
+        since="0.12.0",
+        name="no-factor-to-divide",
+    ),
+    Check(
         "moe_shared_expert_intermediate_size",
         lambda args: (
             bool(args["num_experts"])
