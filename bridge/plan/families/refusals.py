@@ -331,6 +331,17 @@ REFUSALS = (
         EVEN,
     ),
     Refusal(
+        "rotary_dim",
+        frozenset({"gptj"}),
+        lambda values, keys: (
+            values.get("rotary_dim") != NULL and (values.get("rotary_dim") or 0) % 2
+        ),
+        "is odd, and GPT-J rotates these channels in pairs: transformers stops in the first forward pass; use"
+        " an even number",
+        "models/gptj/modeling_gptj.py: apply_rotary_pos_emb",
+        "odd-number-that-is-rotated",
+    ),
+    Refusal(
         "head_dim",
         frozenset({"falcon"}),
         lambda values, keys: "head_dim" in keys,

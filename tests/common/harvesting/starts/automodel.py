@@ -52,6 +52,8 @@ def start(config: Config) -> None:
         raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error
 
 
+UNASKED = ("model.config.num_key_value_heads",)
+"""Settings whose stops come in the forward pass of models with experts too, which is not run here."""
 TOKENS = 4
 
 
