@@ -256,8 +256,8 @@ def _one_row_each(losses: Iterable[Finding], given: Container[str]) -> Iterator[
             continue
         worse, milder = sorted((rows.get(loss.path, loss), loss), key=lambda one: one.effect.rank)
         reasons = dict.fromkeys(filter(None, (worse.message, milder.message)))
-        about = dict.fromkeys((*worse.about, *milder.about))
-        rows[loss.path] = replace(worse, message="; ".join(reasons), about=tuple(about))
+        both = tuple(dict.fromkeys((*worse.about, *milder.about)))
+        rows[loss.path] = replace(worse, message="; ".join(reasons), about=both)
     yield from rows.values()
     for loss in others:
         about = tuple(ours for ours in loss.about if not _names(rows.values(), ours, loss.effect))

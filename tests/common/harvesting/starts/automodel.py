@@ -65,7 +65,7 @@ def _format(config: Config) -> Any:
     """Return torch's format in which the recipe computes."""
     import torch
 
-    compute = meaning_of(config).get("precision.compute")
+    compute = str(meaning_of(config).get("precision.compute"))
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute, torch.float32)
 
 
