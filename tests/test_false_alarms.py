@@ -987,3 +987,71 @@ def test_documents_that_nobody_sized_fit_the_learned_positions(positions: int, l
     result = translated("automodel", {**RECIPE, "model": model}, "fast_llm")
     assert result.config.given["data.maximum_document_length"] == length
     assert not [one for one in result.findings if one.effect is Effect.STOPS]
+
+
+def test_a_setting_of_a_model_without_a_family_has_the_one_row_on_its_field() -> None:
+    sizes = {"n_layer": 10, "vocab_size": 100, "hidden_size": 64, "num_attention_heads": 2}
+    result = translated("automodel", {"model": {"config": sizes}}, "fast_llm")
+    (row,) = (row for row in result.findings if "model.layers" in row.about)
+    assert (row.path, row.before, row.after) == ("model.config.n_layer", 10, 12)
+    assert row.message.startswith("no plan holds what this setting does here")
+
+
+@pytest.mark.parametrize("version", ["0.6.0", "0.7.0"])
+def test_formats_of_automodel_that_nobody_chose_are_no_loss(version: str) -> None:
+    data = {"model": {"torch_dtype": "bf16"}, "distributed": {"strategy": "fsdp2", "dp_size": 8}}
+    config = compat.load("automodel").read(data, version, 8)
+    rows = translate(config, compat.load("megatron")).findings
+    assert not [row.path for row in rows if row.path.startswith("distributed.mp_policy")]
+
+
+def test_what_no_setting_of_a_section_tells_has_a_row_on_the_section() -> None:
+    """The norm before the output layer keeps its default, which is not the norm of the blocks."""
+    block = {"normalization": {"type": "rms_norm"}, "mixer": {"heads": 8}}
+    words = {"word_embeddings": {"initialization": {"type": "normal", "std": 0.5}}}
+    model = {
+        "hidden_size": 256,
+        "head": {},
+        "decoder": {"num_blocks": 4, "block": block},
+        "embeddings": words,
+    }
+    result = translated("fast_llm", {"model": {"base_model": model}}, "megatron")
+    (row,) = (row for row in result.findings if row.path == "model.base_model")
+    assert "head.normalization" in row.message and "(0.0625, 0.5)" in row.message
+    assert row.effect is Effect.NUMBERS
+    assert "model.base_model.head" not in alarms(result)
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "path"),
+    [
+        (
+            "fast_llm",
+            "--num-experts 4 --swiglu --disable-bias-linear",
+            "model.distributed.tensor_parallel",
+        ),
+        ("", "--num-layers-per-virtual-pipeline-stage 1", "global_batch_size"),
+    ],
+)
+def test_one_size_that_does_not_fit_is_one_stop(target: str, words: str, path: str) -> None:
+    launch = (
+        "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --ffn-hidden-size 63 --bf16 --lr 1e-3"
+        " --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 2"
+        " --train-iters 9 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
+        f" --sequence-parallel {words}"
+    )
+    source = compat.load("megatron").read(launch, None, 8)
+    rows = translate(source, compat.load(target)).findings if target else source.findings
+    stops = [row for row in rows if row.effect is Effect.STOPS and row.path == path]
+    assert len(stops) == 1
+
+
+def test_two_runs_do_not_differ_by_a_default_that_neither_has() -> None:
+    """Fast-LLM has a length of its own where none is given; here the file has one, and the script of
+    DeepSpeed the other.
+    """
+    batch = {"micro_batch_size": 1, "batch_size": 1, "sequence_length": 768}
+    run = compat.load("fast_llm").read({"batch": batch}, "0.3.0", 1)
+    rows = compare(run, translate(run, compat.load("deepspeed")).config)
+    (row,) = (row for row in rows if "model.sequence" in row.about)
+    assert (row.path, row.effect) == ("batch.sequence_length", Effect.NONE)

@@ -57,6 +57,7 @@ def judge(source: Config, target: Dialect) -> tuple[str, list[str]]:
             f"diff finds what convert does not: {harsher.path} {harsher.change}: {harsher.message}"
         )
     broken += contradictions((*result.findings, *there))
+    broken += repetitions(result.findings)
     broken += (f"diff of a config with itself: {one.path}" for one in compare(source, source))
     return worst(causes).name, broken
 
@@ -78,6 +79,22 @@ def contradictions(rows: Iterable[Finding]) -> Iterator[str]:
             yield f"one value before and after: {row.path} {row.before} {row.change}: {row.message}"
         if not row.message and not row.rule:
             yield f"no reason: {row.path} {row.before} {row.after}"
+
+
+def repetitions(rows: Iterable[Finding]) -> Iterator[str]:
+    """Yield each loss that two rows tell: two of one setting, or a row on a plan field of which the
+    source says nothing and another one that names the field.
+    """
+    lost = [
+        row for row in rows if row.how not in (None, How.MISSING) and row.effect is not Effect.NONE
+    ]
+    for number, row in enumerate(lost):
+        for other in lost[:number]:
+            opened = (row.how is How.DEFAULTED) != (other.how is How.DEFAULTED)
+            if opened and not set(row.about).isdisjoint(other.about):
+                yield f"one cause in two rows: {row.path}, {other.path}"
+            elif row.path == other.path and not opened:
+                yield f"one setting in two rows: {row.path}"
 
 
 def causes_of(result: Result) -> Iterator[Finding]:

@@ -59,7 +59,7 @@ def section_settings(path: str, section: Any, group: Group) -> tuple[SectionSett
     """
     parts = []
     for keys, value in values_in_section(section):
-        alone = {**group, path: _section([(keys, value)])}
+        alone = {**group, path: nested({keys: value})}
         parts.append(SectionSetting(path_at(path, keys), keys, value, alone))
     return tuple(parts)
 
@@ -88,7 +88,7 @@ def _settings_that_matter(
 ) -> Iterator[SectionSetting]:
     before, blurs = rule.read(group, config.context), _blurs(rule, group)
     for part in settings_that_changed(parts, back):
-        section = _section((other.keys, other.value) for other in parts if other is not part)
+        section = nested({other.keys: other.value for other in parts if other is not part})
         without = _effective_or_none(config, config.given.with_({path: section}))
         if without is None:
             # The stack needs this setting, so nothing tells it apart from the others: it may stand
@@ -120,9 +120,10 @@ def _blurs(rule: Rule, group: Group) -> bool:
     return rule.blurs is not None and rule.blurs(group)
 
 
-def _section(pairs: Iterable[tuple[Keys, Any]]) -> dict[str, Any]:
+def nested(values: Mapping[Keys, Any]) -> dict[str, Any]:
+    """Return the section that has the `values`."""
     section: dict[str, Any] = {}
-    for (*above, last), value in pairs:
+    for (*above, last), value in values.items():
         place = section
         for key in above:
             place = place.setdefault(key, {})

@@ -28,6 +28,7 @@ from bridge.translation.translate import (
     translate,
     unheld,
     untranslated,
+    writes,
 )
 
 TRIED = 60
@@ -203,6 +204,9 @@ def _losses(pair: ConfigPair, source: Config, target: Config) -> Iterator[Findin
     same = source.dialect.name == target.dialect.name
     for loss in result.findings:
         if loss.how is None or loss.how is How.MISSING or loss.effect is Effect.NONE:
+            continue
+        # A value that the other config gives is no default.
+        if loss.how is How.DEFAULTED and all(writes(target, ours) for ours in loss.about):
             continue
         # A part of a section is none of the paths: that the other release lacks it is a loss.
         agrees = same and loss.path in source.given and loss.path in target.given

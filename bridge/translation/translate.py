@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from bridge.errors import BridgeError, ConfigError
 from bridge.files.shown import show_value
-from bridge.plan.free_sections import SectionSetting, is_told, settings, values_in_section, worth
+from bridge.plan.free_sections import (
+    SectionSetting,
+    is_told,
+    nested,
+    settings,
+    values_in_section,
+    worth,
+)
 from bridge.plan.plan import Plan, in_words, paths
 from bridge.plan.section import Values
 from bridge.stack import rules
@@ -232,8 +239,9 @@ def translate(
     trip = _Trip(
         config, meaning, target, target_meaning, back, differences, frozenset(sidecar_paths)
     )
-    losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
-    losses += tuple(_nameless(trip, losses))
+    losses = tuple(_losses(trip))
+    losses = tuple(_one_row_each((*losses, *_nameless(trip, losses)), config.given))
+    openings = _openings(trip, as_it_was, losses)
     rest = way.findings_on_rest(sidecar.given, config, target) if way and sidecar else ()
     without = f"no setting of {dialect.title} stands for this"
     rows = [replace(row, message=row.message or without) for row in (*losses, *openings)]
@@ -242,6 +250,32 @@ def translate(
     return Result(
         config, target, Plan.of(meaning), findings, Carry.of(config, target, target_meaning), trip
     )
+
+
+def _one_row_each(losses: Iterable[Finding], given: Container[str]) -> Iterator[Finding]:
+    """Yield one finding on each of the user's settings, and what is on none of them only for the plan
+    fields that no finding on such a setting names.
+    """
+    rows: dict[str, Finding] = {}
+    others = []
+    for loss in losses:
+        if not loss.given and loss.path not in given:
+            others.append(loss)
+            continue
+        worse, milder = sorted((rows.get(loss.path, loss), loss), key=lambda one: one.effect.rank)
+        reasons = dict.fromkeys(filter(None, (worse.message, milder.message)))
+        both = tuple(dict.fromkeys((*worse.about, *milder.about)))
+        rows[loss.path] = replace(worse, message="; ".join(reasons), about=both)
+    yield from rows.values()
+    for loss in others:
+        about = tuple(ours for ours in loss.about if not _names(rows.values(), ours, loss.effect))
+        if about or not loss.about:
+            yield replace(loss, about=about)
+
+
+def _names(rows: Iterable[Finding], ours: str, effect: Effect) -> bool:
+    """Return whether one of the findings, at least as bad as `effect`, is about the plan field `ours`."""
+    return any(ours in row.about and row.effect.reaches(effect) for row in rows)
 
 
 def plainly(
@@ -452,12 +486,14 @@ def _find_losses(
             # A default that the target leaves open comes back as it is; without a config to compare
             # with, every default looks lost.
             continue
+        if subject not in config.given and mine and not any(ours in trip.meant for ours in mine):
+            continue  # `_openings` reports what the source leaves open
         if subject in finding_paths or (subject != path and subject in differences):
             continue  # the setting that the user wrote has a finding of its own
         if subject != path:
             before, after = config.effective.get(subject), trip.value_after_return(subject)
         weight = Effect.NONE if how is How.DERIVED else effect
-        reason = _reason_of(rule, how, mine, trip.target, view, blur, unheld)
+        reason = _reason_of(rule, how, mine, trip, view, blur, unheld)
         finding_fields.update(mine)
         finding_paths.add(subject)
         change = ""
@@ -513,9 +549,14 @@ def _in_parts(
     """
     config, section = trip.config, trip.value_after_return(whole.path)
     parts = settings(config, rule, whole.path, section)
-    if not parts:
+    unread = _unread_text(config, rule, whole.path, parts)
+    if not parts and not unread:
         yield whole
         return
+    if unread:
+        yield replace(
+            whole, message=unread, before=None, after=None, change="kept in part", about=()
+        )
     values = dict(values_in_section(section))
     for part in parts:
         mine = tuple(ours for ours in fields if ours in part.stands)
@@ -550,6 +591,19 @@ def _in_parts(
         yield Finding(
             whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, about=rest
         )
+
+
+def _unread_text(config: Config, rule: Rule, path: str, parts: Sequence[SectionSetting]) -> str:
+    """Return what a plan does not hold of the section at `path`, in words; an empty string if it is in
+    the `parts` alone, or if this is no section.
+    """
+    section = config.given.get(path)
+    if rule.tells is None or rule.blurs is None or not isinstance(section, Mapping):
+        return ""
+    behind = {part.keys for part in parts if part.behind}
+    rest = {keys: value for keys, value in values_in_section(section) if keys not in behind}
+    view = rule.values_in_view(rule.theirs, config.effective)
+    return rule.tells(view) if rule.blurs({**view, path: nested(rest)}) else ""
 
 
 def _fate_of(rule: Rule, part: SectionSetting, mine: tuple[str, ...], trip: _Trip) -> How:
@@ -608,6 +662,11 @@ def _nameless(trip: _Trip, findings: Sequence[Finding]) -> Iterator[Finding]:
         plan_claims(config.dialect),
         {finding.path for finding in findings if finding.effect.reaches(Effect.NUMBERS)},
     )
+    # A row on a whole section is about the fields that it names.
+    finding_paths = {
+        path for path in finding_paths if not isinstance(config.given.get(path), Mapping)
+    }
+    named = [finding for finding in findings if finding.path not in finding_paths]
     differences = trip.lost & meaning.keys() if target.dialect.model else ()
     yield from _otherwise(trip, finding_paths)
     yield from _find_other_meanings(trip, {finding.path for finding in findings})
@@ -617,7 +676,8 @@ def _nameless(trip: _Trip, findings: Sequence[Finding]) -> Iterator[Finding]:
         effect = rule.effect_of_losing((ours,), config.effective)
         if not trip.has_changed(ours):
             continue  # another field changes what this one means, and has the finding
-        if effect.reaches(Effect.NUMBERS) and not is_told(config, rule, ours, finding_paths):
+        in_rows = is_told(config, rule, ours, finding_paths) or _names(named, ours, effect)
+        if effect.reaches(Effect.NUMBERS) and not in_rows:
             reason = _reason(rule, How.DROPPED, (ours,), target)
             if target_meaning.get(ours) is None:
                 open_.setdefault(reason, []).append(ours)
@@ -712,7 +772,7 @@ def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Findi
         path = min(told, key=lambda path: len(rule.paths_of_plan(path)), default="")
         effect = rule.effect_of_losing((ours,), config.effective)
         least = Effect.NUMBERS if absent else Effect.COST
-        if not path and _written(trip.target, ours):
+        if not path and writes(trip.target, ours):
             path = in_words(ours)
         if path and effect.reaches(least) and not has_remark(trip.target, ours, effect):
             finding_paths.add(path)
@@ -730,10 +790,10 @@ def _find_other_meanings(trip: _Trip, finding_paths: set[str]) -> Iterator[Findi
             )
 
 
-def _written(target: Config, ours: str) -> bool:
-    """Return whether a setting that the target gives stands for the plan field `ours`."""
-    rule = plan_claims(target.dialect).get(ours)
-    return rule is not None and not target.given.keys().isdisjoint(rule.carriers(ours))
+def writes(config: Config, ours: str) -> bool:
+    """Return whether a given setting stands for the plan field `ours`."""
+    rule = plan_claims(config.dialect).get(ours)
+    return rule is not None and not config.given.keys().isdisjoint(rule.carriers(ours))
 
 
 def has_remark(target: Config, ours: str, effect: Effect) -> bool:
@@ -757,7 +817,7 @@ def _reason_of(
     rule: Rule,
     how: How,
     fields: tuple[str, ...],
-    target: Config,
+    trip: _Trip,
     view: Mapping[str, Any],
     blur: bool,
     unheld: bool,
@@ -768,7 +828,10 @@ def _reason_of(
     text = rule.tells(view) if blur and rule.tells else ""
     if unheld:
         return text or rule.lossy or rule.note
-    return "; ".join(filter(None, (text, _reason(rule, how, fields, target))))
+    if fields and not any(ours in trip.meant for ours in fields):
+        opened = f"no plan holds what this setting does here, so {trip.target.dialect.title} uses its own default"
+        return "; ".join(filter(None, (text, opened)))
+    return "; ".join(filter(None, (text, _reason(rule, how, fields, trip.target))))
 
 
 def _reason(rule: Rule, how: How, fields: tuple[str, ...], target: Config) -> str:
@@ -806,9 +869,9 @@ def _find_live_objects(config: Config, target: Config) -> Iterator[Finding]:
         )
 
 
-def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
-    """Yield a finding for each field that the source leaves open and for which the target's stack
-    has its own default.
+def _openings(trip: _Trip, as_it_was: Set[str], losses: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield a finding for each field that the source leaves open, for which the target's stack has
+    its own default, and which none of the `losses` names.
     """
     config, meaning, target_meaning, target = trip.config, trip.meant, trip.kept, trip.target
     mine, theirs, source_values, target_values = (
@@ -830,7 +893,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
             continue
         rule = theirs[ours]
         effect = rule.effect_of_losing((ours,), target.effective)
-        if not effect.reaches(Effect.NUMBERS):
+        if not effect.reaches(Effect.NUMBERS) or _names(losses, ours, effect):
             continue
         if not trip.restored.isdisjoint(rule.carriers(ours)):
             continue  # nobody's default: it is as it was before the file was converted

@@ -155,7 +155,8 @@ def _check_divisions(settings: Given) -> Iterator[str]:
     }
     for name, axis in axes.items():
         count, ranks = settings.get(f"model.config.{name}"), size(settings, axis)
-        if count and count % ranks:
+        # A number may be null.
+        if isinstance(count, int) and count % ranks:
             yield f"model.config.{name}: found {count}, expected a multiple of {axis} ({ranks})"
 
 

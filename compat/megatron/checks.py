@@ -122,8 +122,10 @@ def _short_of_a_group(args: Seen) -> bool:
 
 def _leaves_a_rest(args: Seen) -> bool:
     sizes = _groups(args)
+    # Too few for one group have a row of their own.
+    least = sizes[0] if sizes and args.context.since("0.10.0") else 0
     return sizes is not None and any(
-        0 < count % sizes[0] < sizes[1] for count in _microbatches(args)
+        count >= least and 0 < count % sizes[0] < sizes[1] for count in _microbatches(args)
     )
 
 
@@ -257,6 +259,16 @@ CORE = (
         Effect.STOPS,
         "core/transformer/moe/router.py: TopKRouter.sinkhorn_load_balancing",
         name="sinkhorn-has-no-loss",
+    ),
+    Check(
+        "mtp_loss_scaling_factor",
+        lambda args: bool(args["mtp_num_layers"]) and args["mtp_loss_scaling_factor"] is None,
+        "not set with mtp_num_layers {mtp_num_layers}: the first step stops, because it divides the factor"
+        " by that number; set it (flags have 0.1)",
+        Effect.STOPS,
+        "core/models/gpt/gpt_model.py: GPTModel._postprocess",
+        since="0.12.0",
+        name="no-factor-to-divide",
     ),
     Check(
         "moe_shared_expert_intermediate_size",

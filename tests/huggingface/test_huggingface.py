@@ -453,6 +453,16 @@ STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
         {"model_type": "nemotron"},
         {"model_type": "nemotron", "num_key_value_heads": 8},
     ),
+    (
+        "num_key_value_heads",
+        {"model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 4},
+        {"model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 8},
+    ),
+    (
+        "rotary_dim",
+        {"model_type": "gptj", "rotary_dim": 7},
+        {"model_type": "gptj", "rotary_dim": 8},
+    ),
     ("bos_token_id", {**LLAMA, "bos_token_id": "<s>"}, {**LLAMA, "bos_token_id": 1}),
     ("torch_dtype", {**LLAMA, "torch_dtype": "bf16"}, {**LLAMA, "torch_dtype": "bfloat16"}),
     ("eos_token_id", {**LLAMA, "eos_token_id": ["</s>"]}, {**LLAMA, "eos_token_id": [2, 3]}),

@@ -179,6 +179,11 @@ def _slides_without_window(values: Keys, keys: Keys) -> bool:
     return fills and _window(values) is None and "sliding_attention" in (kinds or ())
 
 
+def _shares_latent_heads(values: Keys, keys: Keys) -> bool:
+    heads, groups = values.get("num_attention_heads"), values.get("num_key_value_heads")
+    return bool(heads and groups and groups != NULL and heads // groups != 1)
+
+
 def _is_no_token(values: Keys, keys: Keys) -> bool:
     token = values.get("pad_token_id", PADDING.get(values["model_type"]))
     vocab = values.get("vocab_size") or 0
@@ -326,6 +331,17 @@ REFUSALS = (
         EVEN,
     ),
     Refusal(
+        "rotary_dim",
+        frozenset({"gptj"}),
+        lambda values, keys: (
+            values.get("rotary_dim") != NULL and (values.get("rotary_dim") or 0) % 2
+        ),
+        "is odd, and GPT-J rotates these channels in pairs: transformers stops in the first forward pass; use"
+        " an even number",
+        "models/gptj/modeling_gptj.py: apply_rotary_pos_emb",
+        "odd-number-that-is-rotated",
+    ),
+    Refusal(
         "head_dim",
         frozenset({"falcon"}),
         lambda values, keys: "head_dim" in keys,
@@ -359,6 +375,16 @@ REFUSALS = (
         "missing: Nemotron has no default for it and stops when it builds the model; set it",
         "models/nemotron/modeling_nemotron.py: NemotronAttention.__init__",
         "nemotron-needs-it",
+    ),
+    Refusal(
+        "num_key_value_heads",
+        LATENT,
+        _shares_latent_heads,
+        "is not num_attention_heads ({num_attention_heads}), and latent attention has keys for each head:"
+        " transformers' SDPA and eager attention, which repeat them, stop in the first forward pass; use the"
+        " same number",
+        "models/deepseek_v3/modeling_deepseek_v3.py: DeepseekV3Attention.num_key_value_groups",
+        "latent-heads-are-not-shared",
     ),
     Refusal(
         "hidden_size",

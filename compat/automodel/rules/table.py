@@ -349,8 +349,8 @@ def _write_precision(values: Group, context: Context) -> Group:
         policy = {
             "param_dtype": compute,
             "reduce_dtype": reduce,
-            "output_dtype": compute,
-            "cast_forward_inputs": True,
+            # Weights of one format give outputs of this format without a cast.
+            "output_dtype": None if context.since("0.7.0") else compute,
         }
         return {
             MODEL_DTYPE: master,

@@ -9,9 +9,9 @@ from bridge.errors import BridgeError
 
 LACKS = re.compile(
     r"not (be )?installed|must be installed|is not available|No module named|NVIDIA driver"
-    r"|Torch not compiled with CUDA|No CUDA GPUs|requires FlashInfer"
+    r"|Torch not compiled with CUDA|No CUDA GPUs|requires FlashInfer|cannot be called on meta tensors"
 )
-"""Matches a message about a missing package or device."""
+"""Matches a message about a missing package or device, or about a model without values."""
 
 
 class MachineError(BridgeError):

@@ -157,8 +157,10 @@ class Leaves:
         )
 
     def unread_paths(self, neutral: Leaf) -> Iterator[str]:
-        """Yield the paths of leaves that were not read and differ from their `neutral` value."""
-        odd = (path for path in self.values if path not in self.known)
+        """Yield the paths of leaves that were not read and differ from their `neutral` value. An empty
+        section says nothing.
+        """
+        odd = (path for path in self.values if path not in self.known and self.values[path] != {})
         return (path for path in odd if path not in neutral or self.values[path] != neutral[path])
 
     def within(self, start: str) -> bool:

@@ -570,7 +570,7 @@ def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
         return
     own = tuple(facts.get(f"model.norm.{name}") for name in ("kind", "eps", "zero_centred"))
     if normalization(parts.common, "head.normalization") != own:
-        odd.append("head.normalization")
+        odd.append("head.normalization, unlike that of the blocks")
 
 
 PLAIN = ("mixer.query_layer.weight", "mixer.key_layer.weight", "mlp.layer_1.weight")
@@ -588,37 +588,34 @@ def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
     if not hidden or not layers:
         return
     usual = hidden**-0.5
-    oldest = parts.layout == "oldest"
     plain, out = (
-        _oldest_initial(parts.common, usual, layers, odd)
-        if oldest
-        else _deviations(parts, facts, usual, odd)
+        _oldest_initial(parts.common, usual, layers)
+        if parts.layout == "oldest"
+        else _deviations(parts, facts, usual)
     )
     # Projections back into the residual are either drawn like the others or smaller by sqrt(2 x
     # layers).
-    shrunk = math.isclose(out, plain / math.sqrt(2 * layers), rel_tol=1e-9) and not math.isclose(
-        out, plain, rel_tol=1e-9
-    )
-    if not shrunk and not math.isclose(plain, out, rel_tol=1e-9):
-        odd.append("initialization")
-    facts["model.init.std"], facts["model.init.scaled"] = plain, shrunk
+    same = math.isclose(out[0], plain[0], rel_tol=1e-9)
+    shrunk = math.isclose(out[0], plain[0] / math.sqrt(2 * layers), rel_tol=1e-9) and not same
+    if len({*plain}) > 1 or len({*out}) > 1 or not (shrunk or same):
+        several = ", ".join(f"{value:.4g}" for value in sorted({*plain, *out}))
+        odd.append(f"initial weights of several standard deviations ({several})")
+    facts["model.init.std"], facts["model.init.scaled"] = plain[0], shrunk
 
 
-def _oldest_initial(at: Leaves, usual: float, layers: int, odd: list[str]) -> tuple[float, float]:
+def _oldest_initial(at: Leaves, usual: float, layers: int) -> tuple[list[float], list[float]]:
     """Return the standard deviations of initial weights before 0.3.0
     (layers/transformer/config.py): of input projections, and of projections back into the residual
     stream, which had a smaller default.
     """
-    std = at.real("init.std", usual)
+    std = float(at.real("init.std", usual))
     same = [at.real(f"init.{name}", std) for name in ("qkv", "layer_1", "embed")]
     out = [at.real(f"init.{name}", std / math.sqrt(2 * layers)) for name in ("dense", "layer_2")]
-    return float(_only_value(same, "initialization", odd)), float(
-        _only_value(out, "initialization", odd)
-    )
+    return same, out
 
 
-def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> tuple[float, float]:
-    plain, out = list[float | None](), list[float | None]()
+def _deviations(parts: Sections, facts: Facts, usual: float) -> tuple[list[float], list[float]]:
+    plain, out = list[float](), list[float]()
     for block in parts.blocks.values():
         router = ("mlp.router.weight",) if block.values.get("mlp.type") == "moe" else ()
         plain += [_deviation(block, place, usual) for place in (*PLAIN, *router)]
@@ -629,25 +626,16 @@ def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> 
         heads.append("head.output_weight")
     if facts["model.embedding.positions"] == "learned":
         heads.append("embeddings.position_embeddings")
-    plain += [_deviation(parts.common, place, usual) for place in heads]
-    if None in plain or None in out:
-        odd.append("initialization")
-    return _only_value(plain, "initialization", odd) or usual, _only_value(
-        out, "initialization", odd
-    ) or usual
+    return plain + [_deviation(parts.common, place, usual) for place in heads], out
 
 
-def _deviation(at: Leaves, place: str, usual: float) -> float | None:
-    """Return the standard deviation of the initial weight at `place`; None if its distribution is
-    not a plain normal one.
+def _deviation(at: Leaves, place: str, usual: float) -> float:
+    """Return the standard deviation of the initial weight at `place`. A distribution other than a
+    normal one around 0 stays unread.
     """
     start = f"{place}.initialization"
-    if not at.within(start):
+    # Without a type the distribution is the default one of the layer, whatever numbers there are.
+    if at.name(f"{start}.type", "default", ("normal",)) == "default":
         return usual
-    if at.name(f"{start}.type", "default", ("normal",)) is None or any(
-        at.within(f"{start}.{name}") for name in ("min", "max")
-    ):
-        return None
-    mean, std = at.real(f"{start}.mean", 0.0, -math.inf), at.real(f"{start}.std", 1.0)
-    # Without a type the distribution is the default one of the layer, not the one of these numbers.
-    return std if at.within(f"{start}.type") and mean == 0 else None
+    at.take(f"{start}.mean", 0.0, lambda value: value == 0)
+    return float(at.real(f"{start}.std", 1.0))

@@ -9,12 +9,14 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.stack.dialect import Config
+from bridge.translation.lift import meaning_of
 from compat.automodel.effective import D
 from compat.automodel.formats import nest_recipe
 from compat.automodel.releases import release
 from harvesting.code import first
 from harvesting.judges import automodel as real
 from harvesting.judges.automodel import release_of_package as release_of_package
+from harvesting.machine import judge
 
 FILLS = True
 """Whether `start` needs none of the settings that `missing` asks for."""
@@ -38,17 +40,20 @@ def start(config: Config) -> None:
     try:
         instance: Any = first([name.replace(".", ":", 1)])(**settings)
         with device("meta"):
-            built = build(instance)
+            built = build(instance).to(_format(config))
             if not settings.get("architectures"):
                 _validate(built, config)
             # The shapes of a step tell whether masks and positions fit; experts have no kernel here.
             if not _has_experts(built):
                 built(input_ids=zeros(1, TOKENS, dtype=long))
     except Exception as error:
+        judge(error)
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error
 
 
+UNASKED = ("model.config.num_key_value_heads",)
+"""Settings whose stops come in the forward pass of models with experts too, which is not run here."""
 TOKENS = 4
 
 
@@ -56,10 +61,25 @@ def _has_experts(model: Any) -> bool:
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
+def _format(config: Config) -> Any:
+    """Return torch's format in which the recipe computes."""
+    import torch
+
+    compute = str(meaning_of(config).get("precision.compute"))
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute, torch.float32)
+
+
 def _validate(model: Any, config: Config) -> None:
-    """Ask AutoModel whether it splits this model, which is transformers' own, over the mesh."""
+    """Ask AutoModel whether it splits this model, which is transformers' own, and its packed samples
+    over the mesh.
+    """
     validate: Any = first(["nemo_automodel._transformers.capabilities:validate_for_mesh"])
     if validate is None:
         return  # AutoModel asks since 0.4.0
     axes = ("tp_size", "pp_size", "cp_size", "ep_size")
-    validate(model, SimpleNamespace(**{axis: config.effective.get(D + axis) or 1 for axis in axes}))
+    mesh = SimpleNamespace(**{axis: config.effective.get(D + axis) or 1 for axis in axes})
+    validate(model, mesh)
+    supports: Any = first(["nemo_automodel._transformers.capabilities:ModelSupports"])
+    packs = config.effective.get("packed_sequence.packed_sequence_size")
+    if packs and mesh.cp_size > 1 and not supports(model, mesh).supports_cp_with_sequence_packing:
+        raise ValueError("packed samples over context ranks (recipes/llm/train_ft.py)")
