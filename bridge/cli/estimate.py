@@ -351,7 +351,9 @@ def _bars(found: Estimate) -> list[Bar]:
         terms_of = {"between steps": rank.between}
         terms_of |= {name: (*rank.states, *rank.moments[name]) for name in moments}
         for name, terms in terms_of.items():
-            sizes: dict[str, int] = {**sum_by_kind(one for one in terms if one.kind != "host")}
+            sizes: dict[str, int] = dict(
+                sum_by_kind(one for one in terms if one.kind != "host").items()
+            )
             whole = sum(sizes.values())
             sizes["margins"] = round(whole * RESERVED) + CONTEXT - whole
             bars.append(Bar(f"{place}{name}", sizes))

@@ -329,7 +329,7 @@ def _apply_scheduled_decay(hub: Hub, config: Config) -> Hub:
     (Megatron-Core optimizer_param_scheduler.py: step).
     """
     decay = lift(config).optimizer.weight_decay
-    if DECAY not in config.dialect.scheduled or decay is None:
+    if DECAY not in side_of(config.dialect).scheduled or decay is None:
         return hub
     groups = (
         replace(group, settings={**group.settings, DECAY: decay * group.settings.get("wd_mult", 1)})

@@ -496,8 +496,8 @@ def find_dated(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, s
             Effect.STOPS if release else Effect.NONE,
         )
     known = {**DEFAULTS, **COURSE, **TRAINED}
-    for name, (first, before) in CHANGED.items() if release else ():
-        has_old = Version(SINCE.get(name, "0")) <= release < Version(first)
+    for name, (first, before) in CHANGED.items():
+        has_old = release and Version(SINCE.get(name, "0")) <= release < Version(first)
         if has_old and name not in values and known.get(name, before) != before:
             message = f"not given: {before} before transformers {first}, {known[name]} since; set the value you want"
             yield name, message, Effect.NUMBERS

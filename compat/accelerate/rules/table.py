@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from bridge.plan.plan import paths
@@ -317,6 +318,13 @@ def _write_recompute(values: Group, context: Context) -> Group:
     return {CHECKPOINTS[0 if values.get("zero.stage") else 1]: True} if again else {}
 
 
+def _megatron_value(name: str, path: str, values: Group, context: Context) -> Group:
+    """Return the plan's value of a key of `megatron_lm_config`, if accelerate uses this section."""
+    if values.get(KIND) != MEGATRON_LM or M + name not in values:
+        return {}
+    return {path: WORDS.get(name, {}).get(values[M + name], values[M + name])}
+
+
 def _every(theirs: str, ours: str) -> Rule:
     """Return the rule for an interval in steps; a number below 1 is a share of the run."""
     return convert(
@@ -393,11 +401,7 @@ RULES: tuple[Rule, ...] = (
         convert(
             M + name,
             path,
-            lambda values, context, name=name, path=path: (
-                {path: WORDS.get(name, {}).get(values[M + name], values[M + name])}
-                if values.get(KIND) == MEGATRON_LM and M + name in values
-                else {}
-            ),
+            partial(_megatron_value, name, path),
             lambda values, context: {},
             effect=EFFECTS.get(path) or longest(path, LOSSES, Effect.NUMBERS),
             sees=(KIND,),

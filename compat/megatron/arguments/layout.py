@@ -70,14 +70,16 @@ READABLE: tuple[Check, ...] = (
 """Checks of a layout string. Both the parser and the config class make these checks."""
 
 
+def _uneven_stages(a: Namespace) -> bool:
+    stages, ranks = of(a), a.pipeline_model_parallel_size
+    return bool(stages) and (not ranks or len(stages or ()) % ranks != 0)
+
+
 def multiple(place: str) -> Check:
     """Return a check that a layout has the same number of stages for each pipeline rank."""
     return check(
         place,
-        lambda a: (
-            bool(stages := of(a))
-            and (not (ranks := a.pipeline_model_parallel_size) or len(stages) % ranks != 0)
-        ),
+        _uneven_stages,
         "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected a number of stages"
         " that is a multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.13.0",

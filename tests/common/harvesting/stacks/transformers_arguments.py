@@ -37,5 +37,6 @@ def _read_default(node: ast.AnnAssign, names: dict[str, ast.expr]) -> Any:
         found = ast.literal_eval(value) if value is not None else None
     except ValueError:
         return None
-    is_share = "float" in ast.unparse(node.annotation) and type(found) is int
-    return float(found) if is_share else found
+    if "float" in ast.unparse(node.annotation) and type(found) is int:
+        return float(found)
+    return found
