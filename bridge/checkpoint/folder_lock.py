@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bridge.checkpoint.schema import STATE
 from bridge.errors import BridgeError, SourceError, nearest
-from bridge.files.contained import SMALL, inside, plain, read_text
+from bridge.files.contained import SMALL, path_inside, plain, read_text
 
 LATEST = "latest"
 LOCK = ".lock"
@@ -92,7 +92,7 @@ class Saving:
         """Remove temporary folders that killed jobs left behind, and make one for the checkpoint
         `tag`. Raises `SourceError` if `tag` cannot be the name of a folder.
         """
-        inside(folder / plain(tag, "tag"), folder)
+        path_inside(folder / plain(tag, "tag"), folder)
         if tag == LATEST:
             raise SourceError(
                 f"tag: found {LATEST!r}, which is the name of the file that names the newest checkpoint; choose another tag"
@@ -214,7 +214,7 @@ def find_folder(folder: Path, tag: str | None) -> Path:
     else:
         plain(tag, "tag")
     for path in (folder / tag, folder / f".{tag}.old"):
-        if os.path.lexists(inside(path, folder) / STATE):
+        if os.path.lexists(path_inside(path, folder) / STATE):
             return path
     raise SourceError(
         f"{folder / tag}: found no checkpoint; correct the tag{nearest(tag, list_tags(folder))}"

@@ -14,7 +14,7 @@ from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, loss_finding
 from bridge.errors import SourceError
-from bridge.files.contained import SMALL, inside, plain, read_text
+from bridge.files.contained import SMALL, path_inside, plain, read_text
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 
@@ -114,7 +114,7 @@ def pointer_target(folder: Path, pointer: str) -> Path | None:
     path = folder / pointer
     if not path.is_file():
         return folder
-    place = inside(folder / plain(read_text(path, folder, SMALL).strip(), path), folder)
+    place = path_inside(folder / plain(read_text(path, folder, SMALL).strip(), path), folder)
     return place if place.is_dir() else None
 
 

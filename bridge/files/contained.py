@@ -108,7 +108,7 @@ def refuse_changes(stamps: Mapping[Path, Stamp]) -> None:
     SourceError.raise_if(changes)
 
 
-def inside(path: Path, root: Path) -> Path:
+def path_inside(path: Path, root: Path) -> Path:
     """Return `path`, which lies below `root`.
 
     Raises `SourceError` if a link in `path` leads out of `root`. In the cache of huggingface_hub, the
@@ -146,7 +146,7 @@ def regular(path: Path, root: Path) -> Path:
     Raises `SourceError` for a link out of `root`, and for any other kind of file.
     """
     try:
-        about = inside(path, root).stat()
+        about = path_inside(path, root).stat()
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file") from None
     if record := _READ.get():

@@ -36,13 +36,13 @@ class SectionSetting:
     behind: bool = False
 
 
-def leaves(section: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+def values_in_section(section: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     """Yield the values in a section, each with the keys that lead to it. An empty mapping inside
     the section is a value.
     """
     if isinstance(section, Mapping) and (section or not keys):
         for key, inner in section.items():
-            yield from leaves(inner, (*keys, str(key)))
+            yield from values_in_section(inner, (*keys, str(key)))
     elif keys:
         yield keys, section
 
@@ -58,7 +58,7 @@ def section_settings(path: str, section: Any, group: Group) -> tuple[SectionSett
     of its rule. Empty if `section` is no mapping.
     """
     parts = []
-    for keys, value in leaves(section):
+    for keys, value in values_in_section(section):
         alone = {**group, path: _section([(keys, value)])}
         parts.append(SectionSetting(path_at(path, keys), keys, value, alone))
     return tuple(parts)
@@ -134,7 +134,7 @@ def settings_that_changed(
     parts: Iterable[SectionSetting], section: Any
 ) -> tuple[SectionSetting, ...]:
     """Return the settings in `parts` that `section` lacks or that have another value in `section`."""
-    values = dict(leaves(section))
+    values = dict(values_in_section(section))
     return tuple(
         part for part in parts if part.keys not in values or values[part.keys] != part.value
     )

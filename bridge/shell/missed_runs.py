@@ -50,7 +50,7 @@ class ScriptLine:
     around: tuple[ScriptBlock, ...]
 
     @property
-    def inside(self) -> bool:
+    def is_in_function(self) -> bool:
         """Return whether the line is in a function."""
         return any(block.kind == "function" for block in self.around)
 
@@ -151,7 +151,7 @@ class Asked:
         if line is None:
             return ""
         asking = " ".join(block.text for block in line.around if block.kind != "function")
-        return self.origins.options_for_text(asking, exclusions, line.inside)
+        return self.origins.options_for_text(asking, exclusions, line.is_in_function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Origins:
 
     def __init__(self, text: str, whole: Iterable[ScriptLine]) -> None:
         self.values: dict[str, list[str]] = {}
-        inside = {line.number for line in whole if line.inside}
+        inside = {line.number for line in whole if line.is_in_function}
         for match in ASSIGNED.finditer(text):
             own = text.count("\n", 0, match.start()) + 1 in inside
             self.values.setdefault(match[1], []).append(
@@ -217,7 +217,7 @@ def _reason(line: ScriptLine, search: Walk, place: _Place, is_command: bool) -> 
         script = search.words[search.at].spelling
         return f"this line starts another script, {script}; pass that script instead"
     if first.text is None and first.spelling.startswith("$"):
-        hint = place.origins.options_for_text(first.spelling, inside=line.inside)
+        hint = place.origins.options_for_text(first.spelling, inside=line.is_in_function)
         return f"the first word of this line, {first.spelling}, is not known{hint}"
     return "" if is_command else _unreachable_text(line, place)
 
@@ -236,7 +236,7 @@ def _unreachable_text(line: ScriptLine, place: _Place) -> str:
         return f"a shell does not reach this line: line {place.left_at} ends the script{_condition(place)}"
     if line.around:
         block = line.around[-1]
-        hint = place.origins.options_for_text(block.text, inside=line.inside)
+        hint = place.origins.options_for_text(block.text, inside=line.is_in_function)
         return f"this line is in a branch that is not taken: line {block.line}: {_short(block.text)}{hint}"
     return "a shell does not reach this line"
 
@@ -269,8 +269,8 @@ def _condition(place: _Place) -> str:
         else None
     )
     if inside is None:
-        return place.origins.options_for_text(end.text, inside=end.inside) if end else ""
-    own = end is not None and end.inside
+        return place.origins.options_for_text(end.text, inside=end.is_in_function) if end else ""
+    own = end is not None and end.is_in_function
     return f" (line {inside.line}: {_short(inside.text)}){place.origins.options_for_text(inside.text, inside=own)}"
 
 

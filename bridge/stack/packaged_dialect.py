@@ -63,10 +63,13 @@ class PackagedDialect(Dialect):
 
     @property
     def checks(self) -> Iterable[Check]:
-        """The constants `REFUSALS` of the dialect's module `refusals` and `TRAPS` of the module
+        """The constants `REFUSALS` of the dialect's module `refusals` and `CHECKS` of the module
         `checks`.
         """
-        return (*self.find_part("refusals", "REFUSALS", ()), *self.find_part("checks", "TRAPS", ()))
+        return (
+            *self.find_part("refusals", "REFUSALS", ()),
+            *self.find_part("checks", "CHECKS", ()),
+        )
 
     def memory_rules(self, config: Config) -> MemoryRules:
         """The result of `rules` in the dialect's module `memory`; the native engine's rules if there

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from bridge.errors import SourceError
-from bridge.files.contained import inside, read_text, regular
+from bridge.files.contained import path_inside, read_text, regular
 from bridge.files.sealed import parse_object, unseal
 from bridge.files.shown import show_value
 from bridge.trace.placement import Placement
@@ -149,7 +149,7 @@ def read_lines(
     If the rank has no log, nothing is yielded.
     """
     path = rank_folder(run, rank) / STEPS
-    if not inside(path, run).exists():
+    if not path_inside(path, run).exists():
         return
     try:
         with regular(path, run).open("rb") as file:

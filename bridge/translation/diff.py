@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.plan.free_sections import SectionSetting, leaves, settings, worth
+from bridge.plan.free_sections import SectionSetting, settings, values_in_section, worth
 from bridge.plan.plan import in_words
 from bridge.plan.section import Values
 from bridge.stack.dialect import Config
@@ -347,7 +347,7 @@ def _in_parts(
         effects[part.path] = effect
     # Settings may matter only together: then each of them has the effect of the section.
     apart = min(effects.values(), key=_rank) is whole.effect
-    before, after = dict(leaves(one or {})), dict(leaves(other or {}))
+    before, after = dict(values_in_section(one or {})), dict(values_in_section(other or {}))
     for part in {part.path: part for part in parts}.values():
         row = _finding(
             part.path,

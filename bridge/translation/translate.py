@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.errors import BridgeError, ConfigError
 from bridge.files.shown import show_value
-from bridge.plan.free_sections import SectionSetting, is_told, leaves, settings, worth
+from bridge.plan.free_sections import SectionSetting, is_told, settings, values_in_section, worth
 from bridge.plan.plan import Plan, in_words, paths
 from bridge.plan.section import Values
 from bridge.stack import rules
@@ -516,7 +516,7 @@ def _in_parts(
     if not parts:
         yield whole
         return
-    values = dict(leaves(section))
+    values = dict(values_in_section(section))
     for part in parts:
         mine = tuple(ours for ours in fields if ours in part.stands)
         how = _fate_of(rule, part, mine, trip)

@@ -76,7 +76,7 @@ REASONS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 """Why nothing hears a setting, by a pattern of its name; the first that fits counts."""
 NOBODY = "nothing in accelerate reads it in this run"
-TRAPS: tuple[tuple[str, Any, str], ...] = (
+SURPRISING_DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("deepspeed.gradient_clipping", "auto", f"not given: {CLIPS}"),
     ("megatron_lm.context_parallel_size", 2, "not given: accelerate splits the sequence over 2 ranks; write 1 for none"),
     ("megatron_lm.calculate_per_token_loss", True, "not given: accelerate takes the mean over tokens, Megatron-LM does not"),
@@ -431,7 +431,7 @@ def _weigh_claims(settings: Iterable[Settled]) -> Iterator[Settled]:
 
 
 def _find_traps(run: Run, inputs: Given) -> Iterator[Finding]:
-    for setting, value, message in TRAPS:
+    for setting, value, message in SURPRISING_DEFAULTS:
         for one in run.settings:
             # A DeepSpeed file without the key leaves clipping to DeepSpeed, and no "auto" is replaced.
             leaves_clipping = setting == "deepspeed.gradient_clipping" and not one.why

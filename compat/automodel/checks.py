@@ -55,7 +55,7 @@ def _splits(axis: str) -> Callable[[Seen], bool]:
 EXPERTS, CONTEXT = _splits("ep_size"), _splits("cp_size")
 PACKED = "packed_sequence.packed_sequence_size"
 MESH = "_transformers/capabilities.py: validate_for_mesh"
-TRAPS = Checks(
+CHECKS = Checks(
     RELEASES,
     Check(
         D + "ep_size",
@@ -116,7 +116,7 @@ def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings about `config`, in the order of the recipe's sections."""
     view = Seen(config.effective, config.given, config.context)
     if CLASS in config.given or TYPE in config.given:
-        yield from TRAPS.remarks(view, config.origins)
+        yield from CHECKS.remarks(view, config.origins)
         if RELEASES.since(config.version, SINCE[STRICT]):
             refusals = find_refused_values(family(config.given).name, config.given, C)
             yield from report_remarks(refusals, view, config.origins)

@@ -24,7 +24,7 @@ from bridge.files import (
 from bridge.files.shown import show_value
 from bridge.plan.families import NULL
 from bridge.plan.families.schema import spell_value
-from bridge.plan.free_sections import leaves, path_at
+from bridge.plan.free_sections import path_at, values_in_section
 from bridge.plan.section import Values, fields, nest
 from bridge.stack.dialect import Reading, Written, flags_of
 from bridge.stack.findings import Origin, twice
@@ -222,7 +222,7 @@ class _RecipeReader(Reader):
                 self.unread(where, wrong[name])
             elif entry is None and REST in level:
                 self.free(where, path, str(name), data, level)
-                self.inside(where, value)
+                self.check_free_section(where, value)
                 others[str(name)] = _plain_value(value)
             elif entry is None:
                 self.unknown(where, level)
@@ -243,12 +243,12 @@ class _RecipeReader(Reader):
         if remark := signatures.strange(path, name, data, level, len(self.findings)):
             self.finding(where, remark, Effect.NUMBERS)
 
-    def inside(self, key: str, value: Any) -> None:
+    def check_free_section(self, key: str, value: Any) -> None:
         """Add findings about the keys inside a free-form section. The section itself is stored
         unchanged.
         """
         apart = key.partition(".")[0] in signatures.APART
-        for place, message, stops in signatures.inside(key, value):
+        for place, message, stops in signatures.find_problems(key, value):
             if stops:
                 self.unread(place, message)
             else:
@@ -302,7 +302,7 @@ class _RecipeReader(Reader):
         if wrong:
             self.problem(where, wrong)
         else:
-            self.inside(where, result)
+            self.check_free_section(where, result)
             self.set(path, _plain_value(result), where)
 
     def knows_setting(self, where: str, path: str) -> bool:
@@ -350,7 +350,7 @@ class _RecipeReader(Reader):
         spelling = where if where != path and not path.endswith(REST) else ""
         if line or spelling:
             self.origins[path] = Origin(line, spelling)
-        for keys, _ in leaves(value) if path.endswith(REST) else ():
+        for keys, _ in values_in_section(value) if path.endswith(REST) else ():
             if line := self.line(".".join((where, *keys)).lstrip(".")):
                 self.origins[path_at(path, keys)] = Origin(line)
 

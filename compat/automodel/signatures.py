@@ -90,7 +90,7 @@ def strange(
     return f"no recipe of AutoModel has this key here, and no known code reads it{similar}"
 
 
-def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
+def find_problems(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
     """Yield each problem in a free-form section and in the sections below it: path, message, and
     whether AutoModel stops.
     """
@@ -102,4 +102,4 @@ def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
         if message := wrong.get(name) or strange(path, str(name), value, (), before):
             yield place, message, name in wrong
         else:
-            yield from inside(place, inner)
+            yield from find_problems(place, inner)

@@ -137,7 +137,7 @@ def starts(launch: Launch, opens: Opens) -> bool:
     )
 
 
-def mistaken(launch: Launch, opens: Opens) -> str:
+def name_other_run(launch: Launch, opens: Opens) -> str:
     """Return what accelerate starts, and the nearest way, for a launch of accelerate without DeepSpeed."""
     words = options(launch)
     if words is None:

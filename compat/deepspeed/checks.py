@@ -99,7 +99,7 @@ def _zero_masters(view: Seen) -> bool:
     return bool(view[BF16_MASTER]) and view.stage > 0 and not keeps_wide_masters(view.values)
 
 
-TRAPS = Checks(
+CHECKS = Checks(
     RELEASES,
     # Keys that nothing reads
     _check_dead_key(
@@ -690,7 +690,7 @@ DeepSpeed's code that ignores the setting or gets it wrong.
 def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings about settings in a config that DeepSpeed ignores or gets wrong."""
     view = Seen(config.effective, config.given, config.context)
-    yield from TRAPS.remarks(view, config.origins)
+    yield from CHECKS.remarks(view, config.origins)
     for remarks in (
         _find_strange_types(view),
         _old_names(view),

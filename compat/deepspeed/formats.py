@@ -439,11 +439,11 @@ class _KeyReader(Reader):
         elif isinstance(entry, str):
             self.leaf(key, target, value)
         elif isinstance(value, Mapping):
-            self._inside(key, target, value, entry)
+            self._read_section(key, target, value, entry)
         else:
             self._no_mapping(key, target, value)
 
-    def _inside(self, key: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+    def _read_section(self, key: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
         if target in PRESENCE and not value:
             self.problem(
                 key,

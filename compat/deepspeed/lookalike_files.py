@@ -29,7 +29,7 @@ ENOUGH = 3
 """A file with at least this many TrainingArguments counts as a dump of TrainingArguments."""
 
 
-def mistaken(data: Any) -> str:
+def name_other_file(data: Any) -> str:
     """Return a message if the parsed file `data` belongs to accelerate or to Hugging Face's
     Trainer, else an empty string. The message says what the file is and which file to give instead.
     """

@@ -35,7 +35,11 @@ def name_lookalike(data: Any) -> str:
     """Return a message if the file is a config of accelerate or of Hugging Face's Trainer, else
     an empty string.
     """
-    return scripts.mistaken(data) if isinstance(data, Script) else lookalike_files.mistaken(data)
+    return (
+        scripts.name_other_run(data)
+        if isinstance(data, Script)
+        else lookalike_files.name_other_file(data)
+    )
 
 
 def _looks_read(key: str, inner: set[str], value: Any) -> bool:

@@ -111,12 +111,13 @@ def is_launch(launch: Launch, script: Script) -> bool:
         return False
 
 
-def mistaken(script: Script) -> str:
+def name_other_run(script: Script) -> str:
     """Return what a script starts instead of a run with DeepSpeed, if that is known; otherwise an empty string."""
     if any(is_launch(launch, script) for launch in script.launches):
         return ""
     answers = (
-        accelerated.mistaken(launch, _file_opener(script, launch)) for launch in script.launches
+        accelerated.name_other_run(launch, _file_opener(script, launch))
+        for launch in script.launches
     )
     return next(filter(None, (*answers, *map(_without_config, script.launches))), "")
 

@@ -54,7 +54,7 @@ def _has_odd_tokens(view: Seen) -> bool:
     return bool(view["data.micro_batch_size"] % parts)
 
 
-TRAPS = Checks(
+CHECKS = Checks(
     RELEASES,
     _check_split("model.ffn", "channels of the MLP", "mlp-no-multiple-of-the-tensor-ranks"),
     _check_split(
@@ -150,7 +150,7 @@ which a model has in any release's layout.
 def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings on settings of a config whose effect in a run is not what their names say."""
     values = {**facts(config.effective), **config.effective.flat()}
-    yield from TRAPS.remarks(Seen(values, config.given, config.context), config.origins)
+    yield from CHECKS.remarks(Seen(values, config.given, config.context), config.origins)
     view = Seen(config.effective, config.given, config.context)
     for remarks in (
         _check_stages,

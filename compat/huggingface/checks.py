@@ -77,7 +77,7 @@ def _for_each_block(path: str) -> Check:
     )
 
 
-TRAPS = Checks(
+CHECKS = Checks(
     Releases("huggingface", KNOWN),
     *(replace(row.check(lambda view: view["model_type"]), since=row.since) for row in REFUSALS),
     *map(_for_each_block, ("layer_types", "mlp_layer_types")),
@@ -90,8 +90,8 @@ def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings on what stops, and on layers that a plan cannot describe."""
     settings = keys_below("", config.given)
     view = Seen({**settings, **config.effective.flat()}, config.given, config.context)
-    yield from TRAPS.remarks(view, config.origins)
-    if TRAPS.releases.since(config.version, STRICT):
+    yield from CHECKS.remarks(view, config.origins)
+    if CHECKS.releases.since(config.version, STRICT):
         others = {path: value for path, value in settings.items() if path not in TOKENS}
         refusals = find_refused_values(str(view["model_type"]), others)
         yield from report_remarks(refusals, view, config.origins)

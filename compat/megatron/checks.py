@@ -492,7 +492,7 @@ def _second(path: str, value: object) -> Check:
     )
 
 
-TRAPS = Checks(
+CHECKS = Checks(
     RELEASES,
     *(_second(path, value) for path, value in SECOND.items()),
     *CORE,

@@ -23,7 +23,7 @@ from bridge.translation.lift import lift, lower
 from compat.megatron import arguments, formats, live, objects, options, sections
 from compat.megatron.arguments import smallest_world_size
 from compat.megatron.arguments.steps import Namespace, run
-from compat.megatron.checks import TRAPS
+from compat.megatron.checks import CHECKS
 from compat.megatron.environment import environment
 from compat.megatron.formats import format_of, read
 from compat.megatron.live import model_parallel_config
@@ -150,7 +150,7 @@ class MegatronDialect(PackagedDialect):
             *sections.STEPS,
         )
         # The tables share rows: upstream's child classes run the statements of their parents.
-        return (*dict.fromkeys(step for step in steps if isinstance(step, Check)), *TRAPS)
+        return (*dict.fromkeys(step for step in steps if isinstance(step, Check)), *CHECKS)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """Return findings on given values that Megatron changes or ignores."""
@@ -164,7 +164,7 @@ class MegatronDialect(PackagedDialect):
                 f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
             )
             assumptions.append(Finding("world_size", message, Effect.NUMBERS))
-        return (*assumptions, *_find_overrules(config), *TRAPS.remarks(view, config.origins))
+        return (*assumptions, *_find_overrules(config), *CHECKS.remarks(view, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """Yield findings on missing arguments without which the parser or the training loop stops."""

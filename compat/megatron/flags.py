@@ -152,7 +152,7 @@ def parse(
     reader = _FlagReader(list(flags), version, list(lines), opaque, relevant, loose, fixed)
     reader.read()
     if not lenient:
-        reader.problems += islice(_leftovers(reader), limits.PROBLEMS + 1)
+        reader.problems += islice(_find_unread_words(reader), limits.PROBLEMS + 1)
     reader.problems.sort()  # by the place of the word, as a user reads them
     alone = [(reader.words[index], index) for index in reader.extras if index in opaque]
     indices = [index for index in reader.extras if index not in opaque]
@@ -485,7 +485,7 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def _leftovers(reader: _FlagReader) -> Iterator[tuple[int, str]]:
+def _find_unread_words(reader: _FlagReader) -> Iterator[tuple[int, str]]:
     """Yield a problem for each unknown flag with its values, and for each value without a flag."""
     last = -2  # index of the last word that is an unknown flag, or a value behind one
     for index in reader.extras:

@@ -100,7 +100,7 @@ def _checkpoints(view: Seen) -> bool:
     return bool(view["activation_checkpointing"])
 
 
-TRAPS = Checks(
+CHECKS = Checks(
     RELEASES,
     # Nothing reads them
     _dead(
@@ -405,7 +405,7 @@ def inspect(config: Config) -> Iterator[Finding]:
     """
     values, settings, at = config.effective, config.given, release(config.version)
     view = Seen(values, settings, config.context)
-    yield from TRAPS.remarks(view, config.origins)
+    yield from CHECKS.remarks(view, config.origins)
     yield from _find_inherited(settings, at, config.origins)
     yield from _find_other_defaults(values, settings, at)
     yield from _open(values)

@@ -9,7 +9,7 @@ import pytest
 from bridge.stack.dialect import Dialect
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.deepspeed.checks import TRAPS
+from compat.deepspeed.checks import CHECKS
 
 QUIET: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}
 Z = "zero_optimization."
@@ -351,8 +351,8 @@ def test_traps(
 
 def test_every_row_is_tested() -> None:
     tested = {path for path, *_ in CASES} | {"sequence_parallel_size", "fp16.initial_scale_power"}
-    assert {trap.path for trap in TRAPS} <= tested
-    assert all(trap.place and trap.message for trap in TRAPS)
+    assert {trap.path for trap in CHECKS} <= tested
+    assert all(trap.place and trap.message for trap in CHECKS)
 
 
 def test_traps_of_older_releases(deepspeed: Dialect) -> None:

@@ -14,7 +14,7 @@ from bridge.errors import ConfigError
 from bridge.plan.section import fields
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
-from compat.merak.checks import TRAPS
+from compat.merak.checks import CHECKS
 from compat.merak.releases import KNOWN, release
 from compat.merak.schema import Merak
 
@@ -366,7 +366,7 @@ def test_open_degrees_are_said() -> None:
 
 
 def test_every_trap_names_a_field_and_a_place() -> None:
-    for trap in TRAPS:
+    for trap in CHECKS:
         assert (
             trap.path in fields(Merak) and trap.place and (".py" in trap.place or ":" in trap.place)
         ), trap

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bridge.errors import SourceError
-from bridge.files.contained import inside, read_text
+from bridge.files.contained import path_inside, read_text
 from bridge.trace.columns import ColumnReader, Columns, Gathering, Pattern
 from bridge.trace.findings import FILE, MEANINGS
 from bridge.trace.run import TracedRun
@@ -79,7 +79,7 @@ def read_findings(folder: Path) -> list[FindingOfFile]:
     is damaged.
     """
     path = folder / FILE
-    if not inside(path, folder).exists():
+    if not path_inside(path, folder).exists():
         return []
     whole = read_text(path, folder, MOST_FINDINGS).split("\n")[:-1]
     return [one_finding(line, f"{path}:{number}") for number, line in enumerate(whole, 1)]

@@ -12,7 +12,7 @@ from bridge.checkpoint.dcp import StoredEntry
 from bridge.checkpoint.hub import Hub, loss_finding
 from bridge.checkpoint.interface import Format
 from bridge.errors import SourceError
-from bridge.files.contained import inside
+from bridge.files.contained import path_inside
 from bridge.stack.rules import Effect
 
 LATEST, MODEL, OPTIMIZER, SCHEDULE = "LATEST", "model", "optim", "sched"
@@ -38,7 +38,7 @@ class Folder(Format):
         """Return the checkpoint folder: `folder` itself, or the folder to which the link LATEST
         points. None if it is no checkpoint of AutoModel.
         """
-        place = inside(folder / LATEST, folder) if (folder / LATEST).is_dir() else folder
+        place = path_inside(folder / LATEST, folder) if (folder / LATEST).is_dir() else folder
         return (
             place
             if (place / OPTIMIZER / dcp.METADATA).is_file() and (place / MODEL).is_dir()

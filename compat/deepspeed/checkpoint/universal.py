@@ -19,7 +19,7 @@ from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, pointer_ta
 from bridge.checkpoint.lazy import ElementRun, Joined, Lazy, cast_lazy, raw_bytes
 from bridge.checkpoint.torch_save import torch_file
 from bridge.errors import SourceError
-from bridge.files.contained import inside
+from bridge.files.contained import path_inside
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
@@ -201,7 +201,8 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
         f"{place / ZERO / name / FP32}.pt: missing, though {show_value(name)} is a parameter; {DAMAGED}"
         for group in shapes
         for name in group
-        if "/" not in name and not (inside(place / ZERO / name, place) / f"{FP32}.pt").is_file()
+        if "/" not in name
+        and not (path_inside(place / ZERO / name, place) / f"{FP32}.pt").is_file()
     )
     tensors: dict[str, dict[str, Lazy]] = {}
     steps = []
@@ -237,7 +238,7 @@ def _read_kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tupl
     """Yield the tensors in a parameter's folder by kind (`fp32` or a moment). Raises `SourceError`
     if a tensor has the wrong number of elements.
     """
-    folder = inside(place / ZERO / name, place)
+    folder = path_inside(place / ZERO / name, place)
     if "/" in name:
         raise SourceError(
             f"{folder}: {show_value(name)} is not a valid name of a parameter; {DAMAGED}"

@@ -14,7 +14,7 @@ DeepSpeed's source that reads them, and the keys; a section stands for all keys 
 """
 
 
-def _inside(section: str, names: str) -> str:
+def _paths_in(section: str, names: str) -> str:
     """Return the paths of keys in a section, separated by spaces."""
     return " ".join(f"{section}.{name}" for name in names.split())
 
@@ -32,31 +32,31 @@ READ: tuple[Row, ...] = (
         Use.FORM,
         "the kernels of the optimizer's step",
         "torch/optim/adamw.py: adamw, _multi_tensor_adamw, _fused_adamw",
-        _inside(PARAMS, "foreach fused capturable"),
+        _paths_in(PARAMS, "foreach fused capturable"),
     ),
     (
         Use.UNREAD,
         "torch records the step for a second derivative, which no training step takes",
         "torch/optim/optimizer.py: _use_grad_for_differentiable",
-        _inside(PARAMS, "differentiable"),
+        _paths_in(PARAMS, "differentiable"),
     ),
     (
         Use.FORM,
         "the format of the moments of DeepSpeed's CPU optimizers",
         "ops/adam/cpu_adam.py: DeepSpeedCPUAdam.step",
-        _inside(PARAMS, "fp32_optimizer_states"),
+        _paths_in(PARAMS, "fp32_optimizer_states"),
     ),
     (
         Use.PLACES,
         "the memory of gradients is freed or set to zero",
         "ops/adam/fused_adam.py: zero_grad",
-        _inside(PARAMS, "set_grad_none"),
+        _paths_in(PARAMS, "set_grad_none"),
     ),
     (
         Use.PLACES,
         "the library of the optimizer's own messages",
         "runtime/fp16/onebit/adam.py: comm_backend_handle",
-        _inside(PARAMS, "cuda_aware comm_backend_name"),
+        _paths_in(PARAMS, "cuda_aware comm_backend_name"),
     ),
     (
         Use.FORM,
@@ -75,7 +75,7 @@ READ: tuple[Row, ...] = (
         Use.COMPUTES,
         "the Trainer computes by it, and only the Trainer",
         "transformers: trainer.py, integrations/neftune.py, trainer_optimizer.py",
-        _inside(
+        _paths_in(
             "code.trainer",
             "label_smoothing_factor neftune_noise_alpha optim_args optim_target_modules"
             " average_tokens_across_devices",
@@ -85,19 +85,19 @@ READ: tuple[Row, ...] = (
         Use.SAMPLES,
         "the Trainer orders samples by it",
         "transformers: trainer.py: _get_train_sampler",
-        _inside("code.trainer", "data_seed group_by_length train_sampling_strategy"),
+        _paths_in("code.trainer", "data_seed group_by_length train_sampling_strategy"),
     ),
     (
         Use.PLACES,
         "the model of the script recomputes activations",
         "transformers: modeling_utils.py: gradient_checkpointing_enable",
-        _inside("code.trainer", "gradient_checkpointing"),
+        _paths_in("code.trainer", "gradient_checkpointing"),
     ),
     (
         Use.FORM,
         "the kernels of the script's model",
         "transformers: training_args.py, trainer.py",
-        _inside("code.trainer", "torch_compile tf32 use_liger_kernel"),
+        _paths_in("code.trainer", "torch_compile tf32 use_liger_kernel"),
     ),
     # Formats
     (
@@ -220,7 +220,7 @@ READ: tuple[Row, ...] = (
         Use.PLACES,
         "how data is loaded",
         "runtime/dataloader.py: DeepSpeedDataLoader",
-        _inside("data_efficiency.data_sampling", "num_workers pin_memory"),
+        _paths_in("data_efficiency.data_sampling", "num_workers pin_memory"),
     ),
     (
         Use.SAMPLES,
@@ -263,7 +263,7 @@ READ: tuple[Row, ...] = (
         Use.COMPUTES,
         "DeepSpeed reduces gradients in fewer bits",
         "runtime/zero/stage3.py: __avg_scatter_grads; runtime/comm/coalesced_collectives.py: all_to_all_loco_quant_reduce",
-        _inside(ZERO, "zero_quantized_gradients zeropp_loco_param"),
+        _paths_in(ZERO, "zero_quantized_gradients zeropp_loco_param"),
     ),
     (
         Use.COMPUTES,
@@ -275,13 +275,13 @@ READ: tuple[Row, ...] = (
         Use.PLACES,
         "ZenFlow's state on the host and its cores",
         "runtime/zenflow/zenflow_utils.py: start_optimizer_process",
-        _inside(f"{ZERO}.zenflow", "offload pt_reserved_cores_perc"),
+        _paths_in(f"{ZERO}.zenflow", "offload pt_reserved_cores_perc"),
     ),
     (
         Use.CHECKS,
         "an internal check of DeepSpeed's engine",
         "runtime/zero/stage_1_and_2.py: _update_model_fp16_weights; runtime/zero/stage3.py: enable_sanity_checks",
-        _inside(ZERO, "ignore_unused_parameters enable_sanity_checks"),
+        _paths_in(ZERO, "ignore_unused_parameters enable_sanity_checks"),
     ),
     (
         Use.FORM,
@@ -293,7 +293,7 @@ READ: tuple[Row, ...] = (
         Use.RECORDS,
         "a setting of the checkpoints that DeepSpeed's engine writes",
         "runtime/zero/stage_1_and_2.py: state_dict; runtime/engine.py: save_16bit_model",
-        _inside(
+        _paths_in(
             ZERO,
             "elastic_checkpoint stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save",
         ),
@@ -302,7 +302,7 @@ READ: tuple[Row, ...] = (
         Use.UNREAD,
         "nothing in DeepSpeed reads this key",
         "runtime/zero/config.py: allgather_partitions, legacy_stage1; cpu_offload_use_pin_memory has no reader",
-        _inside(ZERO, "allgather_partitions legacy_stage1 cpu_offload_use_pin_memory"),
+        _paths_in(ZERO, "allgather_partitions legacy_stage1 cpu_offload_use_pin_memory"),
     ),
     # Splits of the model
     (
@@ -327,7 +327,7 @@ READ: tuple[Row, ...] = (
         Use.FORM,
         "how AutoEP multiplies, weighs and sums the rows of the experts",
         "module_inject/auto_ep_layer.py",
-        _inside(
+        _paths_in(
             EXPERTS,
             "expert_tensor_parallel_size use_grouped_mm disable_triton_grouped_mm combine_impl row_weighting_impl gate_up_impl",
         ),
@@ -336,7 +336,7 @@ READ: tuple[Row, ...] = (
         Use.PLACES,
         "how AutoEP exchanges tokens",
         "moe/ep_comm.py; module_inject/auto_ep_layer.py: async_split_plan",
-        _inside(
+        _paths_in(
             EXPERTS,
             "async_split_plan comm_backend comm_num_sm comm_qp_margin comm_max_tokens_per_rank",
         ),
@@ -351,7 +351,7 @@ READ: tuple[Row, ...] = (
         Use.COMPUTES,
         "the setting decides how AutoEP routes tokens to experts",
         "moe/ep_router.py; module_inject/auto_ep_config.py",
-        _inside(
+        _paths_in(
             EXPERTS,
             "top_k score_func score_apply route_norm route_scale routed_scaling_factor num_expert_groups num_limited_groups"
             " load_balance_coeff",
@@ -380,7 +380,7 @@ READ: tuple[Row, ...] = (
         Use.UNREAD,
         "nothing in DeepSpeed reads this key; the script passes the value to PipelineModule",
         "runtime/config.py: get_pipeline_config has the only mention",
-        _inside("pipeline", "stages partition"),
+        _paths_in("pipeline", "stages partition"),
     ),
     (
         Use.COMPUTES,
@@ -405,7 +405,7 @@ READ: tuple[Row, ...] = (
         Use.FORM,
         "DeepCompile compiles the model with torch.compile",
         "runtime/engine.py: compile; compile/backend.py",
-        _inside("compile", "deepcompile passes"),
+        _paths_in("compile", "deepcompile passes"),
     ),
     (Use.RECORDS, "logs of DeepCompile", "compile/config.py: debug_log", "compile.debug_log"),
     (Use.PLACES, "I/O of DeepSpeed's offload", "runtime/swap_tensor/aio_config.py", "aio"),
@@ -445,7 +445,7 @@ READ: tuple[Row, ...] = (
         Use.WAITS,
         "DeepSpeed measures its messages, and waits for each of them",
         "comm/comm.py: timed_op",
-        _inside("comms_logger", "enabled prof_all prof_ops"),
+        _paths_in("comms_logger", "enabled prof_all prof_ops"),
     ),
     (
         Use.RECORDS,
@@ -463,7 +463,7 @@ READ: tuple[Row, ...] = (
         Use.WAITS,
         "DeepSpeed measures a step with hooks on every module",
         "profiling/flops_profiler/profiler.py: start_profile",
-        _inside("flops_profiler", "enabled profile_step"),
+        _paths_in("flops_profiler", "enabled profile_step"),
     ),
     (Use.WAITS, "DeepSpeed measures each step", "utils/timer.py: ThroughputTimer", "timers"),
     (
@@ -476,7 +476,7 @@ READ: tuple[Row, ...] = (
         Use.WAITS,
         "how DeepSpeed's engine writes its checkpoints",
         "runtime/checkpoint_engine/fast_checkpoint_engine.py; runtime/engine.py: _save_zero_checkpoint",
-        _inside("checkpoint", "writer parallel_write use_node_local_storage"),
+        _paths_in("checkpoint", "writer parallel_write use_node_local_storage"),
     ),
     (
         Use.RECORDS,
@@ -488,7 +488,7 @@ READ: tuple[Row, ...] = (
         Use.ENDS,
         "a run that DeepSpeed's autotuner measures ends after some steps",
         "runtime/engine.py: _autotuning_exit; backward, autotuning_profile_model_info",
-        _inside("autotuning", "enabled end_profile_step model_info"),
+        _paths_in("autotuning", "enabled end_profile_step model_info"),
     ),
     (
         Use.CHECKS,
@@ -544,7 +544,7 @@ SWITCHES: Mapping[str, Switch] = {
     **{section: Switch(f"{section}.enabled") for section in ENABLED.split()},
     ZERO: Switch(f"{ZERO}.stage", SHARDED),
     **dict.fromkeys(
-        _inside(
+        _paths_in(
             ZERO,
             "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_model_persistence_threshold"
             " stage3_max_live_parameters stage3_max_reuse_distance stage3_module_granularity_threshold"

@@ -32,7 +32,7 @@ from bridge.checkpoint.lazy import ElementRun, Held, Joined, Lazy, cast_lazy
 from bridge.checkpoint.torch_save import torch_file
 from bridge.checkpoint.unpickle import recorders
 from bridge.errors import SourceError
-from bridge.files.contained import SMALL, inside, read_text
+from bridge.files.contained import SMALL, path_inside, read_text
 from bridge.files.sealed import parse_object
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
@@ -152,7 +152,7 @@ def iteration(folder: Path) -> Path:
         raise SourceError(
             f"{path}: found {show_value(text)}; expected the number of an iteration; {DAMAGED}"
         )
-    return inside(folder / (text if text == "release" else f"iter_{int(text):07d}"), folder)
+    return path_inside(folder / (text if text == "release" else f"iter_{int(text):07d}"), folder)
 
 
 # Reading

@@ -194,7 +194,7 @@ def sections(model: Leaf, context: Context | None) -> Sections:
     blocks: dict[str, dict[str, Any]] = {} if pattern else {"": {}}
     common: dict[str, Any] = {}
     for path, value in leaves.items():
-        name, place = _inside(path, layout, pattern)
+        name, place = _find_block(path, layout, pattern)
         if place is None:
             common[path] = value
         else:
@@ -206,7 +206,7 @@ def sections(model: Leaf, context: Context | None) -> Sections:
     )
 
 
-def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
+def _find_block(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
     """Return the name of the block that a leaf belongs to, and the path inside the block. The path
     is None for a leaf outside of all blocks.
     """
