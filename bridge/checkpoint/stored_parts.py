@@ -10,17 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import regular
 from bridge.files.shown import show_value
 from bridge.layout.boxes import Box
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 KEY = re.compile(r"(.+)@((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII | re.DOTALL)
@@ -76,6 +74,9 @@ def write_parts(path: Path, parts: Iterable[LocalBox]) -> None:
     """Write `parts` into one file, and wait until it is on the disk. Raises `BridgeError` if it
     cannot be written.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     try:
         save_file({part.key: part.tensor.detach().contiguous() for part in parts}, path)
         with path.open("rb") as file:
@@ -88,6 +89,8 @@ def write_parts(path: Path, parts: Iterable[LocalBox]) -> None:
 
 def read_parts(path: Path, root: Path) -> Iterator[Stored]:
     """Yield the parts that are stored in a file. Raises `SourceError` if the file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         file: Any = safe_open(regular(path, root), "pt")
         for key in file.keys():  # noqa: SIM118 - it is no dictionary
@@ -163,7 +166,6 @@ def _cut_boxes(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
     return groups
 
 
-@torch.no_grad()
 def fill_parts(parts: Iterable[LocalBox], sources: Mapping[str, Sequence[Stored]]) -> None:
     """Copy the stored elements into `parts`. The caller must have checked names and shapes. Raises
     `SourceError` if the files cannot be read.
@@ -184,6 +186,8 @@ def fill_parts(parts: Iterable[LocalBox], sources: Mapping[str, Sequence[Stored]
 
 
 def _copy_elements(part: LocalBox, source: Stored, ranges: Sequence[range]) -> None:
+    from safetensors import SafetensorError
+
     place = part.tensor.detach()
     for dim, (common, offset) in enumerate(zip(ranges, part.offsets, strict=True)):
         place = place.narrow(dim, common.start - offset, len(common))
