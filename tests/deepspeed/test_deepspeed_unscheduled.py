@@ -71,7 +71,7 @@ def test_what_the_script_says_counts(deepspeed: Dialect) -> None:
 def test_a_schedule_that_no_plan_knows_is_a_loss(deepspeed: Dialect) -> None:
     result = to_megatron(deepspeed, {"scheduler": {"name": "other"}})
     assert "lr_decay_style" not in result.config.given
-    (finding,) = (finding for finding in result.findings if finding.path == "lr_decay_style")
+    (finding,) = (finding for finding in result.findings if finding.path == "code.scheduler.name")
     assert (finding.effect, finding.after) == (Effect.NUMBERS, "linear")
 
 
