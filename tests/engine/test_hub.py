@@ -90,7 +90,7 @@ def tensors(hub: Hub) -> dict[tuple[str, str], torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", [name for name, task in STARTED.items() if task.level])
-def test_masters_are_those_of_zero_to_fp32(made: Made, name: str) -> None:
+def test_masters_are_those_of_zero_to_fp32(made: Made, name: str, tmp_path: Path) -> None:
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     with redirect_stdout(StringIO()):
@@ -103,6 +103,10 @@ def test_masters_are_those_of_zero_to_fp32(made: Made, name: str) -> None:
             hub.parameters[own].best.whole() if own in hub.parameters else hub.buffers[own].whole()
         )
         assert torch.equal(found.float(), value.float()), key
+    converted(made(name), "bin", tmp_path / "bin", "--dtype", "fp32")
+    written = torch.load(tmp_path / "bin" / "pytorch_model.bin")
+    assert set(written) == set(known)  # tied names too
+    assert all(torch.equal(written[key], value.float()) for key, value in known.items())
 
 
 @pytest.mark.parametrize(
