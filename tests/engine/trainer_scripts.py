@@ -1343,6 +1343,9 @@ def compared(
             [read(whose, level, folder, name, rank) for whose in (THEIRS, OURS)]
             for rank in range(ranks)
         ]
+        named = [warning for _, ours in found for warning in ours.get("named", ())]
+        for _, ours in found:
+            ours["named"] = named  # the first rank warns for all
         verdicts = [verdict(*pair) for pair in found]
         worst = max(
             range(ranks), key=lambda rank: (RANKED.index(verdicts[rank][0]), verdicts[rank][1])
