@@ -339,8 +339,7 @@ def _stack_global(machine: Machine) -> None:
 
 
 def _find_global(machine: Machine) -> None:
-    module = machine.line()
-    machine.stack.append(machine.look_up(module, machine.line()))
+    machine.stack.append(machine.look_up(machine.line(), machine.line()))
 
 
 def _call_builder(machine: Machine) -> None:

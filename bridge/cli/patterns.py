@@ -24,8 +24,7 @@ WHERE = "; check --json names the rule of every finding"
 def refuse_strange(select: Sequence[str], ignore: Sequence[str]) -> None:
     """Raise `BridgeError` for patterns that no rule of any stack can match."""
     if select or ignore:
-        problems = (*_strange("select", select), *_strange("ignore", ignore))
-        BridgeError.raise_if(problems)
+        BridgeError.raise_if((*_strange("select", select), *_strange("ignore", ignore)))
 
 
 def _strange(option: str, patterns: Iterable[str]) -> Iterator[str]:

@@ -56,8 +56,7 @@ def once(problems: Sequence[str]) -> Iterator[bool]:
     if not is_rank():
         yield True
         return
-    mark = _mark(problems)
-    mine = _claim_mark(mark)
+    mine = _claim_mark(_mark(problems))
     yield mine
     sys.stderr.flush()
     if mine:

@@ -150,16 +150,6 @@ class Ledger:
         """Forget the totals."""
         self.totals.clear()
 
-    @contextmanager
-    def recording(self) -> Iterator[list[str]]:
-        """Context in which events are recorded. It yields the list of these events."""
-        events: list[str] = []
-        self.events = events
-        try:
-            yield events
-        finally:
-            self.events = None
-
 
 class Comm:
     """The groups of one rank, and the collectives over these groups. Each collective returns a

@@ -151,8 +151,7 @@ def find_limits(values: Mapping[str, Any]) -> Iterator[Finding]:
     without_experts = values.get("model.experts", 1) == 1
     runs = {"precision.moments": ((values.get("precision.master", "fp32"),) * 2,)}
     # What belongs to an optimizer that does not run at all is no problem of its own.
-    name = values.get("optimizer.name", "adamw")
-    strange = name not in LIMITS["optimizer.name"].runs
+    strange = values.get("optimizer.name", "adamw") not in LIMITS["optimizer.name"].runs
     for path, limit in LIMITS.items():
         if strange and path in OF_OPTIMIZER:
             continue

@@ -283,8 +283,7 @@ class Messages:
         """Return the group for messages between this rank and `peer`. There is one group for
         messages to higher ranks, and one for messages to lower ranks.
         """
-        up = self.rank < peer if mine else peer < self.rank
-        return self._links[not up]
+        return self._links[not (self.rank < peer if mine else peer < self.rank)]
 
     def _tag(self, action: Action, index: int) -> int:
         """Return a tag that no other tensor of any stage, microbatch and direction has. `index` is

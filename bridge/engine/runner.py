@@ -317,13 +317,9 @@ class Engine:
         last = self.is_gradient_accumulation_boundary()
         if last and not self._by_token():
             self._hand_over()
-        elif self._has_whole_gradients():
+        elif self.executor.joined and (self.plan.zero.effective_stage or 0) < 2:
             (self.gradients.withhold if last else self.gradients.hide)()
         return loss
-
-    def _has_whole_gradients(self) -> bool:
-        """Return whether each rank has the gradients whole, so that a script may look for them."""
-        return self.executor.joined and (self.plan.zero.effective_stage or 0) < 2
 
     def _by_token(self) -> bool:
         return self.plan.loss == "per_token"
@@ -1024,8 +1020,7 @@ class Engine:
         self.unit = 1 / (divisor * self.scaler.scale * self._share)
         progress.loss = loss / divisor
         progress.grad_norm = math.sqrt(squares) * self.gradient_unit if updates else math.inf
-        lr = rate_of_update(self.plan, progress.steps)
-        progress.lr = self.optimizer.lr(lr)
+        progress.lr = self.optimizer.lr(rate_of_update(self.plan, progress.steps))
 
     def _judge(self, updates: bool, loss: float) -> None:
         """Print why a step is skipped, unless the loss scale will become smaller and this can help.

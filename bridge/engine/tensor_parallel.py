@@ -497,8 +497,7 @@ class VocabularyLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> SplitLogits:
         """From shape (..., in) to the logits of this rank's part of the vocabulary."""
-        local = self._entrance(inputs, self)
-        return SplitLogits(local, self._entrance.split, self._start)
+        return SplitLogits(self._entrance(inputs, self), self._entrance.split, self._start)
 
 
 class VocabularyEmbedding(nn.Module):
@@ -543,8 +542,7 @@ class TokenDropout(nn.Module):
         # and not that of one process.
         shape = list(inputs.shape)
         shape[TOKENS] *= self._split.group.size
-        mask = F.dropout(inputs.new_ones(shape), self.p)
-        return inputs * self._split.slice(mask)
+        return inputs * self._split.slice(F.dropout(inputs.new_ones(shape), self.p))
 
 
 class Conversion:

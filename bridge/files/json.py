@@ -65,8 +65,7 @@ def load_hjson(text: str, name: str = TEXT) -> Document:
 
     Raises `SourceError` for the same reasons as `load_json`.
     """
-    builder = Builder(name)
-    document = builder.document(_nodes(text, name), "hjson")
+    document = Builder(name).document(_nodes(text, name), "hjson")
     SourceError.raise_if(
         f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {key_with_dots(twin.key)} is given twice; keep one"
         for twin in document.duplicates

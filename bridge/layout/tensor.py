@@ -167,5 +167,4 @@ def cut_range(size: int, ranks: int, rank: int) -> range:
     length, longer = divmod(size, ranks)
     # Each of the first `longer` ranks takes one more and moves those behind it by one.
     start = rank * length + min(rank, longer)
-    stop = (rank + 1) * length + min(rank + 1, longer)
-    return range(start, stop)
+    return range(start, (rank + 1) * length + min(rank + 1, longer))

@@ -78,7 +78,7 @@ def causes(findings: Iterable[Finding]) -> list[Cause]:
             not one.unknown,
             not one.given,
             bool(one.change) and not one.unknown,
-            _line(one),
+            (one.origin and one.origin.line) or 0,
         ),
     ):
         words = finding.cause or finding.message
@@ -88,10 +88,6 @@ def causes(findings: Iterable[Finding]) -> list[Cause]:
             finding
         )
     return list(rows.values())
-
-
-def _line(finding: Finding) -> int:
-    return (finding.origin and finding.origin.line) or 0
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -29,8 +29,7 @@ def getopt_output(texts: Sequence[str]) -> tuple[str, int]:
 
     Raises `Unread` for arguments that are not supported.
     """
-    declaration = _parse_declaration(texts[1:])
-    reading = _Reading(declaration)
+    reading = _Reading(_parse_declaration(texts[1:]))
     reading.run()
     return f"{reading.text()}\n", int(reading.wrong)
 

@@ -119,8 +119,7 @@ def find_missed_runs(
     runs. `left_at` is the line that ends the script, or 0.
     """
     whole = list(lines(text))
-    origins = Origins(text, whole)
-    place = _Place(whole, origins, left_at)
+    place = _Place(whole, Origins(text, whole), left_at)
     findings: list[tuple[int, str]] = []
     for line in whole:
         if line.number in runs or len(findings) == MOST:

@@ -156,8 +156,7 @@ def _signal_and_words(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
     if first in ("-s", "-n"):
         signal, rest = _signal_name(words[1] if len(words) > 1 else ()), words[2:]
     elif first.startswith("-") and first != "--":
-        text = text_if_known(words[0]) or ""
-        name = text[1:].upper().removeprefix("SIG")
+        name = (text_if_known(words[0]) or "")[1:].upper().removeprefix("SIG")
         signal, rest = NAMES.get(name, name), words[1:]
     else:
         signal, rest = "TERM", words

@@ -165,8 +165,7 @@ class Scanner:
                 self._literal(parts, position, end)
                 position = end
                 continue
-            char = self.text[position]
-            after = self._special(char, position, start, parts)
+            after = self._special(self.text[position], position, start, parts)
             if after == position:
                 break
             position = after

@@ -53,8 +53,7 @@ def assignment(source: ShellSource, word: Word) -> AssignmentTarget | None:
     if not word.parts or word.parts[0].kind != "text":
         return None
     first = word.parts[0]
-    text = source.text[first.start : first.end]
-    match = FORM.match(text)
+    match = FORM.match(source.text[first.start : first.end])
     if match is None:
         return None
     end = match.end()

@@ -83,8 +83,7 @@ def load(name: str) -> Dialect:
     if name not in (*names(), *HOSTS):
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
-    place = "" if name in plugins() else ".dialect"
-    dialect = import_attribute(name, place, "DIALECT")
+    dialect = import_attribute(name, "" if name in plugins() else ".dialect", "DIALECT")
     if not isinstance(dialect, Dialect):
         raise BridgeError(
             f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "

@@ -144,6 +144,5 @@ def _neighbours(version: str, releases: Sequence[str]) -> str:
     except InvalidVersion:
         return f"known are {releases[0]} to {releases[-1]}{nearest(version, releases)}"
     older = [name for name in releases if Version(name) < target][-1:]
-    newer = [name for name in releases if Version(name) >= target][:1]
-    near = older + newer
+    near = older + [name for name in releases if Version(name) >= target][:1]
     return f"the nearest known {'are' if len(near) > 1 else 'is'} {' and '.join(near)}"

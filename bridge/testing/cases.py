@@ -270,6 +270,5 @@ class CaseWriter(Writer):
 
 def case(choose: Callable[[Sequence[str]], str]) -> Script:
     """Return a script made of the parts that `choose` selects."""
-    writer = CaseWriter(choose)
-    body = writer.fill_template(choose((DECIDED, "X=\n⟨construct⟩\n")))
+    body = CaseWriter(choose).fill_template(choose((DECIDED, "X=\n⟨construct⟩\n")))
     return START.format(A=choose(SETTINGS), B=choose(SETTINGS), C=choose(SETTINGS)) + body + END, ()

@@ -45,8 +45,7 @@ class Meeting:
         global _made
         _made += 1
         # Ranks may have made other numbers of meetings: with the highest, their keys agree.
-        numbers = gather_tensor(comm, "meeting", torch.tensor([_made]), comm.world)
-        _made = int(numbers.max())
+        _made = int(gather_tensor(comm, "meeting", torch.tensor([_made]), comm.world).max())
         self.comm, self.lost = comm, report
         self.store: Any = PrefixStore(f"stagebridge meeting {_made}", _get_default_store())
         self.patience = timedelta(seconds=float(os.environ.get(VARIABLE, PATIENCE)))

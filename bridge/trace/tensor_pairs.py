@@ -239,8 +239,7 @@ class Pairs:
         """Return for each pair whether both runs logged the same numbers, bit by bit. Pairs of
         which a log has no values count as equal.
         """
-        values = self.values(tables)
-        differ = (~_are_equal(*values)).astype(np.float64)
+        differ = (~_are_equal(*self.values(tables))).astype(np.float64)
         figures = tables[0].figures[self.ours] == tables[1].figures[self.theirs]
         result: NDArray[np.bool_] = (self.segments.sums(differ) == 0) & figures.all(axis=1)
         for at, (verdict, *_) in self.verdicts_without_values.items():

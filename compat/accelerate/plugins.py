@@ -539,7 +539,10 @@ class Plugins:
             raise Refusal(
                 "accelerate needs the section zero_optimization in the DeepSpeed file", file.said
             )
-        fields = {_fact_name(variable) for _, variable, _, _ in KEYS.values()} | {"mixed_precision"}
+        fields = {
+            variable.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower()
+            for _, variable, _, _ in KEYS.values()
+        } | {"mixed_precision"}
         names_in_config = set(str(self.slot("ACCELERATE_CONFIG_DS_FIELDS", "").value).split(","))
         if fields & names_in_config:
             names = ", ".join(sorted(fields & names_in_config))
@@ -594,10 +597,6 @@ class Plugins:
         for key, value in _flat_items(config):
             if key not in {one[0] for one in KEYS.values()}:
                 chosen[1].add(f"deepspeed.deepspeed_config.{key}", value)
-
-
-def _fact_name(variable: str) -> str:
-    return variable.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower()
 
 
 def _parsed_text(slot: Slot, parse: Parse, usual: Any) -> Any:

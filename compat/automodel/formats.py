@@ -502,5 +502,4 @@ def program(release: Release) -> tuple[str, ...]:
 
 def text(settings: Mapping[str, Any], release: Release) -> str:
     """Return a recipe as YAML that sets every value explicitly."""
-    data = nest_recipe(settings, release)
-    return spell_yaml(data)
+    return spell_yaml(nest_recipe(settings, release))

@@ -328,8 +328,7 @@ def _mix_precisions(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
     """Return a config with the sections of both 16-bit formats, as accelerate completes it."""
     on = {"fp16": {"enabled": True, "auto_cast": True}} if precision == "fp16" else {}
     on |= {"bf16": {"enabled": True}} if precision in ("bf16", "fp8") else {}
-    off = {name: {"enabled": False} for name in ("fp16", "bf16")}
-    return {**off, **on, **data}
+    return {**{name: {"enabled": False} for name in ("fp16", "bf16")}, **on, **data}
 
 
 def _find_clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:

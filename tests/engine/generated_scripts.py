@@ -336,10 +336,12 @@ def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
     )
     torch.manual_seed(1)
     front = nn.Linear(WIDTH, WIDTH).double()
+    hooked: nn.Module | None = None
     averaged = AveragedModel(side.module) if has("averaged model") else None
     for step in range(STEPS):
         layers = [module for module in side.module.modules() if isinstance(module, nn.Linear)]
-        if has("hidden loss") and step in ((0, 1) if has("resumed") else (0,)):
+        if has("hidden loss") and side.model is not hooked:
+            hooked = side.model
             layers[0].register_forward_hook(
                 lambda module, given, output: kept.append(output.square().mean())
             )
@@ -370,7 +372,7 @@ def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
         _between(side, has, averages, played, step)
         if averaged is not None:
             averaged.update_parameters(side.module)
-            norms = [float(weight.norm()) for weight in averaged.parameters()]
+            norms = [float(weight.detach().norm()) for weight in averaged.parameters()]
             played.notes.append((f"averaged {step}", sum(norms)))
         if has("schedule"):
             for group in side.optimizer.param_groups:

@@ -241,8 +241,8 @@ def events(rank: int, world: int, case: Case) -> list[str]:
     """What happened, in order, in the second step."""
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)
     engine.train_batch(list(microbatches(case, engine, 0)))
-    with engine.comm.ledger.recording() as found:
-        engine.train_batch(list(microbatches(case, engine, 1)))
+    found = engine.comm.ledger.events = []
+    engine.train_batch(list(microbatches(case, engine, 1)))
     return found
 
 

@@ -13,10 +13,11 @@ import inspect
 import json
 import sys
 from collections import Counter
+from importlib.resources import files
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from bridge.plan.families.table import harvested_families
+from bridge.plan import families
 
 BASIC = (int, float, bool, str)
 
@@ -67,7 +68,9 @@ def harvest() -> dict[str, dict[str, str]]:
     from transformers import CONFIG_MAPPING
 
     rows: dict[str, dict[str, list[str]]] = {}
-    for family in harvested_families():
+    for family in filter(
+        None, json.loads(files(families).joinpath("read.json").read_text("utf-8"))
+    ):
         cls = CONFIG_MAPPING[family]
         types = annotations(cls)
         for field in dataclasses.fields(cls):

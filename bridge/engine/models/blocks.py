@@ -451,8 +451,7 @@ class Blocks:
         if all(leaf is not None or place in tensors for place, leaf in enumerate(output.leaves)):
             return output.fill_tensors(tensors)
         weight = next(self._modules[step.name].parameters())
-        blank = self.cut.blanks[step.name](weight, call)
-        leaves, form = tree_flatten(blank)
+        leaves, form = tree_flatten(self.cut.blanks[step.name](weight, call))
         return tree_unflatten([tensors.get(place, leaf) for place, leaf in enumerate(leaves)], form)
 
 

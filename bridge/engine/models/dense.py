@@ -310,8 +310,7 @@ class Core(nn.Module):
             )
         scores = query @ key.transpose(-1, -2) * (self.scale or query.shape[-1] ** -0.5)
         logits = self.softcap * torch.tanh(scores / self.softcap)
-        weights = logits.masked_fill(~mask, -torch.inf).softmax(-1)
-        return F.dropout(weights, dropout) @ value
+        return F.dropout(logits.masked_fill(~mask, -torch.inf).softmax(-1), dropout) @ value
 
 
 class Turn(nn.Module):

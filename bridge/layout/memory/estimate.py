@@ -140,8 +140,7 @@ class Estimator:
         notes = (*notes, *self._omissions(), *_imbalance_of(found.largest))
         doubt = None
         if self.rules.kernels == "torch":
-            family = self.plan.model.family
-            doubt = uncounted(family, self.shape.norm, self.rules.attention)
+            doubt = uncounted(self.plan.model.family, self.shape.norm, self.rules.attention)
         return replace(found, notes=notes, doubt=doubt)
 
     @cached_property

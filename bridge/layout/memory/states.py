@@ -70,8 +70,7 @@ def step_terms(plan: Plan, rank: Rank, rules: MemoryRules) -> list[Term]:
         each = (widths.gradient + widths.master, "bytes")
         terms.append(product("gradients", what, (own, "elements"), each))
     if rules.foreach:
-        moments = Format.of(plan).moments
-        width = (widths.moments / max(moments, 1), "bytes")
+        width = (widths.moments / max(Format.of(plan).moments, 1), "bytes")
         terms.append(product("moments", "copy of a moment", (own, "elements"), width))
     return terms
 

@@ -29,8 +29,7 @@ def meaning(keys: Group, family: Family) -> Mapping[str, Any]:
 
 @lru_cache(64)
 def _meaning(text: str, name: str, family: Family) -> Mapping[str, Any]:
-    config = json.loads(text)
-    model = _read(Source(config, family.defaults, family is not GENERIC), family)
+    model = _read(Source(json.loads(text), family.defaults, family is not GENERIC), family)
     # Classes with experts have defaults for all of their settings, also in a file without experts.
     if model.get("experts") is None and family is not GENERIC:
         model = {path: value for path, value in model.items() if not path.startswith(EXPERTS)}

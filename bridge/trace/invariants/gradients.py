@@ -401,8 +401,7 @@ class Reduced(Check):
 
     def _tolerance(self) -> float:
         formats = {weight.dtype for _, weight in self.named}
-        coarse = max(torch.finfo(dtype).eps for dtype in formats)
-        return min(0.2, max(1e-2, SLACK * coarse))
+        return min(0.2, max(1e-2, SLACK * max(torch.finfo(dtype).eps for dtype in formats)))
 
     def end_step(self) -> None:
         groups = self.source.groups_by_parameter(self.source.moving)

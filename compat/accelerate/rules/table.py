@@ -158,8 +158,7 @@ def _read_precision(values: Group, context: Context) -> Group:
 
 def _write_precision(values: Group, context: Context) -> Group:
     compute, cast = values.get("precision.compute"), values.get("precision.autocast")
-    half = cast or compute
-    name = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}.get(str(half))
+    name = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}.get(str(cast or compute))
     return {"mixed_precision": "fp8" if values.get("precision.fp8") else name}
 
 

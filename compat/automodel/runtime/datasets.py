@@ -38,8 +38,7 @@ def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int
     """Return the data set that a section describes. `tokenizer()` is only called for data sets of
     texts. Raises `BridgeError`.
     """
-    name = target(section, path, tuple(KNOWN))
-    settings, make = KNOWN[name]
+    settings, make = KNOWN[target(section, path, tuple(KNOWN))]
     only(section, path, (*settings, "tokenizer"))
     values = {key: section[key] for key in settings if section.get(key) is not None}
     samples = make(values, path, tokenizer, seed)

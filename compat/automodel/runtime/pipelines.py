@@ -165,8 +165,7 @@ class StageSchedule:
     @property
     def has_last(self) -> bool:
         """Whether this rank has the last stage."""
-        schedule = self.engine.pipeline.schedule
-        return schedule.homes[-1] == self.engine.line.index
+        return self.engine.pipeline.schedule.homes[-1] == self.engine.line.index
 
     def loss(self, output: Any, target: Any) -> Tensor:
         """Return the loss of a microbatch from the script's loss function, and store the logits for

@@ -125,12 +125,13 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     hyper = {name: group[name] for name in HYPER if name in group} | momentum
     return {
         "optimizer.name": name,
-        **{f"optimizer.{key}": _plain(value) for key, value in hyper.items()},
+        **{
+            f"optimizer.{key}": (
+                tuple(map(float, value)) if isinstance(value, list | tuple) else float(value)
+            )
+            for key, value in hyper.items()
+        },
     }
-
-
-def _plain(value: Any) -> Any:
-    return tuple(map(float, value)) if isinstance(value, list | tuple) else float(value)
 
 
 def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[ParameterGroupSettings, ...]:

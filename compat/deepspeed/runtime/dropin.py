@@ -430,7 +430,9 @@ def _native(
         alike=settings,
         sample=sample,
         # One rank has no shards, and layers of a model would draw different numbers than the model.
-        layers=None if here.world == 1 and sample is None and _may_draw(model) else (),
+        layers=None
+        if here.world == 1 and sample is None and (_has_dropout(model) or _has_hooks(model))
+        else (),
         optimizer=make,
     )
     drawn = _drawn(model, here.world)
@@ -515,11 +517,6 @@ def _has_dropout(model: nn.Module) -> bool:
     named = vars(config).items() if hasattr(config, "__dict__") else ()
     rates += [value for name, value in named if "drop" in name and isinstance(value, int | float)]
     return any(rates)
-
-
-def _may_draw(model: nn.Module) -> bool:
-    """Return whether a model may draw random numbers: by dropout, or in hooks, as NEFTune does."""
-    return _has_dropout(model) or _has_hooks(model)
 
 
 def _has_hooks(model: nn.Module) -> bool:

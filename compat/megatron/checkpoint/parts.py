@@ -335,5 +335,4 @@ def _whole(
         kind: join_boxes([rank.kinds[name][kind] for rank in holders])
         for kind in holders[0].kinds.get(name, {})
     }
-    master = kinds.pop("master", None)
-    return Parameter(weight, master, kinds, step if kinds else None)
+    return Parameter(weight, kinds.pop("master", None), kinds, step if kinds else None)
