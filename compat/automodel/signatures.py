@@ -30,11 +30,6 @@ def _facts() -> Mapping[str, Any]:
     return facts
 
 
-def classes_with_arguments() -> Collection[str]:
-    """Return the classes whose arguments are known."""
-    return tuple(_facts()["takes"])
-
-
 def find_wrong_keys(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each key of a section that is not an argument of the section's class, with a message.
     AutoModel stops when it builds such a class.

@@ -16,7 +16,7 @@ from collections import Counter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from bridge.plan.families.table import harvested_families
+from bridge.plan.families.table import _data
 
 BASIC = (int, float, bool, str)
 
@@ -67,7 +67,7 @@ def harvest() -> dict[str, dict[str, str]]:
     from transformers import CONFIG_MAPPING
 
     rows: dict[str, dict[str, list[str]]] = {}
-    for family in harvested_families():
+    for family in filter(None, _data("read.json")):
         cls = CONFIG_MAPPING[family]
         types = annotations(cls)
         for field in dataclasses.fields(cls):

@@ -218,11 +218,6 @@ def read_by(family: str) -> frozenset[str]:
     )
 
 
-def harvested_families() -> tuple[str, ...]:
-    """The families whose config classes were read (`read.json`)."""
-    return tuple(filter(None, _data("read.json")))
-
-
 @cache
 def accepted_kinds(family: str) -> Mapping[str, str]:
     """Return the kinds that the config class of a family accepts, by key (`accepted.json`, harvested from transformers): names of

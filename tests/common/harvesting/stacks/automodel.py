@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compat.automodel.signatures import classes_with_arguments
+from compat.automodel.signatures import _facts
 from harvesting.code import arguments, first, signatures_in
 from harvesting.rows import Facts, Row
 from harvesting.source import Package, Tree
@@ -121,7 +121,7 @@ def _class_arguments(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each class that recipes name and that the release still has, with the names of its
     arguments.
     """
-    for target in classes_with_arguments():
+    for target in _facts()["takes"]:
         module, _, name = target.rpartition(".")
         if module.startswith(PACKAGE.folder):
             yield from _arguments_by_class(target, [f"{module}:{name}"], unread).items()
