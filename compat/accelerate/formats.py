@@ -142,13 +142,11 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
     """Return all values of a run: those given, and the defaults of its kind. Those of the Trainer are filled in where
     its arguments were `read`; what a plan leaves open stays so. Raises `ConfigError` if the run is refused.
     """
-    found = dict(given)
-    ranks = found.get(RANKS)
-    if world and ranks and ranks != world:
+    if world and (ranks := given.get(RANKS)) and ranks != world:
         raise ConfigError(f"{RANKS}: found {ranks}, expected {world}, the number of ranks")
     config = {
         path: Said(path, value)
-        for path, value in {RANKS: world or 2, KIND: "NO", **found}.items()
+        for path, value in {RANKS: world or 2, KIND: "NO", **given}.items()
         if not path.startswith(ARGUMENTS)
     }
     run = Run()
@@ -159,10 +157,9 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
         raise ConfigError(
             f"{error.said.setting if error.said else KIND}: {error.message}"
         ) from None
-    usual = {ARGUMENTS + name: value for name, value in TRAINER.items()}
-    if not read or not any(path in usual for path in found):
-        usual = {}
-    sections = ("fsdp_",) if found.get(KIND) == "FSDP" else ()
+    is_trained = read and any(path.startswith(ARGUMENTS) for path in given)
+    usual = {ARGUMENTS + name: value for name, value in TRAINER.items() if is_trained}
+    sections = ("fsdp_",) if given.get(KIND) == "FSDP" else ()
     for name, row in OPTIONS.items():
         if name.startswith((*sections, "parallelism_config_")) and row["default"] is not None:
             usual |= {
@@ -176,7 +173,7 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
         KIND: "NO",
         **usual,
         **({RANKS: world} if world else {}),
-        **{path: value for path, value in found.items() if not path.startswith(MEGATRON)},
+        **{path: value for path, value in given.items() if not path.startswith(MEGATRON)},
         **plugin,
     }
 

@@ -436,8 +436,9 @@ class _Launch:
 
     def _set(self, shell: dict[str, Slot], name: str, slot: Slot, text: str | None = None) -> None:
         statement = slot.said if slot.is_given else default(name, slot.value)
-        own = Slot(str(slot.value) if text is None else text, statement, slot.lost)
-        shell[name] = own.after(shell.get(name))
+        shell[name] = Slot(str(slot.value) if text is None else text, statement, slot.lost).after(
+            shell.get(name)
+        )
 
     def _set_ranks(self, shell: dict[str, Slot], mode: str) -> None:
         """Set the number of ranks, and check what a run on several machines needs."""

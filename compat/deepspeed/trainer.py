@@ -665,10 +665,12 @@ def _set_code(given: Mapping[str, Any], version: Any) -> dict[str, Any]:
     named = {name: given[name] for name in TRAINED if name in given}
     if PER_TOKEN <= release < OVER_RANKS:
         named.setdefault("average_tokens_across_devices", False)
-    found = {
-        f"code.trainer.{name}": value for name, value in named.items() if value != TRAINED[name]
+    return {
+        **{
+            f"code.trainer.{name}": value for name, value in named.items() if value != TRAINED[name]
+        },
+        **({"code.loss": "per_token"} if release >= PER_TOKEN else {}),
     }
-    return {**found, "code.loss": "per_token"} if release >= PER_TOKEN else found
 
 
 @dataclass(frozen=True, slots=True)

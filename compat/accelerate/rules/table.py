@@ -292,8 +292,10 @@ RECOMPUTE = ("recompute.granularity", "recompute.method", "recompute.layers")
 
 def _read_offload(values: Group, context: Context) -> Group:
     device = "cpu" if values.get(KIND) == "FSDP" and values.get(OFFLOAD) else "none"
-    state = "cpu" if values.get(HOST) else device
-    return {"zero.offload.parameters": device, "zero.offload.optimizer": state}
+    return {
+        "zero.offload.parameters": device,
+        "zero.offload.optimizer": "cpu" if values.get(HOST) else device,
+    }
 
 
 def _write_offload(values: Group, context: Context) -> Group:
@@ -312,8 +314,11 @@ def _read_recompute(values: Group, context: Context) -> Group:
 
 
 def _write_recompute(values: Group, context: Context) -> Group:
-    again = values.get("recompute.granularity") in ("full", "selective")
-    return {CHECKPOINTS[0 if values.get("zero.stage") else 1]: True} if again else {}
+    return (
+        {CHECKPOINTS[0 if values.get("zero.stage") else 1]: True}
+        if values.get("recompute.granularity") in ("full", "selective")
+        else {}
+    )
 
 
 def _megatron_value(name: str, path: str, values: Group, context: Context) -> Group:
