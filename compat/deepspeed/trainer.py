@@ -48,7 +48,6 @@ TRAINED: Mapping[str, Any] = {
     "train_sampling_strategy": "random",
     "average_tokens_across_devices": True,
     "gradient_checkpointing": False,
-    "activation_checkpointing": False,
     "torch_compile": False,
     "tf32": None,
     "use_liger_kernel": False,
