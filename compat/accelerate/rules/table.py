@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from bridge.plan.plan import paths
@@ -319,13 +318,6 @@ def _write_recompute(values: Group, context: Context) -> Group:
         if values.get("recompute.granularity") in ("full", "selective")
         else {}
     )
-
-
-def _megatron_value(name: str, path: str, values: Group, context: Context) -> Group:
-    """Return the plan's value of a key of `megatron_lm_config`, if accelerate uses this section."""
-    if values.get(KIND) != MEGATRON_LM or M + name not in values:
-        return {}
-    return {path: WORDS.get(name, {}).get(values[M + name], values[M + name])}
 
 
 def _every(theirs: str, ours: str) -> Rule:
