@@ -46,18 +46,16 @@ def read(source: Any, question: host.Question) -> Reading:
     origins = {
         path: Origin(said.line, said.setting, said.source) for path, said in settings.items()
     }
-    kind = str(given.get(KIND))
-    refused = (
-        [f"{KIND}: found {kind}: stagebridge reads runs of {OWN[kind]} by `resolve` alone"]
-        if kind in OWN
-        else []
-    )
     stops = [one for one in run.findings if one.effect is Effect.STOPS]
     findings = tuple(one for one in run.findings if one.effect is not Effect.STOPS)
     return Reading(Values(given), "file", origins, findings, world_size=given.get(RANKS)).unless(
         [
             *(f"{one.origin or ''}: {one.path}: {one.message}".lstrip(": ") for one in stops),
-            *refused,
+            *(
+                f"{KIND}: found {kind}: stagebridge reads runs of {name} by `resolve` alone"
+                for kind, name in OWN.items()
+                if given.get(KIND) == kind
+            ),
         ]
     )
 
@@ -144,15 +142,13 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
     """Return all values of a run: those given, and the defaults of its kind. Those of the Trainer are filled in where
     its arguments were `read`; what a plan leaves open stays so. Raises `ConfigError` if the run is refused.
     """
-    found = dict(given)
-    ranks = found.get(RANKS)
-    if world and ranks and ranks != world:
+    if world and (ranks := given.get(RANKS)) and ranks != world:
         raise ConfigError(f"{RANKS}: found {ranks}, expected {world}, the number of ranks")
     config = {
-        path: Said(path, value) for path, value in found.items() if not path.startswith(ARGUMENTS)
+        path: Said(path, value)
+        for path, value in {RANKS: world or 2, KIND: "NO", **given}.items()
+        if not path.startswith(ARGUMENTS)
     }
-    for name, value in ((RANKS, world or 2), (KIND, "NO")):
-        config.setdefault(name, Said(name, value))
     run = Run()
     try:
         environment, ranked = set_environment(Given(config=config), Machine(), run)
@@ -161,28 +157,23 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
         raise ConfigError(
             f"{error.said.setting if error.said else KIND}: {error.message}"
         ) from None
-    usual = {ARGUMENTS + name: value for name, value in TRAINER.items()}
-    if not read or not any(path in usual for path in found):
-        usual = {}
-    sections = ("fsdp_",) if found.get(KIND) == "FSDP" else ()
+    is_trained = read and any(path.startswith(ARGUMENTS) for path in given)
+    usual = {ARGUMENTS + name: value for name, value in TRAINER.items() if is_trained}
+    sections = ("fsdp_",) if given.get(KIND) == "FSDP" else ()
     for name, row in OPTIONS.items():
         if name.startswith((*sections, "parallelism_config_")) and row["default"] is not None:
             usual |= {
                 path: said.value
                 for path, said in _type_setting(path_of(name), Said(name, row["default"]))
             }
-    by_name = {one.setting: one.value for one in run.settings}
-    plugin = {
-        MEGATRON + key.lower(): by_name[f"megatron_lm.{name}"]
-        for name, key, *_ in PLUGIN
-        if found.get(KIND) == "MEGATRON_LM"
-    }
+    names = {f"megatron_lm.{name}": MEGATRON + key.lower() for name, key, *_ in PLUGIN}
+    plugin = {names[one.setting]: one.value for one in run.settings if one.setting in names}
     return {
         "mixed_precision": "no",
         KIND: "NO",
         **usual,
         **({RANKS: world} if world else {}),
-        **found,
+        **{path: value for path, value in given.items() if not path.startswith(MEGATRON)},
         **plugin,
     }
 
@@ -213,13 +204,8 @@ def write(given: Mapping[str, Any]) -> Written:
     """Return the config file, with the arguments of the Trainer in a file beside it, and the command."""
     own = {"compute_environment": "LOCAL_MACHINE", **given}
     words = {
-        path.removeprefix(ARGUMENTS): value
-        for path, value in own.items()
-        if path.startswith(ARGUMENTS)
+        path.removeprefix(ARGUMENTS): own.pop(path) for path in given if path.startswith(ARGUMENTS)
     }
-    text = spell_yaml(
-        nest({path: value for path, value in own.items() if not path.startswith(ARGUMENTS)})
-    )
     machines, _ = nodes(given.get(RANKS) or 1)
     several = (
         ("--num_machines", str(machines), "--machine_rank", "RANK", "--main_process_ip", HEAD)
@@ -227,6 +213,15 @@ def write(given: Mapping[str, Any]) -> Written:
         else ()
     )
     beside = {ARGUMENTS_FILE: json.dumps(words, indent=2) + "\n"} if words else {}
-    names = (str(Path(FILE).with_suffix(ARGUMENTS_FILE)),) if words else ()
-    launch = ("accelerate", "launch", "--config_file", FILE, *several, "train.py", *names)
-    return Written("accelerate", text, "yaml", launch=launch, file=FILE, beside=beside)
+    launch = (
+        "accelerate",
+        "launch",
+        "--config_file",
+        FILE,
+        *several,
+        "train.py",
+        *(str(Path(FILE).with_suffix(suffix)) for suffix in beside),
+    )
+    return Written(
+        "accelerate", spell_yaml(nest(own)), "yaml", launch=launch, file=FILE, beside=beside
+    )

@@ -138,20 +138,23 @@ def start(document: Document) -> tuple[Document, tuple[Finding, ...]]:
         section, dot, name = path.partition(".")
         keys = options if dot else {*facts()["keys"], "fp16", "dynamo_backend"}
         if not dot and section not in keys:
-            place = f"{said.source}: " if said.source else f"{document.name}: "
             raise ConfigError(
-                f"{place}line {said.line}: {path}: {STRANGE}{nearest(path, tuple(keys))}"
+                f"{said.source or document.name}: line {said.line}: {path}: {STRANGE}{nearest(path, tuple(keys))}"
             )
         if section == "deepspeed_config" and name not in keys:
-            origin = Origin(said.line, "", said.source)
             found.append(
                 unknown(
-                    path, f"accelerate does not read it{nearest(name, DEEPSPEED)}", origin=origin
+                    path,
+                    f"accelerate does not read it{nearest(name, DEEPSPEED)}",
+                    origin=Origin(said.line, "", said.source),
                 )
             )
     if not told.arguments.own:  # the Trainer fills in an "auto" by its own arguments
-        run = resolve_sources(told, Question({}, {}))
-        found += [one for one in run.findings if one.path == "deepspeed.gradient_clipping"]
+        found += [
+            one
+            for one in resolve_sources(told, Question({}, {})).findings
+            if one.path == "deepspeed.gradient_clipping"
+        ]
     if script:
         return document, tuple(found)
     text = f"accelerate launch --config_file {quote(Path(document.name).name)} {PROGRAM}\n"
@@ -248,10 +251,9 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
     )
 
 
-def read_config(document: Document, source: str | None = None) -> dict[str, Said]:
+def read_config(document: Document, name: str = "") -> dict[str, Said]:
     """Return the settings of accelerate's config file, by path, in its order."""
     statements = dict[str, Said]()
-    name = source if source is not None else ""
     for key, value in document.data.items():
         inner = value.items() if isinstance(value, Mapping) and key in SECTIONS else ()
         for own, part in inner:

@@ -146,8 +146,12 @@ def read_options(words: Sequence[tuple[str, int | None]], source: str) -> Given:
         row, index = by_flag().get(flag), index + 1
         statement = Said(flag, text, source, line)
         if row is None:
-            advice = nearest(flag, tuple(by_flag()))
-            problems.append(Refusal(f"accelerate launch has no such option{advice}", statement))
+            problems.append(
+                Refusal(
+                    f"accelerate launch has no such option{nearest(flag, tuple(by_flag()))}",
+                    statement,
+                )
+            )
             continue
         if row["kind"] in ("switch", "off"):
             value: Any = row["kind"] == "switch"
@@ -236,9 +240,8 @@ class _Launch:
 
     def _merge_nothing(self) -> None:
         if self["num_processes"] is None:
-            gpus = self.machine.gpus
-            why = "the number of GPUs of the machine"
-            self.args["num_processes"] = Slot(gpus, Said(why, gpus, default("", None).source))
+            said = default("the number of GPUs of the machine", self.machine.gpus)
+            self.args["num_processes"] = Slot(said.value, said)
         many = self["num_processes"]
         if not self["multi_gpu"] and (many is None or many > 1) and self.machine.gpus not in (0, 1):
             self.args["multi_gpu"] = Slot(True, default("multi_gpu", True))
@@ -252,26 +255,20 @@ class _Launch:
         self.args["use_cpu"] = self.args["cpu"]
 
     def _merge_config(self, config: Mapping[str, Said]) -> None:
-        values = {path: statement.value for path, statement in config.items()}
-        self._check_config(values, config)
+        self._check_config(config)
         kind = config["distributed_type"]
         chosen = next((one for one in MODES if self[one]), "")
         if chosen:
             # What the file asks for is lost, unless it asks for the same.
             self.args[chosen] = self.args[chosen].after(Slot(None, kind))
         else:
-            option = TYPES.get(kind.value)
-            if option:
+            if option := TYPES.get(kind.value):
                 self.args[option] = Slot(True, kind)
             if not self["cpu"]:
                 self.run.hear(kind)
-            sizes = [
-                statement
-                for path, statement in config.items()
-                if path.startswith("parallelism_config.")
-            ]
-            if sizes:
-                whole = Said("parallelism_config", True, sizes[0].source, sizes[0].line)
+            sizes = (one for path, one in config.items() if path.startswith("parallelism_config."))
+            if first := next(sizes, None):
+                whole = Said("parallelism_config", True, first.source, first.line)
                 self.args["use_parallelism_config"] = Slot(True, whole)
         if self["gpu_ids"] is None:
             statement = config.get("gpu_ids")
@@ -303,32 +300,33 @@ class _Launch:
                     self.args[name] = slot.after(Slot(None, one))
                 else:
                     self.args[name] = Slot(one.value, one).after(slot)
-            elif path in ("use_cpu", "debug"):
-                continue
-            elif path not in (*APART, *SECTIONS):
+            elif path not in ("use_cpu", "debug", *APART, *SECTIONS):
                 self._take(path, config)
         for name, value in facts()["keys"].items():
             if name not in (*APART, *SECTIONS) and self[name] is None and value is not None:
                 self.args[name] = Slot(value, default(name, value))
-        self._take_switch("debug", config)
-        use = config.get("use_cpu")
-        self.args["use_cpu"] = (
-            Slot(use.value, use) if use else Slot(False, default("use_cpu", False))
-        )
+        if statement := config.get("debug"):
+            own = self.args["debug"]
+            self.args["debug"] = (
+                own.after(Slot(None, statement)) if own.value else Slot(statement.value, statement)
+            )
+        use = config.get("use_cpu", default("use_cpu", False))
+        self.args["use_cpu"] = Slot(use.value, use)
         precision = config.get("mixed_precision")
         if self["mixed_precision"]:
             if precision and precision.value is not None:
                 self.args["mixed_precision"] = self.args["mixed_precision"].after(
                     Slot(None, precision)
                 )
-        elif precision is None or precision.value is None:
-            old = config.get("fp16")
-            value = "fp16" if old and old.value and precision is None else "no"
-            self.args["mixed_precision"] = Slot(
-                value, old if old and value == "fp16" else default("mixed_precision", "no")
-            )
-        else:
+        elif precision and precision.value is not None:
             self.args["mixed_precision"] = Slot(precision.value, precision)
+        else:
+            old = None if precision else config.get("fp16")
+            self.args["mixed_precision"] = (
+                Slot("fp16", old)
+                if old and old.value
+                else Slot("no", default("mixed_precision", "no"))
+            )
         if self["dynamo_backend"] is None:
             self.args["dynamo_backend"] = Slot("no", default("dynamo_backend", "no"))
         if self["num_processes"] == -1:
@@ -336,7 +334,8 @@ class _Launch:
                 "the config file has no num_processes; give --num_processes to the launch, or --world-size here"
             )
 
-    def _check_config(self, values: Mapping[str, Any], config: Mapping[str, Said]) -> None:
+    def _check_config(self, config: Mapping[str, Said]) -> None:
+        values = {path: statement.value for path, statement in config.items()}
         if values.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
             raise Refusal(
                 "stagebridge reads configs of accelerate for LOCAL_MACHINE alone",
@@ -369,19 +368,14 @@ class _Launch:
         else:
             self.args[name] = slot.after(Slot(None, statement))
 
-    def _take_switch(self, name: str, config: Mapping[str, Said]) -> None:
-        statement = config.get(name)
-        if statement is not None:
-            own = self.args[name]
-            self.args[name] = (
-                own.after(Slot(None, statement)) if own.value else Slot(statement.value, statement)
-            )
-
     def _count_threads(self) -> None:
         statement = self.given.environment.get("OMP_NUM_THREADS")
         many = int(statement.value) if statement and str(statement.value).isdigit() else 1
-        local = max((self["num_processes"] or 1) // (self["num_machines"] or 1), 1)
-        own = max(self.machine.cores // local, 1)
+        own = max(
+            self.machine.cores
+            // max((self["num_processes"] or 1) // (self["num_machines"] or 1), 1),
+            1,
+        )
         if own > 1 and not (statement and many) and not self["use_deepspeed"]:
             self.read("use_cpu")
         if self["use_cpu"] and not (statement and many) and (self["num_processes"] or 0) >= 1:
@@ -442,8 +436,9 @@ class _Launch:
 
     def _set(self, shell: dict[str, Slot], name: str, slot: Slot, text: str | None = None) -> None:
         statement = slot.said if slot.is_given else default(name, slot.value)
-        own = Slot(str(slot.value) if text is None else text, statement, slot.lost)
-        shell[name] = own.after(shell.get(name))
+        shell[name] = Slot(str(slot.value) if text is None else text, statement, slot.lost).after(
+            shell.get(name)
+        )
 
     def _set_ranks(self, shell: dict[str, Slot], mode: str) -> None:
         """Set the number of ranks, and check what a run on several machines needs."""

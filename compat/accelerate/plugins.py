@@ -236,10 +236,9 @@ class Plugins:
         state = settle(
             "state_dict_type", lambda text: one_of(states, text), states[0 if first else 2]
         )
-        sharded = "SHARDED_STATE_DICT"
-        if not first and (state == "LOCAL_STATE_DICT" or (state != sharded and not since("1.7.0"))):
+        if not first and (state == states[1] or (state != states[2] and not since("1.7.0"))):
             raise Refusal(
-                f"FSDP 2 has no {state} in this release; use {sharded}",
+                f"FSDP 2 has no {state} in this release; use {states[2]}",
                 self.slot("FSDP_STATE_DICT_TYPE", "").said,
             )
         policy = settle("auto_wrap_policy", _read_policy, None)

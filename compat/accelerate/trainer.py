@@ -213,8 +213,9 @@ def _translate_words(switch: Said, keys: dict[str, Said]) -> Iterator[Unheard]:
 
 
 def _ignore(said: Said, why: str) -> Unheard:
-    inert = said.value in (None, False, "", [], "full_shard")
     cheap = (
         Effect.COST if CHEAP.fullmatch(said.setting) or said.setting == "--fsdp" else Effect.NUMBERS
     )
-    return Unheard(said, why, Effect.NONE if inert else cheap)
+    return Unheard(
+        said, why, Effect.NONE if said.value in (None, False, "", [], "full_shard") else cheap
+    )

@@ -56,13 +56,6 @@ USUAL: Mapping[str, Any] = {
     "offload_param_device": "none",
     "zero3_save_16bit_model": False,
 }
-STEPS = "gradient_accumulation_steps"
-KEEPS = (
-    "the file's {} wins over the number of the script's own Accelerator, which is 1 unless the script gives another;"
-    " before accelerate 0.23 the Accelerator's wins, and from there to 1.7 the script's schedule steps with every"
-    " micro-batch"
-)
-"""Who wins on accumulation, by release (accelerator.py: _prepare_deepspeed; scheduler.py: step)."""
 PATHS = {
     "offload_optimizer_device": "offload_optimizer_nvme_path",
     "offload_param_device": "offload_param_nvme_path",
@@ -207,11 +200,20 @@ def read(
     findings = [*_find_refusals(section, typed_values, data, config)] if FILE in chosen else []
     findings += _find_unpassed(chosen, settings, launch.line)
     if FILE in chosen:
-        words_of_file = words.get(FILE) or (Text(str(chosen[FILE]), NOWHERE),)
-        document = opens(words_of_file, launch.line)
-        whole = {STEPS: 1, **document.data} if isinstance(document.data, Mapping) else {}
-        if whole.get(STEPS) not in (1, "auto", None):
-            findings.append(Finding(STEPS, KEEPS.format(whole[STEPS]), Effect.NONE))
+        document = opens(words.get(FILE) or (Text(str(chosen[FILE]), NOWHERE),), launch.line)
+        whole = (
+            {"gradient_accumulation_steps": 1, **document.data}
+            if isinstance(document.data, Mapping)
+            else {}
+        )
+        if (steps := whole.get("gradient_accumulation_steps")) not in (1, "auto", None):
+            # accelerator.py: _prepare_deepspeed; scheduler.py: step
+            message = (
+                f"the file's {steps} wins over the number of the script's own Accelerator, which is 1 unless the script"
+                " gives another; before accelerate 0.23 the Accelerator's wins, and from there to 1.7 the script's"
+                " schedule steps with every micro-batch"
+            )
+            findings.append(Finding("gradient_accumulation_steps", message, Effect.NONE))
     else:
         document, whole = (
             config or Document({}, {}, "json", name=script.name),

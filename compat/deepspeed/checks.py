@@ -786,8 +786,9 @@ def _find_shared_samples(view: Seen) -> Iterator[Remark]:
     """
     size, total = view[AUTOTP] or 1, view[TOTAL]
     if size > 1 and total and view.context.world_size:
-        message = (
+        yield (
+            AUTOTP,
             f"the ranks of a tensor group read the same samples, so that a step takes {total // size};"
-            f" DeepSpeed's train_batch_size, and before 4.53 the log of Hugging Face's Trainer, say {total}"
+            f" DeepSpeed's train_batch_size, and before 4.53 the log of Hugging Face's Trainer, say {total}",
+            Effect.NONE,
         )
-        yield AUTOTP, message, Effect.NONE

@@ -375,8 +375,12 @@ def _own_optimizer(run: Run, kind: str) -> Iterator[Settled]:
     if run.offloads:
         effect = Effect.ROUNDING if run.optim in ADAMW else Effect.NUMBERS
         claim = Claim("optim", None, run.said("optim"), SWAPS, effect)
-        winner = Said(OFFLOAD, CPU_ADAM, ADDER)
-        yield Settled("optim", CPU_ADAM, winner, (claim,) if "optim" in arguments else ())
+        yield Settled(
+            "optim",
+            CPU_ADAM,
+            Said(OFFLOAD, CPU_ADAM, ADDER),
+            (claim,) if "optim" in arguments else (),
+        )
     else:
         yield run.settle("optim")
     yield run.settle("weight_decay")

@@ -17,9 +17,8 @@ from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unkn
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
-from bridge.stack.training_arguments import RETIRED, SINCE
 from compat.deepspeed import accelerated, trainer_detection
-from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET, TRAINED, name_argument
+from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, QUIET, TRAINED, name_argument
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -171,7 +170,7 @@ def read(script: Script) -> Found:
         _read_beside(script, launch, path, line) if content is None else _read_here(script, content)
     )
     options = {name: value for name, value, _ in _arguments(launch)}
-    usual = _trainer_arguments(launch, {**SINCE, **RETIRED, **DEFAULTS, **COURSE, **TRAINED})
+    usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **COURSE, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _find_twins(script, path, line) if content is None else ()

@@ -48,7 +48,6 @@ TRAINED: Mapping[str, Any] = {
     "train_sampling_strategy": "random",
     "average_tokens_across_devices": True,
     "gradient_checkpointing": False,
-    "activation_checkpointing": False,
     "torch_compile": False,
     "tf32": None,
     "use_liger_kernel": False,
@@ -81,6 +80,8 @@ def name_argument(flag: str) -> str | None:
     return SPELLINGS[flags[0]] if len(flags) == 1 else None
 
 
+DATED = {**SINCE, **RETIRED}
+"""TrainingArguments that some releases of transformers lack."""
 INSTEAD: Mapping[str, str] = {
     "evaluation_strategy": "write eval_strategy",
     "adafactor": "write optim adafactor",
@@ -242,8 +243,7 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     }
     steps = arguments_of_run.get("max_steps")
     if len(values) < DUMP:
-        dated = RETIRED.keys() | SINCE.keys()
-        arguments_of_run |= {name: values[name] for name in dated if values.get(name) is not None}
+        arguments_of_run |= {name: values[name] for name in DATED if values.get(name) is not None}
     elif (
         isinstance(steps, int)
         and steps > 0
@@ -480,32 +480,34 @@ def find_dated(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, s
     release = None if version is None else Version(str(version))
     for name in sorted(values):
         gone, came = RETIRED.get(name), SINCE.get(name)
-        if gone and (release is None or release >= Version(gone)):
-            window, advice = (
-                f"since {gone}",
-                f"{INSTEAD.get(name, 'drop it')}, or use an older release",
+        window = f"since {gone}" if gone and (release is None or release >= Version(gone)) else ""
+        if window := window or (
+            f"before {came}" if came and release and release < Version(came) else ""
+        ):
+            yield (
+                name,
+                f"transformers has no such argument {window}, and its parser stops there unless the program has"
+                f" one of its own; {INSTEAD.get(name, 'drop it')}, or use another release",
+                Effect.STOPS if release else Effect.NONE,
             )
-        elif came and release and release < Version(came):
-            window, advice = f"before {came}", "drop it, or use a newer release"
-        else:
-            continue
-        yield (
-            name,
-            f"transformers has no such argument {window}, and its parser stops there unless the"
-            f" program has one of its own; {advice}",
-            Effect.STOPS if release else Effect.NONE,
-        )
-    known = {**DEFAULTS, **COURSE, **TRAINED}
-    for name, (first, before) in CHANGED.items():
-        has_old = release and Version(SINCE.get(name, "0")) <= release < Version(first)
-        if has_old and name not in values and known.get(name, before) != before:
-            message = f"not given: {before} before transformers {first}, {known[name]} since; set the value you want"
-            yield name, message, Effect.NUMBERS
+    for name, usual in {**DEFAULTS, **COURSE, **TRAINED}.items():
+        first, before = CHANGED.get(name, ("0", usual))
+        if (
+            release
+            and Version(SINCE.get(name, "0")) <= release < Version(first)
+            and before != usual
+            and name not in values
+        ):
+            yield (
+                name,
+                f"not given: {before} before transformers {first}, {usual} since; set the value you want",
+                Effect.NUMBERS,
+            )
 
 
 def find_package(optim: str) -> str:
     """Return the package that the Trainer needs for an optimizer; empty for none."""
-    own = optim.removeprefix("OptimizerNames.").lower()
+    own = optim.rpartition(".")[2].lower()
     return next((name for pattern, name in PACKAGES if re.fullmatch(pattern, own)), "")
 
 
@@ -620,8 +622,14 @@ def filling(
     if args["auto_find_batch_size"]:
         demands = {path: demand for path, demand in demands.items() if path not in (MICRO, TOTAL)}
     # The plugin's own values for "auto" (accelerate/utils/dataclasses.py: DeepSpeedPlugin).
-    plugin = {"zero_stage": 2, "offload_optimizer": "none", "offload_param": "none"}
-    facts = {**plugin, "warmup_steps": warmup, "total_steps": total, "save_16bit": False}
+    facts = {
+        "zero_stage": 2,
+        "offload_optimizer": "none",
+        "offload_param": "none",
+        "warmup_steps": warmup,
+        "total_steps": total,
+        "save_16bit": False,
+    }
     sets: dict[str, Any] = {NODE_LOCAL: True} if args["save_on_each_node"] else {}
     if args["max_steps"] > 0:
         sets["code.steps"] = args["max_steps"]
@@ -630,7 +638,6 @@ def filling(
     if "seed" in arguments:
         sets["code.seed"] = args["seed"]
     sets |= _set_code(arguments, version)
-    facts_of_run = {name: fact for name, fact in facts.items() if fact is not None}
     # Further arguments, such as a number of cycles or a final
     # rate, make a schedule that no plan knows.
     schedule = (
@@ -641,7 +648,7 @@ def filling(
     optimizer, message = _build_optimizer(args, values)
     return Filling(
         values,
-        facts_of_run,
+        {name: fact for name, fact in facts.items() if fact is not None},
         demands,
         sets,
         schedule,
@@ -657,10 +664,12 @@ def _set_code(given: Mapping[str, Any], version: Any) -> dict[str, Any]:
     named = {name: given[name] for name in TRAINED if name in given}
     if PER_TOKEN <= release < OVER_RANKS:
         named.setdefault("average_tokens_across_devices", False)
-    found = {
-        f"code.trainer.{name}": value for name, value in named.items() if value != TRAINED[name]
+    return {
+        **{
+            f"code.trainer.{name}": value for name, value in named.items() if value != TRAINED[name]
+        },
+        **({"code.loss": "per_token"} if release >= PER_TOKEN else {}),
     }
-    return {**found, "code.loss": "per_token"} if release >= PER_TOKEN else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -693,10 +702,8 @@ def find_epoch(values: Mapping[str, Any], world: int | None, samples: int | None
     args = _fill_arguments(values)
     own = split_batch(values, world)
     whole, micro = args["per_device_train_batch_size"], own or args["per_device_train_batch_size"]
-    shares = 1 if own else world
-    drops = args["dataloader_drop_last"]
-    round_off: Callable[[float], int] = math.floor if drops else math.ceil
-    batches = round_off(round_off(samples / whole) / shares)
+    round_off: Callable[[float], int] = math.floor if args["dataloader_drop_last"] else math.ceil
+    batches = round_off(round_off(samples / whole) / (1 if own else world))
     updates = max(math.ceil(batches / args["gradient_accumulation_steps"]), 1)
     epochs = float(args.get("num_train_epochs") or COURSE["num_train_epochs"])
     steps = args["max_steps"] if args["max_steps"] > 0 else math.ceil(epochs * updates)
@@ -707,14 +714,14 @@ def _fill_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return all TrainingArguments in `DEFAULTS`, with the values of `values` and defaults for all
     others.
     """
-    # A dump of JSON may hold 8.0 for a batch of 8, and such sizes go into messages and files.
-    sizes = {
-        name
-        for name, usual in DEFAULTS.items()
-        if isinstance(usual, int) and not isinstance(usual, bool)
-    }
+    # A dump of JSON may hold 8.0 for a batch of 8, and such sizes go into messages and files; and it may hold the
+    # name of an enum's member: OptimizerNames.ADAMW_TORCH, SchedulerType.LINEAR.
     return {
-        name: int(value) if name in sizes else value
+        name: int(value)
+        if type(DEFAULTS.get(name)) is int
+        else value.rpartition(".")[2].lower()
+        if name in ("optim", "lr_scheduler_type")
+        else value
         for name, value in {**DEFAULTS, **values}.items()
     }
 
@@ -725,10 +732,8 @@ def _build_optimizer(
     """Return two things: the optimizer that the Trainer builds, by key, and a message about this
     optimizer. If a plan cannot express the optimizer, there are no keys.
     """
-    # A dump may hold the name of the enum's member: OptimizerNames.ADAMW_TORCH.
-    own = args["optim"].removeprefix("OptimizerNames.").lower()
-    if own not in ADAMW:
-        return {}, OTHER_OPTIMIZER.format(own)
+    if args["optim"] not in ADAMW:
+        return {}, OTHER_OPTIMIZER.format(args["optim"])
     params = {path: value for path, value in values.items() if path.startswith("optimizer.params.")}
     # Trainer.get_decay_parameter_names leaves out biases and the weights of norms.
     scope = {"code.decay_scope": "matrices"} if args["weight_decay"] else {}
@@ -739,7 +744,7 @@ def _check_schedule(args: Mapping[str, Any], total: int | None) -> str:
     """Return a message if stagebridge cannot read the schedule that the Trainer builds, because its
     kind or its length is not known. Otherwise return an empty string.
     """
-    kind = args["lr_scheduler_type"].removeprefix("SchedulerType.").lower()
+    kind = args["lr_scheduler_type"]
     if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
         return (
             f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}, which"
@@ -759,10 +764,8 @@ def _count_warmup(args: Mapping[str, Any], total: int | None) -> int | None:
     share of all steps. Older releases have a separate argument for the share.
     """
     warmup = args["warmup_steps"] or args["warmup_ratio"]
-    if warmup >= 1:
+    if warmup >= 1 or not warmup:
         return int(warmup)
-    if not warmup:
-        return 0
     return math.ceil(total * warmup) if total is not None else None
 
 
@@ -770,14 +773,12 @@ def _build_schedule(kind: str, warmup: int | None, total: int | None) -> dict[st
     """Return the schedule that the Trainer builds, by names of the code part; empty if a plan
     cannot express the schedule or if its length is not known.
     """
-    # A dump may hold the name of the enum's member: SchedulerType.LINEAR.
-    own = kind.removeprefix("SchedulerType.").lower()
-    name = SCHEDULES.get(own)
+    name = SCHEDULES.get(kind)
     if name is None or warmup is None or (total is None and name != "constant"):
         return {}
     settings: dict[str, Any] = {
         "name": name,
-        "warmup_steps": 0 if own == WITHOUT_WARMUP else warmup,
+        "warmup_steps": 0 if kind == WITHOUT_WARMUP else warmup,
     }
     if settings["warmup_steps"]:
         settings["warmup_from"] = 0.0

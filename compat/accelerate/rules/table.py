@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from bridge.plan.plan import paths
@@ -26,16 +25,16 @@ from compat.accelerate.schema import ARGUMENTS as A, FSDP, MEGATRON as M, SCHEMA
 from compat.accelerate.slots import CHEAP, QUIET
 
 KIND, RANKS, MACHINES = "distributed_type", "num_processes", "num_machines"
-MEGATRON_LM = "MEGATRON_LM"
 TENSOR, STAGED, SPLIT, SHARDED, PARTS = (
-    M + name
+    f"{M}{name}"
     for name in (
         *("tp_degree", "pp_degree", "context_parallel_size"),
         *("use_distributed_optimizer", "num_micro_batches"),
     )
 )
-"""Keys of Megatron-LM that give the mesh, the optimizer's shards, and the micro-batches of a step."""
-MESHED = (TENSOR, STAGED, SPLIT, SHARDED)
+"""Keys of Megatron-LM that give the mesh, the optimizer's shards, and the micro-batches of a step. Only its
+runs have them.
+"""
 VERSION, STRATEGY, RESHARD = (
     FSDP + "version",
     FSDP + "sharding_strategy",
@@ -58,16 +57,13 @@ def _read_mesh(values: Group, context: Context) -> Group:
         values.get(RANKS) or context.world_size,
         [values.get(SIZES + axis) or 1 for axis in AXES],
     )
-    stages = 1
-    if is_megatron := values.get(KIND) == MEGATRON_LM:
-        replicas = 1
-        tensor, split, stages = (values.get(path) or 1 for path in (TENSOR, SPLIT, STAGED))
-    copies = tensor * split * stages
+    tensor, split = tensor * (values.get(TENSOR) or 1), split * (values.get(SPLIT) or 1)
+    copies = tensor * split * (values.get(STAGED) or 1)
     found = {
         "parallel.data": world // copies if world and world % copies == 0 else None,
         "parallel.tensor": tensor,
         "parallel.context": split,
-        "zero.stage": int(is_megatron and bool(values.get(SHARDED))),
+        "zero.stage": int(bool(values.get(SHARDED))),
         "zero.replicas": replicas,
     }
     if values.get(KIND) != "FSDP":
@@ -128,6 +124,18 @@ MESH = convert(
 FORMATS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
 
 
+MIXED: Mapping[str, Group] = {
+    name: {"precision.compute": name, "precision.master": "fp32", "precision.reduce": reduce, **scale}
+    for name, reduce, scale in (
+        ("no", "fp32", {"precision.compute": "fp32"}),
+        ("bf16", "fp32", {}),
+        ("fp16", "fp16", {"precision.loss_scale.initial": 2.0**32, "precision.loss_scale.window": 1000,
+                          "precision.loss_scale.hysteresis": 2}),
+    )
+}  # fmt: skip
+"""The formats of Megatron-LM by the precision of a run; its plugin passes no other one on."""
+
+
 def _precision(values: Group) -> str:
     """Return the precision of a run; the Trainer's own arguments win over accelerate's."""
     return next((name for name in ("fp16", "bf16") if values.get(A + name)), None) or str(
@@ -138,11 +146,8 @@ def _precision(values: Group) -> str:
 def _read_precision(values: Group, context: Context) -> Group:
     name = _precision(values)
     half, sharded = FORMATS.get(name, "fp32"), values.get(KIND) == "FSDP"
-    if values.get(KIND) == MEGATRON_LM:
-        half = name if name in ("fp16", "bf16") else "fp32"
-        scaled = dict(zip(SCALES, (4294967296.0, 1000, 2), strict=True)) if half == "fp16" else {}
-        reduce = "fp32" if half == "bf16" else half
-        return {**dict.fromkeys(FORMS, "fp32"), FORMS[0]: half, FORMS[2]: reduce, **scaled}
+    if TENSOR in values:
+        return MIXED.get(name, MIXED["no"])
     scaled = {"precision.loss_scale.initial": 65536.0, "precision.loss_scale.window": 2000,
               "precision.loss_scale.hysteresis": 1} if name == "fp16" else {}  # fmt: skip
     return {
@@ -157,19 +162,18 @@ def _read_precision(values: Group, context: Context) -> Group:
 
 
 def _write_precision(values: Group, context: Context) -> Group:
-    compute, cast = values.get("precision.compute"), values.get("precision.autocast")
-    name = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}.get(str(cast or compute))
+    half = values.get("precision.autocast") or values.get("precision.compute")
+    name = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}.get(str(half))
     return {"mixed_precision": "fp8" if values.get("precision.fp8") else name}
 
 
-FORMS = ("precision.compute", "precision.master", "precision.reduce")
 SCALES = tuple(f"precision.loss_scale.{name}" for name in ("initial", "window", "hysteresis"))
 PRECISION = convert(
     ("mixed_precision", A + "bf16", A + "fp16"),
-    (*FORMS, "precision.autocast", "precision.fp8", *SCALES),
+    ("precision.compute", "precision.master", "precision.reduce", "precision.autocast", "precision.fp8", *SCALES),
     _read_precision,
     _write_precision,
-    sees=(KIND,),
+    sees=(KIND, TENSOR),
     lossy="under accelerate weights are fp32, and FSDP computes and reduces in the format of mixed_precision, under"
     " autocast; the scale of fp16 is torch's own",
     source="accelerate/utils/fsdp_utils.py: fsdp2_prepare_model; accelerator.py: prepare_model",
@@ -179,9 +183,7 @@ MICRO, STEPS = A + "per_device_train_batch_size", A + "gradient_accumulation_ste
 
 
 def _read_batch(values: Group, context: Context) -> Group:
-    micro, steps = values.get(MICRO), values.get(STEPS)
-    if values.get(KIND) == MEGATRON_LM:
-        steps = values.get(PARTS)
+    micro, steps = values.get(MICRO), values.get(PARTS) or values.get(STEPS)
     data = _read_mesh(values, context)["parallel.data"]
     return {
         "batch.micro": micro,
@@ -206,7 +208,7 @@ BATCH = convert(
         RESHARD,
         MACHINES,
         *(SIZES + axis for axis in AXES),
-        *MESHED,
+        *(TENSOR, STAGED, SPLIT, SHARDED),
     ),
     carries={MICRO: "batch.micro", STEPS: "batch.accumulation", PARTS: "batch.accumulation"},
     source="transformers/training_args.py: train_batch_size",
@@ -251,10 +253,7 @@ def _read_schedule(values: Group, context: Context) -> Group:
 
 
 def _write_schedule(values: Group, context: Context) -> Group:
-    name, warmup = (
-        values.get("optimizer.schedule.name"),
-        values.get("optimizer.schedule.warmup_steps"),
-    )
+    name, warmup = (values.get(f"optimizer.schedule.{key}") for key in ("name", "warmup_steps"))
     steps = values.get("run.steps") or values.get("optimizer.schedule.total_steps")
     shape = "constant_with_warmup" if name == "constant" and warmup else name
     return {
@@ -280,7 +279,6 @@ SCHEDULE = convert(
 )  # fmt: skip
 
 OVER_RANKS, PER_TOKEN = A + "average_tokens_across_devices", M + "calculate_per_token_loss"
-OWN_TOKENS = "a plan's mean over tokens is that of all ranks; without this, each rank takes its own"
 SUMMED = (
     "accelerate's step gives Megatron-LM the mean of a micro-batch, and with this switch Megatron-LM sums gradients over"
     " ranks in place of averaging them; others take the mean over tokens"
@@ -293,8 +291,10 @@ RECOMPUTE = ("recompute.granularity", "recompute.method", "recompute.layers")
 
 def _read_offload(values: Group, context: Context) -> Group:
     device = "cpu" if values.get(KIND) == "FSDP" and values.get(OFFLOAD) else "none"
-    state = "cpu" if values.get(KIND) == MEGATRON_LM and values.get(HOST) else device
-    return {"zero.offload.parameters": device, "zero.offload.optimizer": state}
+    return {
+        "zero.offload.parameters": device,
+        "zero.offload.optimizer": "cpu" if values.get(HOST) else device,
+    }
 
 
 def _write_offload(values: Group, context: Context) -> Group:
@@ -305,7 +305,7 @@ def _write_offload(values: Group, context: Context) -> Group:
 
 
 def _read_recompute(values: Group, context: Context) -> Group:
-    if values.get(KIND) == MEGATRON_LM:
+    if AGAIN[0] in values:
         return {ours: values.get(theirs) for ours, theirs in zip(RECOMPUTE, AGAIN, strict=True)}
     if any(values.get(path) for path in CHECKPOINTS):
         return dict(zip(RECOMPUTE, ("full", "uniform", 1), strict=True))
@@ -313,15 +313,11 @@ def _read_recompute(values: Group, context: Context) -> Group:
 
 
 def _write_recompute(values: Group, context: Context) -> Group:
-    again = values.get("recompute.granularity") in ("full", "selective")
-    return {CHECKPOINTS[0 if values.get("zero.stage") else 1]: True} if again else {}
-
-
-def _megatron_value(name: str, path: str, values: Group, context: Context) -> Group:
-    """Return the plan's value of a key of `megatron_lm_config`, if accelerate uses this section."""
-    if values.get(KIND) != MEGATRON_LM or M + name not in values:
-        return {}
-    return {path: WORDS.get(name, {}).get(values[M + name], values[M + name])}
+    return (
+        {CHECKPOINTS[0 if values.get("zero.stage") else 1]: True}
+        if values.get("recompute.granularity") in ("full", "selective")
+        else {}
+    )
 
 
 def _every(theirs: str, ours: str) -> Rule:
@@ -337,27 +333,19 @@ def _every(theirs: str, ours: str) -> Rule:
     )
 
 
-CLIPS = (A + "max_grad_norm", M + "gradient_clipping")
-ALONE = {
-    "pp_degree": "parallel.pipeline",
-    "expert_model_parallel_size": "parallel.expert",
-    "expert_tensor_parallel_size": "parallel.expert_tensor",
-    "sequence_parallelism": "parallel.sequence",
-    "hidden_dropout": "model.dropout",
-    "attention_dropout": "model.attention.dropout",
-    "no_load_optim": "run.load_optimizer",
-    "no_save_optim": "run.save_optimizer",
-    "use_rotary_position_embeddings": "model.embedding.positions",
-    "eod_mask_loss": "habits.boundaries",
-}
-"""Keys of Megatron-LM that stand for one field of a plan."""
-WORDS: Mapping[str, Mapping[Any, Any]] = {
-    "no_load_optim": {True: False, False: True},
-    "no_save_optim": {True: False, False: True},
-    "use_rotary_position_embeddings": {True: "rotary", False: None},
-    "eod_mask_loss": {True: "masked", False: "trained"},
-}
-"""The plan's values of those keys whose values differ."""
+ALONE: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
+    ("pp_degree", "parallel.pipeline", {}),
+    ("expert_model_parallel_size", "parallel.expert", {}),
+    ("expert_tensor_parallel_size", "parallel.expert_tensor", {}),
+    ("sequence_parallelism", "parallel.sequence", {}),
+    ("hidden_dropout", "model.dropout", {}),
+    ("attention_dropout", "model.attention.dropout", {}),
+    ("no_load_optim", "run.load_optimizer", {True: False, False: True}),
+    ("no_save_optim", "run.save_optimizer", {True: False, False: True}),
+    ("use_rotary_position_embeddings", "model.embedding.positions", {True: "rotary", False: None}),
+    ("eod_mask_loss", "habits.boundaries", {True: "masked", False: "trained"}),
+)
+"""Keys of Megatron-LM that stand for one field of a plan, with the plan's values where these differ."""
 LOSSES = {
     "stages": Effect.COST,
     "schedule": Effect.COST,
@@ -366,16 +354,21 @@ LOSSES = {
 }
 
 
-def _counts_tokens(values: Group) -> bool:
-    """Return whether the loss of a step is a mean over tokens. The Trainer, which does not start Megatron-LM,
-    always takes it, and its argument says over whose tokens.
+def _read_alone(theirs: str, ours: str, words: Mapping[Any, Any]) -> Rule:
+    """Return the rule for a key of Megatron-LM that is read and not written; `words` has the plan's values that
+    differ.
     """
-    return bool(values.get(PER_TOKEN)) or values.get(OVER_RANKS) is not None
-
-
-def _choose(values: Group, other: str, megatron: str) -> Any:
-    """Return the value of the key of Megatron-LM in its runs, and of the other one in all others."""
-    return values.get(megatron if values.get(KIND) == MEGATRON_LM else other)
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: (
+            {ours: words.get(values[theirs], values[theirs])} if theirs in values else {}
+        ),
+        lambda values, context: {},
+        effect=EFFECTS.get(ours) or longest(ours, LOSSES, Effect.NUMBERS),
+        note="accelerate has this for Megatron-LM alone, which stagebridge reads and does not write",
+        source="accelerate/utils/dataclasses.py: MegatronLMPlugin",
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -389,26 +382,13 @@ RULES: tuple[Rule, ...] = (
     convert(
         (A + "max_grad_norm", M + "gradient_clipping"),
         "optimizer.clip",
-        lambda values, context: (
-            {"optimizer.clip": norm} if (norm := _choose(values, *CLIPS)) is not None else {}
-        ),
+        lambda values, context: {
+            "optimizer.clip": values.get(M + "gradient_clipping", values.get(A + "max_grad_norm"))
+        },
         lambda values, context: {A + "max_grad_norm": values.get("optimizer.clip")},
-        sees=(KIND,),
         source="transformers/trainer.py: 0 is off",
     ),
-    *(
-        convert(
-            M + name,
-            path,
-            partial(_megatron_value, name, path),
-            lambda values, context: {},
-            effect=EFFECTS.get(path) or longest(path, LOSSES, Effect.NUMBERS),
-            sees=(KIND,),
-            note="accelerate has this for Megatron-LM alone, which stagebridge reads and does not write",
-            source="accelerate/utils/dataclasses.py: MegatronLMPlugin",
-        )
-        for name, path in ALONE.items()
-    ),
+    *(_read_alone(M + name, path, words) for name, path, words in ALONE),
     rename(A + "seed", "run.seed"),
     _every(A + "logging_steps", "run.log_interval"),
     _every(A + "save_steps", "run.save_interval"),
@@ -455,13 +435,14 @@ RULES: tuple[Rule, ...] = (
         "loss",
         # Nobody but the Trainer has the first argument, and it takes the mean over tokens.
         lambda values, context: {
-            "loss": "per_token" if _counts_tokens(values) else "mean_of_microbatches"
+            "loss": "per_token"
+            if values.get(PER_TOKEN) or values.get(OVER_RANKS) is not None
+            else "mean_of_microbatches"
         },
         lambda values, context: {OVER_RANKS: True} if values.get("loss") == "per_token" else {},
-        blurs=lambda values: _counts_tokens(values) and values.get(OVER_RANKS) is not True,
-        sees=(KIND,),
-        tells=lambda values: SUMMED if values.get(KIND) == MEGATRON_LM else OWN_TOKENS,
-        lossy=OWN_TOKENS,
+        blurs=lambda values: bool(values.get(PER_TOKEN)) or values.get(OVER_RANKS) is False,
+        tells=lambda values: SUMMED if values.get(PER_TOKEN) else "",
+        lossy="a plan's mean over tokens is that of all ranks; without this, each rank takes its own",
         note="accelerate divides each loss by the steps of accumulation, the Trainer the sum of losses by tokens",
         source="accelerate/accelerator.py: backward; transformers/trainer.py: num_items_in_batch",
     ),
@@ -481,7 +462,7 @@ RULES: tuple[Rule, ...] = (
         _read_recompute,
         _write_recompute,
         effect=Effect.COST,
-        sees=("zero.stage", KIND),
+        sees=("zero.stage",),
         carries={
             **dict.fromkeys(CHECKPOINTS, "recompute.granularity"),
             **dict(zip(AGAIN, RECOMPUTE, strict=True)),
@@ -490,18 +471,11 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 SCRIPTS = "accelerate has no setting for this field; the training script decides"
-SECTIONS = (
-    "model",
-    "parallel",
-    "stages",
-    "schedule",
-    "zero",
-    "precision",
-    "optimizer",
-    "run",
-    "adapters",
-)
-LACKS = dict.fromkeys((*SECTIONS, "recompute", "debug", "loss", "batch"), SCRIPTS)
+LACKS = dict.fromkeys(
+    ("model", "parallel", "stages", "schedule", "zero", "precision", "optimizer", "run", "adapters", "recompute",
+     "debug", "loss", "batch"),
+    SCRIPTS,
+)  # fmt: skip
 
 
 IDLE = (
@@ -519,8 +493,10 @@ IDLE = (
 
 def _why(path: str) -> Why:
     cheap = Use.PLACES if CHEAP.fullmatch(path) else Use.COMPUTES
-    use = Use.UNREAD if QUIET.fullmatch(path) or path in IDLE else cheap
-    return Why("a setting of accelerate itself", use)
+    return Why(
+        "a setting of accelerate itself",
+        Use.UNREAD if QUIET.fullmatch(path) or path in IDLE else cheap,
+    )
 
 
 def table() -> tuple[Rule, ...]:

@@ -37,6 +37,6 @@ def _read_default(node: ast.AnnAssign, names: dict[str, ast.expr]) -> Any:
         found = ast.literal_eval(value) if value is not None else None
     except ValueError:
         return None
-    if "float" in ast.unparse(node.annotation) and type(found) is int:
-        return float(found)
+    if isinstance(found, int) and not isinstance(found, bool):
+        return float(found) if "float" in ast.unparse(node.annotation) else found
     return found
