@@ -1055,3 +1055,13 @@ def test_two_runs_do_not_differ_by_a_default_that_neither_has() -> None:
     rows = compare(run, translate(run, compat.load("deepspeed")).config)
     (row,) = (row for row in rows if "model.sequence" in row.about)
     assert (row.path, row.effect) == ("batch.sequence_length", Effect.NONE)
+
+
+@pytest.mark.parametrize(("momentum", "stops"), [({}, True), ({"momentum": 0.9}, False)])
+def test_nesterov_without_a_momentum_stops_torchs_sgd(
+    momentum: dict[str, Any], stops: bool
+) -> None:
+    recipe = {"_target_": "torch.optim.SGD", "lr": 0.1, "nesterov": True, **momentum}
+    rows = translated("automodel", {"optimizer": recipe}, "deepspeed").findings
+    said = [row for row in rows if row.path == "optimizer.params.nesterov"]
+    assert any(row.effect is Effect.STOPS for row in said) is stops

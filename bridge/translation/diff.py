@@ -202,11 +202,14 @@ def _losses(pair: ConfigPair, source: Config, target: Config) -> Iterator[Findin
     except BridgeError:
         return  # the other stack has no such run: the plans tell the differences
     same = source.dialect.name == target.dialect.name
+    usual, values = result.trip.kept.plain, pair.meaning(target).plain
     for loss in result.findings:
         if loss.how is None or loss.how is How.MISSING or loss.effect is Effect.NONE:
             continue
-        # A value that the other config gives is no default.
-        if loss.how is How.DEFAULTED and all(writes(target, ours) for ours in loss.about):
+        # Another value that the other config gives is no default.
+        if loss.how is How.DEFAULTED and all(
+            writes(target, ours) and values.get(ours) != usual.get(ours) for ours in loss.about
+        ):
             continue
         # A part of a section is none of the paths: that the other release lacks it is a loss.
         agrees = same and loss.path in source.given and loss.path in target.given

@@ -576,6 +576,19 @@ CHECKS = Checks(
         "runtime/engine.py: _configure_lr_scheduler",
     ),
     Check(
+        "optimizer.params.nesterov",
+        lambda view: (
+            str(view["optimizer.type"]).lower() == "sgd"
+            and bool(view["optimizer.params.nesterov"])
+            and (not view["optimizer.params.momentum"] or bool(view["optimizer.params.dampening"]))
+        ),
+        "found true without a momentum, or with dampening, which torch's SGD refuses: DeepSpeed fails when it"
+        " builds the engine; set momentum, and no dampening",
+        Effect.STOPS,
+        "runtime/engine.py: _configure_basic_optimizer; torch/optim/sgd.py: SGD.__init__",
+        name="nesterov-needs-a-momentum",
+    ),
+    Check(
         "optimizer.params.max_grad_norm",
         lambda view: "optimizer.params.max_grad_norm" in view.given,
         f"DeepSpeed refuses this argument: {NOT_THERE}; use gradient_clipping",

@@ -13,6 +13,9 @@ from bridge.stack.dialect import Config
 from compat.huggingface.formats import text
 from harvesting.machine import MachineError, judge
 
+UNASKED = ("num_key_value_heads", "rotary_dim")
+"""Settings whose stops come in the forward pass, which is not run here."""
+
 
 def release_of_package() -> str:
     """Return the installed release of transformers."""
