@@ -37,6 +37,16 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ),
     (MASTER, X, {**BF16, MASTER: True}, {**BF16, MASTER: True, STATES: True}),
     (
+        "optimizer.params.nesterov",
+        X,
+        {"optimizer.type": "SGD", "optimizer.params.nesterov": True},
+        {
+            "optimizer.type": "SGD",
+            "optimizer.params.nesterov": True,
+            "optimizer.params.momentum": 0.9,
+        },
+    ),
+    (
         Z + "offload_optimizer.ratio",
         C,
         {Z + "stage": 3, **NVME, Z + "offload_optimizer.ratio": 0.5},
