@@ -147,7 +147,12 @@ def test_what_is_not_there_is_said(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["stored_parts.save_file", "folder_lock.write_text", "folder_lock.sync_folder"]
+    "part",
+    [
+        "safetensors.torch.save_file",
+        "bridge.checkpoint.folder_lock.write_text",
+        "bridge.checkpoint.folder_lock.sync_folder",
+    ],
 )
 def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
@@ -155,7 +160,7 @@ def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
     _, found = case("one")
     expected = run(1, save, found, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(f"bridge.checkpoint.{part}", _full)
+        patch.setattr(part, _full)
         with pytest.raises(BridgeError, match=r"No space left on device.*make room"):
             run(1, save, found, tmp_path)
     assert run(1, resume, found, tmp_path)[0][0] == pytest.approx(expected[0], rel=1e-12)
