@@ -70,10 +70,12 @@ def hub_of_entries(
 ) -> Hub:
     """Return the checkpoint in the folder or file `place` that consists of these entries. If
     `in_order` is true, the tensors of a model come in the model's order. `root` has the keys, joined by
-    dots, under which the model to be read lies. Raises `SourceError` if there is no model, or if
-    several may be meant.
+    dots, under which the model to be read lies, those under which an optimizer lies, or both with a comma
+    between them. Raises `SourceError` if there is no model, or if several models or optimizers may be
+    meant.
     """
     optimizers, entries = _find_optimizers(entries)
+    root, optimizers, left_out = _choose_optimizers(optimizers, root)
     model, others, rest = _choose_model(entries, root, place)
     model, notes = read_model(model, place if place.is_dir() else place.parent)
     model, ties = _tied_by_storage(model)
@@ -128,6 +130,7 @@ def hub_of_entries(
             *remarks,
             *notes,
             *others,
+            *left_out,
             *find_misshapen_states(unfit),
             *_find_guesses(parameters, equal, optimizer_names),
         ),
@@ -297,6 +300,29 @@ def _find_optimizers(entries: Entries) -> tuple[tuple[_Optimizer, ...], dict[Key
     return tuple(optimizers), rest
 
 
+def _choose_optimizers(
+    optimizers: tuple[_Optimizer, ...], root: str | None
+) -> tuple[str | None, tuple[_Optimizer, ...], list[Finding]]:
+    """Return what `root` says of the model, the optimizers that it chooses, all of them if it chooses none,
+    and findings for the others.
+    """
+    parts = (root or "").split(",")
+    wanted = [one for one in optimizers if one.root in parts] if len(optimizers) > 1 else []
+    if root is None or not wanted:
+        return root, optimizers, []
+    roots = {one.root for one in wanted}
+    others = [
+        loss_finding(
+            one.root,
+            f"the states of another optimizer are not read; --root {one.root} reads them",
+            Effect.NONE,
+        )
+        for one in optimizers
+        if one not in wanted
+    ]
+    return ",".join(part for part in parts if part not in roots) or None, tuple(wanted), others
+
+
 def _top_of(key: Any) -> str:
     return str(key).partition(".")[0]
 
@@ -362,11 +388,13 @@ def _read_optimizers(
     optimizers: Sequence[_Optimizer], model: Model, order: Sequence[str], place: Path
 ) -> tuple[tuple[ParameterGroup, ...], States, list[Finding]]:
     """Return the groups and states of the optimizers by the names of the model's parameters, and
-    findings. An optimizer whose parameters cannot be told is named in a finding.
+    findings. An optimizer whose parameters cannot be told is named in a finding. Raises `SourceError` if
+    two have the same parameter.
     """
     groups: list[ParameterGroup] = []
     states: States = {}
     findings: list[Finding] = []
+    owners: dict[str, str] = {}
     order = [name for name in order if model[name].dtype in FLOATING]
     for one in optimizers:
         names = {name: name for name in one.states}
@@ -396,6 +424,17 @@ def _read_optimizers(
                 f"{place}: the optimizer has states of {show_value(strange[0])}{more}, which the model does "
                 f"not have; {DAMAGED}"
             )
+        own = {
+            names.get(name, name)
+            for name in (*one.states, *(name for group in one.groups for name in group.names))
+        }
+        for name in sorted(own & owners.keys())[:1]:
+            raise SourceError(
+                f"{place}: found two optimizers, {owners[name]} and {one.root}, that both may have the states of "
+                f"{show_value(name)}; choose one with --root {owners[name]} or --root {one.root}; after the keys "
+                f"of a model, as in --root model,{one.root}, it chooses both"
+            )
+        owners |= dict.fromkeys(own, one.root)
         findings += one.findings
         states |= {names[key]: state for key, state in one.states.items()}
         groups += [

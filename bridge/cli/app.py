@@ -47,7 +47,8 @@ Root = Annotated[
     typer.Option(
         "--root",
         metavar="KEYS",
-        help="Keys of the model in the checkpoint, joined by dots, if it has several models.",
+        help="Keys of the model or the optimizer to read, joined by dots, if the checkpoint has several; or of both, "
+        "with a comma between them.",
     ),
 ]
 Processes = Annotated[

@@ -40,6 +40,7 @@ from tool_folders import (
     trainer,
 )
 from torch import Tensor
+from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from bridge.checkpoint import formats, interface
@@ -248,6 +249,42 @@ def test_one_of_several_models_is_chosen_by_its_keys(tmp_path: Path) -> None:
         assert finding.path == {"gen": "ema", "ema": "gen"}[root]
     with pytest.raises(SourceError, match="no tensor under 'disc'"):
         formats.read_at(*formats.find_checkpoint(path, root="disc"))
+
+
+@pytest.mark.parametrize("saved", ["accelerate", "file", "dcp"])
+def test_moments_of_two_optimizers_are_never_mixed(tmp_path: Path, saved: str) -> None:
+    run, other = run_of(LLAMA), run_of(LLAMA, seed=3)
+    place = tmp_path / "run"
+    second = "model_1," if saved == "accelerate" else ""
+    if saved == "accelerate":
+        accelerator = Accelerator(cpu=True)
+        accelerator._models += [run.model, other.model]
+        accelerator._optimizers += [run.optimizer, other.optimizer]
+        accelerator.save_state(str(place))
+        hub = formats.read_at(*formats.find_checkpoint(place, root="model,optimizer"))
+        assert [one.path for one in hub.findings if one.path == "model_1"]
+        with pytest.raises(SourceError, match=r"several models: model, model_1; .*--root"):
+            formats.read_checkpoint(place)
+        with pytest.raises(SourceError, match="two optimizers, optimizer and optimizer_1"):
+            formats.read_at(*formats.find_checkpoint(place, root="model_1"))
+    else:
+        state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
+        state["optimizer_1"] = other.optimizer.state_dict()
+        file_of(state, place)
+        if saved == "dcp":
+            torch_save_to_dcp(place, tmp_path / "parts")
+            place = tmp_path / "parts"
+        with pytest.raises(SourceError, match="two optimizers, optimizer and optimizer_1"):
+            formats.read_checkpoint(place)
+        hub = formats.read_at(*formats.find_checkpoint(place, root="optimizer"))
+        assert [one.path for one in hub.findings if one.path == "optimizer_1"]
+    truth = run.truth
+    assert_equal(tensors_of(hub), truth)
+    hub = formats.read_at(*formats.find_checkpoint(place, root=f"{second}optimizer_1"))
+    moments = {key: held for key, held in other.truth.items() if key[1] != "weight"}
+    weights = other.truth if saved == "accelerate" else truth
+    moments |= {key: held for key, held in weights.items() if key[1] == "weight"}
+    assert_equal(tensors_of(hub), moments)
 
 
 def test_a_usual_key_goes_before_the_averages_beside_it(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from bridge.checkpoint.safetensors_format import (
     list_files,
     read_weights,
 )
+from bridge.checkpoint.safetensors_file import read_header
 from bridge.errors import SourceError
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
@@ -37,6 +38,10 @@ FSDP = "pytorch_model_fsdp"
 """Name of the file with the weights of FSDP, and the beginning of the name of a folder with their shards
 (accelerate/utils/constants.py: FSDP_MODEL_NAME).
 """
+NUMBERED = re.compile(
+    rf"(?:model_(?=\d+\.safetensors)|pytorch_model_(?=\d+\.bin)|{FSDP}_(?!0$))(\d{{1,3}})(?:\.\w+)?"
+)
+"""Names of the weights of accelerate's second model and of those after it, with their number."""
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 STATE = "trainer_state"
 SPARED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -64,18 +69,18 @@ class Trainer(RootedFormat):
         """Return the checkpoint. An optimizer that has numbers in place of names belongs to the weights in the
         model's order.
         """
-        weights, files, in_order = _weights(place)
+        weights, files, in_order, root, notes = _choose_weights(place, self.root)
         own = {path[-1]: tensor for path, tensor in weights.items()}
         running = _join_experts(own) if optimizer_files(place) else None
         if running is not None:
             weights, in_order = {("model", name): held for name, held in running.items()}, True
         entries, others, findings = read_run_files(place)
         origin = Origin(self.name, files=(*files, *others))
-        hub = hub_of_entries(origin, place, {**weights, **entries}, self.root, in_order)
+        hub = hub_of_entries(origin, place, {**weights, **entries}, root, in_order)
         state = hub.client.get(STATE)
         steps = state.get("global_step") if isinstance(state, Mapping) else None
         where = hub.where if hub.where.steps is not None else replace(hub.where, steps=steps)
-        hub = replace(hub, where=where, findings=(*hub.findings, *findings))
+        hub = replace(hub, where=where, findings=(*hub.findings, *findings, *notes))
         if running is None:
             return hub
         family = "mixtral" if any("block_sparse_moe" in name for name in own) else "qwen"
@@ -177,6 +182,46 @@ def _plan_weights(hub: Hub, wanted: Wanted) -> tuple[PlannedFiles, list[Finding]
     }
     model = Safe().plan(replace(hub, parameters=masters), wanted)
     return model, [finding for finding in model.findings if finding.path in ("masters", "ties")]
+
+
+def _choose_weights(
+    place: Path, root: str | None
+) -> tuple[dict[Key, Any], tuple[Path, ...], bool, str | None, list[Finding]]:
+    """Return what `_weights` does of the model that `root` names, the rest of `root`, and findings for the models
+    that are not read. accelerate numbers all models after the first (accelerate/checkpointing.py:
+    save_accelerator_state). Raises `SourceError` if `root` names none of several.
+    """
+    numbered = {
+        f"model_{match[1]}": path
+        for path in sorted(place.iterdir())
+        if (match := NUMBERED.fullmatch(path.name))
+    }
+    if not numbered:
+        return *_weights(place), root, []
+    first = list(numbered)[0]
+    parts = (root or "").split(",")
+    chosen = next((part for part in parts if part in ("model", *numbered)), None)
+    if chosen is None:
+        raise SourceError(
+            f"{place}: found several models: model, {', '.join(numbered)}; choose one with --root, as in --root {first}; "
+            f"an optimizer follows after a comma, as in --root {first},optimizer_1"
+        )
+    rest = ",".join(part for part in parts if part != chosen) or None
+    notes = [
+        loss_finding(name, f"this model is not read; --root {name} reads it", Effect.NONE)
+        for name in ("model", *numbered)
+        if name != chosen
+    ]
+    if chosen == "model":
+        return *_weights(place), rest, notes
+    path = numbered[chosen]
+    if path.is_dir():
+        entries = dcp.read_entries(path)
+        files = (path / dcp.METADATA, *sorted(path.glob("*.distcp")))
+        return {entry.path: entry.value for entry in entries.values()}, files, False, rest, notes
+    in_order = path.suffix == ".bin"
+    tensors = tensors_of_file(path, place) if in_order else read_header(path, place)
+    return {("model", name): held for name, held in tensors.items()}, (path,), in_order, rest, notes
 
 
 def _weights(place: Path) -> tuple[dict[Key, Any], tuple[Path, ...], bool]:
