@@ -354,8 +354,13 @@ def _optimizer_states(optimizer: Entries) -> States:
     states: States = {}
     for path, value in optimizer.items():
         top, name, kind = _flatten_path(path)
-        if top == "state":
-            states.setdefault(name, {})[kind] = value
+        if top == "state" and isinstance(value, Mapping):
+            # Flattened, an empty dictionary is a value: that of an optimizer or parameter without states.
+            if kind:
+                states.setdefault(f"{name}.{kind}" if name else kind, {})
+        elif top == "state":
+            # SGD without momentum keeps None as its buffer.
+            states.setdefault(name, {}).update({} if value is None else {kind: value})
     return states
 
 
@@ -407,8 +412,11 @@ def _read_optimizers(
                     if order
                     else "are in the order of the model's parameters, which the files do not show"
                 )
-                message = f"the optimizer has {len(one.states)} states by number, which {why}; they are not read"
-                findings.append(loss_finding("moments", f"{one.root}: {message}", Effect.NUMBERS))
+                has_states = any(one.states.values())
+                what = f"{len(one.states) if has_states else len(one.groups)} {'states' if has_states else 'groups'}"
+                message = f"the optimizer has {what} by number, which {why}; they are not read"
+                lost = "moments" if has_states else "groups"
+                findings.append(loss_finding(lost, f"{one.root}: {message}", Effect.NUMBERS))
                 continue
             names = matches
             message = "the optimizer has numbers for names; in the model's order they fit all shapes in one way"

@@ -251,6 +251,30 @@ def test_one_of_several_models_is_chosen_by_its_keys(tmp_path: Path) -> None:
         formats.read_at(*formats.find_checkpoint(path, root="disc"))
 
 
+@pytest.mark.parametrize("state", [{}, {"momentum_buffer": None}, None])
+@pytest.mark.parametrize("saved", ["trainer", "file", "dcp"])
+def test_an_optimizer_without_moments_is_read(tmp_path: Path, saved: str, state: Any) -> None:
+    run = run_of(LLAMA, steps=0)
+    optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
+    held = optimizer.state_dict()
+    if state is not None:
+        held["state"] = {number: dict(state) for number in held["param_groups"][0]["params"]}
+    path = file_of({"model": run.model.state_dict(), "optimizer": held}, tmp_path / "run.pt")
+    if saved == "dcp":
+        torch_save_to_dcp(path, tmp_path / "parts")
+        path = tmp_path / "parts"
+    if saved == "trainer":
+        run.model.save_pretrained(str(tmp_path))
+        file_of(held, tmp_path / "optimizer.pt")
+        path.unlink()
+        path = tmp_path
+    hub = formats.read_checkpoint(path)
+    weights = {(name, "weight"): held.data for name, held in run.model.named_parameters()}
+    assert_equal(tensors_of(hub), weights)
+    assert [len(group.names) for group in hub.groups] == [len(weights)]
+    assert not [one for one in hub.findings if one.path == "moments"]
+
+
 @pytest.mark.parametrize("saved", ["accelerate", "file", "dcp"])
 def test_moments_of_two_optimizers_are_never_mixed(tmp_path: Path, saved: str) -> None:
     run, other = run_of(LLAMA), run_of(LLAMA, seed=3)

@@ -22,6 +22,7 @@ from bridge.checkpoint.pytorch_bin import BINARY, Binary, tensors_of_file
 from bridge.checkpoint.renaming import module_order, naming_of_name, rename_parameters
 from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_run_files
 from bridge.checkpoint.run_state import Key, hub_of_entries
+from bridge.checkpoint.safetensors_file import read_header
 from bridge.checkpoint.safetensors_format import (
     TRAINER,
     Safe,
@@ -29,7 +30,6 @@ from bridge.checkpoint.safetensors_format import (
     list_files,
     read_weights,
 )
-from bridge.checkpoint.safetensors_file import read_header
 from bridge.errors import SourceError
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
@@ -198,7 +198,7 @@ def _choose_weights(
     }
     if not numbered:
         return *_weights(place), root, []
-    first = list(numbered)[0]
+    first = next(iter(numbered))
     parts = (root or "").split(",")
     chosen = next((part for part in parts if part in ("model", *numbered)), None)
     if chosen is None:
