@@ -46,7 +46,8 @@ WIDTH = {
     for code in TORCH
 }
 """Number of bytes of an element, by number format."""
-FLOATING = ("F64", "F32", "F16", "BF16")
+EIGHT = ("F8_E4M3", "F8_E5M2")
+FLOATING = ("F64", "F32", "F16", "BF16", *EIGHT)
 
 
 def torch_type(code: str) -> torch.dtype:

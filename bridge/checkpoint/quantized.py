@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from bridge.checkpoint.lazy import FLOATING, Lazy, torch_type
+from bridge.checkpoint.lazy import EIGHT, FLOATING, Lazy, torch_type
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-EIGHT = ("F8_E4M3", "F8_E5M2")
 SCALE = "_scale_inv"
 """What follows the name of a weight in that of its scales (transformers/integrations/finegrained_fp8.py)."""
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -24,7 +23,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 FOUR = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers that four bits stand for: one of sign, two of exponent, one of mantissa."""
 BIAS = 127
-SIGNS = ("scale", "absmax", "zeros", "quant_map", "quant_state")
+SIGNS = ("scale", "SCB", "absmax", "zeros", "quant_map", "quant_state")
 """Parts of the names of tensors without which the integers beside them have no value."""
 DTYPE = "BF16"
 """The number format in which the weights are read: that of the models that are published like this."""
@@ -165,7 +164,8 @@ def _find_unread(tensors: Mapping[str, Lazy]) -> Iterator[str]:
             beside.setdefault(module.rpartition(".")[0], name)
     for name, tensor in tensors.items():
         scale = beside.get(name.rpartition(".")[0]) or beside.get(name)
-        if tensor.dtype not in FLOATING and len(tensor.shape) > 1 and scale not in (None, name):
+        is_coded = tensor.dtype not in FLOATING or tensor.dtype in EIGHT
+        if is_coded and len(tensor.shape) > 1 and scale not in (None, name):
             yield (
                 f"{show_value(name)}: found quantized weights in {tensor.dtype}, whose scales are in {show_value(scale)}; "
                 "weights are read with scales of blocks in 8 bits (FP8) or 4 (MXFP4); convert a checkpoint that is not quantized"

@@ -15,8 +15,8 @@ from typing import Any
 from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
 from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
-from bridge.checkpoint.lazy import FLOATING, Boxed, Lazy, Placed
-from bridge.checkpoint.quantized import EIGHT, read_quantized
+from bridge.checkpoint.lazy import EIGHT, FLOATING, Boxed, Lazy, Placed
+from bridge.checkpoint.quantized import read_quantized
 from bridge.checkpoint.safetensors_file import DAMAGED, MOST, file_of, read_header, read_parts
 from bridge.checkpoint.stored_parts import Stored, check_cover
 from bridge.errors import SourceError

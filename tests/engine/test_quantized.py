@@ -91,6 +91,7 @@ def test_packed_experts_give_what_transformers_gives(tmp_path: Path) -> None:
             "a.qzeros": (torch.int32, 2),
             "a.scales": (torch.float16, 2),
         },
+        {"a.weight": (torch.int8, 2), "a.SCB": (torch.float32, 1)},
         {"a.weight": (torch.uint8, 2), "a.weight.absmax": (torch.float32, 1)},
         {"a.weight": (torch.float8_e4m3fn, 2), "a.weight_scale": (torch.float32, 1)},
         {"a.weight": (torch.float8_e4m3fn, 2), "a.weight_scale_inv": (torch.float32, 1)},
@@ -102,6 +103,20 @@ def test_other_ways_are_refused_with_the_name_of_the_weight(tmp_path: Path, tens
     held = {name: torch.ones([4] * rank).to(kind) for name, (kind, rank) in tensors.items()}
     with pytest.raises(SourceError, match=f"{next(iter(tensors))}'?: found (quantized )?weights"):
         formats.read_checkpoint(written(tmp_path / "model", held))
+
+
+@pytest.mark.parametrize("to", ["safetensors", "bin", "dcp", "native"])
+def test_weights_in_eight_bits_without_scales_are_weights(tmp_path: Path, to: str) -> None:
+    tensors = {"a.weight": torch.randn(8, 4).to(torch.float8_e4m3fn), "b.weight": torch.randn(4)}
+    place, out = written(tmp_path / "model", tensors), tmp_path / "out"
+    assert sorted(formats.read_checkpoint(place).parameters) == ["a.weight", "b.weight"]
+    args = ["checkpoint", "convert", str(place), "--to", to, "-o", str(out)]
+    wide = [*args, "--dtype", "fp32"] if to in ("safetensors", "bin", "dcp") else args
+    done = CliRunner().invoke(app, wide)
+    assert done.exit_code in (Exit.CLEAN, Exit.FINDINGS), done.output
+    found = formats.read_checkpoint(out).parameters["a.weight"].best
+    assert found.dtype == ("F8_E4M3" if to == "native" else "F32")
+    assert torch.equal(found.whole().float(), tensors["a.weight"].float())
 
 
 def test_the_written_model_is_not_said_to_be_quantized(tmp_path: Path) -> None:
