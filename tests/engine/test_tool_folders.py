@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tool_folders import (
     GPT2,
     GROUPED,
@@ -153,6 +153,30 @@ def converted(source: Path, to: str, out: Path, *more: str) -> Path:
     code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(out), *more])
     assert code in (Exit.CLEAN, Exit.FINDINGS)
     return out
+
+
+@pytest.mark.parametrize(
+    ("other", "precise"), [("norm", True), ("norm", False), ("layers.1.mlp.down_proj", True)]
+)
+def test_each_weight_keeps_its_number_format_in_megatron_or_is_named(
+    tmp_path: Path, other: str, precise: bool, capsys: Any
+) -> None:
+    one, rest = (torch.float32, torch.bfloat16)[:: 1 if precise else -1]
+    model = run_of(LLAMA, steps=0).model
+    tensors = {
+        name: held.detach().to(one if other in name else rest)
+        for name, held in model.named_parameters()
+    }
+    model.config.save_pretrained(str(tmp_path / "model"))
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    out = converted(tmp_path / "model", "megatron", tmp_path / "megatron")
+    said = "different numbers: weights: 1 weights in F32" in capsys.readouterr().out
+    stacked = "layers.1" in other  # Megatron has this matrix of all layers in one tensor
+    assert said is stacked
+    found = load_file(converted(out, "safetensors", tmp_path / "back") / "model.safetensors")
+    changed = {name for name, held in tensors.items() if not torch.equal(found[name], held)}
+    changed |= {name for name, held in tensors.items() if found[name].dtype != held.dtype}
+    assert changed == ({"model.layers.1.mlp.down_proj.weight"} if stacked else set())
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -370,9 +371,7 @@ def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _plan_files(hub: Hub, request: Wanted) -> PlannedFiles:
     place = f"iter_{run.iteration_of(hub):07d}"
-    layout = DistLayout(
-        hub, request.dtype or hub.weight_dtype, 1 if request.level is None else request.level
-    )
+    layout = DistLayout(hub, request.dtype, 1 if request.level is None else request.level)
     if layout.level > 1:
         raise SourceError(
             f"--level: found {layout.level}; expected 0, or 1 for Megatron's distributed optimizer"
@@ -393,7 +392,9 @@ def _plan_files(hub: Hub, request: Wanted) -> PlannedFiles:
         File(f"{place}/{METADATA}", (json.dumps(BACKEND).encode(),)),
         File(TRACKER, (str(run.iteration_of(hub)).encode(),)),
     ]
-    return PlannedFiles(tuple(files), f"{place}/{SUMS}", (*run.unsaid(hub), *_foreign(hub)))
+    return PlannedFiles(
+        tuple(files), f"{place}/{SUMS}", (*run.unsaid(hub), *_foreign(hub), *layout.find_casts())
+    )
 
 
 BEGINNINGS = (
@@ -424,14 +425,49 @@ SHARDING = "fully_reshardable"
 
 @dataclass(frozen=True)
 class DistLayout:
-    """The layout to write: the format of the weights, and the ZeRO level.
+    """The layout to write: the format of the weights (None: that of each), and the ZeRO level.
 
     Level 1 is the distributed optimizer.
     """
 
     hub: Hub
-    dtype: str
+    wanted: str | None
     level: int
+
+    @property
+    def dtype(self) -> str:
+        """The format of weights that cannot each have their own."""
+        return self.wanted or self.hub.weight_dtype
+
+    @cached_property
+    def dtypes(self) -> dict[str, str]:
+        """The format in which each weight is written. Weights of all layers in one tensor have one format, and
+        so have all weights of an optimizer that has masters for all of them or for none.
+        """
+        layers, separate = _layers(self.hub)
+        keys = {name: _place(name, self.hub, layers, separate)[0] for name in self.hub.parameters}
+        own: dict[str, set[str]] = {}
+        for name, parameter in self.hub.parameters.items():
+            own.setdefault(keys[name], set()).add(parameter.weight.dtype)
+        one = self.wanted is not None or (self.level == 0 and bool(self.hub.moments))
+        return {
+            name: self.dtype if one or len(own[key]) > 1 else next(iter(own[key]))
+            for name, key in keys.items()
+        }
+
+    def find_casts(self) -> Iterator[Finding]:
+        """Yield a finding for each other format in which weights are written without being asked for."""
+        casts: dict[tuple[str, str], list[str]] = {}
+        for name, parameter in self.hub.parameters.items() if self.wanted is None else ():
+            if self.dtypes[name] != parameter.weight.dtype:
+                casts.setdefault((parameter.weight.dtype, self.dtypes[name]), []).append(name)
+        for (before, after), names in casts.items():
+            message = (
+                f"{len(names)} weights in {before}, such as {names[0]}, are written in {after}, as Megatron has them "
+                "in one tensor or under one optimizer with weights in that format"
+            )
+            effect = Effect.NONE if after == "F32" else Effect.NUMBERS
+            yield loss_finding("weights", message, effect)
 
     @property
     def apart(self) -> bool:
@@ -475,10 +511,11 @@ def _boxes(layout: DistLayout) -> Iterator[dcp.Saved]:
     """Yield all weights, masters, moments and extra states to write. The tensors of a layer are
     slices of tensors that stack all layers.
     """
-    hub, dtype = layout.hub, layout.dtype
+    hub = layout.hub
     master = "param" if layout.level else "fp32_param"
     layers, separate = _layers(hub)
     for name, parameter in hub.parameters.items():
+        dtype = layout.dtypes[name]
         weight = weights_of(
             parameter.weight if parameter.weight.dtype == dtype else parameter.best, dtype
         )
