@@ -446,6 +446,15 @@ def test_a_secret_of_a_file_is_not_in_its_sidecar(
             "https://hooks.slack.com/services/T000/B000/abcdef0123456789",
             "T000/B000/abcdef0123456789",
         ),
+        ("https://hooks.slack.com/services/T0/B0/short", "T0/B0/short"),
+        ("https://discord.com/api/webhooks/123/abcdefgh", "123/abcdefgh"),
+        ("https://api.telegram.org/bot123456:abcdef/sendMessage", "123456:abcdef"),
+        ("webhook_url: https://h/x/abc", "https://h/x/abc"),
+        ("cookie: 'session=abc'", "session=abc"),
+        ('{"private_key_id": "abc"}', "abc"),
+        ("x: Bearer abcdefgh12345678", "abcdefgh12345678"),
+        ("AIza" + "a" * 34, "AIza" + "a" * 34),
+        ("AIza" + "a" * 35, "AIza" + "a" * 35),
         ("npm_abcdefghijklmnopqrst0123", "npm_abcdefghijklmnopqrst0123"),
         ("İ: Authorization: Bearer abc12", "abc12"),
     ],
@@ -455,6 +464,25 @@ def test_secrets_are_found(text: str, secret: str) -> None:
     assert text[start:end] == secret
     found = Secrets.of(text)
     assert secret not in found.hide(text) and found.reveal(found.hide(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "is_hidden"),
+    [
+        ({"auth": "Some1Secret"}, True),
+        ({"args.auth.value": "Some1Secret"}, True),
+        ({"pwd": "Some1Secret"}, True),
+        ({"argv": ["--token", "Some1Secret"]}, True),
+        ({"headers": {"Authorization": "Bearer Some1Secret"}}, True),
+        ({"auth": "kerberos"}, False),
+        ({"pwd": "/home/me/Run1"}, False),
+        ({"token": "<|endoftext|>"}, False),
+        ({"pad_token": "Some1Word"}, False),
+        ({"argv": ["--pass", "2"]}, False),
+    ],
+)
+def test_names_that_leave_it_open_are_secrets_in_data(value: Any, is_hidden: bool) -> None:
+    assert (Secrets().within(value) != value) is is_hidden
 
 
 def test_every_value_of_an_array_is_hidden() -> None:

@@ -176,7 +176,7 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
                 say(f"checked by {way}: {_list_names(paths, place)}")
     for row in _tensor_rows(hub) if tensors else ():
         say(
-            f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}"
+            f"  {HIDDEN.hide(row['name'])}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}"
         )
 
 

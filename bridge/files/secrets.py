@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey")
+SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey", "cookie")
 """Substrings that mark every name that contains one of them as the name of a secret."""
 LAST = ("key", "token", "auth", "apitoken", "pass", "pwd")
 """Last words that the names of many secrets have, and some other names too (`pad_token`,
@@ -152,7 +152,13 @@ ABOUT = frozenset(
     )
 )
 """Last words of names that refer to a secret but do not hold it, such as `token_file`."""
-KEYWORDS = ("pass", "pwd", "secret", "credential", "key", "token", "auth")
+OPEN = ("auth", "authorization", "pwd", "pass", "token")
+"""Words that, as the last of a name or as a whole part of it, mark a value in data as a secret unless it is a
+word, a path or a token of a vocabulary. In code, such names have other values too often.
+"""
+ORDINARY = re.compile(r"[a-z_-]*|[\W\d]*|[./~<\[].*|(?=.*[\\$ĠĊ▁]).*", re.DOTALL)
+"""Pattern of values that are no secrets under a name of `OPEN`."""
+KEYWORDS = ("pass", "pwd", "secret", "credential", "key", "token", "auth", "cookie", "webhook")
 """Every name of a secret contains at least one of these words, so that a search for the words finds
 all candidates.
 """
@@ -184,10 +190,10 @@ BEGINNINGS = {
     **dict.fromkeys(("github_pat_", "wandb_v1_"), r"\w{20,}"),
     "glpat-": r"[\w-]{16,}",
     "xox": r"[abprs]-[\w-]{10,}",
-    "AIza": r"[\w-]{35}",
+    "AIza": r"[\w-]{33,}",
     **dict.fromkeys(("nvapi-", "dckr_pat_", "hvs.", "pypi-", "ya29."), r"[\w-]{20,}"),
     "SG.": r"[\w-]{16,}\.[\w-]{16,}",
-    "eyJ": r"[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",
+    "eyJ": r"[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
     "-----BEGIN ": r"[A-Z ]{0,40}PRIVATE KEY-----[\w+/=\s\\]*",
 }
 """Beginnings of values that are secrets under any name, each with the pattern of the rest."""
@@ -222,7 +228,15 @@ SAID = tuple(
             (f"{name}=", "key", rf"{name}=(?P<value>[^\s;\"']+)")
             for name in ("accountkey", "sharedaccesskey", "sharedaccesssignature")
         ),
-        ("hooks.slack.com/", "token", r"hooks\.slack\.com/services/(?P<value>[\w/]{20,})"),
+        (
+            "://hook",
+            "token",
+            r"://hooks?\.[\w.-]{1,80}/(?:(?:services|hooks|catch)/)*(?P<value>[\w/-]{8,})",
+        ),
+        ("hooks.slack.com/", "token", r"(?<!://)hooks\.slack\.com/services/(?P<value>[\w/]{8,})"),
+        ("/webhook", "token", r"/webhooks?(?:b2)?/(?P<value>[\w/@-]{8,})"),
+        ("api.telegram.org/bot", "token", r"api\.telegram\.org/bot(?P<value>[\w:-]{8,})"),
+        ("bearer ", "token", r"\bbearer (?P<value>(?=[^\s\d]*\d)[\w.~+/=-]{16,})"),
         (
             "authorization",
             "token",
@@ -318,10 +332,13 @@ def _names_one(name: str) -> bool | None:
     ]
     while words and words[-1].isdigit():
         words.pop()
+    if [word.lower() for word in words[-3:]] == ["private", "key", "id"]:
+        words.pop()
     lower = [word.lower() for word in words]
     if not lower or lower[-1] in ABOUT:
         return False
-    if any(part in word for word in lower for part in SURE):
+    hook = lower[-2:] if lower[-1] in ("url", "uri", "webhook") else ()
+    if "webhook" in hook or any(part in word for word in lower for part in SURE):
         return True
     if lower[-1].rstrip("0123456789") not in LAST:
         return False
@@ -330,6 +347,19 @@ def _names_one(name: str) -> bool | None:
     # often than not.
     in_capitals = name.upper() == name and owner and owner not in PLAIN
     return True if owner in OWNERS or in_capitals else None
+
+
+def _is_secret_in_data(name: str, value: str) -> bool:
+    """Return whether a value of data, not of code, is a secret under a name that leaves it open."""
+    parts = name.lower().lstrip(".").split(".")
+    *owners, last = re.split(r"[\W_]+", parts[-1])
+    is_open = last in OPEN and not PLAIN & set(owners[-1:])
+    return (
+        len(value) >= SHORTEST
+        and (is_open or "auth" in parts[:-1])
+        and not ORDINARY.fullmatch(value)
+        and not NOTHING.fullmatch(value)
+    )
 
 
 def spans(text: str) -> list[tuple[int, int, str]]:
@@ -545,7 +575,7 @@ class Secrets:
     def within(self, value: Any, name: str = "") -> Any:
         """Plain data with marks in place of secrets; `name` is the key of `value`."""
         if isinstance(value, str):
-            if is_secret(name, value):
+            if is_secret(name, value) or _is_secret_in_data(name, value):
                 return self.add(_word(name), value)
             return self.marks.get(value) or self.hide(value)
         if isinstance(value, int) and any(word in name.lower() for word in SURE):
