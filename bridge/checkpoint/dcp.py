@@ -58,7 +58,6 @@ NAMES = (
 KNOWN = {
     **archive.KNOWN,
     **recorders(*(f"{OWN} {name}" for name in NAMES), PLACES, "torch.serialization _get_layout"),
-    **recorders("pathlib PosixPath", "pathlib._local PosixPath", "pathlib WindowsPath"),
 }
 """Names that the pickle `.metadata` contains, from torch/distributed/checkpoint/metadata.py and
 filesystem.py. Their objects are read as records.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.checkpoint.lazy import Lazy, cast_lazy
+from bridge.checkpoint.unpickle import values_of
 from bridge.errors import SourceError
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
@@ -306,6 +307,7 @@ def _plain_within(
         raise SourceError(
             f"{where}: found too many values, or values nested too deeply; the file is damaged"
         )
+    value = values_of(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -27,6 +27,7 @@ from bridge.checkpoint.hub import (
 from bridge.checkpoint.lazy import FLOATING, Boxed, Lazy, read_strips
 from bridge.checkpoint.renaming import module_order
 from bridge.checkpoint.safetensors_format import read_model
+from bridge.checkpoint.unpickle import values_of
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
@@ -53,10 +54,13 @@ SHOWN, MOST_WAYS = 5, 1000
 
 
 def flatten_value(value: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield the tensors and plain values in nested dictionaries and lists, each with its keys."""
+    """Yield the tensors and plain values in nested dictionaries, namespaces and lists, each with its keys."""
+    value = values_of(value)
     if isinstance(value, Mapping) and value:
         rows: Any = value.items()
-    elif isinstance(value, list) and any(isinstance(item, Mapping | Lazy) for item in value):
+    elif isinstance(value, list) and any(
+        isinstance(values_of(item), Mapping | Lazy) for item in value
+    ):
         rows = enumerate(value)
     else:
         yield path, value

@@ -7,6 +7,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from bridge.errors import SourceError
@@ -132,7 +133,33 @@ def _as_bytes(text: str, encoding: str) -> bytes:
     return text.encode(encoding)
 
 
+NAMESPACES = ("argparse Namespace", "types SimpleNamespace")
+"""Classes of Python whose objects have attributes and nothing else."""
+DICTIONARIES = (
+    *(
+        f"{package}.utilities.parsing AttributeDict"
+        for package in ("lightning.pytorch", "pytorch_lightning")
+    ),
+    *(
+        f"{package}.utilities.data AttributeDict"
+        for package in ("lightning.fabric", "lightning_fabric")
+    ),
+)
+"""Classes of Lightning that are dictionaries (lightning/fabric/utilities/data.py)."""
+
+
+def values_of(value: Any) -> Any:
+    """Return the attributes of a namespace by name; any other value as it is."""
+    is_namespace = isinstance(value, Record) and value.name in NAMESPACES
+    return value.state if is_namespace else value
+
+
 PLAIN: Known = {
+    **recorders(*NAMESPACES),
+    **dict.fromkeys(DICTIONARIES, _as_dictionary),
+    **dict.fromkeys(
+        ("pathlib PosixPath", "pathlib._local PosixPath"), lambda *parts: str(PurePosixPath(*parts))
+    ),
     "collections OrderedDict": _as_dictionary,
     "collections Counter": _as_dictionary,
     "builtins dict": _as_dictionary,

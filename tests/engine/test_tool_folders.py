@@ -11,10 +11,12 @@ import shutil
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,6 +299,22 @@ def test_an_optimizer_without_moments_is_read(tmp_path: Path, saved: str, state:
     assert_equal(tensors_of(hub), weights)
     assert [len(group.names) for group in hub.groups] == [len(weights)]
     assert not [one for one in hub.findings if one.path == "moments"]
+
+
+@pytest.mark.parametrize("saved", ["file", "dcp"])
+@pytest.mark.parametrize("make", [Namespace, SimpleNamespace])
+def test_arguments_in_a_namespace_are_read_as_data(tmp_path: Path, saved: str, make: Any) -> None:
+    model = run_of(LLAMA, steps=0).model
+    inner = make(lr=1e-3, out=Path("a/b"), api_key="Some1Secret")
+    values = {"args": make(inner=inner, names=["a"]), "list": [make(a=1)]}
+    path = file_of({"model": model.state_dict(), **values}, tmp_path / "run.pt")
+    if saved == "dcp":
+        torch_save_to_dcp(path, tmp_path / "parts")
+        path = tmp_path / "parts"
+    hub = formats.read_checkpoint(path)
+    assert len(hub.parameters) == len(model.state_dict())
+    text = repr(hub.client)
+    assert not hub.findings and all(word in text for word in ("0.001", "'a/b'", "['a']", "1"))
 
 
 @pytest.mark.parametrize("saved", ["accelerate", "file", "dcp"])
