@@ -16,8 +16,15 @@ from bridge.files.progress import count_items
 from bridge.files.shown import show_value
 
 SUMS = "SHA256SUMS"
-LINE = re.compile(r"([0-9a-f]{64}) [ *](?:\./)*(.+)")
-"""A line as `sha256sum` writes it: the star stands for binary mode, and a name may begin with `./`."""
+LINE = re.compile(
+    r"(?P<escaped>\\?)(?:(?P<digest>[0-9a-fA-F]{64}) [ *](?:\./)*(?P<name>.+)|"
+    r"SHA256 \((?:\./)*(?P<tagged>.+)\) = (?P<value>[0-9a-fA-F]{64}))"
+)
+"""A line as `sha256sum` writes it, or with its option --tag. A star stands for binary mode, a name may begin
+with `./`, and a backslash before the line says that those in the name are escapes.
+"""
+ESCAPES = {r"\\": "\\", r"\n": "\n", r"\r": "\r"}
+ESCAPE = re.compile(r"\\[\\nr]")
 MOST = 2**26
 
 
@@ -47,6 +54,9 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
     if text and not text.endswith("\n"):
         raise SourceError(f"{path}: the last line has no end; the file is damaged")
     for number, line in enumerate(text.split("\n")[:-1], 1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#"):  # sha256sum -c skips these too
+            continue
         match = LINE.fullmatch(line)
         if match is None:
             raise SourceError(
@@ -54,11 +64,15 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
             )
         # A name must not lead out of the folder: "..", an absolute path and an empty part are
         # refused.
-        for part in match[2].split("/"):
-            plain(part.removeprefix("."), f"{path}:{number}: in {show_value(match[2])}")
-        if digests.setdefault(match[2], match[1]) != match[1]:
+        name, digest = match["name"] or match["tagged"], match["digest"] or match["value"]
+        for part in name.split("/"):
+            bare = ESCAPE.sub("", part) if match["escaped"] else part
+            plain(bare.removeprefix("."), f"{path}:{number}: in {show_value(name)}")
+        if match["escaped"]:
+            name = ESCAPE.sub(lambda escape: ESCAPES[escape[0]], name)
+        if digests.setdefault(name, digest.lower()) != digest.lower():
             raise SourceError(
-                f"{path}:{number}: found a second digest of {show_value(match[2])}; the file is damaged"
+                f"{path}:{number}: found a second digest of {show_value(name)}; the file is damaged"
             )
     return digests
 

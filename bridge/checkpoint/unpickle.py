@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from bridge.errors import SourceError
@@ -159,6 +159,10 @@ PLAIN: Known = {
     **dict.fromkeys(DICTIONARIES, _as_dictionary),
     **dict.fromkeys(
         ("pathlib PosixPath", "pathlib._local PosixPath"), lambda *parts: str(PurePosixPath(*parts))
+    ),
+    **dict.fromkeys(
+        ("pathlib WindowsPath", "pathlib._local WindowsPath"),
+        lambda *parts: str(PureWindowsPath(*parts)),
     ),
     "collections OrderedDict": _as_dictionary,
     "collections Counter": _as_dictionary,

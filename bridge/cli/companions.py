@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def companions(place: Path, given: Path | None, hub: Hub) -> Companions:
     there is none, a config is made of the arguments of the run, if the checkpoint has them.
     """
     config = given or config_beside(place)
+    if config is None and os.path.lexists(place / CONFIG):
+        return Companions(notes=(f"not copied: {place / CONFIG}: found no regular file",))
     if config is None and (made := _config_of_record(hub)) is not None:
         return made
     if config is None:
@@ -78,7 +81,8 @@ def companions(place: Path, given: Path | None, hub: Hub) -> Companions:
     files, notes = [File(CONFIG, (_without_quantization(text),))], list[str]()
     for name in NAMES:
         path = config.parent / name
-        if path.is_file():
+        # A pipe, a device or a link that leads nowhere is named, as what is there is not copied.
+        if os.path.lexists(path):
             try:
                 files.append(File(name, (read_bytes(path, config.parent, MOST),)))
             except SourceError as error:

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from test_archives import packed
 
 from bridge import limits
 from bridge.checkpoint import archive, formats, writing
+from bridge.checkpoint.digests import read_digests
 from bridge.cli import run as command
 from bridge.errors import SourceError
 
@@ -173,7 +175,38 @@ def test_the_line_says_what_was_checked_by_what(model: Path) -> None:
     assert "second digest" in asked("inspect", str(model), "--check")[1]
 
 
+@pytest.mark.parametrize("form", ["--tag", "upper case", "CRLF", "comment", "escaped"])
+def test_every_form_of_sha256sum_is_read(model: Path, form: str) -> None:
+    names = sorted(path.name for path in model.glob("*.safetensors"))
+    if form == "escaped":
+        (model / "a\\b\n.txt").write_text("x")
+        names.append("a\\b\n.txt")
+    options = ["--tag"] if form == "--tag" else []
+    words = ["sha256sum", *options, "--", *names]
+    text = subprocess.run(words, cwd=model, capture_output=True, text=True, check=True).stdout
+    if form == "upper case":
+        text = "".join(f"{line[:64].upper()}{line[64:]}\n" for line in text.splitlines())
+    text = {"CRLF": text.replace("\n", "\r\n"), "comment": f"# made today\n\n{text}"}.get(
+        form, text
+    )
+    (model / "SHA256SUMS").write_bytes(text.encode())
+    assert len(read_digests(model, model)) == len(names)
+    code, out = asked("inspect", str(model), "--check")
+    assert code == 0 and f"checked by SHA256SUMS: {', '.join(names[:2])}" in out, out
+    (model / "SHA256SUMS").write_bytes(text.replace("model-", "../model-", 1).encode())
+    assert "lead out of the folder" in asked("inspect", str(model), "--check")[1]
+
+
 # What leads astray
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_what_is_no_file_next_to_a_model_is_named(model: Path, tmp_path: Path, name: str) -> None:
+    for at, make in enumerate((os.mkfifo, lambda path: path.symlink_to("/dev/zero"))):
+        (model / name).unlink(missing_ok=True)
+        make(model / name)
+        code, out = asked("convert", str(model), "--to", "bin", "-o", str(tmp_path / f"out{at}"))
+        assert code == 0 and "not copied" in out and str(model / name) in out, out
 
 
 def pickled(folder: Path, content: bytes) -> Path:
