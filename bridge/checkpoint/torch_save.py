@@ -31,6 +31,9 @@ KIND = {
     "BOOL": "Bool",
     "C64": "ComplexFloat",
 }
+"""Names of the classes of storages. Numbers of other formats are in a storage of bytes, with their format beside
+it (torch/_tensor.py: _reduce_ex_internal).
+"""
 
 
 class Size(tuple[int, ...]):
@@ -150,7 +153,8 @@ class Pickle:
 
     def tensor(self, value: Lazy) -> None:
         """Write a tensor, which gets a storage of its own."""
-        self.name("torch._utils _rebuild_tensor_v2")
+        typed = value.dtype in KIND
+        self.name(f"torch._utils _rebuild_tensor_{'v2' if typed else 'v3'}")
         self.out += b"("
         self.items_of_storage(value)
         self.integer(0)
@@ -158,19 +162,22 @@ class Pickle:
         self.items(contiguous_strides(value.shape))
         self.put(False)
         self.add_ordered_dict({})
+        if not typed:
+            self.constant(Constant(value.dtype))
         self.out += b"tR"
 
     def items_of_storage(self, value: Lazy) -> None:
         """Write the reference by which torch finds the storage of a tensor."""
         self.out += b"("
         self.text("storage")
-        self.name(f"torch {KIND[value.dtype]}Storage")
+        kind = KIND.get(value.dtype)
+        self.name(f"torch {kind}Storage" if kind else "torch.storage UntypedStorage")
         # A tensor that stands in two places, such as a tied weight, has one storage, and is tied
         # again when it is loaded.
         number = self.numbers.setdefault(id(value), len(self.storages))
         self.text(str(number))
         self.text("cpu")
-        self.integer(value.count)
+        self.integer(value.count if kind else value.size)
         self.out += b"tQ"
         if number == len(self.storages):
             self.storages.append(value)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 from typer.testing import CliRunner
@@ -111,12 +112,34 @@ def test_weights_in_eight_bits_without_scales_are_weights(tmp_path: Path, to: st
     place, out = written(tmp_path / "model", tensors), tmp_path / "out"
     assert sorted(formats.read_checkpoint(place).parameters) == ["a.weight", "b.weight"]
     args = ["checkpoint", "convert", str(place), "--to", to, "-o", str(out)]
-    wide = [*args, "--dtype", "fp32"] if to in ("safetensors", "bin", "dcp") else args
+    if to != "native":
+        same = CliRunner().invoke(app, [*args[:-1], str(tmp_path / "same")])
+        assert same.exit_code in (Exit.CLEAN, Exit.FINDINGS), same.output
+        found = formats.read_checkpoint(tmp_path / "same").parameters["a.weight"].weight.whole()
+        assert torch.equal(found.view(torch.uint8), tensors["a.weight"].view(torch.uint8))
+    wide = [*args, "--dtype", "fp32"] if to != "native" else args
     done = CliRunner().invoke(app, wide)
     assert done.exit_code in (Exit.CLEAN, Exit.FINDINGS), done.output
     found = formats.read_checkpoint(out).parameters["a.weight"].best
     assert found.dtype == ("F8_E4M3" if to == "native" else "F32")
     assert torch.equal(found.whole().float(), tensors["a.weight"].float())
+
+
+def test_torch_opens_files_with_number_formats_that_have_no_storage(tmp_path: Path) -> None:
+    kinds = {"e4": torch.float8_e4m3fn, "e5": torch.float8_e5m2}
+    kinds |= {"u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64}
+    tensors = {name: torch.arange(6).reshape(2, 3).to(kind) for name, kind in kinds.items()}
+    place = written(tmp_path / "model", {**tensors, "w": torch.ones(2, 2)})
+    for to in ("bin", "dcp"):
+        args = ["checkpoint", "convert", str(place), "--to", to, "-o", str(tmp_path / to)]
+        done = CliRunner().invoke(app, args)
+        assert done.exit_code in (Exit.CLEAN, Exit.FINDINGS), done.output
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "whole.pt")
+    found = torch.load(tmp_path / "bin" / "pytorch_model.bin", weights_only=True)
+    whole = torch.load(tmp_path / "whole.pt", weights_only=False)["model"]
+    for held in (found, whole):
+        for name, tensor in tensors.items():
+            assert held[name].dtype == tensor.dtype and held[name].tolist() == tensor.tolist()
 
 
 def test_the_written_model_is_not_said_to_be_quantized(tmp_path: Path) -> None:
