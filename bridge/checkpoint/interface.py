@@ -13,6 +13,7 @@ from bridge.checkpoint import digests
 from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, loss_finding
+from bridge.checkpoint.lazy import EXACT
 from bridge.errors import SourceError
 from bridge.files.contained import SMALL, path_inside, plain, read_text
 from bridge.stack.findings import Finding
@@ -55,10 +56,8 @@ class Format(ABC):
     """Name of the naming of parameters (`bridge.checkpoint.parameter_names`) that stacks expect in this format;
     None if they accept any.
     """
-    takes: frozenset[str] = frozenset()
-    """Names of the fields of `Wanted` that this format honours in addition to `dtype`, such as
-    `ranks` and `level`.
-    """
+    takes: frozenset[str] = frozenset({"dtype"})
+    """Names of the options for the numbers and the layout (`dtype`, `ranks`, `level`) that this format honours."""
     weights_only: bool = False
     """Whether the format holds weights alone, as transformers reads them, and nothing that a run resumes from."""
     one_file: bool = False
@@ -124,7 +123,7 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
     """
     format_of_weights = dtype or hub.weight_dtype
     if any(
-        parameter.best.dtype != (dtype or parameter.weight.dtype)
+        parameter.best.dtype not in (own := dtype or parameter.weight.dtype, *EXACT.get(own, ()))
         for parameter in hub.parameters.values()
     ):
         yield loss_finding(

@@ -47,6 +47,13 @@ WIDTH = {
 }
 """Number of bytes of an element, by number format."""
 EIGHT = ("F8_E4M3", "F8_E5M2")
+EXACT = {
+    "F64": ("F32", "F16", "BF16", *EIGHT),
+    "F32": ("F16", "BF16", *EIGHT),
+    "F16": EIGHT,
+    "BF16": EIGHT,
+}
+"""Number formats whose numbers another has too, by that other."""
 FLOATING = ("F64", "F32", "F16", "BF16", *EIGHT)
 
 

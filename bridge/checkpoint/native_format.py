@@ -118,6 +118,7 @@ class Checkpoint:
 class Native(Format):
     """The format of the native engine's checkpoints."""
 
+    takes = frozenset()  # one copy of each weight, in its full precision
     name = "native"
     title = "the native engine"
 

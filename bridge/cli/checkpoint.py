@@ -271,7 +271,7 @@ def _companion_files(
 
 def _option_mistakes(options: CheckpointOptions, target: Format, folder: Path) -> Iterator[str]:
     """Yield a message for each option that the target format does not use, and for an output inside the source checkpoint."""
-    for key in ("ranks", "level"):
+    for key in ("dtype", "ranks", "level"):
         if options.wanted[key] is not None and key not in target.takes:
             yield (
                 f"--{key}: found {options.wanted[key]}; {target.name} does not depend on it; leave "

@@ -117,8 +117,11 @@ def test_weights_in_eight_bits_without_scales_are_weights(tmp_path: Path, to: st
         assert same.exit_code in (Exit.CLEAN, Exit.FINDINGS), same.output
         found = formats.read_checkpoint(tmp_path / "same").parameters["a.weight"].weight.whole()
         assert torch.equal(found.view(torch.uint8), tensors["a.weight"].view(torch.uint8))
-    wide = [*args, "--dtype", "fp32"] if to != "native" else args
-    done = CliRunner().invoke(app, wide)
+    done = CliRunner().invoke(app, [*args, "--dtype", "fp32"])
+    assert "precision" not in done.output
+    if to == "native":
+        assert done.exit_code == Exit.ERROR and "--dtype: found fp32; native" in str(done.exception)
+        done = CliRunner().invoke(app, args)
     assert done.exit_code in (Exit.CLEAN, Exit.FINDINGS), done.output
     found = formats.read_checkpoint(out).parameters["a.weight"].best
     assert found.dtype == ("F8_E4M3" if to == "native" else "F32")

@@ -53,7 +53,7 @@ class Zero(Format):
     name = "deepspeed"
     title = "DeepSpeed ZeRO 0 to 3"
     fixed = True
-    takes = frozenset({"ranks", "level"})
+    takes = frozenset({"dtype", "ranks", "level"})
     unseen = (
         "if the file of one rank is from another run at the same step, stagebridge detects the"
         " file only if the values in the file do not fit the other files"

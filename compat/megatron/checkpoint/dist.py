@@ -90,7 +90,7 @@ class TorchDist(Format):
 
     name = "megatron"
     title = "Megatron-Core torch_dist"
-    takes = frozenset({"level"})
+    takes = frozenset({"dtype", "level"})
     names = "megatron"
 
     def find(self, folder: Path) -> Path | None:
