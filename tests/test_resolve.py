@@ -374,6 +374,17 @@ def test_split_batches_divides_the_batch(told: Any) -> None:
     assert "do not divide" in told("train.sh", code=1)["stops"][0]["message"]
 
 
+def test_the_trainer_refuses_fsdp_and_deepspeed_at_once(told: Any) -> None:
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --fsdp full_shard"))
+    (stop,) = told("train.sh", code=1)["stops"]
+    assert (stop["setting"], stop["source"], stop["line"]) == ("--fsdp", "train.sh", 4)
+    Path("args.json").write_text(json.dumps({**ARGS, "fsdp": True}))
+    (stop,) = told("zero2.json", "args.json", code=1)["stops"]
+    assert stop["setting"] == "fsdp"
+    Path("args.json").write_text(json.dumps({**ARGS, "fsdp": ""}))
+    assert told("zero2.json", "args.json")["stops"] == []
+
+
 @pytest.mark.parametrize(("release", "code"), [("5.23.0", 1), ("5.14.0", 2), ("4.57.6", 2)])
 def test_an_argument_ends_with_a_release_of_transformers(
     told: Any, release: str, code: int

@@ -197,7 +197,7 @@ def read(script: Script) -> Found:
 
 def _read_accelerated(launch: Launch, script: Script) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
-    usual = _trainer_arguments(launch, {**DEFAULTS, **TRAINED})
+    usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **TRAINED})
     by_trainer, _ = trainer_detection.evidence(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )

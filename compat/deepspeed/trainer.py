@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Any] = {
         *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "fp16", "fp16_full_eval", "bf16"),
         *("bf16_full_eval", "save_on_each_node", "auto_find_batch_size", "warmup_steps", "max_steps"),
         *("lr_scheduler_type", "lr_scheduler_kwargs", "optim", "save_only_model", "load_best_model_at_end"),
-        *("eval_strategy", "accelerator_config", "dataloader_drop_last"),
+        *("eval_strategy", "accelerator_config", "dataloader_drop_last", "fsdp"),
     ),
     "warmup_ratio": 0.0,
 }  # fmt: skip
@@ -435,6 +435,12 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "deepspeed/runtime/engine.py: _do_optimizer_sanity_check",
     ),
     (
+        "fsdp",
+        lambda run: run["fsdp"],
+        "found FSDP and DeepSpeed, and the Trainer refuses both at once; keep one of them",
+        "trainer.py: Trainer.__init__",
+    ),
+    (
         "save_only_model",
         lambda run: run["save_only_model"] and run["load_best_model_at_end"],
         "the Trainer refuses this argument with load_best_model_at_end under DeepSpeed; drop one of them",
@@ -495,6 +501,7 @@ def find_dated(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, s
         if (
             release
             and Version(SINCE.get(name, "0")) <= release < Version(first)
+            and (before or usual)
             and before != usual
             and name not in values
         ):
