@@ -395,6 +395,38 @@ def test_an_argument_ends_with_a_release_of_transformers(
 
 
 @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--warmup_ratio 0.03", {"--warmup_ratio": "5.6.0"}),
+        ("--warmup_ratio 0.03 --no_cuda", {"--warmup_ratio": "4.57.0", "--no_cuda": "4.57.0"}),
+        ("--no_cuda --use_cache True", {"--no_cuda": "4.57.0", "--use_cache": "4.57.0"}),
+        ("--use_cache True --my_own_flag 3", {}),
+    ],
+)
+def test_a_retired_argument_tells_the_release_of_a_run(
+    told: Any, flags: str, said: dict[str, str]
+) -> None:
+    write({name: value for name, value in ZERO2.items() if name != "scheduler"})
+    Path("train.sh").write_text(SCRIPT.replace("--warmup_steps 100", flags))
+    data = told("train.sh", "--model", "model", code=2)
+    dated = {one["path"]: one for one in data["findings"] if "no such argument" in one["message"]}
+    assert dated.keys() == said.keys()
+    assert all(
+        f"read as transformers {said[name]}" in one["message"] for name, one in dated.items()
+    )
+    assert all(one["effect"] == "different numbers" for one in dated.values())
+    if "--warmup_ratio" in said:
+        assert row(data, "warmup_ratio")["value"] == 0.03
+
+
+def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:
+    Path("args.json").write_text(json.dumps({**ARGS, "my_own_argument": 3}))
+    ignored = told("zero2.json", "args.json")["ignored"]
+    (own,) = (one for one in ignored if one["setting"] == "my_own_argument")
+    assert own["value"] == 3 and "no release" in own["why"]
+
+
+@pytest.mark.parametrize(
     ("flag", "release", "code", "said"),
     [
         ("--use_liger_kernel", "4.44.2", 1, "--use_liger_kernel"),

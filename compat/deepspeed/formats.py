@@ -778,7 +778,8 @@ class _KeyReader(Reader):
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
         self.epoch = trainer.find_epoch(arguments, ranks, fit.get("samples"))
         self.steps = fit.get("total_steps", self.epoch.steps if self.epoch else None)
-        filling = trainer.filling(arguments, ranks, self.steps, fit.get("transformers"))
+        release = trainer.choose_release(arguments, fit.get("transformers"))
+        filling = trainer.filling(arguments, ranks, self.steps, release)
         for path, problem in filling.refusals(self.given):
             self.problem(path, problem)
         for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):

@@ -242,7 +242,7 @@ def find_sources(run: Run) -> Sources:
     if "optimizer" not in run.blocks:
         hidden |= {path for path in run.after if path.startswith("optimizer.")}
     own = (*_own_optimizer(run, kind), *_own_schedule(run), *_find_open(run))
-    unheard = (*(Unheard(*row) for row in run.arguments.lost), *_find_unheard(run, kind))
+    unheard = (*run.arguments.lost, *_find_unheard(run, kind))
     claims = (*_find_claims(run, kind), *_of_file(run), *_of_environment(run))
     return Sources(claims, winners, values, unheard, own, frozenset(hidden))
 
@@ -404,7 +404,8 @@ def _own_schedule(run: Run) -> Iterator[Settled]:
         if run.arguments.get("lr_scheduler_kwargs"):
             yield run.settle("lr_scheduler_kwargs")
         if run.schedule != WITHOUT_WARMUP:
-            yield run.settle("warmup_steps")
+            share = "warmup_ratio" in run.arguments and not run.arguments.get("warmup_steps")
+            yield run.settle("warmup_ratio" if share else "warmup_steps")
     epochs = "num_train_epochs" in run.arguments
     if (run.arguments.get("max_steps") or -1) > 0:
         place = run.said("num_train_epochs")

@@ -16,7 +16,7 @@ from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect
-from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
+from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, QUIET, TRAINED, name_argument
 
@@ -434,7 +434,9 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
         if name in names:
             if name in arguments:
                 arguments.lost.append(
-                    (arguments.places[name], f"given again on line {line}; the last one counts")
+                    Unheard(
+                        arguments.places[name], f"given again on line {line}; the last one counts"
+                    )
                 )
             arguments[name], arguments.places[name] = value, Said(f"--{option}", value, "", line)
     return arguments
