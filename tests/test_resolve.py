@@ -419,6 +419,17 @@ def test_a_retired_argument_tells_the_release_of_a_run(
         assert row(data, "warmup_ratio")["value"] == 0.03
 
 
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [("other.json", True), ({"bf16": {"enabled": True}}, True), ("configs/zero2.json", False)],
+)
+def test_arguments_that_name_another_deepspeed_file(told: Any, file: Any, named: bool) -> None:
+    Path("args.json").write_text(json.dumps({**ARGS, "deepspeed": file}))
+    findings = told("zero2.json", "args.json", "--model", "model")["findings"]
+    others = [one for one in findings if one["path"] == "deepspeed"]
+    assert [one["effect"] for one in others] == ["different numbers"] * named
+
+
 def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:
     Path("args.json").write_text(json.dumps({**ARGS, "my_own_argument": 3}))
     ignored = told("zero2.json", "args.json")["ignored"]

@@ -237,6 +237,9 @@ def read(
     reader.places = arguments.places if isinstance(arguments, Placed) else {}
     message = SCRIPTED if script and script.facts else UNSCHEDULED
     before = dict(reader.given)
+    reader.name_other_file(
+        (script.file if script else document.name if document else "") or "", arguments
+    )
     words = (
         reader.resolve(values, text=message)
         if arguments is None
@@ -862,6 +865,18 @@ class _KeyReader(Reader):
         if package and "optimizer" not in self.blocks:
             self._remark_argument(
                 "optim", f"needs the package {package}, without which the run stops", Effect.NONE
+            )
+
+    def name_other_file(self, file: str, arguments: Mapping[str, Any] | None) -> None:
+        """Report an argument of the Trainer that gives another file of DeepSpeed than `file`, the one that is read."""
+        other = (arguments or {}).get(trainer.FILE)
+        if file and other and not (isinstance(other, str) and Path(other).name == Path(file).name):
+            read_file = Path(file).name
+            self._remark_argument(
+                trainer.FILE,
+                f"found {show_value(other)}, which the Trainer reads, and not {read_file}, which is read here; give"
+                f" the same file, or name {read_file} in this argument",
+                Effect.NUMBERS,
             )
 
     def _remark_argument(self, name: str, message: str, effect: Effect) -> None:

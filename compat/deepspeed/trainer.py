@@ -179,6 +179,8 @@ MICRO, STEPS, TOTAL = (
     "gradient_accumulation_steps",
     "train_batch_size",
 )
+FILE = "deepspeed"
+"""The argument that names the DeepSpeed file, or is its content."""
 NODE_LOCAL = "checkpoint.use_node_local_storage"
 
 
@@ -239,7 +241,9 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """
     usual = {**DEFAULTS, **COURSE, **TRAINED}
     arguments_of_run = {
-        name: value for name, value in values.items() if name in usual and value is not None
+        name: value
+        for name, value in values.items()
+        if (name in usual or name == FILE) and value is not None
     }
     steps = arguments_of_run.get("max_steps")
     if len(values) < DUMP:
