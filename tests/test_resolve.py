@@ -430,6 +430,22 @@ def test_arguments_that_name_another_deepspeed_file(told: Any, file: Any, named:
     assert [one["effect"] for one in others] == ["different numbers"] * named
 
 
+@pytest.mark.parametrize("launch", ["ACCELERATE_MIXED_PRECISION=fp16 torchrun --nproc_per_node 8",
+    "accelerate launch --use_deepspeed --deepspeed_config_file zero2.json --mixed_precision fp16"])  # fmt: skip
+def test_what_accelerate_adds_is_not_the_files(told: Any, launch: str) -> None:
+    write({name: value for name, value in ZERO2.items() if name not in ("fp16", "bf16")})
+    script = SCRIPT.replace("torchrun --nproc_per_node 8", launch).replace(" --bf16", "")
+    if "accelerate" in launch:
+        script = script.replace("--deepspeed zero2.json", "--seed 1").replace("8 train", "8 run")
+    Path("train.sh").write_text(script)
+    data = told("train.sh", "--model", "model")
+    winner = row(data, "fp16.enabled")["winner"]
+    setting = "--mixed_precision" if "accelerate" in launch else "ACCELERATE_MIXED_PRECISION"
+    assert winner == {"source": "train.sh", "line": 2, "setting": setting}
+    assert row(data, "fp16.auto_cast")["winner"]["source"] == "accelerate"
+    assert {(one["source"], one["line"]) for one in data["stops"]} <= {("train.sh", 2)}
+
+
 def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:
     Path("args.json").write_text(json.dumps({**ARGS, "my_own_argument": 3}))
     ignored = told("zero2.json", "args.json")["ignored"]

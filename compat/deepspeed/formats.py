@@ -228,6 +228,9 @@ def read(
     data, document, entry = load_source(script.document if script else source)
     reader = _KeyReader(release, lenient, document, world=world, file=script.file if script else "")
     reader.open_auto = open_auto
+    if script:
+        lines, winners = script.document.lines, script.sources.winners.items()
+        reader.added = {key: said for key, said in winners if tuple(key.split(".")) not in lines}
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
@@ -348,11 +351,15 @@ class _KeyReader(Reader):
     environment: Mapping[str, Said] = field(default_factory=dict)
     epoch: trainer.Epoch | None = None
     steps: int | None = None
+    # Who put keys into the file's content before it was read.
+    added: Mapping[str, Said] = field(default_factory=dict)
 
     def line(self, key: str) -> int | None:
         """Return the line of the key `key` in the file, or the line of its section. Return None
         for a key of the code part that is not in the file itself, even if the file has the section.
         """
+        if key in self.added:
+            return None
         if not _of_code(key):
             return super().line(key)
         return self.document.lines.get(tuple(key.split("."))) if self.document else None
@@ -363,6 +370,11 @@ class _KeyReader(Reader):
         """
         if _of_code(key) and not self.line(key):
             self.problems.append(f"{key}: {message}")
+        elif key in self.added:
+            adder = self.added[key]
+            place = f"line {adder.line}: {adder.setting}: " if adder.line else ""
+            file = f"{adder.source}: " if place and adder.source else ""
+            self.problems.append(f"{file}{place}{key}: {message}")
         else:
             super().problem(key, message)
 
@@ -928,6 +940,7 @@ class _KeyReader(Reader):
             self.epoch,
             trainer.split_batch(arguments, self.world),
             self.world,
+            self.added,
         )
         return find_sources(run)
 

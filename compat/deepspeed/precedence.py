@@ -9,7 +9,7 @@ runtime/lr_schedules.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.plan.section import nest
@@ -110,6 +110,8 @@ REPLACED: Mapping[str, str] = {
 }
 """Keys of the file that are replaced, and why."""
 PRECISION = "ACCELERATE_MIXED_PRECISION"
+SECTIONS = ("fp16.", "bf16.")
+"""The sections for a precision, which accelerate adds to a file that lacks them."""
 FILLS_PRECISION = (
     "this variable counts without the arguments fp16 and bf16, and where the file has no section for"
     " the precision"
@@ -163,7 +165,8 @@ class Run:
     what the arguments fill in. `facts` say where sizes come from that no argument gives. `blocks`
     are the sections of the file, and `open` has keys of "auto" that lack a fact, with its name. `environment`
     has accelerate's variables. `epoch` is known with the length of the data, and `share` is the
-    micro-batch of each of `world` ranks where they split one batch.
+    micro-batch of each of `world` ranks where they split one batch. `added` has who put keys into the file's
+    content before the Trainer read it.
     """
 
     arguments: Placed
@@ -178,6 +181,7 @@ class Run:
     epoch: Epoch | None = None
     share: int | None = None
     world: int | None = None
+    added: Mapping[str, Said] = field(default_factory=dict)
 
     def said(self, name: str) -> Said:
         """What the run says of an argument; of one that is not given, the Trainer's default."""
@@ -268,11 +272,18 @@ def _find_winners(run: Run) -> Iterator[tuple[str, Said]]:
     """Yield each key that is not as the file has it, with who filled it in."""
     for path, value in run.after.items():
         if path in run.before and run.before[path] == value:
+            if path in run.added:
+                yield path, run.added[path]
             continue
         names = FILLED.get(path, ())
         name = next((name for name in names if name in run.arguments), names[0] if names else "")
         fact = RULES[path].needs[0] if path in RULES and RULES[path].needs else ""
-        if fact in run.facts:
+        precision = run.environment.get(PRECISION) if path.startswith(SECTIONS) else None
+        if path.startswith(SECTIONS) and path not in FILLED:
+            yield path, Said(path, value, ADDER)
+        elif precision and value is True and not any(run.arguments.get(one) for one in names):
+            yield path, precision
+        elif fact in run.facts:
             yield path, run.facts[fact]
         elif fact == "total_steps" and "samples" in run.facts and "max_steps" not in run.arguments:
             yield path, run.facts["samples"]
