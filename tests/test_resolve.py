@@ -446,6 +446,24 @@ def test_what_accelerate_adds_is_not_the_files(told: Any, launch: str) -> None:
     assert {(one["source"], one["line"]) for one in data["stops"]} <= {("train.sh", 2)}
 
 
+def test_the_default_optimizer_is_the_one_of_the_release(told: Any) -> None:
+    write({name: value for name, value in ZERO2.items() if name != "optimizer"})
+    optim = row(told("train.sh", "--model", "model"), "optim")
+    assert optim["value"] == "adamw_torch_fused" and "torch 2.8" in optim["why"]
+    release = ("--auto", "transformers=4.53.0")
+    assert row(told("train.sh", "--model", "model", *release), "optim")["value"] == "adamw_torch"
+    theirs = pytest.importorskip("transformers.training_args").TrainingArguments
+    assert theirs.__dataclass_fields__["optim"].default == optim["value"]
+
+
+def test_a_stop_names_who_filled_in_the_refused_value(told: Any) -> None:
+    write({**ZERO2, "train_micro_batch_size_per_gpu": 2, "train_batch_size": "auto"})
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --auto_find_batch_size"))
+    stops = told("train.sh", "--model", "model", code=1)["stops"]
+    (stop,) = (one for one in stops if one["setting"] == "train_batch_size")
+    assert "and --per_device_train_batch_size fills it in" in stop["message"]
+
+
 def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:
     Path("args.json").write_text(json.dumps({**ARGS, "my_own_argument": 3}))
     ignored = told("zero2.json", "args.json")["ignored"]

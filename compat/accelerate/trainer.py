@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import nearest
@@ -214,7 +214,8 @@ def _translate_words(switch: Said, keys: dict[str, Said]) -> Iterator[Unheard]:
             continue
         said = Said(switch.setting, value, switch.source, switch.line)
         if key in keys:
-            yield _ignore(said, f"{keys[key].setting} is read instead")
+            word_said = replace(said, value=word)
+            yield Unheard(word_said, f"{keys[key].setting} is read instead", Effect.COST)
         else:
             keys[key] = said
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from packaging.version import Version
+
 from bridge.plan.section import nest
 from bridge.stack.findings import Origin
 from bridge.stack.rules import Effect
@@ -27,6 +29,7 @@ from compat.deepspeed.trainer import (
     TOTAL,
     WITHOUT_WARMUP,
     Epoch,
+    choose_release,
 )
 
 PARAMS, SCHEDULER, STAGE = "optimizer.params.", "scheduler.params.", "zero_optimization.stage"
@@ -154,6 +157,11 @@ WANTED: Mapping[str, str] = {
 """What tells a fact that is missing."""
 TAKES_NONE = "the optimizer of --optim {} does not take it"
 TRANSFORMERS = "transformers"
+FUSED, FUSES = "adamw_torch_fused", "4.54.0"
+"""The default of the argument optim with torch 2.8 and newer, and the first release of transformers with it
+(training_args.py: default_optim).
+"""
+FUSED_SINCE = "with torch 2.8 or newer; adamw_torch with an older one, and before transformers 4.54"
 CPU_ADAM = "DeepSpeedCPUAdam"
 
 
@@ -193,7 +201,16 @@ class Run:
     def settle(self, name: str) -> Settled:
         """An argument that the Trainer itself takes."""
         place = self.said(name)
+        if name == "optim" and name not in self.arguments and self._has_fused:
+            place = replace(place, value=FUSED)
+            return Settled(name, FUSED, place, why=FUSED_SINCE)
         return Settled(name, place.value, place)
+
+    @property
+    def _has_fused(self) -> bool:
+        given = self.facts.get("transformers")
+        release = choose_release(self.arguments, given.value if given else None)
+        return release is None or Version(release) >= Version(FUSES)
 
     @property
     def optim(self) -> str:
