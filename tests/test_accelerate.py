@@ -521,3 +521,22 @@ def test_a_deepspeed_file_beside_settings_of_accelerate_stops(told: Any) -> None
 def test_text_that_says_false_switches_on(told: Any) -> None:
     Path("a.sh").write_text("accelerate launch --cpu --megatron_lm_no_load_optim false run.py\n")
     assert any("also 'false'" in one["message"] for one in told("a.sh")["findings"])
+
+
+def test_a_retired_argument_of_the_trainer_is_named(told: Any) -> None:
+    words = "--fsdp full_shard --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --own_flag 1"
+    Path("a.sh").write_text(f"torchrun --nproc_per_node 2 run.py --output_dir o --bf16 {words}\n")
+    lacks = [
+        one for one in told("a.sh", code=2)["findings"] if "no such argument" in one["message"]
+    ]
+    assert [one["path"] for one in lacks] == ["--fsdp_transformer_layer_cls_to_wrap"]
+    assert "since 5.0.0" in lacks[0]["message"]
+
+
+def test_words_of_fsdp_that_its_config_overrules_are_each_named(told: Any) -> None:
+    Path("fsdp.json").write_text('{"reshard_after_forward": false, "cpu_offload": false}')
+    words = "--fsdp 'full_shard offload auto_wrap' --fsdp_config fsdp.json"
+    Path("a.sh").write_text(f"torchrun --nproc_per_node 2 run.py --output_dir o {words}\n")
+    ignored = [one for one in told("a.sh")["ignored"] if one["setting"] == "--fsdp"]
+    assert [one["value"] for one in ignored] == ["full_shard", "offload"]
+    assert "reshard_after_forward" in ignored[0]["why"] and "cpu_offload" in ignored[1]["why"]

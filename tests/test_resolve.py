@@ -374,6 +374,17 @@ def test_split_batches_divides_the_batch(told: Any) -> None:
     assert "do not divide" in told("train.sh", code=1)["stops"][0]["message"]
 
 
+def test_the_trainer_refuses_fsdp_and_deepspeed_at_once(told: Any) -> None:
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --fsdp full_shard"))
+    (stop,) = told("train.sh", code=1)["stops"]
+    assert (stop["setting"], stop["source"], stop["line"]) == ("--fsdp", "train.sh", 4)
+    Path("args.json").write_text(json.dumps({**ARGS, "fsdp": True}))
+    (stop,) = told("zero2.json", "args.json", code=1)["stops"]
+    assert stop["setting"] == "fsdp"
+    Path("args.json").write_text(json.dumps({**ARGS, "fsdp": ""}))
+    assert told("zero2.json", "args.json")["stops"] == []
+
+
 @pytest.mark.parametrize(("release", "code"), [("5.23.0", 1), ("5.14.0", 2), ("4.57.6", 2)])
 def test_an_argument_ends_with_a_release_of_transformers(
     told: Any, release: str, code: int
@@ -381,6 +392,83 @@ def test_an_argument_ends_with_a_release_of_transformers(
     Path("train.sh").write_text(SCRIPT.replace("--warmup_steps 100", "--warmup_ratio 0.03"))
     stops = told("train.sh", "--auto", f"transformers={release}", code=code)["stops"]
     assert [one["setting"] for one in stops] == (["--warmup_ratio"] if code == 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--warmup_ratio 0.03", {"--warmup_ratio": "5.6.0"}),
+        ("--warmup_ratio 0.03 --no_cuda", {"--warmup_ratio": "4.57.0", "--no_cuda": "4.57.0"}),
+        ("--no_cuda --use_cache True", {"--no_cuda": "4.57.0", "--use_cache": "4.57.0"}),
+        ("--use_cache True --my_own_flag 3", {}),
+    ],
+)
+def test_a_retired_argument_tells_the_release_of_a_run(
+    told: Any, flags: str, said: dict[str, str]
+) -> None:
+    write({name: value for name, value in ZERO2.items() if name != "scheduler"})
+    Path("train.sh").write_text(SCRIPT.replace("--warmup_steps 100", flags))
+    data = told("train.sh", "--model", "model", code=2)
+    dated = {one["path"]: one for one in data["findings"] if "no such argument" in one["message"]}
+    assert dated.keys() == said.keys()
+    assert all(
+        f"read as transformers {said[name]}" in one["message"] for name, one in dated.items()
+    )
+    assert all(one["effect"] == "different numbers" for one in dated.values())
+    if "--warmup_ratio" in said:
+        assert row(data, "warmup_ratio")["value"] == 0.03
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [("other.json", True), ({"bf16": {"enabled": True}}, True), ("configs/zero2.json", False)],
+)
+def test_arguments_that_name_another_deepspeed_file(told: Any, file: Any, named: bool) -> None:
+    Path("args.json").write_text(json.dumps({**ARGS, "deepspeed": file}))
+    findings = told("zero2.json", "args.json", "--model", "model")["findings"]
+    others = [one for one in findings if one["path"] == "deepspeed"]
+    assert [one["effect"] for one in others] == ["different numbers"] * named
+
+
+@pytest.mark.parametrize("launch", ["ACCELERATE_MIXED_PRECISION=fp16 torchrun --nproc_per_node 8",
+    "accelerate launch --use_deepspeed --deepspeed_config_file zero2.json --mixed_precision fp16"])  # fmt: skip
+def test_what_accelerate_adds_is_not_the_files(told: Any, launch: str) -> None:
+    write({name: value for name, value in ZERO2.items() if name not in ("fp16", "bf16")})
+    script = SCRIPT.replace("torchrun --nproc_per_node 8", launch).replace(" --bf16", "")
+    if "accelerate" in launch:
+        script = script.replace("--deepspeed zero2.json", "--seed 1").replace("8 train", "8 run")
+    Path("train.sh").write_text(script)
+    data = told("train.sh", "--model", "model")
+    winner = row(data, "fp16.enabled")["winner"]
+    setting = "--mixed_precision" if "accelerate" in launch else "ACCELERATE_MIXED_PRECISION"
+    assert winner == {"source": "train.sh", "line": 2, "setting": setting}
+    assert row(data, "fp16.auto_cast")["winner"]["source"] == "accelerate"
+    assert {(one["source"], one["line"]) for one in data["stops"]} <= {("train.sh", 2)}
+
+
+def test_the_default_optimizer_is_the_one_of_the_release(told: Any) -> None:
+    write({name: value for name, value in ZERO2.items() if name != "optimizer"})
+    optim = row(told("train.sh", "--model", "model"), "optim")
+    assert optim["value"] == "adamw_torch_fused" and "torch 2.8" in optim["why"]
+    release = ("--auto", "transformers=4.53.0")
+    assert row(told("train.sh", "--model", "model", *release), "optim")["value"] == "adamw_torch"
+    theirs = pytest.importorskip("transformers.training_args").TrainingArguments
+    assert theirs.__dataclass_fields__["optim"].default == optim["value"]
+
+
+def test_a_stop_names_who_filled_in_the_refused_value(told: Any) -> None:
+    write({**ZERO2, "train_micro_batch_size_per_gpu": 2, "train_batch_size": "auto"})
+    Path("train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --auto_find_batch_size"))
+    stops = told("train.sh", "--model", "model", code=1)["stops"]
+    (stop,) = (one for one in stops if one["setting"] == "train_batch_size")
+    assert "and --per_device_train_batch_size fills it in" in stop["message"]
+
+
+def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:
+    Path("args.json").write_text(json.dumps({**ARGS, "my_own_argument": 3}))
+    ignored = told("zero2.json", "args.json")["ignored"]
+    (own,) = (one for one in ignored if one["setting"] == "my_own_argument")
+    assert own["value"] == 3 and "no release" in own["why"]
 
 
 @pytest.mark.parametrize(

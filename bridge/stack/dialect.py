@@ -470,7 +470,7 @@ class Reader(StackTables):
     def _locate_problem(self, problem: str, part: Reading) -> str:
         """Return `problem`, which begins with a setting, with the setting's line number in front.
         If another file than the one that was read has this line, the name of that file is added. If
-        the line is not known, return `problem` unchanged.
+        the line is not known, return `problem` unchanged. A source that filled in the value is named.
 
         If the setting's value is known only when the script runs, return a text that says so.
         """
@@ -482,6 +482,9 @@ class Reader(StackTables):
         origin = part.origins.get(path)
         if not (origin and origin.line):
             return problem
+        filler = part.sources.winners.get(path)
+        if filler and filler.setting != path:
+            problem = f"{problem}; the file leaves the key open, and {filler.setting} fills it in"
         return f"{f'{origin.file}: ' if origin.file else ''}line {origin.line}: {problem}"
 
     @abstractmethod

@@ -34,15 +34,12 @@ class Said:
 
 
 class Placed(dict[str, Any]):
-    """Settings of a source by name; `places` has what each says and where. `lost` are those that the
-    same or another source says again, each with the reason why it does not count.
+    """Settings of a source by name; `places` has what each says and where. `lost` are those that do
+    not count, as the same or another source says them again, or as no program is known to read them.
     """
 
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        places: Mapping[str, Said],
-        lost: Iterable[tuple[Said, str]] = (),
+        self, values: Mapping[str, Any], places: Mapping[str, Said], lost: Iterable[Unheard] = ()
     ) -> None:
         super().__init__(values)
         self.places, self.lost = dict(places), list(lost)
@@ -51,7 +48,7 @@ class Placed(dict[str, Any]):
         """Return these settings with those of `other`, which count where both have one."""
         places, before = (other.places, other.lost) if isinstance(other, Placed) else ({}, [])
         lost = [
-            (self.places[name], f"{said.setting} ({said.place}) is read instead")
+            Unheard(self.places[name], f"{said.setting} ({said.place}) is read instead")
             for name, said in places.items()
             if name in self.places and self[name] != other[name]
         ]

@@ -6,9 +6,11 @@ The data were read from the class TrainingArguments (transformers/training_args.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
+
+from packaging.version import Version
 
 DATA: Mapping[str, Any] = json.loads(
     files("bridge.stack").joinpath("training_arguments.json").read_text("utf-8")
@@ -31,6 +33,33 @@ CHANGED: Mapping[str, tuple[str, Any]] = {
     for name, usual in row.get("before", {}).items()
 }
 """Arguments whose default changed: the first release with the new one, and the default before."""
+
+INSTEAD: Mapping[str, str] = {
+    "evaluation_strategy": "write eval_strategy",
+    "adafactor": "write optim adafactor",
+    "no_cuda": "write use_cpu",
+    "per_gpu_train_batch_size": "write per_device_train_batch_size, from which alone DeepSpeed's sizes follow",
+    "fsdp_min_num_params": "write min_num_params in fsdp_config",
+    "fsdp_transformer_layer_cls_to_wrap": "write transformer_layer_cls_to_wrap in fsdp_config",
+    "group_by_length": "write train_sampling_strategy group_by_length",
+    "warmup_ratio": "write the share as warmup_steps, a number below 1",
+}
+"""What to do in place of a retired argument."""
+
+
+def describe_lack(name: str, window: str) -> str:
+    """Return the message about an argument that releases in `window` lack: `since` or `before` one of them."""
+    return (
+        f"transformers has no such argument {window}, and its parser stops there unless the program has"
+        f" one of its own; {INSTEAD.get(name, 'drop it')}"
+    )
+
+
+def find_last_release(names: Collection[str]) -> str | None:
+    """Return the newest release in the data that still has all arguments of `names`; None if none of them is retired."""
+    gone = [Version(RETIRED[name]) for name in names if name in RETIRED]
+    known = (DATA["oldest"], *(row["release"] for row in DATA["changes"]))
+    return max((one for one in known if Version(one) < min(gone)), key=Version) if gone else None
 
 
 def find_defaults(*names: str) -> dict[str, Any]:

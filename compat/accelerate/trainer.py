@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import nearest
@@ -17,6 +17,7 @@ from bridge.shell import text_if_known
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said, Unheard
+from bridge.stack.training_arguments import RETIRED, describe_lack
 from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
@@ -55,15 +56,17 @@ KEEPS = "FSDP 1 takes its strategy from FSDP_SHARDING_STRATEGY, which is FULL_SH
 OLDER = ("read as transformers 5.10 and newer do; 5.0 to 5.9 run FSDP 1 unless fsdp_config has a version, and before 5.0"
          " neither version nor reshard_after_forward reaches accelerate")  # fmt: skip
 """What releases made of fsdp_config (training_args.py: _process_fsdp_args; before 5.0 __post_init__)."""
+NEWEST = "the run is read as transformers 5.23, whose part an older release may do differently"
 BARE = "it counts only with --fsdp"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of the Trainer by name, and keys of its fsdp_config by name without the prefix."""
+    """Arguments of the Trainer by name, keys of its fsdp_config by name without the prefix, and retired arguments."""
 
     own: Mapping[str, Said] = field(default_factory=dict)
     fsdp: Mapping[str, Said] = field(default_factory=dict)
+    retired: Mapping[str, Said] = field(default_factory=dict)
 
     def value(self, name: str, usual: Any = None) -> Any:
         """Return an argument's value; `usual` if nobody gives it."""
@@ -71,7 +74,11 @@ class Arguments:
 
 
 def find_releases(arguments: Arguments) -> Iterator[Finding]:
-    """Yield what older releases of transformers make of arguments for FSDP."""
+    """Yield what older releases of transformers make of arguments for FSDP, and arguments that newer ones lack."""
+    for name, said in arguments.retired.items():
+        message = f"{describe_lack(name, f'since {RETIRED[name]}')}; {NEWEST}"
+        origin = Origin(said.line, "", said.source)
+        yield Finding(said.setting, message, Effect.NUMBERS, True, origin=origin)
     if arguments.value(SWITCH):
         said = arguments.fsdp.get("version") or arguments.own[SWITCH]
         yield Finding(said.setting, OLDER, Effect.COST, origin=Origin(said.line, "", said.source))
@@ -90,7 +97,7 @@ def read_arguments(
     for at, word in enumerate(words):
         option, tied, text = (word or "").partition("=")
         name = option.removeprefix("--").replace("-", "_")
-        if not option.startswith("--") or name not in (*NAMES, *SIGNS):
+        if not option.startswith("--") or name not in {*NAMES, *SIGNS, *RETIRED}:
             continue
         after = words[at + 1] if at + 1 < len(words) else "--"
         value: Any = text if tied else True if after is None or after.startswith("--") else after
@@ -117,7 +124,7 @@ def sort_arguments(said: Mapping[str, Said], opens: Callable[[str, Said], Any]) 
                 else Said(f"{CONFIG}.{key}", value, config.source, config.line)
             )
             keys[key.removeprefix("fsdp_")] = one
-    return Arguments(own, keys)
+    return Arguments(own, keys, {name: one for name, one in said.items() if name in RETIRED})
 
 
 def pass_on(
@@ -207,7 +214,8 @@ def _translate_words(switch: Said, keys: dict[str, Said]) -> Iterator[Unheard]:
             continue
         said = Said(switch.setting, value, switch.source, switch.line)
         if key in keys:
-            yield _ignore(said, f"{keys[key].setting} is read instead")
+            word_said = replace(said, value=word)
+            yield Unheard(word_said, f"{keys[key].setting} is read instead", Effect.COST)
         else:
             keys[key] = said
 

@@ -18,7 +18,7 @@ from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unkn
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Claim, Placed, Said, Sources, Unheard
+from bridge.stack.sources import Claim, Placed, Said, Sources
 
 PROGRAMS = frozenset(
     {
@@ -291,7 +291,7 @@ def _find_sources(
         line = document.line("steps_per_print")
         place = Said("steps_per_print", config["steps_per_print"], document.name, line)
         claims.append(Claim("steps_per_print", place.value, place, PRINTS, Effect.NONE))
-    return Sources(tuple(claims), winners, values, tuple(Unheard(*one) for one in settings.lost))
+    return Sources(tuple(claims), winners, values, tuple(settings.lost))
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

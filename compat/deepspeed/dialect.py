@@ -12,7 +12,7 @@ from bridge.stack.dialect import Config, Program, Reading, Written
 from bridge.stack.findings import Finding
 from bridge.stack.packaged_dialect import PackagedDialect
 from bridge.stack.rules import Effect, How
-from bridge.stack.sources import NO_SOURCES, Placed
+from bridge.stack.sources import NO_SOURCES, Placed, Unheard
 from compat.deepspeed import code, formats
 from compat.deepspeed.checks import inspect
 from compat.deepspeed.code import script
@@ -24,7 +24,7 @@ from compat.deepspeed.refusals import strange
 from compat.deepspeed.releases import KEYS, release
 from compat.deepspeed.rewriting import reword_text
 from compat.deepspeed.script_writer import beside, model_fields_in_script
-from compat.deepspeed.trainer import arguments, rename_recipe
+from compat.deepspeed.trainer import DUMP, NAMES, OWN_NAME, arguments, rename_recipe
 
 
 class DeepSpeedFile(Config):
@@ -109,7 +109,15 @@ class DeepSpeedDialect(PackagedDialect):
         # Every dump of TrainingArguments has its output_dir, and axolotl's recipes have further names. A
         # dump also holds names that no DeepSpeed key needs.
         filling = arguments(settings, "output_dir" in values or settings.keys() != values.keys())
-        return Placed(filling, settings.places, settings.lost)
+        lost = [*settings.lost]
+        if "output_dir" in values and settings.keys() == values.keys() and len(values) < DUMP:
+            own = (name for name in settings if name not in NAMES)
+            lost += (
+                Unheard(settings.places[name], OWN_NAME, Effect.NONE)
+                for name in own
+                if name in settings.places
+            )
+        return Placed(filling, settings.places, lost)
 
     def _parse_source(
         self,

@@ -228,6 +228,9 @@ def read(
     data, document, entry = load_source(script.document if script else source)
     reader = _KeyReader(release, lenient, document, world=world, file=script.file if script else "")
     reader.open_auto = open_auto
+    if script:
+        lines, winners = script.document.lines, script.sources.winners.items()
+        reader.added = {key: said for key, said in winners if tuple(key.split(".")) not in lines}
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
@@ -237,6 +240,9 @@ def read(
     reader.places = arguments.places if isinstance(arguments, Placed) else {}
     message = SCRIPTED if script and script.facts else UNSCHEDULED
     before = dict(reader.given)
+    reader.name_other_file(
+        (script.file if script else document.name if document else "") or "", arguments
+    )
     words = (
         reader.resolve(values, text=message)
         if arguments is None
@@ -345,11 +351,15 @@ class _KeyReader(Reader):
     environment: Mapping[str, Said] = field(default_factory=dict)
     epoch: trainer.Epoch | None = None
     steps: int | None = None
+    # Who put keys into the file's content before it was read.
+    added: Mapping[str, Said] = field(default_factory=dict)
 
     def line(self, key: str) -> int | None:
         """Return the line of the key `key` in the file, or the line of its section. Return None
         for a key of the code part that is not in the file itself, even if the file has the section.
         """
+        if key in self.added:
+            return None
         if not _of_code(key):
             return super().line(key)
         return self.document.lines.get(tuple(key.split("."))) if self.document else None
@@ -360,6 +370,11 @@ class _KeyReader(Reader):
         """
         if _of_code(key) and not self.line(key):
             self.problems.append(f"{key}: {message}")
+        elif key in self.added:
+            adder = self.added[key]
+            place = f"line {adder.line}: {adder.setting}: " if adder.line else ""
+            file = f"{adder.source}: " if place and adder.source else ""
+            self.problems.append(f"{file}{place}{key}: {message}")
         else:
             super().problem(key, message)
 
@@ -778,7 +793,8 @@ class _KeyReader(Reader):
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
         self.epoch = trainer.find_epoch(arguments, ranks, fit.get("samples"))
         self.steps = fit.get("total_steps", self.epoch.steps if self.epoch else None)
-        filling = trainer.filling(arguments, ranks, self.steps, fit.get("transformers"))
+        release = trainer.choose_release(arguments, fit.get("transformers"))
+        filling = trainer.filling(arguments, ranks, self.steps, release)
         for path, problem in filling.refusals(self.given):
             self.problem(path, problem)
         for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):
@@ -863,6 +879,18 @@ class _KeyReader(Reader):
                 "optim", f"needs the package {package}, without which the run stops", Effect.NONE
             )
 
+    def name_other_file(self, file: str, arguments: Mapping[str, Any] | None) -> None:
+        """Report an argument of the Trainer that gives another file of DeepSpeed than `file`, the one that is read."""
+        other = (arguments or {}).get(trainer.FILE)
+        if file and other and not (isinstance(other, str) and Path(other).name == Path(file).name):
+            read_file = Path(file).name
+            self._remark_argument(
+                trainer.FILE,
+                f"found {show_value(other)}, which the Trainer reads, and not {read_file}, which is read here; give"
+                f" the same file, or name {read_file} in this argument",
+                Effect.NUMBERS,
+            )
+
     def _remark_argument(self, name: str, message: str, effect: Effect) -> None:
         """Record a finding on an argument of the Trainer, where it is written."""
         place = self.places.get(name, Said(name, None))
@@ -912,6 +940,7 @@ class _KeyReader(Reader):
             self.epoch,
             trainer.split_batch(arguments, self.world),
             self.world,
+            self.added,
         )
         return find_sources(run)
 

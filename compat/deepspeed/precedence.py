@@ -9,8 +9,10 @@ runtime/lr_schedules.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from packaging.version import Version
 
 from bridge.plan.section import nest
 from bridge.stack.findings import Origin
@@ -27,6 +29,7 @@ from compat.deepspeed.trainer import (
     TOTAL,
     WITHOUT_WARMUP,
     Epoch,
+    choose_release,
 )
 
 PARAMS, SCHEDULER, STAGE = "optimizer.params.", "scheduler.params.", "zero_optimization.stage"
@@ -110,6 +113,8 @@ REPLACED: Mapping[str, str] = {
 }
 """Keys of the file that are replaced, and why."""
 PRECISION = "ACCELERATE_MIXED_PRECISION"
+SECTIONS = ("fp16.", "bf16.")
+"""The sections for a precision, which accelerate adds to a file that lacks them."""
 FILLS_PRECISION = (
     "this variable counts without the arguments fp16 and bf16, and where the file has no section for"
     " the precision"
@@ -152,6 +157,11 @@ WANTED: Mapping[str, str] = {
 """What tells a fact that is missing."""
 TAKES_NONE = "the optimizer of --optim {} does not take it"
 TRANSFORMERS = "transformers"
+FUSED, FUSES = "adamw_torch_fused", "4.54.0"
+"""The default of the argument optim with torch 2.8 and newer, and the first release of transformers with it
+(training_args.py: default_optim).
+"""
+FUSED_SINCE = "with torch 2.8 or newer; adamw_torch with an older one, and before transformers 4.54"
 CPU_ADAM = "DeepSpeedCPUAdam"
 
 
@@ -163,7 +173,8 @@ class Run:
     what the arguments fill in. `facts` say where sizes come from that no argument gives. `blocks`
     are the sections of the file, and `open` has keys of "auto" that lack a fact, with its name. `environment`
     has accelerate's variables. `epoch` is known with the length of the data, and `share` is the
-    micro-batch of each of `world` ranks where they split one batch.
+    micro-batch of each of `world` ranks where they split one batch. `added` has who put keys into the file's
+    content before the Trainer read it.
     """
 
     arguments: Placed
@@ -178,6 +189,7 @@ class Run:
     epoch: Epoch | None = None
     share: int | None = None
     world: int | None = None
+    added: Mapping[str, Said] = field(default_factory=dict)
 
     def said(self, name: str) -> Said:
         """What the run says of an argument; of one that is not given, the Trainer's default."""
@@ -189,7 +201,16 @@ class Run:
     def settle(self, name: str) -> Settled:
         """An argument that the Trainer itself takes."""
         place = self.said(name)
+        if name == "optim" and name not in self.arguments and self._has_fused:
+            place = replace(place, value=FUSED)
+            return Settled(name, FUSED, place, why=FUSED_SINCE)
         return Settled(name, place.value, place)
+
+    @property
+    def _has_fused(self) -> bool:
+        given = self.facts.get("transformers")
+        release = choose_release(self.arguments, given.value if given else None)
+        return release is None or Version(release) >= Version(FUSES)
 
     @property
     def optim(self) -> str:
@@ -242,7 +263,7 @@ def find_sources(run: Run) -> Sources:
     if "optimizer" not in run.blocks:
         hidden |= {path for path in run.after if path.startswith("optimizer.")}
     own = (*_own_optimizer(run, kind), *_own_schedule(run), *_find_open(run))
-    unheard = (*(Unheard(*row) for row in run.arguments.lost), *_find_unheard(run, kind))
+    unheard = (*run.arguments.lost, *_find_unheard(run, kind))
     claims = (*_find_claims(run, kind), *_of_file(run), *_of_environment(run))
     return Sources(claims, winners, values, unheard, own, frozenset(hidden))
 
@@ -268,11 +289,18 @@ def _find_winners(run: Run) -> Iterator[tuple[str, Said]]:
     """Yield each key that is not as the file has it, with who filled it in."""
     for path, value in run.after.items():
         if path in run.before and run.before[path] == value:
+            if path in run.added:
+                yield path, run.added[path]
             continue
         names = FILLED.get(path, ())
         name = next((name for name in names if name in run.arguments), names[0] if names else "")
         fact = RULES[path].needs[0] if path in RULES and RULES[path].needs else ""
-        if fact in run.facts:
+        precision = run.environment.get(PRECISION) if path.startswith(SECTIONS) else None
+        if path.startswith(SECTIONS) and path not in FILLED:
+            yield path, Said(path, value, ADDER)
+        elif precision and value is True and not any(run.arguments.get(one) for one in names):
+            yield path, precision
+        elif fact in run.facts:
             yield path, run.facts[fact]
         elif fact == "total_steps" and "samples" in run.facts and "max_steps" not in run.arguments:
             yield path, run.facts["samples"]
@@ -404,7 +432,8 @@ def _own_schedule(run: Run) -> Iterator[Settled]:
         if run.arguments.get("lr_scheduler_kwargs"):
             yield run.settle("lr_scheduler_kwargs")
         if run.schedule != WITHOUT_WARMUP:
-            yield run.settle("warmup_steps")
+            share = "warmup_ratio" in run.arguments and not run.arguments.get("warmup_steps")
+            yield run.settle("warmup_ratio" if share else "warmup_steps")
     epochs = "num_train_epochs" in run.arguments
     if (run.arguments.get("max_steps") or -1) > 0:
         place = run.said("num_train_epochs")

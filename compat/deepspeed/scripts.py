@@ -16,7 +16,7 @@ from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect
-from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
+from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, QUIET, TRAINED, name_argument
 
@@ -197,7 +197,7 @@ def read(script: Script) -> Found:
 
 def _read_accelerated(launch: Launch, script: Script) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
-    usual = _trainer_arguments(launch, {**DEFAULTS, **TRAINED})
+    usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **TRAINED})
     by_trainer, _ = trainer_detection.evidence(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
@@ -434,7 +434,9 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
         if name in names:
             if name in arguments:
                 arguments.lost.append(
-                    (arguments.places[name], f"given again on line {line}; the last one counts")
+                    Unheard(
+                        arguments.places[name], f"given again on line {line}; the last one counts"
+                    )
                 )
             arguments[name], arguments.places[name] = value, Said(f"--{option}", value, "", line)
     return arguments

@@ -21,7 +21,16 @@ from bridge.errors import ConfigError, nearest
 from bridge.files.shown import show_value
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Placed
-from bridge.stack.training_arguments import ARGUMENTS, CHANGED, RETIRED, SINCE, find_defaults
+from bridge.stack.training_arguments import (
+    ARGUMENTS,
+    CHANGED,
+    DATA,
+    RETIRED,
+    SINCE,
+    describe_lack,
+    find_defaults,
+    find_last_release,
+)
 
 DEFAULTS: Mapping[str, Any] = {
     **find_defaults(
@@ -29,7 +38,7 @@ DEFAULTS: Mapping[str, Any] = {
         *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "fp16", "fp16_full_eval", "bf16"),
         *("bf16_full_eval", "save_on_each_node", "auto_find_batch_size", "warmup_steps", "max_steps"),
         *("lr_scheduler_type", "lr_scheduler_kwargs", "optim", "save_only_model", "load_best_model_at_end"),
-        *("eval_strategy", "accelerator_config", "dataloader_drop_last"),
+        *("eval_strategy", "accelerator_config", "dataloader_drop_last", "fsdp"),
     ),
     "warmup_ratio": 0.0,
 }  # fmt: skip
@@ -82,17 +91,8 @@ def name_argument(flag: str) -> str | None:
 
 DATED = {**SINCE, **RETIRED}
 """TrainingArguments that some releases of transformers lack."""
-INSTEAD: Mapping[str, str] = {
-    "evaluation_strategy": "write eval_strategy",
-    "adafactor": "write optim adafactor",
-    "no_cuda": "write use_cpu",
-    "per_gpu_train_batch_size": "write per_device_train_batch_size",
-    "fsdp_min_num_params": "write min_num_params in fsdp_config",
-    "fsdp_transformer_layer_cls_to_wrap": "write transformer_layer_cls_to_wrap in fsdp_config",
-    "group_by_length": "write train_sampling_strategy group_by_length",
-    "warmup_ratio": "write the share as warmup_steps, a number below 1",
-}
 NO_STEP = "the run ends before its first step; write -1, with which the epochs decide, or a number of steps"
+OWN_NAME = "no release of transformers has this argument, and the parser stops at it unless the program has one of its own"
 DUMP = 60
 """A file with so many TrainingArguments was written by a release of transformers that has all of them."""
 PACKAGES: tuple[tuple[str, str], ...] = (
@@ -179,6 +179,8 @@ MICRO, STEPS, TOTAL = (
     "gradient_accumulation_steps",
     "train_batch_size",
 )
+FILE = "deepspeed"
+"""The argument that names the DeepSpeed file, or is its content."""
 NODE_LOCAL = "checkpoint.use_node_local_storage"
 
 
@@ -239,7 +241,9 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """
     usual = {**DEFAULTS, **COURSE, **TRAINED}
     arguments_of_run = {
-        name: value for name, value in values.items() if name in usual and value is not None
+        name: value
+        for name, value in values.items()
+        if (name in usual or name == FILE) and value is not None
     }
     steps = arguments_of_run.get("max_steps")
     if len(values) < DUMP:
@@ -435,6 +439,12 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         "deepspeed/runtime/engine.py: _do_optimizer_sanity_check",
     ),
     (
+        "fsdp",
+        lambda run: run["fsdp"],
+        "found FSDP and DeepSpeed, and the Trainer refuses both at once; keep one of them",
+        "trainer.py: Trainer.__init__",
+    ),
+    (
         "save_only_model",
         lambda run: run["save_only_model"] and run["load_best_model_at_end"],
         "the Trainer refuses this argument with load_best_model_at_end under DeepSpeed; drop one of them",
@@ -472,29 +482,41 @@ transformers that refuses it.
 """
 
 
+def choose_release(values: Mapping[str, Any], version: Any) -> str | None:
+    """Return the release of transformers by which a run is read: `version` if that is known, else the last one that
+    has all retired arguments of the run, or None for the newest.
+    """
+    return find_last_release(values) if version is None else str(version)
+
+
 def find_dated(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, str, Effect]]:
     """Yield each argument that the release `version` of transformers lacks, and each that it gives another
-    default than newer ones, with a message and the effect. If no release is known, an argument that is retired
-    shows an older one.
+    default than newer ones, with a message and the effect. If no release is known, arguments that are retired
+    show an older one, and other releases stop at them.
     """
     release = None if version is None else Version(str(version))
+    older = choose_release(values, None)
+    chosen = release or Version(older or DATA["newest"])
+    choice = ", or use another release"
+    if release is None:
+        choice = (
+            f"; the run is read as transformers {older}; say yours with --auto transformers=RELEASE"
+        )
     for name in sorted(values):
         gone, came = RETIRED.get(name), SINCE.get(name)
-        window = f"since {gone}" if gone and (release is None or release >= Version(gone)) else ""
-        if window := window or (
-            f"before {came}" if came and release and release < Version(came) else ""
-        ):
+        lacks = f"since {gone}" if gone and (release is None or release >= Version(gone)) else ""
+        if window := lacks or (f"before {came}" if came and chosen < Version(came) else ""):
             yield (
                 name,
-                f"transformers has no such argument {window}, and its parser stops there unless the program has"
-                f" one of its own; {INSTEAD.get(name, 'drop it')}, or use another release",
-                Effect.STOPS if release else Effect.NONE,
+                f"{describe_lack(name, window)}{choice}",
+                Effect.STOPS if release else Effect.NUMBERS,
             )
     for name, usual in {**DEFAULTS, **COURSE, **TRAINED}.items():
         first, before = CHANGED.get(name, ("0", usual))
         if (
             release
             and Version(SINCE.get(name, "0")) <= release < Version(first)
+            and (before or usual)
             and before != usual
             and name not in values
         ):
