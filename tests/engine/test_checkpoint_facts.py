@@ -349,3 +349,39 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     assert not (tmp_path / "out").exists() and not (tmp_path / ".out.partial").exists()
     with pytest.raises(SourceError, match="changed while"):
         writing.refuse_changes({path: (0, 0, 0, 0)})
+
+
+# Names
+
+
+def binary(folder: Path, held: dict[str, torch.Tensor], config: Any = None) -> Path:
+    """A folder with weights as torch.save writes them, and a config if there is one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    torch.save(held, folder / "pytorch_model.bin")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/../../../../victim", "/victim", "../x", ".", "..", "a//b", "a/./b", "", "con\0", "x" * 300],
+)
+def test_no_name_of_a_tensor_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    source = binary(place / "source", {name: torch.ones(2), "ok": torch.ones(1)})
+    before = sorted(tmp_path.rglob("*"))
+    code, out = converted(source, "universal", place / "out")
+    assert code == 1 and "rename the tensor" in out and "Traceback" not in out, out
+    assert sorted(tmp_path.rglob("*")) == before
+    # Formats that make no paths of names keep every one as it is.
+    assert converted(source, "bin", place / "out")[0] in (0, 2)
+    assert name in torch.load(place / "out" / "pytorch_model.bin")
+
+
+def test_no_tensor_has_the_name_of_metadata(tmp_path: Path) -> None:
+    source = binary(tmp_path / "source", {"__metadata__": torch.ones(2), "ok": torch.ones(1)})
+    code, out = converted(source, "safetensors", tmp_path / "out")
+    assert code == 1 and "rename it" in out and not (tmp_path / "out").exists(), out
