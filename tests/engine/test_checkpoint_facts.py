@@ -385,3 +385,23 @@ def test_no_tensor_has_the_name_of_metadata(tmp_path: Path) -> None:
     source = binary(tmp_path / "source", {"__metadata__": torch.ones(2), "ok": torch.ones(1)})
     code, out = converted(source, "safetensors", tmp_path / "out")
     assert code == 1 and "rename it" in out and not (tmp_path / "out").exists(), out
+
+
+@pytest.mark.parametrize("tool", ["transformers", "Trainer"])
+def test_a_single_file_is_preferred_to_an_index_as_in_transformers(
+    model: Path, tmp_path: Path, tool: str
+) -> None:
+    other = weights(2)
+    save_file(other, model / "model.safetensors")
+    if tool == "Trainer":
+        (model / "trainer_state.json").write_text('{"global_step": 3}')
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(held.clone()) for held in other.values()])
+        for group in optimizer.param_groups:
+            for held in group["params"]:
+                held.grad = torch.ones_like(held)
+        optimizer.step()
+        torch.save(optimizer.state_dict(), model / "optimizer.pt")
+    code, out = converted(model, "bin", tmp_path / "out")
+    assert code in (0, 2) and "model.safetensors.index.json and its files are not read" in out, out
+    found = torch.load(tmp_path / "out" / "pytorch_model.bin")
+    assert all(torch.equal(found[name], value) for name, value in other.items())
