@@ -107,7 +107,8 @@ class Origin:
 @dataclass(frozen=True)
 class Model:
     """Facts about a model that a config or a run's arguments state: sizes, the number of groups of
-    attention heads that share keys, whether the output uses the word embedding, and the family.
+    attention heads that share keys, whether the output uses the word embedding, which parts have biases,
+    norms of heads or gates, and the family.
     `refused` has a sentence for each property of the model that makes it impossible to rename its
     parameters.
     """
@@ -125,6 +126,12 @@ class Model:
     shared_ffn: int | None = None
     positions: int | None = None
     tied: bool | None = None
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    mlp_bias: bool | None = None
+    norm_bias: bool | None = None
+    head_norms: bool | None = None
+    gated: bool | None = None
     refused: tuple[str, ...] = ()
 
 

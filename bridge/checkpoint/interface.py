@@ -15,7 +15,8 @@ from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, loss_finding
 from bridge.checkpoint.lazy import EXACT
 from bridge.errors import SourceError
-from bridge.files.contained import SMALL, path_inside, plain, read_text
+from bridge.files.contained import SMALL, find_flaw_of_path, path_inside, plain, read_text
+from bridge.files.shown import show_value
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 
@@ -37,12 +38,20 @@ class Wanted:
 @dataclass(frozen=True)
 class PlannedFiles:
     """What a format plans to write: the files, the name of the file with their digests, and a
-    finding for each value that is lost.
+    finding for each value that is lost. Raises `SourceError` for a file outside the folder, or with a
+    name that no file can have: formats make names of files of the names of tensors.
     """
 
     files: tuple[File, ...]
     sums: str
     findings: tuple[Finding, ...] = ()
+
+    def __post_init__(self) -> None:
+        SourceError.raise_if(
+            f"{show_value(file.name)}: {problem}; rename the tensor whose name this is"
+            for file in self.files
+            if (problem := find_flaw_of_path(file.name))
+        )
 
 
 class Format(ABC):

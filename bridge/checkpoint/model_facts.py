@@ -11,14 +11,14 @@ from typing import Any
 
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.lazy import read_strips
-from bridge.checkpoint.parameter_names import neutral_shapes, read_names
 from bridge.checkpoint.renaming import (
     all_namings,
+    naming_of_name,
     naming_that_fits,
-    shapes_by_name,
     try_namings,
     unwrap_names,
 )
+from bridge.checkpoint.whole_models import NeutralModel, neutral_model, refuse_parts
 from bridge.errors import SourceError
 from bridge.stack.checkpoint_side import namings_of
 from bridge.stack.dialect import Config
@@ -40,6 +40,12 @@ WORDS: Mapping[str, str] = {
     "shared_ffn": "the size of the shared expert's feed-forward layer",
     "positions": "learned positions",
     "tied": "whether the output uses the word embedding",
+    "qkv_bias": "whether queries, keys and values have biases",
+    "output_bias": "whether the projection of attention's output has a bias",
+    "mlp_bias": "whether the feed-forward layer has biases",
+    "norm_bias": "whether norms have biases",
+    "head_norms": "whether queries and keys have norms",
+    "gated": "whether the feed-forward layer has a gate",
     "queries": "rows of the queries (heads x size of a head)",
     "keys": "rows of the keys (groups of heads x size of a head)",
 }
@@ -47,13 +53,28 @@ MEASURED = {
     r"embedding\.tokens\.weight": (("vocab", 0), ("hidden", 1)),
     r"embedding\.positions\.weight": (("positions", 0),),
     r"block\d+\.attention\.query\.weight": (("queries", 0), ("hidden", 1)),
-    r"block\d+\.attention\.key\.weight": (("keys", 0),),
+    r"block\d+\.attention\.(?:key|value)\.weight": (("keys", 0), ("hidden", 1)),
+    r"block\d+\.attention\.out\.weight": (("hidden", 0), ("queries", 1)),
     r"block\d+\.attention\.query_norm\.weight": (("head_size", 0),),
-    r"block\d+\.mlp\.down\.weight": (("ffn", 1),),
-    r"block\d+\.mlp\.experts\.\d+\.down\.weight": (("expert_ffn", 1),),
+    r"block\d+\.mlp\.(?:up|gate)\.weight": (("ffn", 0), ("hidden", 1)),
+    r"block\d+\.mlp\.down\.weight": (("hidden", 0), ("ffn", 1)),
+    r"block\d+\.mlp\.experts\.\d+\.(?:up|gate)\.weight": (("expert_ffn", 0), ("hidden", 1)),
+    r"block\d+\.mlp\.experts\.\d+\.down\.weight": (("hidden", 0), ("expert_ffn", 1)),
     r"block\d+\.mlp\.shared\.down\.weight": (("shared_ffn", 1),),
 }
 """Patterns of neutral names, each with the facts that a dimension of the parameter shows."""
+FORWARD = r"block\d+\.mlp\.(?:experts\.\d+\.|shared\.)?"
+PRESENT = {
+    "qkv_bias": (r"block\d+\.attention\.query\.", "weight", "bias"),
+    "output_bias": (r"block\d+\.attention\.out\.", "weight", "bias"),
+    "mlp_bias": (rf"{FORWARD}up\.", "weight", "bias"),
+    "norm_bias": (r"block\d+\.norm1\.", "weight", "bias"),
+    "head_norms": (r"block\d+\.attention\.", r"query\.weight", r"query_norm\.weight"),
+    "gated": (FORWARD, r"up\.weight", r"gate\.weight"),
+}
+"""Facts that names show: the pattern with which neutral names begin, and how the parameter that every model
+has ends, and the one that only some have.
+"""
 OUTPUT, EMBEDDING = "head.logits.weight", "embedding.tokens.weight"
 
 
@@ -77,6 +98,12 @@ def describe_config(config: Config) -> Model:
         model.moe.shared_ffn or None,
         model.embedding.max_positions if model.embedding.positions == "learned" else None,
         model.tied,
+        model.attention.qkv_bias,
+        model.attention.output_bias,
+        model.mlp.bias,
+        model.norm.bias,
+        None if model.attention.norm is None else model.attention.norm != "none",
+        model.mlp.gated,
         refusals,
     )
 
@@ -95,7 +122,8 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
     folder = hub.origin.files[0].parent if hub.origin.files else hub.origin.format
     statements = [(f"{folder}, its own record of the model", model_of(hub)), *configs]
     refusals = tuple(dict.fromkeys(line for _, model in statements for line in model.refused))
-    measures = [] if refusals else list(_measure(hub))
+    model_there = neutral_model(hub, _family_of(statements))
+    measures = [] if refusals else list(_measure(model_there))
     claims_by_fact: dict[str, tuple[str, Any]] = {}
     problems: dict[tuple[str, str], str] = {}
     for place, model in statements:
@@ -106,8 +134,12 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
                 problems[place, fact] = f"found {value}, but {there}: {other}"
         for fact, size, name in measures:
             value = claims.get(fact, size)
-            # An embedding may have more rows than words: what is left is padding.
-            if value > size if fact == "vocab" else value != size:
+            # An embedding may have more rows than words: what is left is padding, up to a multiple of
+            # a number that ranks and kernels divide by, which is even.
+            padded = fact == "vocab" and value < size and size % 2 == 0
+            # Layers may be under other names, which are no family's.
+            elsewhere = fact == "layers" and value > size and not model_there.alone
+            if value != size and not padded and not elsewhere:
                 problems[place, fact] = f"found {value}, but the weights have {size} ({name})"
         if not refusals and (line := _untrue_tie(hub, model.tied)):
             problems[place, "tied"] = f"found {model.tied}, but {line}"
@@ -117,6 +149,10 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
     )
     facts = {fact: value for fact, (_, value) in claims_by_fact.items() if fact in _NAMES}
     return Model(**facts, refused=refusals)
+
+
+def _family_of(statements: Sequence[Said]) -> str | None:
+    return next((model.family for _, model in statements if model.family), None)
 
 
 _NAMES = tuple(field.name for field in fields(Model) if field.name != "refused")
@@ -135,28 +171,9 @@ def _products(model: Model) -> dict[str, int]:
     return {fact: heads * size for fact, heads in pairs.items() if heads and size}
 
 
-def _neutral_of(hub: Hub) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the shapes of the neutral parameters in a checkpoint, and for each the name under which
-    the checkpoint has it. Both are empty if no family has these names.
-    """
-    recognition = try_namings(hub)
-    if recognition is None:
-        return {}, {}
-    try:
-        # All rows of queries, keys and values together are as many with any number of groups.
-        pieces = read_names(
-            recognition.naming, recognition.table, shapes_by_name(hub), Model(kv_heads=1)
-        )
-        shapes = neutral_shapes(pieces)
-    except SourceError:
-        # Shapes that no model of the family has: renaming refuses them, and other formats keep them.
-        return {}, {}
-    return shapes, {block.name: theirs.name for theirs in pieces for block in theirs.blocks}
-
-
-def _measure(hub: Hub) -> Iterator[tuple[str, int, str]]:
+def _measure(model: NeutralModel) -> Iterator[tuple[str, int, str]]:
     """Yield each fact that shapes show, with the size and the name of the parameter that shows it."""
-    shapes, names = _neutral_of(hub)
+    shapes, names = model.shapes, model.names
     numbers: dict[str, dict[int, str]] = {"layers": {}, "experts": {}}
     for ours, shape in shapes.items():
         for pattern, facts in MEASURED.items():
@@ -168,6 +185,11 @@ def _measure(hub: Hub) -> Iterator[tuple[str, int, str]]:
         ):
             if match := re.match(part, ours):
                 numbers[fact].setdefault(int(match[1]), names[ours])
+    for fact, (start, usual, special) in PRESENT.items():
+        there = [name for name in shapes if re.fullmatch(start + special, name)]
+        others = [name for name in shapes if re.fullmatch(start + usual, name)]
+        if there or others:
+            yield fact, bool(there), names[(there or others)[0]]
     yield from (
         (fact, len(names_by_number), names_by_number[max(names_by_number)])
         for fact, names_by_number in numbers.items()
@@ -177,7 +199,8 @@ def _measure(hub: Hub) -> Iterator[tuple[str, int, str]]:
 
 def _untrue_tie(hub: Hub, tied: bool | None) -> str:
     """Return what contradicts that the output is tied, or that it is not; empty if nothing does."""
-    shapes, names = _neutral_of(hub)
+    model = neutral_model(hub)
+    shapes, names = model.shapes, model.names
     words, output = (names.get(name) for name in (EMBEDDING, OUTPUT))
     if tied is False and output is None and "head.norm.weight" in shapes:
         return "the checkpoint has no weight of the output"
@@ -196,10 +219,22 @@ def _untrue_tie(hub: Hub, tied: bool | None) -> str:
 
 def rename_under(hub: Hub, target: str | None, usual: str | None, configs: Sequence[Said]) -> Hub:
     """Return the checkpoint that `naming_that_fits` returns, with the facts about its model, which
-    `establish_model` holds against `configs`.
+    `establish_model` holds against `configs`. Raises `SourceError` if a target that is loaded by names
+    would get a part of a model.
     """
+    hub = unwrap_names(hub)
     if target or usual:
-        hub = unwrap_names(hub)
+        _refuse_parts(hub, target or usual or "", configs)
     facts = establish_model(hub, configs)
     hub_with_facts = replace(hub, model=None if facts == Model() else facts)
     return naming_that_fits(hub_with_facts, target, usual, facts)
+
+
+def _refuse_parts(hub: Hub, target: str, configs: Sequence[Said]) -> None:
+    models = [model_of(hub), *(model for _, model in configs)]
+    family = next((model.family for model in models if model.family), None)
+    layers = next((model.layers for model in models if model.layers), None)
+    known_as = try_namings(hub)
+    renames = known_as is not None and known_as.naming.stack != naming_of_name(target).stack
+    if (family or renames) and not any(model.refused for model in models):
+        refuse_parts(hub, Model(family=family, layers=layers))

@@ -73,7 +73,7 @@ class Binary(Format):
         tensors = check_tensors(
             place, BINARY, {path: tensors_of_file(path, place) for path in paths}
         )
-        return with_trainer_state(hub_of(self.name, tensors, paths, in_order=True), place)
+        return with_trainer_state(hub_of(self.name, tensors, paths, in_order=True), place, BINARY)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Check the files against SHA256SUMS if there is one, and check the checksums within each

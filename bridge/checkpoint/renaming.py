@@ -183,7 +183,9 @@ def recognise_names(hub: Hub) -> Recognised:
     )
 
 
-WRAPPERS = re.compile(r"(?:^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
+WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 """Modules that torch puts around others: of torch.compile, FSDP and activation checkpointing."""
 
 
@@ -196,7 +198,7 @@ def unwrap_names(hub: Hub) -> Hub:
     top = prefix_of_model(hub)
     if not top and all(name.startswith("module.") for name in names):
         top = "module."
-    bare = {name: WRAPPERS.sub("", name.removeprefix(top)).removeprefix(".") for name in names}
+    bare = {name: WRAPPERS.sub("", name.removeprefix(top)) for name in names}
     renames = [name for name in names if bare[name] != name]
     if not renames or len(set(bare.values())) < len(names):
         return hub

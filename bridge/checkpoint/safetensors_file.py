@@ -110,8 +110,13 @@ def file_of(
     name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None
 ) -> File:
     """Return a safetensors file with these tensors. Those with wide elements come first, so that
-    each begins at a multiple of its element's width.
+    each begins at a multiple of its element's width. Raises `SourceError` for a tensor with the name
+    that the format has for the metadata.
     """
+    if METADATA in tensors:
+        raise SourceError(
+            f"{METADATA}: found a tensor of this name, which safetensors has for metadata; rename it"
+        )
     # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
     # it is.
     order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))

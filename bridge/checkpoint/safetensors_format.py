@@ -84,13 +84,31 @@ def index_file(names: FileNames, parts: Sequence[Mapping[str, Lazy]]) -> Iterato
 
 
 def list_files(folder: Path, names: FileNames) -> tuple[Path, ...] | None:
-    """Return the files that the index in a folder names, or the single file; None if there is
-    neither.
-    """
-    if (folder / names.index).is_file():
-        where = weight_map(folder, names)
+    """Return the single file, or those that the index in a folder names; None if there is neither."""
+    where = map_of_files(folder, names)
+    if where is not None:
         return tuple(folder / name for name in dict.fromkeys(where.values()))
     return (folder / names.alone,) if (folder / names.alone).is_file() else None
+
+
+def map_of_files(folder: Path, names: FileNames) -> dict[str, str] | None:
+    """Return the name of the file that has each tensor, from the index in a folder; None if there is
+    none, or one of other files than the single file, which transformers prefers
+    (transformers/modeling_utils.py: _get_resolved_checkpoint_files).
+    """
+    if not (folder / names.index).is_file():
+        return None
+    where = weight_map(folder, names)
+    other = (folder / names.alone).is_file() and set(where.values()) != {names.alone}
+    return None if other else where
+
+
+def find_unread_index(folder: Path, names: FileNames, files: Sequence[Path]) -> Iterator[Finding]:
+    """Yield a finding if the index in a folder is not read, as the single file is among `files`."""
+    there = folder / names.alone in files and (folder / names.index).is_file()
+    if there and map_of_files(folder, names) is None:
+        message = f"{names.index} and its files are not read, as transformers loads {names.alone}"
+        yield loss_finding("files", message, Effect.NONE)
 
 
 def weight_map(folder: Path, names: FileNames) -> dict[str, str]:
@@ -112,7 +130,7 @@ def check_tensors(
     """Return the tensors of all files together. `tensors_by_path` has the tensors of each file. Raises
     `SourceError` if a tensor is in two files, or in another file than the index says, or missing.
     """
-    where = weight_map(folder, names) if (folder / names.index).is_file() else None
+    where = map_of_files(folder, names)
     tensors: dict[str, Lazy] = {}
     for path, own_tensors in tensors_by_path.items():
         for name, tensor in own_tensors.items():
@@ -262,9 +280,9 @@ def read_trainer_state(place: Path) -> dict[str, Any]:
     return state
 
 
-def with_trainer_state(hub: Hub, place: Path) -> Hub:
-    """Return the checkpoint with the step that Trainer saved beside the weights, and a finding that
-    names the files beside them that are not read.
+def with_trainer_state(hub: Hub, place: Path, files: FileNames) -> Hub:
+    """Return the checkpoint with the step that Trainer saved beside the weights, which have the names
+    `files`, and findings that name the files beside them that are not read.
     """
     there = (place / TRAINER).is_file()
     steps = read_trainer_state(place)["global_step"] if there else None
@@ -273,6 +291,7 @@ def with_trainer_state(hub: Hub, place: Path) -> Hub:
         f"{', '.join(names)} hold the moments and the rest of the run's state, which is not read"
     )
     findings = [loss_finding("moments", message, Effect.NUMBERS)] if names else []
+    findings += find_unread_index(place, files, hub.origin.files)
     return replace(hub, where=replace(hub.where, steps=steps), findings=(*hub.findings, *findings))
 
 
@@ -293,7 +312,7 @@ class Safe(Format):
     def read(self, place: Path) -> Hub:
         """Return a checkpoint with all weights of the files in the folder."""
         tensors, paths = read_weights(place)
-        return with_trainer_state(hub_of(self.name, tensors, paths, in_order=False), place)
+        return with_trainer_state(hub_of(self.name, tensors, paths, in_order=False), place, SAFE)
 
     def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files that would hold the weights: one file, or several files with an index.

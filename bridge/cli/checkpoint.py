@@ -25,7 +25,13 @@ from bridge.checkpoint.targets import Target, list_targets
 from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
-from bridge.cli.companions import Companions, companions, config_beside, is_of_transformers
+from bridge.cli.companions import (
+    Companions,
+    companions,
+    config_beside,
+    is_of_transformers,
+    refuse_contradictions,
+)
 from bridge.cli.job import Job
 from bridge.cli.read_job import read_job
 from bridge.cli.terminal import console, note, print_json, say
@@ -322,6 +328,9 @@ def _describe_configs(place: Path, given: Path | None) -> list[tuple[str, Model]
                     *(f"{path}: {problem}; correct this config" for problem in error.problems)
                 ) from None
             note(f"note: {path}: not held against the weights, as it cannot be read: {error}")
+    own = config_beside(place)
+    if own and given and own != given and given.is_file():
+        refuse_contradictions(own, given)
     return configs
 
 

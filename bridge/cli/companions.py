@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub
 from bridge.checkpoint.model_facts import describe_config, establish_model
+from bridge.cli.job import Job
+from bridge.cli.read_job import read_job
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import read_bytes
+from bridge.files.shown import show_value
 from bridge.stack import registry
 from bridge.stack.checkpoint_side import side_of
+from bridge.translation.lift import lift
 from bridge.translation.translate import translate
 
 CONFIG = "config.json"
@@ -23,6 +29,14 @@ KIND = "model_type"
 WITHOUT_EFFECT = ("micro_batch_size", "model.init", "init_method")
 """Fields that say nothing about a model whose weights are given."""
 QUANTIZATION = "quantization_config"
+WITHOUT_WEIGHT = frozenset(
+    ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
+)
+"""Keys of a config that say nothing about the model that it describes."""
+ROPE = "rope_parameters"
+"""Key of the dictionary in which transformers 5 has the keys about rotary positions that were at the top."""
+SPARED = ("family", "sequence", "init", "dropout", "attention.dropout", "moe")
+"""Parts of a model in a Plan that concern its training, or are compared elsewhere."""
 NAMES = (
     "generation_config.json",
     "tokenizer.json",
@@ -125,6 +139,50 @@ def _without_quantization(text: bytes) -> bytes:
     if data.pop(QUANTIZATION, None) is None:
         return text
     return json.dumps(data, indent=2).encode() + b"\n"
+
+
+def refuse_contradictions(own: Path, given: Path) -> None:
+    """Raise `BridgeError` with each key for which two configs of transformers have different values: the one
+    with a checkpoint, and the one that the user gives. Shapes and records need not tell which is right.
+    """
+    texts = [path.read_bytes() for path in (own, given)]
+    if not all(map(is_of_transformers, texts)):
+        return
+    one, other = (_flat_config(text) for text in texts)
+    models = (lift(read_job(Job(str(path), lenient=True))).model for path in (own, given))
+    # A config leaves out what its class has by default, which a Plan states.
+    plan, other_plan = (dict(_leaves(model.model_dump())) for model in models)
+    pairs = [(key, one[key], other[key]) for key in one if key in other]
+    pairs = _different(pairs) or _different(
+        [(key, plan[key], other_plan[key]) for key in plan if key in other_plan]
+    )
+    BridgeError.raise_if(
+        f"{given}: {key}: found {show_value(value)}, but {own}: {show_value(there)}; name the config that"
+        " belongs to this checkpoint, or leave --config out"
+        for key, there, value in pairs
+    )
+
+
+def _flat_config(text: bytes) -> dict[str, Any]:
+    data = json.loads(text)
+    rope = data.pop(ROPE, None)
+    flat = {**data, **(rope if isinstance(rope, dict) else {})}
+    return {key: value for key, value in flat.items() if key not in WITHOUT_WEIGHT}
+
+
+def _leaves(section: Mapping[str, Any], top: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if f"{top}{key}" in SPARED:
+            continue
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{top}{key}.")
+        else:
+            yield f"{top}{key}", value
+
+
+def _different(pairs: Iterable[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
+    """Return the keys with different values, of which none is open."""
+    return [row for row in pairs if None not in row[1:] and row[1] != row[2]]
 
 
 def is_of_transformers(text: bytes) -> bool:

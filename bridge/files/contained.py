@@ -44,6 +44,28 @@ def plain(name: str, where: object) -> str:
     return name
 
 
+LONGEST_PART = 249
+"""Largest length in bytes of a part of a path that is written: file systems take 255, and temporary
+names add 6.
+"""
+
+
+def find_flaw_of_path(path: str) -> str:
+    """Return why no file of this path, with `/` between its parts, can be written in a folder; empty
+    if one can.
+    """
+    for part in path.split("/"):
+        if part in ("", ".", ".."):
+            return f"found the part {part!r} of a path, which leads to no file in the folder"
+        try:
+            size = len(os.fsencode(part))
+        except UnicodeEncodeError:
+            return "found characters that no name of a file can have"
+        if "\0" in part or size > LONGEST_PART:
+            return f"found a NUL, or a part of {size} bytes, expected at most {LONGEST_PART}"
+    return ""
+
+
 Stamp = tuple[int, int, int, int]
 """What shows that a file was changed or replaced: its size, the times of its last change, its inode."""
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_a_config_that_contradicts_the_checkpoint_is_refused(
 def test_a_config_in_the_folder_is_held_against_the_weights(model: Path, tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps({**TRUE, "intermediate_size": 48}))
     code, out = converted(model, "bin", tmp_path / "out")
-    assert code == 1 and "found 48" in out and "down_proj" in out, out
+    assert code == 1 and "found 48" in out and "mlp." in out, out
 
 
 @pytest.mark.parametrize("to", ["safetensors", "bin", "megatron"])
@@ -118,6 +119,17 @@ def test_what_wraps_a_model_is_taken_off_its_names(tmp_path: Path, prefix: str) 
     assert code == 0 and "lose what wrapped the model" in out
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in held.items())
+
+
+@pytest.mark.parametrize("to", ["dcp", "native", "universal", "accelerate"])
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+def test_formats_with_own_names_have_none_of_what_wraps_a_model(
+    tmp_path: Path, prefix: str, to: str
+) -> None:
+    source = saved(tmp_path / "model", prefixed(prefix), TRUE)
+    _, out = converted(source, to, tmp_path / "out")
+    assert "lose what wrapped the model" in out, out
+    assert formats.read_checkpoint(tmp_path / "out").parameters.keys() == weights(1).keys()
 
 
 def test_names_without_a_map_come_back_from_torch_dist(tmp_path: Path) -> None:
@@ -382,3 +394,253 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     assert not (tmp_path / "out").exists() and not (tmp_path / ".out.partial").exists()
     with pytest.raises(SourceError, match="changed while"):
         writing.refuse_changes({path: (0, 0, 0, 0)})
+
+
+# Names
+
+
+def binary(folder: Path, held: dict[str, torch.Tensor], config: Any = None) -> Path:
+    """A folder with weights as torch.save writes them, and a config if there is one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    torch.save(held, folder / "pytorch_model.bin")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/../../../../victim", "/victim", "../x", ".", "..", "a//b", "a/./b", "", "con\0", "x" * 300],
+)
+def test_no_name_of_a_tensor_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    source = binary(place / "source", {name: torch.ones(2), "ok": torch.ones(1)})
+    before = sorted(tmp_path.rglob("*"))
+    code, out = converted(source, "universal", place / "out")
+    assert code == 1 and "rename the tensor" in out and "Traceback" not in out, out
+    assert sorted(tmp_path.rglob("*")) == before
+    # Formats that make no paths of names keep every one as it is.
+    assert converted(source, "bin", place / "out")[0] in (0, 2)
+    assert name in torch.load(place / "out" / "pytorch_model.bin")
+
+
+def test_no_tensor_has_the_name_of_metadata(tmp_path: Path) -> None:
+    source = binary(tmp_path / "source", {"__metadata__": torch.ones(2), "ok": torch.ones(1)})
+    code, out = converted(source, "safetensors", tmp_path / "out")
+    assert code == 1 and "rename it" in out and not (tmp_path / "out").exists(), out
+
+
+@pytest.mark.parametrize("tool", ["transformers", "Trainer"])
+def test_a_single_file_is_preferred_to_an_index_as_in_transformers(
+    model: Path, tmp_path: Path, tool: str
+) -> None:
+    other = weights(2)
+    save_file(other, model / "model.safetensors")
+    if tool == "Trainer":
+        (model / "trainer_state.json").write_text('{"global_step": 3}')
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(held.clone()) for held in other.values()])
+        for group in optimizer.param_groups:
+            for held in group["params"]:
+                held.grad = torch.ones_like(held)
+        optimizer.step()
+        torch.save(optimizer.state_dict(), model / "optimizer.pt")
+    code, out = converted(model, "bin", tmp_path / "out")
+    assert code in (0, 2) and "model.safetensors.index.json and its files are not read" in out, out
+    found = torch.load(tmp_path / "out" / "pytorch_model.bin")
+    assert all(torch.equal(found[name], value) for name, value in other.items())
+
+
+# What only some models have
+
+
+LAYER = "model.layers.{}.{}"
+PARTS = {
+    "queries": [
+        (f"self_attn.{part}_proj.bias", size) for part, size in zip("qkv", (16, 8, 8), strict=True)
+    ],
+    "output": [("self_attn.o_proj.bias", 16)],
+    "mlp": [("mlp.gate_proj.bias", 24), ("mlp.up_proj.bias", 24), ("mlp.down_proj.bias", 16)],
+    "norms": [("self_attn.q_norm.weight", 4), ("self_attn.k_norm.weight", 4)],
+}
+"""Parameters that some models have in every layer."""
+
+
+def with_parts(*parts: str) -> dict[str, torch.Tensor]:
+    return weights(1) | {
+        LAYER.format(layer, name): torch.randn(size)
+        for layer in range(2)
+        for part in parts
+        for name, size in PARTS[part]
+    }
+
+
+BOTH = ("queries", "output")
+
+
+@pytest.mark.parametrize("to", ["bin", "megatron", "dcp"])
+@pytest.mark.parametrize(
+    ("parts", "other", "word"),
+    [
+        ((), {}, ""),
+        ((), {"attention_bias": True}, "queries, keys and values have biases: found True"),
+        ((), {"mlp_bias": True}, "feed-forward layer has biases: found True"),
+        ((), {"model_type": "qwen2"}, "queries, keys and values have biases: found True"),
+        ((), {"model_type": "qwen3"}, "queries and keys have norms: found True"),
+        (BOTH, {}, "queries, keys and values have biases: found False"),
+        (BOTH, {"attention_bias": True}, ""),
+        (("queries",), {"model_type": "qwen2"}, ""),
+        (("norms",), {"model_type": "qwen3"}, ""),
+        (("norms",), {}, "queries and keys have norms: found False"),
+        ((*BOTH, "mlp"), {"attention_bias": True, "mlp_bias": True}, ""),
+        (("mlp",), {}, "feed-forward layer has biases: found False"),
+        ((), {"vocab_size": 11}, ""),
+        ((), {"vocab_size": 13}, "words of the vocabulary: found 13"),
+    ],
+)
+def test_a_config_that_contradicts_the_parts_of_a_model_is_refused(
+    tmp_path: Path, to: str, parts: tuple[str, ...], other: dict[str, Any], word: str
+) -> None:
+    source = saved(tmp_path / "model", with_parts(*parts), {**TRUE, **other})
+    code, out = converted(source, to, tmp_path / "out")
+    assert (code in (0, 2)) is (not word) and word in out and ("config.json" in out or not word), (
+        out
+    )
+
+
+def test_rows_that_are_no_padding_are_refused(tmp_path: Path) -> None:
+    held = weights(1)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        held[name] = torch.randn(13, 16)
+    source = saved(tmp_path / "model", held, TRUE)
+    code, out = converted(source, "bin", tmp_path / "out")
+    assert code == 1 and "words of the vocabulary: found 12, but the weights have 13" in out, out
+
+
+# Whole models
+
+
+def prefixed(prefix: str, seed: int = 1) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": held for name, held in weights(seed).items()}
+
+
+def adapted() -> dict[str, torch.Tensor]:
+    """A model of PEFT with an adapter that is not merged."""
+    top, part = "base_model.model.", "self_attn.q_proj"
+    names = {
+        f"{top}{name.replace(part, f'{part}.base_layer')}": t for name, t in weights(1).items()
+    }
+    return names | {
+        f"{top}model.layers.0.{part}.lora_{side}.default.weight": torch.ones(4, 16) for side in "AB"
+    }
+
+
+def without(word: str) -> dict[str, torch.Tensor]:
+    return {name: held for name, held in weights(1).items() if word not in name}
+
+
+RAGGED = "model.layers.1.mlp.up_proj.weight"
+IN_PART: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], str]] = {
+    "two models": (lambda: prefixed("student.") | prefixed("teacher.", 2), "--root: 'student' or"),
+    "model and loss": (lambda: prefixed("model.") | {"loss.w": torch.ones(3)}, "--root: 'model'"),
+    "adapters": (adapted, "merge the adapters"),
+    "half-wrapped": (
+        lambda: {f"{'module.' * ('layers.1' in name)}{name}": t for name, t in weights(1).items()},
+        "name the whole model",
+    ),
+    "one key": (lambda: without("layers.1.self_attn.k_proj"), "layers.1.self_attn.k_proj"),
+    "norm": (lambda: without("model.norm"), "head.norm"),
+    "layer": (lambda: without("layers.0."), "layers.0."),
+    "all keys": (lambda: without("k_proj"), "attention.key"),
+    "ragged": (lambda: weights(1) | {RAGGED: torch.ones(10, 16)}, "found shape (10, 16)"),
+    "strange": (lambda: {"a.b": torch.ones(2), "c": torch.ones(1)}, "name the whole model"),
+}
+
+
+@pytest.mark.parametrize("to", ["bin", "safetensors", "megatron", "trainer"])
+@pytest.mark.parametrize("name", IN_PART)
+def test_a_part_of_a_model_is_refused_by_targets_that_are_loaded_by_names(
+    tmp_path: Path, name: str, to: str
+) -> None:
+    held, word = IN_PART[name]
+    source = binary(tmp_path / "model", held(), TRUE)
+    code, out = converted(source, to, tmp_path / "out")
+    assert code == 1 and word in out, out
+    # Other formats keep what is there, and so do targets without a config.
+    if name not in ("layer", "ragged"):
+        assert converted(source, "dcp", tmp_path / "out")[0] in (0, 2)
+    (source / "config.json").unlink()
+    if to != "megatron":
+        assert converted(source, to, tmp_path / "own")[0] in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"score.weight": torch.ones(2, 16)},
+        {f"ema.{name}": held for name, held in weights(2).items()},
+        {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)},
+    ],
+)
+@pytest.mark.parametrize("without_output", [False, True])
+def test_a_whole_model_with_more_is_no_part(
+    tmp_path: Path, more: dict[str, torch.Tensor], without_output: bool
+) -> None:
+    held = weights(1) | more
+    if without_output:  # as AutoModel saves a model
+        held = {name.removeprefix("model."): held[name] for name in held if "lm_head" not in name}
+    source = binary(tmp_path / "model", held, TRUE)
+    code, out = converted(source, "safetensors", tmp_path / "out")
+    assert code == 0, out
+    assert set(load_file(tmp_path / "out" / "model.safetensors")) == set(held)
+
+
+@pytest.mark.parametrize("root", ["student", "teacher"])
+def test_one_of_several_models_is_chosen_with_root(tmp_path: Path, root: str) -> None:
+    source = binary(tmp_path / "model", prefixed("student.") | prefixed("teacher.", 2), TRUE)
+    file = str(source / "pytorch_model.bin")
+    code, out = converted(Path(file), "safetensors", tmp_path / "out", "--root", root)
+    assert code in (0, 2), out
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    truth = weights(1 if root == "student" else 2)
+    assert found.keys() == truth.keys()
+    assert all(torch.equal(found[name], value) for name, value in truth.items())
+
+
+# Two configs
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "word"),
+    [
+        ({}, {}, ""),
+        ({"rms_norm_eps": 1e-6}, {"rms_norm_eps": 1e-2}, "rms_norm_eps: found 0.01"),
+        ({}, {"rms_norm_eps": 1e-2}, "norm.eps: found 0.01"),
+        ({"rope_theta": 1e4}, {"rope_theta": 5.0}, "rope_theta: found 5.0"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            {"rope_theta": 5.0},
+            "rope_theta: found 5.0",
+        ),
+        ({"hidden_act": "silu"}, {"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
+        ({}, {"architectures": ["MistralForCausalLM"]}, "architectures"),
+        ({"strange": 1}, {"strange": 2}, "strange: found 2"),
+        (
+            {"dtype": "float32", "use_cache": True},
+            {"torch_dtype": "float16", "use_cache": False},
+            "",
+        ),
+        ({"head_dim": None}, {}, ""),
+    ],
+)
+@pytest.mark.parametrize("to", ["bin", "megatron"])
+def test_a_config_given_that_contradicts_the_one_in_the_folder_is_refused(
+    model: Path, tmp_path: Path, own: dict[str, Any], other: dict[str, Any], word: str, to: str
+) -> None:
+    (model / "config.json").write_text(json.dumps({**TRUE, **own}))
+    code, out = converted(model, to, tmp_path / "out", "--config", given(tmp_path, **other))
+    assert (code in (0, 2)) is (not word), out
+    assert word in out and (
+        not word or {"given.json", "config.json"} <= set(re.split(r"[/:\s]", out))
+    )

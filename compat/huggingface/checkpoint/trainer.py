@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from bridge.checkpoint.run_files import optimizer_files, read_run_files, verify_
 from bridge.checkpoint.run_state import Key, hub_of_entries
 from bridge.checkpoint.safetensors_file import read_header
 from bridge.checkpoint.safetensors_format import (
+    SAFE,
     TRAINER,
     Safe,
     check_tensors,
+    find_unread_index,
     list_files,
     read_weights,
 )
@@ -80,7 +83,12 @@ class Trainer(RootedFormat):
         state = hub.client.get(STATE)
         steps = state.get("global_step") if isinstance(state, Mapping) else None
         where = hub.where if hub.where.steps is not None else replace(hub.where, steps=steps)
-        hub = replace(hub, where=where, findings=(*hub.findings, *findings, *notes))
+        unread = (find_unread_index(place, names, files) for names in (SAFE, BINARY))
+        hub = replace(
+            hub,
+            where=where,
+            findings=(*hub.findings, *findings, *notes, *chain.from_iterable(unread)),
+        )
         if running is None:
             return hub
         family = "mixtral" if any("block_sparse_moe" in name for name in own) else "qwen"
