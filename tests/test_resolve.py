@@ -550,3 +550,103 @@ def test_other_commands_read_the_same_sources(told: Any, command: tuple[str, ...
     words = [*command, "--with", "args.json", "--world-size", "8"]
     assert run(words) == 1  # the bucket's size follows from the model's width
     assert run([*words, "--model", "model"]) in (0, 2)
+
+
+TRAINED = "train.py --output_dir out --bf16 --max_steps 5"
+INLINE = """distributed_type: DEEPSPEED
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  zero_stage: 3
+mixed_precision: bf16
+num_processes: 2
+"""
+SHARDED = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nnum_processes: 2\n"
+BY_FILE = (
+    "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: other.json\n"
+    "num_processes: 2\n"
+)
+
+
+def launched(launcher: str, program: str = "", config: str = "") -> None:
+    """Write a script that starts the Trainer by accelerate, and accelerate's config file."""
+    Path("acc.yaml").write_text(config)
+    Path("a.sh").write_text(f"accelerate launch {launcher} \\\n  {TRAINED} {program}\n")
+    data = {**ZERO2, "gradient_clipping": "auto"}
+    write({name: value for name, value in data.items() if name != "scheduler"})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "config", "setting", "place"),
+    [
+        ("--config_file acc.yaml", BY_FILE, "deepspeed_config_file", ("acc.yaml", 3)),
+        ("--config_file acc.yaml", SHARDED, "distributed_type", ("acc.yaml", 1)),
+        ("--use_fsdp --fsdp_version 2 --num_processes 2", "", "--use_fsdp", ("a.sh", 1)),
+        (
+            "--use_deepspeed --deepspeed_config_file other.json --num_processes 2",
+            "",
+            "--deepspeed_config_file",
+            ("a.sh", 1),
+        ),
+    ],
+)
+def test_the_file_of_the_program_wins_over_what_the_launcher_names(
+    told: Any, launcher: str, config: str, setting: str, place: tuple[str, int]
+) -> None:
+    launched(launcher, "--deepspeed zero2.json", config)
+    data = told("a.sh", code=2)
+    assert data["world_size"] == 2
+    assert row(data, "train_batch_size")["value"] == 16
+    (loser,) = [one for one in data["ignored"] if one["setting"] == setting]
+    assert (loser["source"], loser["line"]) == place
+    assert "--deepspeed zero2.json" in loser["why"]
+
+
+def test_a_config_of_the_launcher_that_is_not_there_is_not_silent(told: Any) -> None:
+    launched("--config_file none.yaml", "--deepspeed zero2.json")
+    (finding,) = [one for one in told("a.sh")["findings"] if one["path"] == "--config_file"]
+    assert "none.yaml" in finding["message"] and finding["effect"] == "different numbers"
+
+
+def test_settings_of_the_launcher_next_to_the_file_of_the_program_stop(told: Any) -> None:
+    launched("--config_file acc.yaml", "--deepspeed zero2.json", INLINE)
+    stops = [one["setting"] for one in told("a.sh", code=1)["stops"]]
+    assert {"gradient_accumulation_steps", "zero_stage", "mixed_precision"} <= {*stops}
+
+
+def test_options_of_the_launch_fill_in_the_file_and_may_contradict_the_program(told: Any) -> None:
+    words = "--use_deepspeed --deepspeed_config_file zero2.json --num_processes 2 --zero_stage 3"
+    launched(f"{words} --gradient_clipping 0.3")
+    data = told("a.sh", code=1)
+    (stop,) = data["stops"]
+    assert (stop["setting"], stop["line"]) == ("--gradient_clipping", 1) and "0.3" in stop[
+        "message"
+    ]
+    launched(f"{words} --gradient_clipping 0.3", "--max_grad_norm 0.3")
+    data = told("a.sh")
+    assert row(data, "gradient_clipping")["winner"]["setting"] == "--gradient_clipping"
+    stage = row(data, "zero_optimization.stage")
+    assert stage["value"] == 2 and stage["overruled"][0]["setting"] == "--zero_stage"
+
+
+def test_an_option_of_the_launch_wins_over_settings_of_its_config(told: Any) -> None:
+    words = "--config_file acc.yaml --gradient_accumulation_steps 2 --mixed_precision fp16"
+    launched(words, "--gradient_accumulation_steps 2", INLINE)
+    data = told("a.sh")
+    steps = row(data, "gradient_accumulation_steps")
+    assert steps["value"] == 2
+    assert steps["winner"] == {
+        "source": "a.sh", "line": 1, "setting": "--gradient_accumulation_steps"
+    }  # fmt: skip
+    places = {(one["setting"], one["source"], one["line"]) for one in data["ignored"]}
+    assert places >= {
+        ("gradient_accumulation_steps", "acc.yaml", 3),
+        ("mixed_precision", "acc.yaml", 5),
+    }
+    assert row(data, "bf16.enabled")["winner"]["setting"] == "--bf16"
+    assert "--mixed_precision" in lost(data)
+
+
+def test_two_kinds_of_run_in_one_launch_stop(told: Any) -> None:
+    launched("--use_deepspeed --multi_gpu --deepspeed_config_file zero2.json --num_processes 2")
+    (stop,) = told("a.sh", code=1)["stops"]
+    assert "--multi_gpu and --use_deepspeed" in stop["message"]

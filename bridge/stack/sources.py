@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.files.shown import show_value
@@ -115,6 +115,22 @@ class Sources:
     unheard: tuple[Unheard, ...] = ()
     own: tuple[Settled, ...] = ()
     hidden: frozenset[str] = frozenset()
+
+    def beside(self, launcher: Sources) -> Sources:
+        """Return these sources of a program next to those of its launcher, whose winners and values count where
+        the program has none.
+        """
+        own = {(one.path, one.said.setting) for one in self.claims}
+        return replace(
+            self,
+            claims=(
+                *self.claims,
+                *(one for one in launcher.claims if (one.path, one.said.setting) not in own),
+            ),
+            winners={**launcher.winners, **self.winners},
+            values={**launcher.values, **self.values},
+            unheard=(*self.unheard, *launcher.unheard),
+        )
 
 
 NO_SOURCES = Sources()

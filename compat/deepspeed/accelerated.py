@@ -6,8 +6,9 @@ The module follows _validate_launch_command (accelerate/commands/launch.py), pre
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import SourceError
@@ -16,7 +17,7 @@ from bridge.files.document import Key
 from bridge.plan.section import nest
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.shell.word_pieces import NOWHERE, Text
-from bridge.stack.findings import Finding, Origin
+from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Claim, Placed, Said, Sources
 
@@ -28,8 +29,16 @@ PROGRAMS = frozenset(
         "accelerate.commands.launch",
     }
 )
-MODES = frozenset({"multi_gpu", "tpu", "tpu_use_cluster", "use_fsdp", "use_megatron_lm"})
-"""Options by which accelerate does not look for DeepSpeed in its config file."""
+MODES: Mapping[str, str] = {
+    "multi_gpu": "MULTI_GPU",
+    "tpu": "XLA",
+    "tpu_use_cluster": "XLA",
+    "use_fsdp": "FSDP",
+    "use_megatron_lm": "MEGATRON_LM",
+}
+"""Options by which accelerate does not look for DeepSpeed in its config file, and what they ask for instead."""
+ALONE = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp")
+"""Options of which accelerate takes one."""
 SECTION, FILE, CONFIG, SWITCH = (
     "deepspeed_config",
     "deepspeed_config_file",
@@ -67,6 +76,19 @@ CLIP = 1.0
 PRECISION = "mixed_precision"
 ADDER = "accelerate"
 PRECISE = ("fp16.enabled", "bf16.enabled")
+BESIDE: Mapping[str, str] = {
+    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+    PRECISION: "ACCELERATE_MIXED_PRECISION",
+}
+"""The variable of each setting that accelerate's plugin reads next to a DeepSpeed file of the program."""
+SECTIONS: Mapping[str, tuple[str, str]] = {
+    "FSDP": ("fsdp_config", "fsdp_"),
+    "MEGATRON_LM": ("megatron_lm_config", "megatron_lm_"),
+}
+"""The section of each kind of run in accelerate's config file, and the beginning of its options."""
 LOSES = 'accelerate fills in an "auto" of the DeepSpeed file, and keeps what stands there'
 PRINTS = "accelerate always sets this key, so that DeepSpeed prints nothing"
 Opens = Callable[[Pieces, int], Document]
@@ -84,6 +106,18 @@ class Started:
     ranks: int | None
     findings: tuple[Finding, ...]
     sources: Sources
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a launch of accelerate adds to a run whose program names a DeepSpeed file: variables that its plugin reads
+    next to that file, settings that nobody hears, the number of ranks, and findings.
+    """
+
+    environment: Mapping[str, Said] = field(default_factory=dict)
+    unheard: tuple[Unheard, ...] = ()
+    ranks: int | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 def options(launch: Launch) -> dict[str, Pieces] | None:
@@ -123,10 +157,18 @@ def _read_settings(
 
 
 def _uses_deepspeed(options: Mapping[str, Pieces], data: Mapping[str, Any]) -> bool:
-    if SWITCH in options or MODES & options.keys():
-        return SWITCH in options
-    kind = str(data.get("distributed_type", "")).rpartition(".")[2]
-    return kind == "DEEPSPEED" if CONFIG in options else FILE in options
+    return _find_kind(options, data) == "DEEPSPEED"
+
+
+def _find_kind(options: Mapping[str, Pieces], data: Mapping[str, Any]) -> str:
+    """Return the distributed type of a launch; empty if neither its options nor its config file tell it."""
+    if SWITCH in options:
+        return "DEEPSPEED"
+    if mode := next((name for name in MODES if name in options), ""):
+        return MODES[mode]
+    if CONFIG in options:
+        return str(data.get("distributed_type", "")).rpartition(".")[2]
+    return "DEEPSPEED" if FILE in options else ""
 
 
 def starts(launch: Launch, opens: Opens) -> bool:
@@ -148,7 +190,7 @@ def name_other_run(launch: Launch, opens: Opens) -> str:
         return f"a launch of accelerate: {error}"
     if _uses_deepspeed(words, data):
         return ""
-    kind = data.get("distributed_type", next(iter(sorted(MODES & words.keys())), ""))
+    kind = data.get("distributed_type", next((name for name in sorted(MODES) if name in words), ""))
     source = (
         f"distributed_type {kind}"
         if CONFIG in words
@@ -165,11 +207,11 @@ def name_other_run(launch: Launch, opens: Opens) -> str:
 
 
 def read(
-    launch: Launch, script: Script, opens: Opens, precision_of_program: str = ""
+    launch: Launch, script: Script, opens: Opens, program: Said | None = None
 ) -> Started | None:
     """Return what accelerate passes to DeepSpeed; None if it does not start the run with DeepSpeed.
 
-    `precision_of_program` is the precision that the program's TrainingArguments set, which then counts.
+    `program` is the precision that the program's TrainingArguments set, which then counts.
     """
     words = options(launch)
     if words is None:
@@ -177,27 +219,22 @@ def read(
     data, config = _read_settings(words, opens, launch.line)
     if not _uses_deepspeed(words, data):
         return None
-    names = {*FACTS, PRECISION, FILE}
-    for name in names & words.keys():
-        if part := next(unknowns(words[name]), None):
-            raise SourceError(
-                f"{script.name}: line {launch.line}: --{name}: {part.spelling} is not known: {part.why}"
-            )
-    section = data.get(SECTION) or {}
-    typed_values = {name: scalar(text_if_known(words[name]) or "") for name in names & words.keys()}
+    section, typed_values = data.get(SECTION) or {}, _read_typed(words, launch, script)
     chosen = {
         **{name: value for name, value in section.items() if value is not None},
         **typed_values,
     }
     # YAML reads the word no as false.
     precision = (
-        precision_of_program
-        or str(typed_values.get(PRECISION, data.get(PRECISION)) or "no").lower()
+        program.setting.lstrip("-")
+        if program
+        else str(typed_values.get(PRECISION, data.get(PRECISION)) or "no").lower()
     )
     settings = {name: _spell_setting(chosen.get(name, usual)) for name, usual in USUAL.items()}
     facts = {FACTS[name][1]: value for name, value in settings.items() if value != "auto"}
     facts = {PRECISION: precision, "clip": CLIP, "nvme_path": NO_PATH, **facts}
-    findings = [*_find_refusals(section, typed_values, data, config)] if FILE in chosen else []
+    findings = [*_find_modes(words, launch)]
+    findings += _find_refusals(section, typed_values, data, config) if FILE in chosen else ()
     findings += _find_unpassed(chosen, settings, launch.line)
     if FILE in chosen:
         document = opens(words.get(FILE) or (Text(str(chosen[FILE]), NOWHERE),), launch.line)
@@ -234,11 +271,109 @@ def read(
     findings += _find_clash(whole, precision)
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
-    document = replace(document, data=_mix_precisions(whole, precision), strings={})
     places = _place_settings(words, typed_values, section, data, config, launch, script)
-    sources = _find_sources(places, _mix_precisions(whole, precision), document, FILE in chosen)
+    mixed = _mix_precisions(whole, precision)
+    sources = _find_sources(places, mixed, document, FILE in chosen, program)
+    document = replace(document, data=_fill_in(mixed, typed_values), strings={})
     world = launch.ranks or (None if launch.unranked else ranks)
     return Started(document, facts, world, tuple(findings), sources)
+
+
+def _read_typed(words: Mapping[str, Pieces], launch: Launch, script: Script) -> dict[str, Any]:
+    """Return the options of a launch for DeepSpeed, in its order."""
+    names = [name for name in words if name in {*FACTS, PRECISION, FILE}]
+    for name in names:
+        if part := next(unknowns(words[name]), None):
+            raise SourceError(
+                f"{script.name}: line {launch.line}: --{name}: {part.spelling} is not known: {part.why}"
+            )
+    return {name: scalar(text_if_known(words[name]) or "") for name in names}
+
+
+def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passed:
+    """Return what a launch of accelerate adds to a run whose program names a DeepSpeed file, which wins: `winner`.
+
+    It follows TrainingArguments.__post_init__, whose plugin has the file of the argument, and PartialState, which
+    takes DeepSpeed for it whatever the launcher says.
+    """
+    words = options(launch)
+    if words is None:
+        return Passed()
+    findings = [*_find_modes(words, launch)]
+    try:
+        data, config = _read_settings(words, opens, launch.line)
+    except SourceError as error:
+        message = f"not read, so that its number of ranks and its settings are not known: {error}"
+        findings.append(unknown(f"--{CONFIG}", message, origin=Origin(launch.line), end=""))
+        data, config = {}, None
+    kind, typed_values = _find_kind(words, data), _read_typed(words, launch, script)
+    section = (data.get(SECTION) or {}) if kind == "DEEPSPEED" else {}
+    if kind == "DEEPSPEED":
+        findings += _find_refusals(section, typed_values, data, config)
+    settings = _place_settings(words, typed_values, section, data, config, launch, script)
+    environment = {
+        variable: settings.places[name] for name, variable in BESIDE.items() if name in settings
+    }
+    why = f"{winner.setting} {winner.value} of the program ({winner.place}) wins"
+    unheard = [Unheard(*one) for one in settings.lost]
+    unheard += [
+        Unheard(settings.places[name], why)
+        for name in ("gradient_accumulation_steps", "gradient_clipping")
+        if name in settings
+    ]
+    unheard += _find_replaced(kind, words, data, config, launch, script, winner.value, why)
+    ranks = data.get("num_processes")
+    ranks = ranks if isinstance(ranks, int) and ranks > 0 and not launch.unranked else None
+    return Passed(environment, tuple(unheard), launch.ranks or ranks, tuple(findings))
+
+
+def _find_replaced(
+    kind: str,
+    words: Mapping[str, Pieces],
+    data: Mapping[str, Any],
+    config: Document | None,
+    launch: Launch,
+    script: Script,
+    winner: str,
+    why: str,
+) -> Iterator[Unheard]:
+    """Yield what the launcher says of another way to share the model, or of another DeepSpeed file than `winner`."""
+    name_of_section, start = SECTIONS.get(
+        kind, (SECTION, FILE) if kind == "DEEPSPEED" else ("", "")
+    )
+    if not start:
+        return
+    section = data.get(name_of_section) or {}
+    keys = [name for name in section if kind != "DEEPSPEED" or name == FILE]
+    file = config.name if config else ""
+    for name in keys:
+        if name == FILE and str(section[name]) == winner:
+            continue
+        place = Said(
+            name, section[name], file, config.line(name_of_section, name) if config else None
+        )
+        yield Unheard(place, why, Effect.NUMBERS if name == FILE else Effect.NONE)
+    for name, value in words.items():
+        if name.startswith(start):
+            line = line_of(value, script.text) or launch.line
+            place = Said(f"--{name}", scalar(text_if_known(value) or "true"), "", line)
+            yield Unheard(place, why, Effect.NUMBERS if name == FILE else Effect.NONE)
+    if kind in SECTIONS:
+        option = next((name for name in words if MODES.get(name) == kind), "")
+        line = launch.line if option or config is None else config.line("distributed_type")
+        setting, source = (f"--{option}", "") if option else ("distributed_type", file)
+        yield Unheard(Said(setting, kind, source, line), why)
+
+
+def _find_modes(words: Mapping[str, Pieces], launch: Launch) -> Iterator[Finding]:
+    """Yield a finding if the launch has two options of which accelerate takes one."""
+    modes = [name for name in ALONE if name in words]
+    if len(modes) > 1:
+        message = (
+            f"accelerate refuses {' and '.join(f'--{name}' for name in modes)} together"
+            " (commands/launch.py: _validate_launch_command); keep one of them"
+        )
+        yield Finding(f"--{modes[0]}", message, Effect.STOPS, True, origin=Origin(launch.line))
 
 
 def _place_settings(
@@ -268,10 +403,15 @@ def _place_settings(
 
 
 def _find_sources(
-    settings: Placed, config: Mapping[str, Any], document: Document, by_file: bool
+    settings: Placed,
+    config: Mapping[str, Any],
+    document: Document,
+    by_file: bool,
+    program: Said | None,
 ) -> Sources:
     """Return who sets what of the config `config` for DeepSpeed. A file of DeepSpeed wins over settings of
-    accelerate, which fill in its "auto"; without one, accelerate builds the config from these settings.
+    accelerate, which fill in its "auto"; without one, accelerate builds the config from these settings. The
+    precision of the program wins over accelerate's.
     """
     paths = {path for path in flat(config) if tuple(path.split(".")) in document.lines}
     winners = {path: Said(path, value, ADDER) for path, value in flat(config).items()}
@@ -280,6 +420,12 @@ def _find_sources(
     winners["steps_per_print"] = Said("steps_per_print", "inf", ADDER)
     for name, value in settings.items():
         place, path = settings.places[name], FACTS.get(name, ("", ""))[0]
+        if name == PRECISION and program:
+            is_off = str(value).lower() in ("no", "false")
+            path = f"{program.setting.lstrip('-') if is_off else value}.enabled"
+            why = f"{program.setting} of the program wins over accelerate's precision"
+            claims.append(Claim(path, not is_off, place, why))
+            continue
         if name == PRECISION:
             path, value = f"{'bf16' if value == 'fp8' else value}.enabled", True
         if path in winners or not by_file or flat(config).get(path) == "auto":
@@ -287,11 +433,29 @@ def _find_sources(
         if path in PRECISE or name in FACTS:
             effect = Effect.COST if path.startswith("zero_") else Effect.NUMBERS
             claims.append(Claim(path, value, place, LOSES, effect))
+    if program and (path := f"{program.setting.lstrip('-')}.enabled") in winners:
+        winners[path] = program
     if "steps_per_print" in config:
         line = document.line("steps_per_print")
         place = Said("steps_per_print", config["steps_per_print"], document.name, line)
         claims.append(Claim("steps_per_print", place.value, place, PRINTS, Effect.NONE))
     return Sources(tuple(claims), winners, values, tuple(settings.lost))
+
+
+def _fill_in(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with each "auto" for which the launch has an option, as accelerate's plugin fills it in.
+
+    It refuses a config file with such settings next to a DeepSpeed file.
+    """
+    filled = copy.deepcopy(dict(config))
+    for name, (path, _) in FACTS.items():
+        *sections, key = path.split(".")
+        inner: Any = filled
+        for section in sections:
+            inner = inner.get(section) if isinstance(inner, dict) else None
+        if name in settings and isinstance(inner, dict) and inner.get(key) == "auto":
+            inner[key] = _spell_setting(settings[name])
+    return filled
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

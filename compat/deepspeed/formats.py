@@ -209,7 +209,7 @@ def read(
     are TrainingArguments by name, for a run that Hugging Face's Trainer starts. With `open_auto`, an
     "auto" that lacks a fact is left out and told among the reading's sources.
     """
-    script = _find_script(source)
+    script = _find_script(source, arguments)
     # Values that the caller gives win over those of the script.
     if script is not None:
         if script.trained or arguments is not None:
@@ -236,6 +236,7 @@ def read(
     reader.section(code or {}, "code", _tree(release)["code"])
     reader.blocks = frozenset(map(str, data))
     reader.environment = script.environment if script and arguments is not None else {}
+    reader.setters = script.sources.winners if script else {}
     values = reader.use_width(values, arguments is not None) if values else values
     reader.places = arguments.places if isinstance(arguments, Placed) else {}
     message = SCRIPTED if script and script.facts else UNSCHEDULED
@@ -261,19 +262,21 @@ def read(
         ranks,
         sources=script.sources
         if script and arguments is None
-        else reader.sources(before, arguments, values or {}),
+        else reader.sources(before, arguments, values or {}).beside(
+            script.sources if script else NO_SOURCES
+        ),
     )
     return reading.unless(reader.problems, words)
 
 
-def _find_script(source: Any) -> scripts.Found | None:
+def _find_script(source: Any, arguments: Mapping[str, Any] | None) -> scripts.Found | None:
     """Return the config of the run that a launch script starts; None if `source` is not a launch
     script.
     """
     if isinstance(source, str | Path) and _decode_base64(str(source)) is None:
         source = load(source)
     return (
-        scripts.read(source.data)
+        scripts.read(source.data, arguments)
         if isinstance(source, Document) and isinstance(source.data, Script)
         else None
     )
@@ -349,6 +352,8 @@ class _KeyReader(Reader):
     places: Mapping[str, Said] = field(default_factory=dict)
     # accelerate's variables in the environment of the Trainer's run, and the run's length.
     environment: Mapping[str, Said] = field(default_factory=dict)
+    # Who sets keys of the config that a launcher builds or fills in.
+    setters: Mapping[str, Said] = field(default_factory=dict)
     epoch: trainer.Epoch | None = None
     steps: int | None = None
     # Who put keys into the file's content before it was read.
@@ -796,7 +801,12 @@ class _KeyReader(Reader):
         release = trainer.choose_release(arguments, fit.get("transformers"))
         filling = trainer.filling(arguments, ranks, self.steps, release)
         for path, problem in filling.refusals(self.given):
-            self.problem(path, problem)
+            place = self.setters.get(path, Said(path, None))
+            if place.line:
+                source = f"{place.source}: " if place.source else ""
+                self.problems.append(f"{source}line {place.line}: {place.setting}: {problem}")
+            else:
+                self.problem(path, problem)
         for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):
             if path not in filling.demands and self.given.get(path) not in (None, "auto"):
                 self.finding(path, UNTOLD_LENGTH, Effect.NUMBERS)

@@ -116,7 +116,7 @@ PRECISION = "ACCELERATE_MIXED_PRECISION"
 SECTIONS = ("fp16.", "bf16.")
 """The sections for a precision, which accelerate adds to a file that lacks them."""
 FILLS_PRECISION = (
-    "this variable counts without the arguments fp16 and bf16, and where the file has no section for"
+    "accelerate's precision counts without the arguments fp16 and bf16, and where the file has no section for"
     " the precision"
 )
 ENVIRONMENT: Mapping[str, tuple[str, str]] = {
@@ -287,10 +287,14 @@ def _measure_batch(run: Run) -> Iterator[tuple[str, Any, Said]]:
 
 def _find_winners(run: Run) -> Iterator[tuple[str, Said]]:
     """Yield each key that is not as the file has it, with who filled it in."""
+    variables = {path: name for name, (_, path) in ENVIRONMENT.items() if name in run.environment}
     for path, value in run.after.items():
         if path in run.before and run.before[path] == value:
             if path in run.added:
                 yield path, run.added[path]
+            continue
+        if path in variables:
+            yield path, run.environment[variables[path]]
             continue
         names = FILLED.get(path, ())
         name = next((name for name in names if name in run.arguments), names[0] if names else "")
@@ -376,7 +380,11 @@ def _of_environment(run: Run) -> Iterator[Claim]:
         path = ENVIRONMENT.get(name, ("", ""))[1]
         if path in run.before:
             yield Claim(
-                path, variable.value, variable, f'{name} only fills in an "auto"', Effect.COST
+                path,
+                variable.value,
+                variable,
+                f'{variable.setting} only fills in an "auto"',
+                Effect.COST,
             )
         elif name == PRECISION and variable.value in ("fp16", "bf16"):
             yield Claim(f"{variable.value}.enabled", True, variable, FILLS_PRECISION)

@@ -153,13 +153,14 @@ def _file_opener(script: Script, launch: Launch) -> accelerated.Opens:
     return read_named_file
 
 
-def read(script: Script) -> Found:
-    """Return the config that the script passes to its run. Raises `BridgeError` unless
+def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
+    """Return the config that the script passes to its run; `arguments` are the Trainer's that the
+    caller gives next to it, None for a run without them. Raises `BridgeError` unless
     exactly one command gets a config and the config's text is known.
     """
     launch = script.launch(lambda launch: is_launch(launch, script), "--deepspeed_config")
     own = next(_configs(launch), None)
-    accelerate_config = _read_accelerated(launch, script) if own is None else None
+    accelerate_config = _read_accelerated(launch, script, arguments) if own is None else None
     if accelerate_config is not None:
         return accelerate_config
     # Of an option that is given twice, the last one counts.
@@ -182,28 +183,34 @@ def read(script: Script) -> Found:
         *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
     )
-    environment = _environment(launch, script)
+    words = [one for one in _configs(launch) if own and one[0] == own[0]]
+    winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, line)
+    passed = accelerated.pass_on(launch, script, _file_opener(script, launch), winner)
     return Found(
         document,
         usual,
         by_trainer,
         _code(options),
-        launch.ranks,
-        findings,
+        launch.ranks or passed.ranks,
+        (*findings, *passed.findings),
         file,
-        environment=environment,
+        environment={**_environment(launch, script), **passed.environment},
+        sources=Sources(unheard=passed.unheard),
     )
 
 
-def _read_accelerated(launch: Launch, script: Script) -> Found | None:
+def _read_accelerated(
+    launch: Launch, script: Script, arguments: Mapping[str, Any] | None
+) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
     usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **TRAINED})
     by_trainer, _ = trainer_detection.evidence(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
-    precision = next(
-        (name for name in ("fp16", "bf16") if by_trainer and usual.get(name) is True), ""
-    )
+    by_trainer = by_trainer or arguments is not None
+    said = {**usual.places, **getattr(arguments, "places", {})} if by_trainer else {}
+    halves = (said[name] for name in ("fp16", "bf16") if name in said)
+    precision = next((one for one in halves if one.value is True), None)
     launch_config = accelerated.read(launch, script, _file_opener(script, launch), precision)
     if launch_config is None:
         return None
