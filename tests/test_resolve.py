@@ -464,6 +464,18 @@ def test_a_stop_names_who_filled_in_the_refused_value(told: Any) -> None:
     assert "and --per_device_train_batch_size fills it in" in stop["message"]
 
 
+def test_the_call_in_a_program_gives_the_arguments(told: Any) -> None:
+    call = "import os\nargs = TrainingArguments(\n  output_dir=os.environ['OUT'], bf16=True,\n  {},\n)\n"
+    Path("train.py").write_text(call.format("learning_rate=3e-4, max_steps=100"))
+    words = ("zero2.json", "--with", "train.py", "--model", "model", "--world-size", "8")
+    rate = row(told(*words), "optimizer.params.lr")
+    assert rate["value"] == 3e-4
+    assert (rate["winner"]["source"], rate["winner"]["line"]) == ("train.py", 4)
+    for wrong in ("learning_rate=RATE", "**others", "x=TrainingArguments()"):
+        Path("train.py").write_text(call.format(wrong))
+        assert run(["resolve", *words]) == 1
+
+
 def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:
     Path("args.json").write_text(json.dumps({**ARGS, "my_own_argument": 3}))
     ignored = told("zero2.json", "args.json")["ignored"]

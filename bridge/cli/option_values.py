@@ -9,11 +9,15 @@ from typing import Any
 
 from bridge.cli.pairs import split_pair
 from bridge.errors import BridgeError
-from bridge.files import parse, read_text, scalar
+from bridge.files import load_call, parse, read_text, scalar
 from bridge.plan.section import nest
 from bridge.stack.sources import Placed, Said
 
 YAML = (".yaml", ".yml")
+UNREAD = frozenset(
+    ["output_dir", "logging_dir", "run_name", "report_to", "hub_model_id", "hub_token"]
+)
+"""Arguments of the Trainer that no training step depends on, and that programs often compute."""
 
 
 def trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
@@ -36,9 +40,15 @@ def trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_placed(path: Path, message: str) -> Placed:
-    """Return the settings of a JSON or YAML file, with their lines; `message` is the error for other files."""
+    """Return the settings of a JSON or YAML file, or of a program's call of TrainingArguments, with their lines;
+    `message` is the error for other files.
+    """
     suffix = path.suffix.lower()
-    document = parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
+    document = (
+        load_call(read_text(path), "TrainingArguments", UNREAD, str(path))
+        if suffix == ".py"
+        else parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
+    )
     if not isinstance(document.data, dict):
         raise BridgeError(message)
     return Placed(

@@ -119,7 +119,7 @@ AutoFrom = Annotated[
         metavar="ARGS",
         help=(
             'Arguments of Hugging Face\'s Trainer beside FILE, which fill in its "auto": a file of '
-            "TrainingArguments (JSON, YAML), or NAME=VALUE."
+            "TrainingArguments (JSON, YAML, or a Python program with a call of it, which is not run), or NAME=VALUE."
         ),
     ),
 ]

@@ -16,6 +16,7 @@ from bridge.files.named import (
     writable,
 )
 from bridge.files.original import Original
+from bridge.files.python import load_call
 from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.words import load_words
 from bridge.files.write import as_private_as, obstacles, write_all, write_text
@@ -39,6 +40,7 @@ __all__ = [
     "is_text",
     "key_with_dots",
     "load",
+    "load_call",
     "load_hjson",
     "load_json",
     "load_json_or_hjson",

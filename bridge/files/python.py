@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, key_with_dots
@@ -32,6 +33,43 @@ def load_python(text: str, name: str = TEXT) -> Document:
         for twin in document.duplicates
     )
     return document
+
+
+def load_call(text: str, ending: str, skipped: Collection[str] = (), name: str = TEXT) -> Document:
+    """Return the keywords of the one call in a program of a name with this ending. The values of `skipped` keywords
+    may be anything, and are left out if they are no literals.
+
+    Raises `SourceError` if there is another number of such calls, and for keywords whose value is no literal.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise SourceError(f"{name}: line {line}: not a Python program") from None
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")).endswith(ending)
+    ]
+    if len(calls) != 1:
+        lines = f" (lines {', '.join(str(call.lineno) for call in calls)})" if calls else ""
+        raise SourceError(f"{name}: found {len(calls)} calls of {ending}{lines}, expected one")
+    entries, problems = list[Entry](), list[str]()
+    for keyword in calls[0].keywords:
+        try:
+            if keyword.arg is None:
+                raise NotPythonError(
+                    f"{name}: line {keyword.value.lineno}: found **{_source(keyword.value)}, expected"
+                    " keywords; code is not run, so write them out"
+                )
+            entries.append((keyword.arg, _node(keyword.value, name, 1), keyword.lineno))
+        except NotPythonError as error:
+            if keyword.arg not in skipped:
+                problems += error.problems
+    SourceError.raise_if(problems)
+    root = Node(entries, calls[0].lineno, "mapping")
+    return Builder(name).document(root, "python")
 
 
 def _literal(text: str, name: str) -> ast.expr:
