@@ -19,7 +19,7 @@ from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unkn
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Claim, Placed, Said, Sources
+from bridge.stack.sources import Claim, Placed, Said, Sources, Unheard
 
 PROGRAMS = frozenset(
     {
@@ -315,7 +315,7 @@ def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passe
         variable: settings.places[name] for name, variable in BESIDE.items() if name in settings
     }
     why = f"{winner.setting} {winner.value} of the program ({winner.place}) wins"
-    unheard = [Unheard(*one) for one in settings.lost]
+    unheard = [*settings.lost]
     unheard += [
         Unheard(settings.places[name], why)
         for name in ("gradient_accumulation_steps", "gradient_clipping")
