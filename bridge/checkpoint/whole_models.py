@@ -55,7 +55,7 @@ def neutral_model(hub: Hub, family: str | None = None) -> NeutralModel:
     """Return the neutral parameters in a checkpoint. Names that the tables of families do not have, such as those
     of a further head, are left out if a config states the `family`.
     """
-    shapes = shapes_by_name(hub)
+    shapes: Shapes = shapes_by_name(hub)
     recognition, base = try_namings(hub), ""
     alone = recognition is not None
     if recognition is None and family is not None:
