@@ -122,8 +122,8 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
     folder = hub.origin.files[0].parent if hub.origin.files else hub.origin.format
     statements = [(f"{folder}, its own record of the model", model_of(hub)), *configs]
     refusals = tuple(dict.fromkeys(line for _, model in statements for line in model.refused))
-    model_there = neutral_model(hub, _family_of(statements))
-    measures = [] if refusals else list(_measure(model_there))
+    model_there = NeutralModel() if refusals else neutral_model(hub, _family_of(statements))
+    measures = list(_measure(model_there))
     claims_by_fact: dict[str, tuple[str, Any]] = {}
     problems: dict[tuple[str, str], str] = {}
     for place, model in statements:

@@ -5,6 +5,7 @@ not there would begin anew.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -34,7 +35,9 @@ FEED, EXPERTS = ("mlp.up.weight", "mlp.down.weight"), ("mlp.experts.0.up.weight"
 ADAPTED = re.compile(r"\.(?:lora_[A-Z]|lora_embedding_[A-Z]|base_layer)(?:\.|$)")
 """Names of adapters that are not merged into the weights (peft/tuners/lora/layer.py)."""
 DEEPEST = 4
-"""Most parts of a prefix that models are looked for under."""
+"""Most parts of a prefix that models are looked for under, and one more."""
+MOST = 20
+"""Most prefixes under which models are looked for."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def neutral_model(hub: Hub, family: str | None = None) -> NeutralModel:
     """Return the neutral parameters in a checkpoint. Names that the tables of families do not have, such as those
     of a further head, are left out if a config states the `family`.
     """
-    shapes = shapes_by_name(hub)
+    shapes: Shapes = shapes_by_name(hub)
     recognition, base = try_namings(hub), ""
     alone = recognition is not None
     if recognition is None and family is not None:
@@ -77,13 +80,17 @@ def _nearest_family(shapes: Shapes) -> tuple[Recognised | None, str, Shapes]:
     it has.
     """
     best: tuple[Recognised | None, str, Shapes] = (None, "", {})
+    kinds_by_name = {name: re.sub(r"(?<![^.])\d+(?![^.])", "0", name) for name in shapes}
+    kinds = set(kinds_by_name.values())
     for base in BASES:
         for naming in all_namings().values():
             for table in naming.tables():
+                # Names that differ in numbers alone have one row.
+                fits = {kind: has_all_names(table, {base + kind: ()}) for kind in kinds}
                 known = {
                     base + name: shape
                     for name, shape in shapes.items()
-                    if has_all_names(table, {base + name: shape})
+                    if fits[kinds_by_name[name]]
                 }
                 if len(known) > len(best[2]):
                     best = Recognised(naming, table), base, known
@@ -118,12 +125,12 @@ def _advice_on_parts(hub: Hub, facts: Model) -> str:
 
 def _roots_of_models(hub: Hub, layers: int) -> Iterator[str]:
     """Yield the prefixes under which whole models with at least so many layers lie, without their last dots."""
-    prefixes = {
+    prefixes = Counter(
         ".".join(name.split(".")[:count])
         for name in hub.parameters
         for count in range(1, min(DEEPEST, name.count(".")))
-    }
-    for root in sorted(prefixes):
+    )
+    for root in sorted(root for root, _ in prefixes.most_common(MOST)):
         own = {
             name.removeprefix(f"{root}."): held
             for name, held in hub.parameters.items()

@@ -21,6 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_archives import packed
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from bridge import limits
 from bridge.checkpoint import archive, formats, writing
@@ -594,6 +595,24 @@ def test_a_whole_model_with_more_is_no_part(
     code, out = converted(source, "safetensors", tmp_path / "out")
     assert code == 0, out
     assert set(load_file(tmp_path / "out" / "model.safetensors")) == set(held)
+
+
+def test_a_whole_mixtral_or_gpt2_with_a_further_head_is_no_part(tmp_path: Path) -> None:
+    """Their names hold numbers that count nothing, such as `w1` and `ln_2`."""
+    models = {
+        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=12, n_embd=16, n_layer=2, n_head=4)),
+        "mixtral": MixtralForCausalLM(
+            MixtralConfig(
+                **{k: v for k, v in TRUE.items() if k != "model_type"}, num_local_experts=2
+            )
+        ),
+    }
+    for name, own in models.items():
+        own.save_pretrained(str(tmp_path / name))
+        held = load_file(tmp_path / name / "model.safetensors") | {"v.weight": torch.ones(1, 16)}
+        save_file(held, tmp_path / name / "model.safetensors")
+        code, out = converted(tmp_path / name, "bin", tmp_path / f"{name}-out")
+        assert code == 0, out
 
 
 @pytest.mark.parametrize("root", ["student", "teacher"])
