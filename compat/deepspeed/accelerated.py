@@ -314,7 +314,8 @@ def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passe
     environment = {
         variable: settings.places[name] for name, variable in BESIDE.items() if name in settings
     }
-    why = f"{winner.setting} {winner.value} of the program ({winner.place}) wins"
+    place = f" ({winner.place})" if winner.line else ""
+    why = f"{winner.setting} {winner.value} of the program{place} wins"
     unheard = [Unheard(*one) for one in settings.lost]
     unheard += [
         Unheard(settings.places[name], why)
