@@ -119,7 +119,7 @@ AutoFrom = Annotated[
         metavar="ARGS",
         help=(
             'Arguments of Hugging Face\'s Trainer beside FILE, which fill in its "auto": a file of '
-            "TrainingArguments (JSON, YAML), or NAME=VALUE."
+            "TrainingArguments (JSON, YAML), NAME=VALUE, or the config of accelerate that starts the run."
         ),
     ),
 ]

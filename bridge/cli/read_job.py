@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from bridge import limits
 from bridge.cli import missing_sizes
@@ -70,7 +71,7 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     )
     if host is None:
         return document, ()
-    arguments = job.settings_of_options.get("trainer", {})
+    arguments: Any = job.settings_of_options.get("trainer", {})
     found: tuple[Document, tuple[Finding, ...]] = host.start(document, bool(arguments))
     file = arguments.get(HOST_FILE)
     if is_own:

@@ -361,9 +361,9 @@ def _find_replaced(
             yield Unheard(place, why, Effect.NUMBERS if name == FILE else Effect.NONE)
     if kind in SECTIONS:
         option = next((name for name in words if MODES.get(name) == kind), "")
-        line = launch.line if option or config is None else config.line("distributed_type")
+        at = launch.line if option or config is None else config.line("distributed_type")
         setting, source = (f"--{option}", "") if option else ("distributed_type", file)
-        yield Unheard(Said(setting, kind, source, line), why)
+        yield Unheard(Said(setting, kind, source, at), why)
 
 
 def _find_modes(words: Mapping[str, Pieces], launch: Launch) -> Iterator[Finding]:
