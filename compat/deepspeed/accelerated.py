@@ -19,7 +19,7 @@ from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unkn
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Claim, Placed, Said, Sources
+from bridge.stack.sources import Claim, Placed, Said, Sources, Unheard
 
 PROGRAMS = frozenset(
     {
