@@ -662,3 +662,89 @@ def test_two_kinds_of_run_in_one_launch_stop(told: Any) -> None:
     launched("--use_deepspeed --multi_gpu --deepspeed_config_file zero2.json --num_processes 2")
     (stop,) = told("a.sh", code=1)["stops"]
     assert "--multi_gpu and --use_deepspeed" in stop["message"]
+
+
+ARGUMENTS = {"output_dir": "out", "bf16": True, "max_steps": 5}
+
+
+def loose(config: str, **more: Any) -> None:
+    """Write a config of accelerate and arguments of the Trainer."""
+    launched("", "", config)
+    Path("arguments.json").write_text(json.dumps({**ARGUMENTS, **more}))
+
+
+def test_a_config_of_accelerate_next_to_a_deepspeed_file_is_a_source(told: Any) -> None:
+    loose(SHARDED)
+    data = told("zero2.json", "arguments.json", "acc.yaml", code=2)
+    assert (data["world_size"], row(data, "train_batch_size")["value"]) == (2, 16)
+    assert {("acc.yaml", 1), ("acc.yaml", 3)} == {
+        (one["source"], one["line"]) for one in data["ignored"] if one["source"] == "acc.yaml"
+    }
+    loose(INLINE)
+    stops = told("zero2.json", "arguments.json", "acc.yaml", code=1)["stops"]
+    assert ("acc.yaml", "zero_stage") in {(one["source"], one["setting"]) for one in stops}
+
+
+def test_check_reads_a_config_of_accelerate_next_to_a_deepspeed_file(
+    told: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", "zero2.json", "--with", "arguments.json", "--with", "acc.yaml", "--json"]
+    loose(SHARDED)
+    assert run(words) == 2
+    paths = [one["path"] for one in json.loads(capsys.readouterr().out)["findings"]]
+    assert "distributed_type" in paths
+    loose(BY_FILE.replace("other.json", "zero2.json"))
+    assert run(words) == 0
+    Path("more.yaml").write_text(SHARDED)
+    capsys.readouterr()
+    assert run([*words, "--with", "more.yaml"]) == 1
+    assert "more.yaml" in json.loads(capsys.readouterr().out)["problems"][0]
+
+
+def test_arguments_of_the_trainer_next_to_a_config_of_accelerate(told: Any) -> None:
+    loose(INLINE)
+    data = told("acc.yaml", "arguments.json", code=1)
+    (stop,) = data["stops"]
+    assert (stop["setting"], stop["line"]) == ("gradient_accumulation_steps", 3)
+    loose(INLINE, gradient_accumulation_steps=4)
+    data = told("acc.yaml", "arguments.json")
+    assert row(data, "bf16.enabled")["winner"]["source"] == "arguments.json"
+    loose(SHARDED + "mixed_precision: fp16\n")
+    data = told("acc.yaml", "arguments.json", code=2)
+    precision = row(data, "mixed_precision")
+    assert (precision["value"], precision["winner"]["source"]) == ("bf16", "arguments.json")
+    assert precision["overruled"][0]["source"] == "acc.yaml"
+
+
+def test_the_file_of_the_arguments_wins_over_a_config_of_accelerate(told: Any) -> None:
+    loose(SHARDED, deepspeed="zero2.json")
+    data = told("acc.yaml", "arguments.json", code=2)
+    assert data["dialect"] == "deepspeed"
+    assert row(data, "zero_optimization.stage")["winner"]["source"] == "zero2.json"
+    assert "distributed_type" in {one["setting"] for one in data["ignored"]}
+
+
+def test_a_file_of_arguments_that_a_launch_of_accelerate_passes(told: Any) -> None:
+    loose(INLINE)
+    Path("a.sh").write_text("accelerate launch --config_file acc.yaml run.py arguments.json\n")
+    (stop,) = told("a.sh", code=1)["stops"]
+    assert (stop["source"], stop["setting"]) == ("acc.yaml", "gradient_accumulation_steps")
+    loose(SHARDED, deepspeed="zero2.json")
+    Path("a.sh").write_text("accelerate launch --config_file acc.yaml run.py arguments.json\n")
+    data = told("a.sh", code=2)
+    assert (data["dialect"], data["world_size"]) == ("deepspeed", 2)
+    assert "distributed_type" in {one["setting"] for one in data["ignored"]}
+    assert run(["check", "a.sh", "--with", "arguments.json"]) == 1
+
+
+def test_the_users_own_config_of_accelerate_is_named_for_deepspeed_too(told: Any) -> None:
+    launched("--use_deepspeed --zero_stage 2 --num_processes 2")
+    (finding,) = [one for one in told("a.sh", code=2)["findings"] if one["path"] == "config_file"]
+    assert "default_config.yaml" in finding["message"]
+
+
+def test_an_overruled_value_is_shown_where_it_is_written(told: Any) -> None:
+    launched("--config_file acc.yaml", "", SHARDED + "mixed_precision: fp16\n")
+    (one,) = [one for one in told("a.sh", code=2)["findings"] if one["path"] == "mixed_precision"]
+    assert one["origin"] == "acc.yaml line 5"
+    assert "--bf16" in one["message"] and "the Trainer" in one["message"]

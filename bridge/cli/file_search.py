@@ -186,8 +186,9 @@ def limit_access(job: Job) -> Iterator[None]:
     folder, source = (Path(), None) if standard else (Path(job.file).parent, job.file)
     # What lies below the folder where a person starts the command is that person's own; below the root lies everything.
     here = (Path(),) if Path().resolve() != Path(Path().resolve().anchor) else ()
+    lent = [Path(name).parent for name in job.launchers]
     with (
-        reaching(folder, (*here, *job.allow)),
+        reaching(folder, (*here, *job.allow, *lent)),
         as_private_as(source),
         missing_sizes.name_missing_code(),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bridge.cli.pairs import split_pair
@@ -71,16 +72,22 @@ class Job:
     @property
     def settings_of_options(self) -> dict[str, dict[str, Any]]:
         """Settings that options give, by the argument of `Dialect.read` that takes them."""
-        from bridge.cli import option_values
-
+        option_values = _import_option_values()
         settings: dict[str, Any] = {
             "auto": option_values.parse_pairs(self.auto, "--auto"),
             "code": option_values.nest_settings(option_values.parse_pairs(self.code, "--code")),
-            "trainer": option_values.trainer_arguments(self.auto_from),
+            "trainer": option_values.trainer_arguments(
+                [words for words in self.auto_from if not option_values.is_launcher(words)]
+            ),
             "model": option_values.model_sizes(self.model) if self.model else {},
             "open_auto": self.open_auto,
         }
         return {keyword: values for keyword, values in settings.items() if values}
+
+    @property
+    def launchers(self) -> tuple[str, ...]:
+        """Files of --auto-from that are no arguments, but configs of a program that starts the run."""
+        return tuple(filter(_import_option_values().is_launcher, self.auto_from))
 
     @property
     def outside(self) -> dict[str, str]:
@@ -91,6 +98,13 @@ class Job:
     def threshold(self) -> Effect:
         """The least effect of a finding that changes the exit code."""
         return Effect.NUMBERS if self.fail_on is None else effect_named(self.fail_on)
+
+
+def _import_option_values() -> ModuleType:
+    # What only prints help reads no values.
+    from bridge.cli import option_values
+
+    return option_values
 
 
 def effect_named(words: str, option: str = "--fail-on") -> Effect:

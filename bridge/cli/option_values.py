@@ -11,6 +11,7 @@ from bridge.cli.pairs import split_pair
 from bridge.errors import BridgeError
 from bridge.files import load_call, parse, read_text, scalar
 from bridge.plan.section import nest
+from bridge.stack import registry
 from bridge.stack.sources import Placed, Said
 
 YAML = (".yaml", ".yml")
@@ -37,6 +38,15 @@ def trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
                 _read_placed(Path(words), f"--auto-from {words}: {expectation}")
             )
     return arguments
+
+
+def is_launcher(words: str) -> bool:
+    """Return whether an operand of --auto-from is a config of a program that starts runs, such as accelerate's."""
+    path = Path(words)
+    suffix = path.suffix.lower()
+    if suffix not in (*YAML, ".json") or not path.is_file():
+        return False
+    return registry.find_launcher(parse(read_text(path), words, suffix).data) is not None
 
 
 def _read_placed(path: Path, message: str) -> Placed:

@@ -119,7 +119,8 @@ AutoFrom = Annotated[
         metavar="ARGS",
         help=(
             'Arguments of Hugging Face\'s Trainer beside FILE, which fill in its "auto": a file of '
-            "TrainingArguments (JSON, YAML, or a Python program with a call of it, which is not run), or NAME=VALUE."
+            "TrainingArguments (JSON, YAML, or a Python program with a call of it, which is not run), NAME=VALUE,"
+            " or the config of accelerate that starts the run."
         ),
     ),
 ]

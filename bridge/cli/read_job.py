@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from bridge import limits
 from bridge.cli import missing_sizes
@@ -41,7 +42,7 @@ def answer_job(job: Job, work: Callable[[], int]) -> int:
 def read_job(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     source = document_of(job)
-    document, told = _start_document(job, source)
+    document, told = start_document(job, source)
     alone = document is not source
     # A launch leaves the sizes of the batch to its program.
     job = replace(job, open_auto=True) if alone and not job.auto else job
@@ -57,13 +58,60 @@ UNWRITTEN = ("train.py", "scheduler.type")
 """Paths of findings on what a launch has beside the config that it names."""
 
 
-def _start_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
+def start_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
     """Return the document as its stack reads it, and findings of the host that starts it, if there is one: a
-    host's config for a stack is read as the launch that names it.
+    host's config for a stack is read as the launch that names it, and so is a file that --auto-from gives it.
     """
+    if job.launchers:
+        return _launch_document(job, document)
     host = registry.find_host(document.data) if job.dialect is None else None
-    found: tuple[Document, tuple[Finding, ...]] = host.start(document) if host else (document, ())
+    # A script of no stack's is the host's own, which says everything itself.
+    is_own = isinstance(document.data, Script) and not any(
+        registry.recognising(document.data)[0].values()
+    )
+    if host is None:
+        return document, ()
+    arguments: Any = job.settings_of_options.get("trainer", {})
+    found: tuple[Document, tuple[Finding, ...]] = host.start(document, bool(arguments))
+    file = arguments.get(HOST_FILE)
+    if is_own:
+        if isinstance(file, str):
+            raise BridgeError(
+                f"{document.name}: the launch is not DeepSpeed's, but {arguments.places[HOST_FILE].place} names the DeepSpeed"
+                f" file {file}, which wins; give that file, and with --with the arguments and the launcher's config"
+            )
+        return document, ()
+    if isinstance(file, str) and registry.find_launcher(document.data):
+        place = Path(arguments.places[HOST_FILE].source).parent / file
+        return host.launch(document, str(place)), found[1]
     return found
+
+
+def _launch_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
+    """Return the launch that the config of a host next to a DeepSpeed file stands for, and findings on that config."""
+    name, *more = job.launchers
+    starts = isinstance(document.data, Script) or registry.find_host(document.data)
+    if more or starts or job.file == STDIN or not registry.score(HOST_FILE, document.data):
+        others = f" and {', '.join(more)}" if more else ""
+        raise BridgeError(
+            f"--auto-from {name}{others}: found the config of a launcher, expected one at most, and next to a DeepSpeed"
+            " file in a folder; name it in the script that starts the run (accelerate launch --config_file)"
+        )
+    config = parse(read_text(Path(name)), name, Path(name).suffix.lower())
+    host = registry.find_launcher(config.data)
+    _, found = host.start(config, True)
+    placed = (
+        replace(one, origin=replace(one.origin, file=one.origin.file or name))
+        if one.origin
+        else one
+        for one in found
+    )
+    started: Document = host.launch(config, job.file)
+    return started, tuple(placed)
+
+
+HOST_FILE = "deepspeed"
+"""The argument of Hugging Face's Trainer that names the file of a stack, and that stack."""
 
 
 def release_of(

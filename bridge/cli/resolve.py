@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,27 @@ from bridge.cli.budget import stay_within_limits
 from bridge.cli.file_search import limit_access
 from bridge.cli.job import Job
 from bridge.cli.many_files import OPEN, Gate
-from bridge.cli.read_job import answer_job, dialect_of, document_of, read_as, release_of
+from bridge.cli.read_job import (
+    HOST_FILE,
+    answer_job,
+    dialect_of,
+    document_of,
+    read_as,
+    release_of,
+    start_document,
+)
 from bridge.cli.terminal import console, print_json
 from bridge.errors import BridgeError, ConfigError
-from bridge.files import Document, Script, parse, read_text
+from bridge.files import Document, Launch, Script, parse, read_text
 from bridge.report import as_json, as_text
 from bridge.report.row_choice import USUAL, View
 from bridge.report.sarif import FORMATS, REFUSED, record
+from bridge.shell import spell_pieces
 from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 from bridge.stack.sources import ResolvedRun
-
-HOST_FILE = "deepspeed"
-"""The argument of Hugging Face's Trainer that names the DeepSpeed file."""
 
 
 def resolve(
@@ -66,7 +72,8 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
 
     Arguments alone name the DeepSpeed file themselves. Raises `BridgeError` for two such sources.
     """
-    runs, arguments, model = list[str](), list[str](), job.model
+    runs, arguments, launchers, model = list[str](), list[str](), list[str](), job.model
+    named = list[str]()
     for name in names:
         data = _data_of(name)
         if isinstance(data, Mapping) and (data is _MODEL or "model_type" in data):
@@ -78,10 +85,14 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
         ):
             arguments.append(name)
             file = data.get(HOST_FILE)
-            if isinstance(file, str) and len(names) == len(arguments):
-                runs.append(str(Path(name).parent / file))
+            named += [str(Path(name).parent / file)] if isinstance(file, str) else []
+        elif registry.find_launcher(data):
+            launchers.append(name)
         else:
             runs.append(name)
+    # Arguments name the DeepSpeed file where nothing else starts the run.
+    runs = runs or launchers or named
+    arguments += [name for name in launchers if name not in runs]
     if len(runs) != 1:
         raise BridgeError(
             f"{command}: found {len(runs)} sources that start or configure a run"
@@ -101,12 +112,19 @@ def _open_passed(job: Job) -> tuple[Job, list[str]]:
     the file names the DeepSpeed file, that configures the run, on the script's ranks.
     """
     data = None if _data_of(job.file) is not None else document_of(job).data
-    if not isinstance(data, Script) or any(registry.recognising(data)[0].values()):
+    if not isinstance(data, Script):
+        return job, []
+    is_read = any(registry.recognising(data)[0].values())
+    if is_read and not registry.find_host(data):
         return job, []  # a stack reads the words itself
     for launch in data.launches:
         if len(launch.words) != 1 or Path(launch.texts[0]).suffix not in (".json", ".yaml", ".yml"):
             continue
         name = str(Path(job.file).parent / (launch.place(launch.words[0]) or launch.texts[0]))
+        if is_read and not (
+            Path(name).is_file() and registry.name_lookalike(HOST_FILE, _data_of(name))
+        ):
+            continue  # a program of its own, which reads a file of its own
         if launch.file(launch.words[0]) is not None or not Path(name).is_file():
             raise BridgeError(
                 f"{job.file}, line {launch.line}: {launch.program} is given {launch.texts[0]} alone, and no"
@@ -116,9 +134,19 @@ def _open_passed(job: Job) -> tuple[Job, list[str]]:
         file = values.get(HOST_FILE) if isinstance(values, Mapping) else None
         if isinstance(file, str):
             world = job.world_size or launch.ranks
-            job = replace(job, file=str(Path(name).parent / file), world_size=world)
+            started = replace(job, file=str(Path(name).parent / file), world_size=world)
+            return started, [name, *_find_launchers(job, launch)]
         return job, [name]
     return job, []
+
+
+def _find_launchers(job: Job, launch: Launch) -> Iterator[str]:
+    """Yield the config of a launcher that a launch names."""
+    for word in launch.launcher:
+        name = str(Path(job.file).parent / spell_pieces(word).rpartition("=")[2])
+        data = _data_of(name)
+        if data is not _MODEL and registry.find_launcher(data):
+            yield name
 
 
 _MODEL: Mapping[str, Any] = {}
@@ -138,6 +166,10 @@ def _data_of(name: str) -> Any:
 def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     """Return the resolved run of a document; of one that a host alone reads, by the host."""
     document = document_of(job)
+    trained, told = job.settings_of_options.get("trainer", {}), tuple[Finding, ...]()
+    if job.launchers or trained or isinstance(document.data, Script):
+        # Next to arguments of the Trainer, accelerate's config is one source of the stack that it starts.
+        document, told = start_document(job, document)
     host = registry.find_host(document.data) if job.dialect is None else None
     # A script that starts a stack with a dialect is the dialect's, whatever starts it.
     script = host and isinstance(document.data, Script)
@@ -145,13 +177,13 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
         facts = job.settings_of_options.get("auto", {})
         release, said = release_of(job, registry.load(host.NAME), job.version)
         question = host.Question(
-            facts, job.outside, user_config, world=job.world_size, release=release
+            facts, job.outside, user_config, getattr(trained, "places", {}), job.world_size, release
         )
         found: ResolvedRun = host.resolve(document, question)
         return replace(found, findings=(*said, *found.findings))
     config, stops = _read_config(job, document)
     title = as_text.name(config)
-    told = stops or as_json.all_of(config)
+    told = (*told, *(stops or as_json.all_of(config)))
     return ResolvedRun(
         config.dialect.name, title, config.version, config.world_size, config.default_source,
         config.resolve(bool(stops)), told,

@@ -98,6 +98,13 @@ def find_host(data: Any) -> Any:
     return next((import_module(f"{PACKAGE}.{name}.host") for name in runs), None)
 
 
+def find_launcher(data: Any) -> Any:
+    """Return the module of the host whose own config parsed `data` is, by which it starts any program; None if it is none."""
+    host = find_host(data)
+    path = f"{PACKAGE}.{host.NAME}.recognition" if host else ""
+    return host if host and import_module(path).is_config(data) else None
+
+
 def score(name: str, data: Any) -> int:
     """Return how sure the dialect `name` is that parsed `data` is its own; 0 if it is not. Of our own dialects no more
     is imported than recognises files.

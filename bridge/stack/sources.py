@@ -164,7 +164,11 @@ def report_contradictions(found: Resolution) -> Iterator[Finding]:
     """Yield a finding for each value that another source overrules, and for each that nobody hears."""
     for setting in found.settings:
         for claim in setting.overruled:
-            at = f" ({place})" if (place := setting.winner.place) else ""
+            winner = setting.winner
+            # Next to a place in another file, a line alone is not enough.
+            apart = claim.said.source != winner.source and winner.setting != setting.setting
+            parts = (winner.setting if apart else "", winner.place)
+            at = f" ({', '.join(filter(None, parts))})" if winner.place else ""
             message = (
                 f"{show_value(claim.said.value)} is not used: {setting.setting}"
                 f" {show_value(setting.value)}{at} wins; {claim.advice}"
@@ -176,8 +180,8 @@ def report_contradictions(found: Resolution) -> Iterator[Finding]:
 
 
 def _finding(said: Said, message: str, effect: Effect, kind: str, winner: Said) -> Finding:
-    # A line of the file that the user gave is the one that an editor can show.
-    at = winner if said.source and winner.line and not winner.source else said
+    # What has no line, such as a variable, is shown at the winner's.
+    at = said if said.line or not winner.line else winner
     return Finding(
         said.setting,
         message,

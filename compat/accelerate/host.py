@@ -57,7 +57,8 @@ VARIABLES = re.compile(
     r"(ACCELERATE|FSDP|MEGATRON_LM|PARALLELISM_CONFIG)_[A-Z0-9_]+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES"
 )
 """Variables that accelerate reads."""
-FILE = "deepspeed_config.deepspeed_config_file"
+SECTION = "deepspeed_config"
+FILE = f"{SECTION}.deepspeed_config_file"
 WITHOUT = ("compute_environment",)
 FACTS = {"gpus": "GPUs of the machine", "cores": "cores of the machine"}
 REASONS: tuple[tuple[str, str], ...] = (
@@ -83,10 +84,9 @@ SURPRISING_DEFAULTS: tuple[tuple[str, Any, str], ...] = (
      "not given: accelerate sets it, and as its step returns a mean, Megatron-LM then sums gradients over ranks; write false"),
 )  # fmt: skip
 """Defaults of accelerate that are others than a reader expects: setting, value, and what to say."""
-ASSUMED = (
-    "accelerate launch without --config_file reads {} if it is there, which may set everything that no option gives;"
-    " pass --user-config to read it, or name a file"
-)
+ASSUMED = "accelerate launch without --config_file reads {} if it is there, which may set everything that no option gives"
+READ = "pass --user-config to read it, or name a file"
+NAME_IT = "name it with --config_file to have it read"
 STRANGE = "accelerate does not know this key, and stops"
 TEXT = "this option takes any text for true, also 'false'; leave it out"
 
@@ -118,22 +118,60 @@ class Told:
     world: int | None = None
 
 
-def start(document: Document) -> tuple[Document, tuple[Finding, ...]]:
+def start(document: Document, trained: bool = False) -> tuple[Document, tuple[Finding, ...]]:
     """Return a config of accelerate for DeepSpeed as the launch that names it, any other document as it is; and a
-    finding for each key of accelerate's section for DeepSpeed that nothing reads.
+    finding for each key of accelerate's section for DeepSpeed that nothing reads. With `trained`, the Trainer runs the
+    program, and fills in an "auto" by its own arguments.
 
     Raises `ConfigError` for a key or type with which accelerate stops.
     """
     script = isinstance(document.data, Script)
     if not script and document.data.get("distributed_type") != "DEEPSPEED":
         return document, ()
+    told = _check_keys(document, trained)
+    return (document if script or told is None else launch(document)), told or ()
+
+
+def launch(config: Document, file: str = "") -> Document:
+    """Return the script by which a config of accelerate starts a program, whose DeepSpeed file is `file`, if it has one.
+
+    The script is in the folder of that file, else in the config's.
+    """
+    folder = Path(file or config.name).parent
+    place = os.path.relpath(config.name, folder)
+    argument = (
+        f" --deepspeed {quote(Path(file).name)}" if file and not _names_file(config, file) else ""
+    )
+    text = f"accelerate launch --config_file {quote(place)} {PROGRAM}{argument}\n"
+    return load_script(text, file or config.name)
+
+
+def _names_file(config: Document, file: str) -> bool:
+    """Return whether a config names a DeepSpeed file itself, so that its program need not."""
+    section = config.data.get(SECTION)
+    name = section.get(FILE.partition(".")[2]) if isinstance(section, Mapping) else None
+    if config.data.get("distributed_type") != "DEEPSPEED" or not isinstance(name, str):
+        return False
+    place = find(name, folder_of(config.name))
+    return place is not None and place.resolve() == Path(file).resolve()
+
+
+def _check_keys(document: Document, trained: bool) -> tuple[Finding, ...] | None:
+    """Return a finding for each key of accelerate's section for DeepSpeed that nothing reads; None if the config cannot
+    be read. Raises `ConfigError` for a key or type with which accelerate stops.
+    """
     try:
         told = read_sources(document, Question({}, {}))
     except BridgeError:
-        return document, ()  # the reader of the stack says it in its words
+        return None  # the reader of the stack says it in its words
     config = told.given.config or {}
     options = {row["name"] for row in facts()["options"]} | {"deepspeed_moe_layer_cls_names"}
-    found = []
+    # The reader of the stack opens no file that the launch does not name.
+    found = [
+        replace(one, message=f"{ASSUMED.format(_default_config())}; {NAME_IT}")
+        for one in told.findings
+        if one.path == "config_file"
+    ]
     for path, said in config.items():
         section, dot, name = path.partition(".")
         keys = options if dot else {*facts()["keys"], "fp16", "dynamo_backend"}
@@ -149,16 +187,13 @@ def start(document: Document) -> tuple[Document, tuple[Finding, ...]]:
                     origin=Origin(said.line, "", said.source),
                 )
             )
-    if not told.arguments.own:  # the Trainer fills in an "auto" by its own arguments
+    if not (trained or told.arguments.own):
         found += [
             one
             for one in resolve_sources(told, Question({}, {})).findings
             if one.path == "deepspeed.gradient_clipping"
         ]
-    if script:
-        return document, tuple(found)
-    text = f"accelerate launch --config_file {quote(Path(document.name).name)} {PROGRAM}\n"
-    return load_script(text, document.name), tuple(found)
+    return tuple(found)
 
 
 def resolve(document: Document, question: Question) -> ResolvedRun:
@@ -329,7 +364,10 @@ def _read_script(document: Document, question: Question) -> Told:
         elif not question.user_config:
             findings.append(
                 Finding(
-                    "config_file", ASSUMED.format(place), Effect.NUMBERS, origin=Origin(launch.line)
+                    "config_file",
+                    f"{ASSUMED.format(place)}; {READ}",
+                    Effect.NUMBERS,
+                    origin=Origin(launch.line),
                 )
             )
     false = [statement for statement, (word, _) in _boolean_words(read, texts) if word in FALSE]

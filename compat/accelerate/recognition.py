@@ -39,6 +39,11 @@ def recognises(data: Any) -> bool:
     )
 
 
+def is_config(data: Any) -> bool:
+    """Return whether parsed `data` is a config file of accelerate, by which it starts any program."""
+    return isinstance(data, Mapping) and recognises(data) and not has_fsdp(data)
+
+
 def is_launch(launch: Launch) -> bool:
     """Return whether accelerate starts a run."""
     return any(spell_pieces(word).rpartition("/")[2] in PROGRAMS for word in launch.launcher)

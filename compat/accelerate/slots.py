@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -114,11 +114,12 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A value, who gives it, and those that it replaced."""
+    """A value, who gives it, those that it replaced, and why, where the places alone do not tell it."""
 
     value: Any
     said: Said
     lost: tuple[Said, ...] = ()
+    why: str = ""
 
     @property
     def is_given(self) -> bool:
@@ -130,7 +131,7 @@ class Slot:
         before = (
             (other.said, *other.lost) if other and other.is_given else other.lost if other else ()
         )
-        return Slot(self.value, self.said, (*self.lost, *before))
+        return replace(self, lost=(*self.lost, *before))
 
 
 @dataclass
@@ -186,6 +187,8 @@ class Run:
 
 def _advice_on(slot: Slot, said: Said) -> str:
     """Return why a slot's source wins over what was said, and what to do."""
+    if slot.why:
+        return slot.why
     if not slot.is_given:
         return USUAL
     if slot.said.setting.startswith("--"):

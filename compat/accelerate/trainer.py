@@ -57,6 +57,10 @@ OLDER = ("read as transformers 5.10 and newer do; 5.0 to 5.9 run FSDP 1 unless f
          " neither version nor reshard_after_forward reaches accelerate")  # fmt: skip
 """What releases made of fsdp_config (training_args.py: _process_fsdp_args; before 5.0 __post_init__)."""
 NEWEST = "the run is read as transformers 5.23, whose part an older release may do differently"
+WINS = (
+    "the Trainer passes its arguments and their defaults on, whatever the launcher says; give the argument, or drop"
+    " the launcher's setting"
+)
 BARE = "it counts only with --fsdp"
 
 
@@ -137,7 +141,7 @@ def pass_on(
     found = dict(environment)
 
     def put(variable: str, value: Any, said: Said | None = None) -> None:
-        slot = Slot(value, said or Said(variable, value, DEFAULT))
+        slot = Slot(value, said or Said(variable, value, DEFAULT), why=WINS)
         found[variable] = slot.after(found.get(variable))
 
     half = next((name for name in ("fp16", "bf16") if arguments.value(name) is True), None)

@@ -314,7 +314,8 @@ def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passe
     environment = {
         variable: settings.places[name] for name, variable in BESIDE.items() if name in settings
     }
-    why = f"{winner.setting} {winner.value} of the program ({winner.place}) wins"
+    place = f" ({winner.place})" if winner.line else ""
+    why = f"{winner.setting} {winner.value} of the program{place} wins"
     unheard = [*settings.lost]
     unheard += [
         Unheard(settings.places[name], why)
@@ -360,9 +361,9 @@ def _find_replaced(
             yield Unheard(place, why, Effect.NUMBERS if name == FILE else Effect.NONE)
     if kind in SECTIONS:
         option = next((name for name in words if MODES.get(name) == kind), "")
-        line = launch.line if option or config is None else config.line("distributed_type")
+        at = launch.line if option or config is None else config.line("distributed_type")
         setting, source = (f"--{option}", "") if option else ("distributed_type", file)
-        yield Unheard(Said(setting, kind, source, line), why)
+        yield Unheard(Said(setting, kind, source, at), why)
 
 
 def _find_modes(words: Mapping[str, Pieces], launch: Launch) -> Iterator[Finding]:

@@ -801,10 +801,10 @@ class _KeyReader(Reader):
         release = trainer.choose_release(arguments, fit.get("transformers"))
         filling = trainer.filling(arguments, ranks, self.steps, release)
         for path, problem in filling.refusals(self.given):
-            place = self.setters.get(path, Said(path, None))
-            if place.line:
-                source = f"{place.source}: " if place.source else ""
-                self.problems.append(f"{source}line {place.line}: {place.setting}: {problem}")
+            setter = self.setters.get(path, Said(path, None))
+            if setter.line:
+                source = f"{setter.source}: " if setter.source else ""
+                self.problems.append(f"{source}line {setter.line}: {setter.setting}: {problem}")
             else:
                 self.problem(path, problem)
         for path in ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"):

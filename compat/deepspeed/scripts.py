@@ -178,13 +178,15 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     findings = (
         *_find_unread(launch),
         *twins,
-        *assumption,
+        *(assumption if arguments is None else ()),
         *_find_programs(launch, by_trainer),
         *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
     )
     words = [one for one in _configs(launch) if own and one[0] == own[0]]
-    winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, line)
+    # Of a launch that stands for a config next to this file, nobody wrote the words.
+    place = None if document.name == script.name and content is None else line
+    winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, place)
     passed = accelerated.pass_on(launch, script, _file_opener(script, launch), winner)
     return Found(
         document,
