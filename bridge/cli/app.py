@@ -626,39 +626,11 @@ def diff(
 
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
 @reads_file(counts=True, sized=True, world_size=Ranks)
-def layout(
-    job: Job,
-    sizes: Sizes,
-    plot: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--plot",
-            metavar="OUT",
-            callback=own_file,
-            help=(
-                "Draw the bytes of each rank; the suffix of OUT sets the format: svg, pdf, html or "
-                "png."
-            ),
-        ),
-    ] = None,
-    memory: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(
-            "--memory",
-            metavar="GIB",
-            min=0.001,
-            max=1e6,
-            help=(
-                "Memory of a device, drawn as a line in the plot; a rank that needs more is an "
-                "error."
-            ),
-        ),
-    ] = None,
-) -> int:
+def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
     """Show the layout of one file."""
     from bridge.cli.layout import layout
 
-    return layout(job, sizes, Picture(plot, memory))
+    return layout(job, sizes, picture)
 
 
 @app.command(help=ESTIMATE, short_help="Say how much memory a run needs, and whether it fits.")
@@ -667,28 +639,7 @@ def estimate(
     job: Job,
     names: tuple[str, ...],
     sizes: Sizes,
-    memory: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(
-            "--memory",
-            metavar="GIB",
-            min=0.001,
-            max=1e6,
-            help="Memory of a device, drawn as a line in the plot; a run that needs more is an error.",
-        ),
-    ] = None,
-    plot: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--plot",
-            metavar="OUT",
-            callback=own_file,
-            help=(
-                "Draw the memory of each stage over a step; the suffix of OUT sets the format: svg,"
-                " pdf, html or png."
-            ),
-        ),
-    ] = None,
+    picture: Picture,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every number with its formula.")
     ] = False,
@@ -696,7 +647,7 @@ def estimate(
     """Estimate the memory of one run."""
     from bridge.cli.estimate import estimate
 
-    return estimate(job, sizes, Picture(plot, memory), explain, names)
+    return estimate(job, sizes, picture, explain, names)
 
 
 @app.command(

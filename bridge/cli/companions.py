@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bridge.cli.read_job import read_job
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import read_bytes
 from bridge.files.shown import show_value
+from bridge.plan.section import flatten
 from bridge.stack import registry
 from bridge.stack.checkpoint_side import side_of
 from bridge.translation.lift import lift
@@ -35,7 +36,7 @@ WITHOUT_WEIGHT = frozenset(
 """Keys of a config that say nothing about the model that it describes."""
 ROPE = "rope_parameters"
 """Key of the dictionary in which transformers 5 has the keys about rotary positions that were at the top."""
-SPARED = ("family", "sequence", "init", "dropout", "attention.dropout", "moe")
+SPARED = ("family.", "sequence.", "init.", "dropout.", "attention.dropout.", "moe.")
 """Parts of a model in a Plan that concern its training, or are compared elsewhere."""
 NAMES = (
     "generation_config.json",
@@ -151,10 +152,10 @@ def refuse_contradictions(own: Path, given: Path) -> None:
     one, other = (_flat_config(text) for text in texts)
     models = (lift(read_job(Job(str(path), lenient=True))).model for path in (own, given))
     # A config leaves out what its class has by default, which a Plan states.
-    plan, other_plan = (dict(_leaves(model.model_dump())) for model in models)
+    plan, other_plan = (flatten(model, only_set=False) for model in models)
     pairs = [(key, one[key], other[key]) for key in one if key in other]
     pairs = _different(pairs) or _different(
-        [(key, plan[key], other_plan[key]) for key in plan if key in other_plan]
+        [(key, plan[key], other_plan[key]) for key in plan if not f"{key}.".startswith(SPARED)]
     )
     BridgeError.raise_if(
         f"{given}: {key}: found {show_value(value)}, but {own}: {show_value(there)}; name the config that"
@@ -168,16 +169,6 @@ def _flat_config(text: bytes) -> dict[str, Any]:
     rope = data.pop(ROPE, None)
     flat = {**data, **(rope if isinstance(rope, dict) else {})}
     return {key: value for key, value in flat.items() if key not in WITHOUT_WEIGHT}
-
-
-def _leaves(section: Mapping[str, Any], top: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if f"{top}{key}" in SPARED:
-            continue
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{top}{key}.")
-        else:
-            yield f"{top}{key}", value
 
 
 def _different(pairs: Iterable[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from bridge.cli.job import Job, effect_named
+from bridge.cli.job import Job, Picture, effect_named
 from bridge.errors import SourceError
 from bridge.files import obstacles
 from bridge.limits import COUNT, RANKS
@@ -340,6 +340,25 @@ MicroBatch = Annotated[
         help="Sequences in a microbatch, if FILE does not set it.",
     ),
 ]
+Plot = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--plot",
+        metavar="OUT",
+        callback=own_file,
+        help="Draw the memory of ranks; the suffix of OUT sets the format: svg, pdf, html or png.",
+    ),
+]
+Memory = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        "--memory",
+        metavar="GIB",
+        min=0.001,
+        max=1e6,
+        help="Memory of a device, drawn as a line in the plot; ranks that need more are an error.",
+    ),
+]
 SIZING: Mapping[str, tuple[str, Any, Any]] = {
     "model": ("model", ModelName, "file"),
     **{
@@ -350,6 +369,11 @@ SIZING: Mapping[str, tuple[str, Any, Any]] = {
     "micro_batch": ("micro", MicroBatch, None),
 }
 """The options of commands that need a model's sizes, by the names of the plan's model section."""
+PICTURING: Mapping[str, tuple[str, Any, Any]] = {
+    "plot": ("path", Plot, None),
+    "memory": ("memory", Memory, None),
+}
+"""The options for a picture of what ranks need, next to those for sizes."""
 READING: Mapping[str, tuple[str, Any, Any]] = {
     "from_": ("dialect", From, None),
     "from_version": ("version", FromVersion, None),
@@ -389,7 +413,7 @@ GATING: Mapping[str, tuple[str, Any, Any]] = {
 """The options of `CHOOSING`, and the one that writes the findings as known."""
 MODEL: Mapping[str, tuple[str, Any, Any]] = {"model": ("model", ModelFolder, None)}
 """The option that names the run's model, for commands that read no other sizes of it."""
-OWN = ("job", "view", "gate", "names", "sizes")
+OWN = ("job", "view", "gate", "names", "picture", "sizes")
 """Arguments of a command function that are built from several options."""
 
 Command = Callable[..., int]
@@ -411,10 +435,11 @@ def reads_file(
     With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the parts of the report to
     show. With options for `gating`, it gets `gate`; with `many`, the `names` of all files. A `launched` command gets the
     number of ranks from its launcher, not from the project. With `model`, the command has --model FOLDER; if it is
-    `sized`, the function gets `sizes`, those of a model. `otherwise` replaces options.
+    `sized`, the function gets `sizes`, those of a model, and `picture`. `otherwise` replaces options.
     """
     options = {**READING, **(MODEL if model else {}), **(COUNTING if counts else {})}
     viewing, sizing = VIEWING if reports else {}, SIZING if sized else {}
+    picturing = PICTURING if sized else {}
 
     def wrap_command(command: Command) -> Command:
         @wraps(command)
@@ -445,6 +470,9 @@ def reads_file(
                 arguments["sizes"] = sizes_of(
                     **{field: arguments.pop(name) for name, (field, _, _) in sizing.items()}
                 )
+                arguments["picture"] = Picture(
+                    **{field: arguments.pop(name) for name, (field, _, _) in picturing.items()}
+                )
             from bridge.cli.project_settings import apply_project_settings
 
             # An empty text was typed, too; an empty list or a switch that is off was not.
@@ -460,7 +488,7 @@ def reads_file(
             for one in inspect.signature(command, eval_str=True).parameters.values()
             if one.name not in OWN
         ]
-        every = {**sizing, **viewing, **gating, **options}
+        every = {**picturing, **sizing, **viewing, **gating, **options}
         common = [
             _parameter(name, otherwise.get(name, kind), default)
             for name, (_, kind, default) in every.items()
