@@ -47,9 +47,10 @@ def blob_digests(folder: Path) -> dict[str, str]:
     """Return the digests of the files in a folder that are links to blobs of the Hugging Face cache, whose names
     are their digests, by file name.
     """
-    real = {path.name: path.resolve() for path in folder.iterdir()} if folder.is_dir() else {}
+    paths = folder.iterdir() if folder.is_dir() else ()
+    blobs = {path.name: path.resolve() for path in paths if path.is_symlink() and path.is_file()}
     home = folder.resolve()
-    return {name: blob.name for name, blob in real.items() if is_own_blob(blob, home)}
+    return {name: blob.name for name, blob in blobs.items() if is_own_blob(blob, home)}
 
 
 def digest_of_text(text: str) -> str:

@@ -144,11 +144,12 @@ def _settings_of(model: Section) -> dict[str, Any]:
     }
 
 
-def config_of_record(hub: Hub) -> Config | None:
-    """Return the config of the arguments of a run in a checkpoint; None if it has none. Raises `BridgeError`
-    for arguments without a meaning.
+def config_of_record(hub: Hub, whole: bool = False) -> Config | None:
+    """Return the config of the arguments of a run in a checkpoint; None if it has none, or not all if they have to
+    be `whole`. Raises `BridgeError` for arguments without a meaning.
     """
-    configs = (side_of(registry.load(name)).config_of_record(hub) for name in registry.OWN)
+    sides = (side_of(registry.load(name)) for name in registry.OWN)
+    configs = (side.config_of_record(hub, whole) for side in sides)
     return next(filter(None, configs), None)
 
 
@@ -276,17 +277,9 @@ def rename_under(hub: Hub, target: str | None, usual: str | None, configs: Seque
     """
     hub = unwrap_names(hub)
     try:
-        if configs and (record := config_of_record(hub)) is not None:
-            # Of what the arguments do not name, the run's release had a default of its own.
-            named = {
-                path.removeprefix("model.")
-                for rule in record.dialect.rules
-                if any(name in record.given for name in rule.theirs)
-                for path in rule.ours
-            }
-            settings = describe_config(record).settings or {}
-            said = Model(settings={path: settings[path] for path in settings if path in named})
-            configs = [("the arguments of the run in the checkpoint", said), *configs]
+        if configs and (record := config_of_record(hub, whole=True)) is not None:
+            settings = Model(settings=describe_config(record).settings)
+            configs = [("the arguments of the run in the checkpoint", settings), *configs]
     except BridgeError as error:
         message = f"the arguments of the run are not held against a config, as they cannot be read: {error}"
         hub = replace(hub, findings=(*hub.findings, loss_finding("args", message, Effect.NONE)))

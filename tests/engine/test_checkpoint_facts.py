@@ -33,7 +33,7 @@ from bridge.cli import run as command
 from bridge.errors import SourceError
 
 sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
-from converted import ARGUMENTS, TRUE, converted, saved, weights
+from converted import TRUE, all_arguments, converted, saved, weights
 
 
 @pytest.fixture
@@ -710,7 +710,7 @@ def with_arguments(folder: Path, held: dict[str, torch.Tensor], **other: Any) ->
     plain = saved(folder / "plain", held, {**TRUE, **rows})
     assert converted(plain, "megatron", folder / "bare")[0] == 2
     hub = formats.read_checkpoint(folder / "bare")
-    args = {"megatron": {"args": {**ARGUMENTS, **other}}}
+    args = {"megatron": {"args": all_arguments(**other)}}
     megatron = formats.format_of_name("megatron")
     files = formats.plan_files(megatron, replace(hub, model=None, client=args), Wanted())
     writing.write_checkpoint(files, folder / "run", (), lambda count, fresh: None)
@@ -756,8 +756,17 @@ def test_the_arguments_of_a_run_are_held_against_a_config(
 
 
 def test_what_arguments_do_not_name_contradicts_nothing(tmp_path: Path) -> None:
-    source = with_arguments(tmp_path, weights(1), norm_epsilon=None, rotary_base=None)
-    config = given(tmp_path, rms_norm_eps=1e-2, rope_theta=5.0)
+    assert (
+        converted(saved(tmp_path / "own", weights(1), TRUE), "megatron", tmp_path / "bare")[0] == 2
+    )
+    hub = formats.read_checkpoint(tmp_path / "bare")
+    sizes = {"num_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "kv_channels": 4}
+    few = {"megatron": {"args": {**sizes, "group_query_attention": True, "num_query_groups": 2}}}
+    megatron = formats.format_of_name("megatron")
+    files = formats.plan_files(megatron, replace(hub, client=few), Wanted())
+    source = tmp_path / "run"
+    writing.write_checkpoint(files, source, (), lambda count, fresh: None)
+    config = given(tmp_path, rope_theta=5.0, rms_norm_eps=1e-2)
     assert converted(source, "huggingface", tmp_path / "out", "--config", config)[0] == 0
 
 

@@ -21,6 +21,8 @@ from safetensors.torch import save_file
 from bridge.checkpoint import formats, interface, renaming
 from bridge.checkpoint.hub import Hub, Model
 from bridge.cli import run
+from bridge.stack import registry
+from bridge.translation.translate import translate
 
 TRUE: dict[str, Any] = {
     "model_type": "llama",
@@ -63,12 +65,6 @@ ARGUMENTS = {
     "kv_channels": 4,
     "vocab_size": 12,
     "untie_embeddings_and_output_weights": True,
-    "position_embedding_type": "rope",
-    "rotary_base": 10000,
-    "use_rope_scaling": False,
-    "normalization": "RMSNorm",
-    "norm_epsilon": 1e-6,
-    "swiglu": True,
 }
 """The same model in Megatron's arguments."""
 Weights = dict[str, torch.Tensor]
@@ -103,6 +99,14 @@ def saved(folder: Path, held: Weights, config: dict[str, Any] | None = None) -> 
     return folder
 
 
+def all_arguments(**other: Any) -> dict[str, Any]:
+    """All arguments of a run of Megatron-LM that trains the model, as it saves them."""
+    config = translate(registry.load("huggingface").read(TRUE), registry.load("megatron")).config
+    plain = bool | int | float | str | None
+    values = {**config.effective, **other}
+    return {name: value for name, value in values.items() if isinstance(value, plain)}
+
+
 def converted(source: Path, to: str, output: Path, *more: str) -> tuple[int, str]:
     """What `checkpoint convert` ends with and says."""
     words = ["checkpoint", "convert", str(source), "--to", to, "-o", str(output), *more]
@@ -131,7 +135,7 @@ def sources(top: Path, held: Weights) -> dict[str, Path]:
         code, said = converted(own, to, top / to)
         assert (top / to).is_dir(), (code, said)
     hub: Hub = formats.read_checkpoint(top / "megatron")
-    args = {"megatron": {"args": ARGUMENTS}}
+    args = {"megatron": {"args": {**all_arguments(), **ARGUMENTS}}}
     files = formats.plan_files(
         formats.format_of_name("megatron"),
         replace(hub, model=None, client=args),
