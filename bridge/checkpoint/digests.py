@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bridge.errors import SourceError
-from bridge.files.contained import plain, read_text, regular
+from bridge.files.contained import is_own_blob, plain, read_text, regular
 from bridge.files.progress import count_items
 from bridge.files.shown import show_value
 
@@ -26,12 +26,31 @@ with `./`, and a backslash before the line says that those in the name are escap
 ESCAPES = {r"\\": "\\", r"\n": "\n", r"\r": "\r"}
 ESCAPE = re.compile(r"\\[\\nr]")
 MOST = 2**26
+GIT = 40
+"""Digits of a SHA-1."""
 
 
 def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _git_digest_of(path: Path) -> str:
+    """Return the SHA-1 by which git names a file's content."""
+    begin = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, begin.copy).hexdigest()
+
+
+def blob_digests(folder: Path) -> dict[str, str]:
+    """Return the digests of the files in a folder that are links to blobs of the Hugging Face cache, whose names
+    are their digests, by file name.
+    """
+    paths = folder.iterdir() if folder.is_dir() else ()
+    blobs = {path.name: path.resolve() for path in paths if path.is_symlink() and path.is_file()}
+    home = folder.resolve()
+    return {name: blob.name for name, blob in blobs.items() if is_own_blob(blob, home)}
 
 
 def digest_of_text(text: str) -> str:
@@ -78,10 +97,13 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
 
 
 def without_digest(folder: Path, files: Iterable[Path]) -> list[Path]:
-    """Return those of the files in a folder, or beside it, for which its SHA256SUMS has no line; all if
-    there is no such file.
+    """Return those of the files in a folder, or beside it, for which its SHA256SUMS has no line, and that are
+    no blobs with a digest for a name.
     """
-    digests = read_digests(folder, folder) if (folder / SUMS).is_file() else {}
+    digests = {
+        **blob_digests(folder),
+        **(read_digests(folder, folder) if (folder / SUMS).is_file() else {}),
+    }
     return [path for path in files if os.path.relpath(path, folder) not in digests]
 
 
@@ -102,10 +124,13 @@ def _digest_problem(path: Path, root: Path, expected: str | None) -> str:
     if expected is None:
         return f"{path}: {SUMS} has no line for this file; the checkpoint is damaged"
     try:
-        digest, size = digest_of(regular(path, root)), path.stat().st_size
+        digest = (_git_digest_of if len(expected) == GIT else digest_of)(regular(path, root))
     except SourceError as error:
         return str(error)
     except OSError as error:
         return f"{path}: {error.strerror}; expected a file that can be read"
-    message = f"{path}: the {size} bytes of this file have changed (SHA-256 {digest[:12]}, {SUMS} has {expected[:12]})"
+    size, place = path.stat().st_size, SUMS
+    if path.resolve().name == expected:
+        place = "the name of its blob"
+    message = f"{path}: the {size} bytes of this file have changed (digest {digest[:12]}, {place} has {expected[:12]})"
     return "" if digest == expected else f"{message}; the file is damaged: load another checkpoint"

@@ -19,6 +19,7 @@ from bridge.checkpoint.pytorch_bin import Binary
 from bridge.checkpoint.safetensors_format import Safe
 from bridge.checkpoint.unpickle import FLAWS
 from bridge.errors import SourceError, nearest
+from bridge.files.contained import refuse_special_files
 from bridge.files.shown import show_value
 from bridge.stack import registry
 from bridge.stack.checkpoint_side import formats_of
@@ -67,10 +68,14 @@ def find_checkpoint(
     """
     if not folder.is_dir() and not folder.is_file():
         raise SourceError(f"{folder}: found no folder; name the folder or file of a checkpoint")
+    if folder.is_dir():
+        refuse_special_files(folder)
     candidates = [format_of_name(name)] if name else list(all_formats().values())
     if folder.is_file():
         candidates = [format for format in candidates if format.one_file]
     format, place = _find_one(folder, candidates)
+    if place.is_dir() and place != folder:
+        refuse_special_files(place)
     if root is None:
         return format, place
     if not isinstance(format, RootedFormat):

@@ -110,7 +110,9 @@ class Model:
     attention heads that share keys, whether the output uses the word embedding, which parts have biases,
     norms of heads or gates, and the family.
     `refused` has a sentence for each property of the model that makes it impossible to rename its
-    parameters.
+    parameters. `padded_vocab` is the number of words with padding, of which a run needs no more than
+    its own, and `settings` are those of a model that shapes do not show, by their paths in a plan;
+    both are of one place, and are not kept.
     """
 
     kv_heads: int | None = None
@@ -133,6 +135,8 @@ class Model:
     head_norms: bool | None = None
     gated: bool | None = None
     refused: tuple[str, ...] = ()
+    padded_vocab: int | None = None
+    settings: Mapping[str, Plain] | None = None
 
 
 @dataclass(frozen=True)

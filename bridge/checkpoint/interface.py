@@ -89,13 +89,14 @@ class Format(ABC):
         """
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Compare the files in the folder `place` with the digests in SHA256SUMS, if this file
-        exists. Raises a `SourceError` that names each file that has changed. `used` has the
-        tensors that are needed: a format with a checksum for each tensor may check only these.
+        """Compare the files in `place` with the digests in SHA256SUMS, if this file
+        exists, and with those that blobs have for names. Raises a `SourceError` that names each file that has
+        changed. `used` has the tensors that are needed: a format with a checksum for each tensor may check
+        only these.
         """
-        if (place / digests.SUMS).is_file():
-            sums = digests.read_digests(place, place)
-            digests.verify_digests(place, place, sums, sums)
+        sums = digests.read_digests(place, place) if (place / digests.SUMS).is_file() else {}
+        for one in (sums, digests.blob_digests(place)):
+            digests.verify_digests(place, place, one, one)
 
     def plan(self, hub: Hub, target: Wanted) -> PlannedFiles:
         """Return the files that would hold the checkpoint `hub`. Raises `SourceError` if this

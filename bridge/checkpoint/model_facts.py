@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from bridge.checkpoint.hub import Hub, Model
+from bridge.checkpoint.hub import Hub, Model, loss_finding
 from bridge.checkpoint.lazy import read_strips
 from bridge.checkpoint.renaming import (
     all_namings,
@@ -19,9 +19,12 @@ from bridge.checkpoint.renaming import (
     unwrap_names,
 )
 from bridge.checkpoint.whole_models import NeutralModel, neutral_model, refuse_parts
-from bridge.errors import SourceError
-from bridge.stack.checkpoint_side import namings_of
+from bridge.errors import BridgeError, SourceError
+from bridge.plan.section import Section, flatten
+from bridge.stack import registry
+from bridge.stack.checkpoint_side import namings_of, side_of
 from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect
 from bridge.translation.lift import lift
 
 Said = tuple[str, Model]
@@ -75,6 +78,28 @@ PRESENT = {
 """Facts that names show: the pattern with which neutral names begin, and how the parameter that every model
 has ends, and the one that only some have.
 """
+SPARED = (
+    *("family.", "sequence.", "predicted.", "init.", "dropout.", "attention.dropout."),
+    *("embedding.dropout.", "embedding.max_positions.", "embedding.padded_vocab."),
+    *(
+        "moe.balance",
+        "moe.aux",
+        "moe.z_loss.",
+        "moe.capacity.",
+        "moe.router_bias.",
+        "moe.shared_gate.",
+    ),
+    *("layers.", "hidden.", "heads.", "kv_heads.", "ffn.", "experts.", "tied.", "vocab."),
+    *("attention.head_size.", "attention.qkv_bias.", "attention.output_bias.", "attention.norm."),
+    *("mlp.gated.", "mlp.bias.", "norm.bias.", "norm.shared.", "moe.ffn.", "moe.shared_ffn."),
+)
+"""Beginnings of the paths of a plan's model that concern its training, or that are facts of `Model`."""
+ABSENT = (
+    *("attention.softcap", "attention.scale", "attention.window", "attention.sinks"),
+    *("rotary.local_base", "mlp.clamp", "embedding.scale", "embedding.softcap"),
+    *("embedding.logit_scale", "embedding.residual_scale"),
+)
+"""Paths that a model without such a thing leaves open."""
 OUTPUT, EMBEDDING = "head.logits.weight", "embedding.tokens.weight"
 
 
@@ -105,7 +130,27 @@ def describe_config(config: Config) -> Model:
         None if model.attention.norm is None else model.attention.norm != "none",
         model.mlp.gated,
         refusals,
+        settings=_settings_of(model) if model.layers else None,
     )
+
+
+def _settings_of(model: Section) -> dict[str, Any]:
+    """Return the settings of a plan's model that shapes do not show."""
+    values = flatten(model, only_set=False)
+    return {
+        path: value or "none" if path in ABSENT else value
+        for path, value in values.items()
+        if not f"{path}.".startswith(SPARED) and (value is not None or path in ABSENT)
+    }
+
+
+def config_of_record(hub: Hub, whole: bool = False) -> Config | None:
+    """Return the config of the arguments of a run in a checkpoint; None if it has none, or not all if they have to
+    be `whole`. Raises `BridgeError` for arguments without a meaning.
+    """
+    sides = (side_of(registry.load(name)) for name in registry.OWN)
+    configs = (side.config_of_record(hub, whole) for side in sides)
+    return next(filter(None, configs), None)
 
 
 def model_of(hub: Hub) -> Model:
@@ -120,14 +165,18 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
     places if two places, or a place and the shapes, contradict each other.
     """
     folder = hub.origin.files[0].parent if hub.origin.files else hub.origin.format
-    statements = [(f"{folder}, its own record of the model", model_of(hub)), *configs]
+    record = model_of(hub)
+    padded = record.padded_vocab
+    if padded in {model.vocab for _, model in configs}:
+        record = replace(record, vocab=padded)  # the config counts the padding as words
+    statements = [(f"{folder}, its own record of the model", record), *configs]
     refusals = tuple(dict.fromkeys(line for _, model in statements for line in model.refused))
     model_there = NeutralModel() if refusals else neutral_model(hub, _family_of(statements))
     measures = list(_measure(model_there))
     claims_by_fact: dict[str, tuple[str, Any]] = {}
     problems: dict[tuple[str, str], str] = {}
     for place, model in statements:
-        claims = {**_stated(model), **_products(model)}
+        claims = {**_stated(model), **_products(model), **(model.settings or {})}
         for fact, value in claims.items():
             there, other = claims_by_fact.setdefault(fact, (place, value))
             if other != value:
@@ -135,16 +184,16 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
         for fact, size, name in measures:
             value = claims.get(fact, size)
             # An embedding may have more rows than words: what is left is padding, up to a multiple of
-            # a number that ranks and kernels divide by, which is even.
-            padded = fact == "vocab" and value < size and size % 2 == 0
+            # a number that ranks and kernels divide by, which is even, or that the record states.
+            is_padded = fact == "vocab" and value < size and (size % 2 == 0 or size == padded)
             # Layers may be under other names, which are no family's.
             elsewhere = fact == "layers" and value > size and not model_there.alone
-            if value != size and not padded and not elsewhere:
+            if value != size and not is_padded and not elsewhere:
                 problems[place, fact] = f"found {value}, but the weights have {size} ({name})"
         if not refusals and (line := _untrue_tie(hub, model.tied)):
             problems[place, "tied"] = f"found {model.tied}, but {line}"
     SourceError.raise_if(
-        f"{place}: {WORDS[fact]}: {line}; name the config that belongs to this checkpoint"
+        f"{place}: {WORDS.get(fact, fact)}: {line}; name the config that belongs to this checkpoint"
         for (place, fact), line in problems.items()
     )
     facts = {fact: value for fact, (_, value) in claims_by_fact.items() if fact in _NAMES}
@@ -155,7 +204,11 @@ def _family_of(statements: Sequence[Said]) -> str | None:
     return next((model.family for _, model in statements if model.family), None)
 
 
-_NAMES = tuple(field.name for field in fields(Model) if field.name != "refused")
+_NAMES = tuple(
+    field.name
+    for field in fields(Model)
+    if field.name not in ("refused", "padded_vocab", "settings")
+)
 
 
 def _stated(model: Model) -> dict[str, Any]:
@@ -223,6 +276,13 @@ def rename_under(hub: Hub, target: str | None, usual: str | None, configs: Seque
     would get a part of a model.
     """
     hub = unwrap_names(hub)
+    try:
+        if configs and (record := config_of_record(hub, whole=True)) is not None:
+            settings = Model(settings=describe_config(record).settings)
+            configs = [("the arguments of the run in the checkpoint", settings), *configs]
+    except BridgeError as error:
+        message = f"the arguments of the run are not held against a config, as they cannot be read: {error}"
+        hub = replace(hub, findings=(*hub.findings, loss_finding("args", message, Effect.NONE)))
     if target or usual:
         _refuse_parts(hub, target or usual or "", configs)
     facts = establish_model(hub, configs)

@@ -311,7 +311,7 @@ def _choose_optimizers(
     and findings for the others.
     """
     parts = (root or "").split(",")
-    wanted = [one for one in optimizers if one.root in parts] if len(optimizers) > 1 else []
+    wanted = [one for one in optimizers if one.root in parts]
     if root is None or not wanted:
         return root, optimizers, []
     roots = {one.root for one in wanted}

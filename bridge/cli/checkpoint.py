@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint import formats, interface
-from bridge.checkpoint.digests import SUMS, without_digest
+from bridge.checkpoint.digests import SUMS, blob_digests, without_digest
 from bridge.checkpoint.file_tensors import tensors_by_file
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.interface import Format, PlannedFiles
@@ -176,7 +176,13 @@ def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None
         left = without_digest(place, origin.files)
         unseen = any(finding.path == "checksums" for finding in hub.findings)
         how = "what each file says of itself" + (", which does not show all" if unseen else "")
-        ways = {SUMS: [path for path in origin.files if path not in left], how: left}
+        sums = [path for path in origin.files if path not in left]
+        blobs = [path for path in sums if path.name in blob_digests(place)]
+        ways = {
+            SUMS: [path for path in sums if path not in blobs],
+            "the names of their blobs": blobs,
+            how: left,
+        }
         for way, paths in ways.items():
             if paths:
                 say(f"checked by {way}: {_list_names(paths, place)}")
@@ -320,10 +326,12 @@ def _describe_configs(place: Path, given: Path | None) -> list[tuple[str, Model]
     configs = []
     for path in dict.fromkeys(filter(None, (config_beside(place), given))):
         try:
+            if not path.is_file():
+                raise BridgeError("found no regular file")
             configs.append((str(path), describe_config(read_job(Job(str(path), lenient=True)))))
         except BridgeError as error:
             # What is no config of transformers says nothing about the weights beside it.
-            if path == given or is_of_transformers(path.read_bytes()):
+            if path == given or not path.is_file() or is_of_transformers(path.read_bytes()):
                 raise BridgeError(
                     *(f"{path}: {problem}; correct this config" for problem in error.problems)
                 ) from None

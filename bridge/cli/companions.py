@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub
-from bridge.checkpoint.model_facts import describe_config, establish_model
-from bridge.cli.job import Job
-from bridge.cli.read_job import read_job
+from bridge.checkpoint.model_facts import config_of_record, describe_config, establish_model
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import read_bytes
+from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
-from bridge.plan.section import flatten
 from bridge.stack import registry
-from bridge.stack.checkpoint_side import side_of
-from bridge.translation.lift import lift
 from bridge.translation.translate import translate
 
 CONFIG = "config.json"
@@ -36,8 +31,6 @@ WITHOUT_WEIGHT = frozenset(
 """Keys of a config that say nothing about the model that it describes."""
 ROPE = "rope_parameters"
 """Key of the dictionary in which transformers 5 has the keys about rotary positions that were at the top."""
-SPARED = ("family.", "sequence.", "init.", "dropout.", "attention.dropout.", "moe.")
-"""Parts of a model in a Plan that concern its training, or are compared elsewhere."""
 NAMES = (
     "generation_config.json",
     "tokenizer.json",
@@ -68,7 +61,8 @@ class Companions:
 
 def config_beside(place: Path) -> Path | None:
     """Return the config in the folder of a checkpoint, or in the folder around it; None if there is none."""
-    return next((path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None)
+    paths = (place / CONFIG, place.parent / CONFIG)
+    return next((path for path in paths if os.path.exists(path)), None)
 
 
 def companions(place: Path, given: Path | None, hub: Hub) -> Companions:
@@ -78,8 +72,6 @@ def companions(place: Path, given: Path | None, hub: Hub) -> Companions:
     there is none, a config is made of the arguments of the run, if the checkpoint has them.
     """
     config = given or config_beside(place)
-    if config is None and os.path.lexists(place / CONFIG):
-        return Companions(notes=(f"not copied: {place / CONFIG}: found no regular file",))
     if config is None and (made := _config_of_record(hub)) is not None:
         return made
     if config is None:
@@ -110,12 +102,10 @@ def _config_of_record(hub: Hub) -> Companions | None:
     its weights, or why there is none; None if it has no arguments.
     """
     try:
-        found = (
-            (name, side_of(registry.load(name)).config_of_record(hub)) for name in registry.OWN
-        )
-        stack, config = next(((name, config) for name, config in found if config), ("", None))
+        config = config_of_record(hub)
         if config is None:
             return None
+        stack = config.dialect.name
         result = translate(config, registry.load("huggingface"))
         lost = [
             f"{finding.path}: {finding.message}"
@@ -144,23 +134,21 @@ def _without_quantization(text: bytes) -> bytes:
 
 def refuse_contradictions(own: Path, given: Path) -> None:
     """Raise `BridgeError` with each key for which two configs of transformers have different values: the one
-    with a checkpoint, and the one that the user gives. Shapes and records need not tell which is right.
+    with a checkpoint, and the one that the user gives. Some of these keys no model known here reads.
     """
     texts = [path.read_bytes() for path in (own, given)]
     if not all(map(is_of_transformers, texts)):
         return
     one, other = (_flat_config(text) for text in texts)
-    models = (lift(read_job(Job(str(path), lenient=True))).model for path in (own, given))
-    # A config leaves out what its class has by default, which a Plan states.
-    plan, other_plan = (flatten(model, only_set=False) for model in models)
-    pairs = [(key, one[key], other[key]) for key in one if key in other]
-    pairs = _different(pairs) or _different(
-        [(key, plan[key], other_plan[key]) for key in plan if not f"{key}.".startswith(SPARED)]
-    )
+    pairs = {
+        key: (value, one[key])
+        for key, value in other.items()
+        if None not in (value, one.get(key)) and value != one[key]
+    }
     BridgeError.raise_if(
         f"{given}: {key}: found {show_value(value)}, but {own}: {show_value(there)}; name the config that"
         " belongs to this checkpoint, or leave --config out"
-        for key, there, value in pairs
+        for key, (value, there) in HIDDEN.within(pairs).items()
     )
 
 
@@ -169,11 +157,6 @@ def _flat_config(text: bytes) -> dict[str, Any]:
     rope = data.pop(ROPE, None)
     flat = {**data, **(rope if isinstance(rope, dict) else {})}
     return {key: value for key, value in flat.items() if key not in WITHOUT_WEIGHT}
-
-
-def _different(pairs: Iterable[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
-    """Return the keys with different values, of which none is open."""
-    return [row for row in pairs if None not in row[1:] and row[1] != row[2]]
 
 
 def is_of_transformers(text: bytes) -> bool:

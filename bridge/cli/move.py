@@ -301,9 +301,10 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
 
 def _fit_names(source: MoveSource, target: Config, usual: str | None) -> Hub:
     """Return the checkpoint with the parameter names that the target uses."""
+    # What the translation loses, it has named.
     configs = [
-        (place, describe_config(config))
-        for place, config in (("the config", source.config), ("the translated config", target))
+        ("the config", describe_config(source.config)),
+        ("the translated config", replace(describe_config(target), settings=None)),
     ]
     return rename_under(source.hub, None, usual, configs)
 

@@ -140,7 +140,7 @@ def path_inside(path: Path, root: Path) -> Path:
         real, home = path.resolve(), root.resolve()
     except (OSError, RuntimeError) as error:
         raise SourceError(f"{path}: {error}; the link leads nowhere") from None
-    if not real.is_relative_to(home) and not _is_own_blob(real, home):
+    if not real.is_relative_to(home) and not is_own_blob(real, home):
         raise SourceError(
             f"{path}: a link that leads to {real}, outside of {home}; replace the link by the file"
         )
@@ -151,7 +151,7 @@ BLOB = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """Names of blobs: the digest of their content, by SHA-1 as in git or by SHA-256."""
 
 
-def _is_own_blob(real: Path, home: Path) -> bool:
+def is_own_blob(real: Path, home: Path) -> bool:
     """Return whether a file is a blob of the repository of which `home` is a snapshot or lies in one:
     `models--NAME/snapshots/REVISION`, with the content of its files in `models--NAME/blobs`.
     """
@@ -160,6 +160,27 @@ def _is_own_blob(real: Path, home: Path) -> bool:
         if place.parent.name == "snapshots" and repository.name.startswith("models--"):
             return real.parent == repository / "blobs" and BLOB.fullmatch(real.name) is not None
     return False
+
+
+NEVER_FOLDERS = r".+\.(?:json|jinja|txt|model|safetensors)|(?:optimizer|scheduler|scaler|rng_state)\w*\.\w+|SHA256SUMS"
+FILES = {
+    True: re.compile(NEVER_FOLDERS),
+    False: re.compile(rf"{NEVER_FOLDERS}|.+\.(?:bin|pt|pth|pkl|distcp)|\.metadata|latest"),
+}
+"""Names that files of checkpoints have, and files beside them: those that no folder has, and all."""
+
+
+def refuse_special_files(folder: Path) -> None:
+    """Raise a `SourceError` that names each entry of a folder with the name of a file that is none, such as a
+    pipe or a folder: a reader would wait for it, or take what it should hold for missing.
+    """
+    SourceError.raise_if(
+        f"{entry.path}: found no regular file; put a regular file there"
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
+        if FILES[entry.is_dir()].fullmatch(entry.name)
+        and not entry.is_file()
+        and os.path.exists(entry.path)
+    )
 
 
 def regular(path: Path, root: Path) -> Path:

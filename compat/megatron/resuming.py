@@ -73,6 +73,8 @@ TOKENIZER = Finding(
 )
 OUTSIDE = {"seq_length", "tokenizer_type", "tensor_model_parallel_size"}
 """Arguments that rules about a model look at, and that describe its run."""
+WHOLE = 200
+"""Megatron-LM saves all its arguments, which are more in every release."""
 RUNNING: Mapping[str, Any] = {
     "micro_batch_size": 1,
     "hidden_dropout": 0.0,
@@ -88,7 +90,7 @@ class MegatronCheckpoints(CheckpointSide):
     native_parameters = "neutral"
     scheduled = ("lr", "weight_decay")
 
-    def config_of_record(self, hub: Hub) -> Config | None:
+    def config_of_record(self, hub: Hub, whole: bool = False) -> Config | None:
         """Return the config of the arguments that Megatron-LM saved, of those that rules call facts about
         the model.
         """
@@ -97,6 +99,8 @@ class MegatronCheckpoints(CheckpointSide):
 
         args = run_state(hub).get("args")
         if not isinstance(args, Mapping) or not args.get("num_layers"):
+            return None
+        if whole and len(args) < WHOLE:
             return None
         facts = {
             path

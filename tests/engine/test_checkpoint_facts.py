@@ -10,10 +10,12 @@ import os
 import pickle
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForC
 from bridge import limits
 from bridge.checkpoint import archive, formats, writing
 from bridge.checkpoint.digests import read_digests
+from bridge.checkpoint.interface import Wanted
 from bridge.cli import run as command
 from bridge.errors import SourceError
 
 sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
-from converted import TRUE, converted, saved, weights
+from converted import TRUE, all_arguments, converted, saved, weights
 
 
 @pytest.fixture
@@ -213,13 +216,46 @@ def test_every_form_of_sha256sum_is_read(model: Path, form: str) -> None:
 # What leads astray
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_what_is_no_file_next_to_a_model_is_named(model: Path, tmp_path: Path, name: str) -> None:
-    for at, make in enumerate((os.mkfifo, lambda path: path.symlink_to("/dev/zero"))):
-        (model / name).unlink(missing_ok=True)
-        make(model / name)
-        code, out = asked("convert", str(model), "--to", "bin", "-o", str(tmp_path / f"out{at}"))
-        assert code == 0 and "not copied" in out and str(model / name) in out, out
+def plug(path: Path) -> None:
+    """Bind a socket, by a name that is short enough for one."""
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(path.name)
+
+
+SPECIAL: dict[str, Callable[[Path], Any]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "socket": plug,
+}
+BESIDE = (
+    *("config.json", "tokenizer.json", "generation_config.json", "trainer_state.json"),
+    *("model.safetensors.index.json", "model-00001-of-00002.safetensors", "SHA256SUMS"),
+    *("optimizer.pt", "scheduler.pt", "rng_state_0.pth"),
+)
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("name", [*BESIDE, "../config.json", "--config"])
+def test_what_is_no_file_next_to_a_model_is_refused(
+    model: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    path, more = model / name, ()
+    if name == "--config":
+        path = tmp_path / "given.json"
+        more = name, str(path)
+    if name == "../config.json":
+        (model / "config.json").unlink()
+    path.unlink(missing_ok=True)
+    SPECIAL[kind](path)
+    words = ["convert", str(model), "--to", "bin", "-o", str(tmp_path / "out"), *more]
+    for asking in (words, ["inspect", str(model)])[: 1 if more else 2]:
+        code, out = asked(*asking)
+        named = (
+            f"{path.resolve().parent / path.name if kind != 'device' else path}: found no regular"
+        )
+        assert code == 1 and path.name in out and named.rpartition("/")[2] in out, out
+    assert not (tmp_path / "out").exists()
 
 
 def pickled(folder: Path, content: bytes) -> Path:
@@ -663,3 +699,143 @@ def test_a_config_given_that_contradicts_the_one_in_the_folder_is_refused(
     assert word in out and (
         not word or {"given.json", "config.json"} <= set(re.split(r"[/:\s]", out))
     )
+
+
+# The arguments of a run
+
+
+def with_arguments(folder: Path, held: dict[str, torch.Tensor], **other: Any) -> Path:
+    """A checkpoint of Megatron-Core, with the arguments of its run."""
+    rows = {"vocab_size": len(held["lm_head.weight"])}
+    plain = saved(folder / "plain", held, {**TRUE, **rows})
+    assert converted(plain, "megatron", folder / "bare")[0] == 2
+    hub = formats.read_checkpoint(folder / "bare")
+    args = {"megatron": {"args": all_arguments(**other)}}
+    megatron = formats.format_of_name("megatron")
+    files = formats.plan_files(megatron, replace(hub, model=None, client=args), Wanted())
+    writing.write_checkpoint(files, folder / "run", (), lambda count, fresh: None)
+    return folder / "run"
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, ""),
+        ({"rms_norm_eps": 1e-2}, "norm.eps: found 0.01, but the arguments of the run"),
+        ({"rope_theta": 5.0}, "rotary.base: found 5.0, but the arguments of the run"),
+        ({"hidden_act": "gelu"}, "mlp.activation: found gelu, but the arguments of the run"),
+        ({"rope_parameters": LLAMA3}, "rotary.scaling.kind: found llama3, but the arguments"),
+        (
+            {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 2},
+            "attention heads: found 8",
+        ),
+    ],
+)
+def test_the_arguments_of_a_run_are_held_against_a_config(
+    tmp_path: Path, other: dict[str, Any], words: str, beside: bool
+) -> None:
+    source = with_arguments(tmp_path, weights(1))
+    config = Path(given(tmp_path, **other))
+    if beside:
+        config = config.rename(next(source.glob("iter_*")) / "config.json")
+    more = () if beside else ("--config", str(config))
+    code, out = converted(source, "huggingface", tmp_path / "out", *more)
+    assert (code == 1) is bool(words) and words in out and (str(config) in out or not words), out
+    assert (tmp_path / "out").exists() is not bool(words)
+
+
+def test_what_arguments_do_not_name_contradicts_nothing(tmp_path: Path) -> None:
+    assert (
+        converted(saved(tmp_path / "own", weights(1), TRUE), "megatron", tmp_path / "bare")[0] == 2
+    )
+    hub = formats.read_checkpoint(tmp_path / "bare")
+    sizes = {"num_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "kv_channels": 4}
+    few = {"megatron": {"args": {**sizes, "group_query_attention": True, "num_query_groups": 2}}}
+    megatron = formats.format_of_name("megatron")
+    files = formats.plan_files(megatron, replace(hub, client=few), Wanted())
+    source = tmp_path / "run"
+    writing.write_checkpoint(files, source, (), lambda count, fresh: None)
+    config = given(tmp_path, rope_theta=5.0, rms_norm_eps=1e-2)
+    assert converted(source, "huggingface", tmp_path / "out", "--config", config)[0] == 0
+
+
+@pytest.mark.parametrize("rows", [13, 64])
+@pytest.mark.parametrize("words", [12, None])
+def test_a_padded_vocabulary_that_the_record_states_is_read(
+    tmp_path: Path, rows: int, words: int | None
+) -> None:
+    """Of a config that counts the padding as words, all rows are kept."""
+    held = weights(1)
+    padded = dict(held)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        padded[name] = torch.cat((held[name], torch.ones(rows - 12, 16)))
+    source = with_arguments(tmp_path, padded, padded_vocab_size=rows, vocab_size=words)
+    for count, truth in ((12, held), (rows, padded)):
+        out = tmp_path / f"out{count}"
+        code, said = converted(
+            source, "huggingface", out, "--config", given(tmp_path, vocab_size=count)
+        )
+        assert code == (2 if count == 12 else 0), said
+        found = load_file(out / "model.safetensors")
+        assert all(torch.equal(found[name], truth[name]) for name in truth)
+    config = given(tmp_path, vocab_size=rows + 1)
+    assert converted(source, "huggingface", tmp_path / "other", "--config", config)[0] == 1
+
+
+# Models of classes that are not those of transformers
+
+
+@pytest.mark.parametrize("to", ["safetensors", "bin"])
+def test_a_draft_model_is_carried_as_it_is(tmp_path: Path, to: str) -> None:
+    held = {
+        name.removeprefix("model."): tensor
+        for name, tensor in weights(1).items()
+        if ".layers.0." in name and "input_layernorm" not in name
+    } | {"fc.weight": torch.ones(16, 32)}
+    config = {**TRUE, "architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1}
+    source = saved(tmp_path / "model", held, config)
+    code, out = converted(source, to, tmp_path / "out")
+    assert code == 0, out
+    found = formats.read_checkpoint(tmp_path / "out").parameters
+    assert found.keys() == held.keys()
+    assert all(torch.equal(found[name].weight.whole(), held[name]) for name in held)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
+    # The same tensors under the name of a whole model are a part of one.
+    (source / "config.json").write_text(
+        json.dumps({**config, "architectures": ["LlamaForCausalLM"]})
+    )
+    assert converted(source, to, tmp_path / "other")[0] == 1
+
+
+# Secrets in configs
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"auth": {"token": "deadbeef99"}},
+        {"auth_token": "deadbeef99x"},
+        {"data": "https://someone:deadbeef99@host/x"},
+        {"store": "AccountName=a;AccountKey=deadbeef99=="},
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_no_secret_of_a_config_is_in_an_error(
+    model: Path, tmp_path: Path, held: dict[str, Any], own: bool
+) -> None:
+    other = {key: {"b": "c"} for key in held}
+    (model / "config.json").write_text(json.dumps({**TRUE, **(held if own else other)}))
+    config = given(tmp_path, **(other if own else held))
+    code, out = converted(model, "bin", tmp_path / "out", "--config", config)
+    assert code == 1 and next(iter(held)) in out and "deadbeef" not in out, out

@@ -33,6 +33,7 @@ from tool_folders import (
     STEPS,
     TIED,
     Loaded,
+    TrainedRun,
     file_of,
     losses_of,
     plain_file,
@@ -587,3 +588,101 @@ def test_groups_of_megatron_survive_the_way_to_deepspeed_and_back(
         tensors_of(formats.read_checkpoint(converted(first, "dcp", tmp_path / "between"))),
         tensors_of(before),
     )
+
+
+@pytest.mark.parametrize("digest", ["sha256", "git"])
+def test_the_name_of_a_blob_is_held_against_its_content(
+    tmp_path: Path, digest: str, capsys: Any
+) -> None:
+    """Large files have the SHA-256 of their content as the name of their blob, others git's digest."""
+    run_of(LLAMA).model.save_pretrained(str(tmp_path / "model"))
+    content = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    place = cached(tmp_path, "org--one", content)
+    link = place / "model.safetensors"
+    blob = link.resolve()
+    if digest == "git":
+        command_of_git = ["git", "hash-object", str(blob)]
+        name = subprocess.run(command_of_git, capture_output=True, text=True, check=True).stdout
+        blob = blob.rename(blob.with_name(name.strip()))
+        link.unlink()
+        link.symlink_to(os.path.relpath(blob, place))
+    words = ["checkpoint", "inspect", str(place), "--check"]
+    assert command(words) == Exit.CLEAN
+    out = capsys.readouterr().out
+    assert "checked by the names of their blobs: model.safetensors" in out
+    assert "is not detected" not in out
+    changed = bytearray(blob.read_bytes())
+    changed[-3] ^= 1
+    blob.write_bytes(changed)
+    for asking in (words, ["checkpoint", "convert", str(place), "--to", "bin", "-o", "out"]):
+        assert command(asking) == Exit.ERROR
+        said = capsys.readouterr().err
+        assert f"{link}: the {len(changed)} bytes of this file have changed" in said
+        assert f"the name of its blob has {blob.name[:12]}" in said
+
+
+def two_models(place: Path, *optimizers: TrainedRun) -> Path:
+    """A folder of accelerate with two models of one kind, and these optimizers."""
+    accelerator = Accelerator(cpu=True)
+    accelerator._models += [run_of(LLAMA).model, run_of(LLAMA, seed=3).model]
+    accelerator._optimizers += [run.optimizer for run in optimizers]
+    accelerator.save_state(str(place))
+    return place
+
+
+def test_an_optimizer_next_to_two_models_is_for_the_one_that_is_named(tmp_path: Path) -> None:
+    second = run_of(LLAMA, seed=3)
+    place = two_models(tmp_path / "run", second)
+    with pytest.raises(SourceError, match=r"several models: model, model_1; .*--root"):
+        formats.read_checkpoint(place)
+    for root in ("model", "model_1"):
+        hub = formats.read_at(*formats.find_checkpoint(place, root=root))
+        (lost,) = [one for one in hub.findings if one.path == "moments"]
+        assert not hub.moments and f"--root {root},optimizer reads it" in lost.message
+    hub = formats.read_at(*formats.find_checkpoint(place, root="model_1,optimizer"))
+    assert_equal(tensors_of(hub), second.truth)
+
+
+def test_two_models_without_an_optimizer_are_two_models(tmp_path: Path) -> None:
+    place = two_models(tmp_path / "run")
+    with pytest.raises(SourceError, match=r"several models: model, model_1; .*--root"):
+        formats.read_checkpoint(place)
+    hub = formats.read_at(*formats.find_checkpoint(place, root="model_1"))
+    truth = run_of(LLAMA, seed=3).truth
+    assert_equal(tensors_of(hub), {key: truth[key] for key in truth if key[1] == "weight"})
+
+
+def test_a_part_of_a_model_is_refused_by_accelerate(tmp_path: Path, capsys: Any) -> None:
+    model = run_of(LLAMA).model
+    model.save_pretrained(str(tmp_path / "model"))
+    file = tmp_path / "model" / "model.safetensors"
+    save_file({name: t for name, t in load_file(file).items() if "k_proj" not in name}, file)
+    words = ["checkpoint", "convert", str(tmp_path / "model"), "--to", "accelerate"]
+    assert command([*words, "-o", str(tmp_path / "out")]) == Exit.ERROR
+    assert "found no tensor for block0.attention.key.weight" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["universal", "deepspeed"])
+@pytest.mark.parametrize("other", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_deepspeed_writes_in_another_number_format_is_named(
+    tmp_path: Path, to: str, other: torch.dtype, capsys: Any
+) -> None:
+    run = run_of(LLAMA)
+    state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
+    norm = "model.norm.weight"
+    bf16 = {name: held.bfloat16() for name, held in state["model"].items()}
+    state["model"] = bf16 | {norm: bf16[norm].to(other)}
+    states = state["optimizer"]["state"]
+    states[0] = {**states[0], "exp_avg": states[0]["exp_avg"].to(other)}
+    converted(file_of(state, tmp_path / "run.pt"), to, tmp_path / "out")
+    out = capsys.readouterr().out
+    named = {line.split(": ")[1]: line for line in out.splitlines() if "one number format" in line}
+    code = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16"}[other]
+    expected = {
+        "weights": code != "BF16" and f"different numbers: weights: {norm} and 0 more",
+        "moments.exp_avg": code != "F32" and f"0 more parameters are in {code}",
+        "masters": code == "F64" and f"masters: {norm} and 0 more parameters are in F64",
+    }
+    assert named.keys() == {kind for kind, words in expected.items() if words}
+    assert all(str(expected[kind]) in line for kind, line in named.items())

@@ -21,6 +21,8 @@ from safetensors.torch import save_file
 from bridge.checkpoint import formats, interface, renaming
 from bridge.checkpoint.hub import Hub, Model
 from bridge.cli import run
+from bridge.stack import registry
+from bridge.translation.translate import translate
 
 TRUE: dict[str, Any] = {
     "model_type": "llama",
@@ -46,6 +48,13 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True,),
 }
 """Values that are not true of it."""
+SILENT: dict[str, tuple[Any, ...]] = {
+    "rms_norm_eps": (1e-2, 1e-3),
+    "rope_theta": (5.0, 1e6),
+    "hidden_act": ("gelu", "relu"),
+    "rope_scaling": ({"type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 4.0}),
+}
+"""Values that are not true of it, which no shape shows, and which only arguments of a run and a config hold."""
 ARGUMENTS = {
     "hidden_size": 16,
     "ffn_hidden_size": 24,
@@ -90,6 +99,14 @@ def saved(folder: Path, held: Weights, config: dict[str, Any] | None = None) -> 
     return folder
 
 
+def all_arguments(**other: Any) -> dict[str, Any]:
+    """All arguments of a run of Megatron-LM that trains the model, as it saves them."""
+    config = translate(registry.load("huggingface").read(TRUE), registry.load("megatron")).config
+    plain = bool | int | float | str | None
+    values = {**config.effective, **other}
+    return {name: value for name, value in values.items() if isinstance(value, plain)}
+
+
 def converted(source: Path, to: str, output: Path, *more: str) -> tuple[int, str]:
     """What `checkpoint convert` ends with and says."""
     words = ["checkpoint", "convert", str(source), "--to", to, "-o", str(output), *more]
@@ -118,7 +135,7 @@ def sources(top: Path, held: Weights) -> dict[str, Path]:
         code, said = converted(own, to, top / to)
         assert (top / to).is_dir(), (code, said)
     hub: Hub = formats.read_checkpoint(top / "megatron")
-    args = {"megatron": {"args": ARGUMENTS}}
+    args = {"megatron": {"args": {**all_arguments(), **ARGUMENTS}}}
     files = formats.plan_files(
         formats.format_of_name("megatron"),
         replace(hub, model=None, client=args),
@@ -142,8 +159,9 @@ def contradictions(scratch: Path) -> Callable[[Random, Tally], None]:
 
     def one(random: Random, tally: Tally) -> None:
         start, name = time.process_time(), random.choice([*found, "folder"])
-        keys = random.sample(sorted(OTHERS), random.choice((0, 1, 1, 1, 2, 3)))
-        config = {**TRUE, **{key: random.choice(OTHERS[key]) for key in keys}}
+        others = OTHERS | SILENT if name in ("own", "arguments") else OTHERS
+        keys = random.sample(sorted(others), random.choice((0, 1, 1, 1, 2, 3)))
+        config = {**TRUE, **{key: random.choice(others[key]) for key in keys}}
         to = (
             "safetensors"
             if name in ("megatron", "arguments")

@@ -14,10 +14,11 @@ from bridge.checkpoint.digests import SUMS
 from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, ParameterGroup, Scale, loss_finding, weights_of
 from bridge.checkpoint.interface import PlannedFiles, Wanted
-from bridge.checkpoint.lazy import ElementRun, Held, Joined, Lazy, cast_lazy, torch_type
+from bridge.checkpoint.lazy import EXACT, ElementRun, Held, Joined, Lazy, cast_lazy, torch_type
 from bridge.checkpoint.torch_save import Size, torch_file
 from bridge.checkpoint.unpickle import Constant, Record
 from bridge.errors import SourceError
+from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from compat.deepspeed.checkpoint.dealing import deal_names, deals_parameters
 from compat.deepspeed.checkpoint.files import LATEST
@@ -544,15 +545,33 @@ def unsaid(layout: ZeroLayout) -> Iterator[Any]:
         yield loss_finding(
             "random", "DeepSpeed checkpoints do not store random states", Effect.NUMBERS
         )
-    wide = [
-        name
-        for name, parameter in hub.trainable_parameters.items()
-        if parameter.best.dtype == "F64"
-    ]
-    if wide:
-        yield loss_finding(
-            "masters",
-            f"{wide[0]} and {len(wide) - 1} more parameters are in fp64, but DeepSpeed's masters"
-            " are in fp32",
-            Effect.NUMBERS,
-        )
+    yield from _find_other_formats(hub)
+
+
+def _find_other_formats(hub: Hub) -> Iterator[Finding]:
+    """Yield a finding for each kind of tensor that is not in the only number format that DeepSpeed has for it."""
+    copies = {
+        "masters": ("F32", {name: held.best for name, held in hub.trainable_parameters.items()}),
+        "weights": (
+            hub.weight_dtype,
+            {name: held.weight for name, held in hub.parameters.items() if held.trained},
+        ),
+        **{
+            f"moments.{kind}": (
+                "F32",
+                {name: tensor for name, of, tensor in hub.tensors() if of == kind},
+            )
+            for kind in hub.moments
+        },
+    }
+    for kind, (dtype, tensors) in copies.items():
+        own = {name: held.dtype for name, held in tensors.items() if held.dtype != dtype}
+        inexact = [name for name, other in own.items() if other not in EXACT.get(dtype, ())]
+        # A master of fewer digits holds its weight exactly, and a weight is what it was.
+        names = inexact if kind == "masters" else list(own)
+        if names:
+            message = (
+                f"{names[0]} and {len(names) - 1} more parameters are in {own[names[0]]}, but DeepSpeed has all"
+                f" {kind} in one number format, {dtype}"
+            )
+            yield loss_finding(kind, message, Effect.NUMBERS if inexact else Effect.NONE)

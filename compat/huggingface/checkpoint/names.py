@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,16 @@ from bridge.checkpoint.parameter_names import (
     one_to_one_rows,
 )
 from bridge.errors import SourceError
+from bridge.files.shown import show_value
 
 if TYPE_CHECKING:
     pass
 
 EXPERT = "block{layer}.mlp.experts.{expert}"
+CLASS = re.compile(
+    r"(?:For[A-Z]\w+?(?:LM|Classification|Answering|Generation|Prediction|Model)|Model)$"
+)
+"""How the names of transformers' classes of whole models end."""
 BUFFERS = r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)"
 """Pattern for the names of buffers that some releases save although the model computes them."""
 
@@ -167,9 +173,16 @@ class Saved(Naming):
     stack = "huggingface"
 
     def describe_model(self, config: GivenConfig) -> tuple[str | None, tuple[str, ...]]:
-        """Return the `model_type`, and a refusal unless it is one of `MODELS`."""
+        """Return the `model_type`, and a refusal unless it is one of `MODELS`. A class with another name than
+        those of transformers, such as `LlamaForCausalLMEagle`, is of no family.
+        """
         family = str(config.given.get("model_type"))
         has_map = family in MODELS
+        classes = (config.given.get("*") or {}).get("architectures") or ()
+        if classes and not any(CLASS.search(str(one)) for one in classes):
+            return None, (
+                f"architectures: found {show_value(classes[0])}, no class of transformers for {show_value(family)}",
+            )
         return family, () if has_map else (
             f"model_type: found {family!r}; maps of parameter names are known for {', '.join(MODELS)}",
         )

@@ -66,7 +66,8 @@ class Trainer(RootedFormat):
         has_shards = (folder / f"{FSDP}_0" / dcp.METADATA).is_file() or (
             folder / f"{FSDP}.bin"
         ).is_file()
-        return folder if (weights or has_shards) and optimizer_files(folder) else None
+        has_more = optimizer_files(folder) or _numbered_models(folder)
+        return folder if (weights or has_shards) and has_more else None
 
     def read(self, place: Path) -> Hub:
         """Return the checkpoint. An optimizer that has numbers in place of names belongs to the weights in the
@@ -78,6 +79,12 @@ class Trainer(RootedFormat):
         if running is not None:
             weights, in_order = {("model", name): held for name, held in running.items()}, True
         entries, others, findings = read_run_files(place)
+        optimizers = [path.stem for path in optimizer_files(place)]
+        if notes and root is None and len(optimizers) == 1:
+            name = optimizers[0]
+            entries = {path: value for path, value in entries.items() if path[0] != name}
+            message = f"{name} does not say which of the models it is for; --root {self.root},{name} reads it"
+            notes.append(loss_finding("moments", message, Effect.NUMBERS))
         origin = Origin(self.name, files=(*files, *others))
         hub = hub_of_entries(origin, place, {**weights, **entries}, root, in_order)
         state = hub.client.get(STATE)
@@ -129,7 +136,6 @@ class Accelerate(Trainer):
 
     name = "accelerate"
     title = "accelerate, which is read as trainer"
-    names = None
 
     def find(self, folder: Path) -> Path | None:
         """Return None: `Trainer` finds these folders."""
@@ -192,6 +198,13 @@ def _plan_weights(hub: Hub, wanted: Wanted) -> tuple[PlannedFiles, list[Finding]
     return model, [finding for finding in model.findings if finding.path in ("masters", "ties")]
 
 
+def _numbered_models(place: Path) -> dict[str, Path]:
+    """Return the weights of all models after the first in a folder, by the names that choose them."""
+    paths = sorted(place.iterdir()) if place.is_dir() else []
+    matches = {path: NUMBERED.fullmatch(path.name) for path in paths}
+    return {f"model_{match[1]}": path for path, match in matches.items() if match}
+
+
 def _choose_weights(
     place: Path, root: str | None
 ) -> tuple[dict[Key, Any], tuple[Path, ...], bool, str | None, list[Finding]]:
@@ -199,11 +212,7 @@ def _choose_weights(
     that are not read. accelerate numbers all models after the first (accelerate/checkpointing.py:
     save_accelerator_state). Raises `SourceError` if `root` names none of several.
     """
-    numbered = {
-        f"model_{match[1]}": path
-        for path in sorted(place.iterdir())
-        if (match := NUMBERED.fullmatch(path.name))
-    }
+    numbered = _numbered_models(place)
     if not numbered:
         return *_weights(place), root, []
     first = next(iter(numbered))

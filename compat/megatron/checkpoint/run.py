@@ -126,6 +126,7 @@ def model_of(args: Mapping[str, Any]) -> Model | None:
 
 SIZES: Mapping[str, str] = {
     "vocab": "vocab_size",
+    "padded_vocab": "padded_vocab_size",
     "layers": "num_layers",
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
