@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,23 +65,20 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     """
     if job.launchers:
         return _launch_document(job, document)
+    arguments: Any = job.settings_of_options.get("trainer", {})
+    file = arguments.get(HOST_FILE)
+    is_read = any(registry.recognising(document.data)[0].values())
+    if isinstance(document.data, Script) and isinstance(file, str) and not is_read:
+        # The Trainer takes the file by its argument, wherever that is said.
+        named = Path(arguments.places[HOST_FILE].source).parent / file
+        words = (f"--{HOST_FILE}", os.path.relpath(named, Path(document.name).parent))
+        data = document.data.change(lambda launch: launch.with_words(words))
+        document, is_read = replace(document, data=data), True
     host = registry.find_host(document.data) if job.dialect is None else None
     # A script of no stack's is the host's own, which says everything itself.
-    is_own = isinstance(document.data, Script) and not any(
-        registry.recognising(document.data)[0].values()
-    )
-    if host is None:
+    if host is None or (isinstance(document.data, Script) and not is_read):
         return document, ()
-    arguments: Any = job.settings_of_options.get("trainer", {})
     found: tuple[Document, tuple[Finding, ...]] = host.start(document, bool(arguments))
-    file = arguments.get(HOST_FILE)
-    if is_own:
-        if isinstance(file, str):
-            raise BridgeError(
-                f"{document.name}: the launch is not DeepSpeed's, but {arguments.places[HOST_FILE].place} names the DeepSpeed"
-                f" file {file}, which wins; give that file, and with --with the arguments and the launcher's config"
-            )
-        return document, ()
     if isinstance(file, str) and registry.find_launcher(document.data):
         place = Path(arguments.places[HOST_FILE].source).parent / file
         return host.launch(document, str(place)), found[1]

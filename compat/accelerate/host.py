@@ -358,10 +358,8 @@ def _read_script(document: Document, question: Question) -> Told:
         file = _open_config(str(option.value), folder, option, launch)
         config = read_config(file, file.name)
     elif "cpu" not in read.options:
-        place = _default_config()
-        if question.user_config and place.is_file():
-            config = read_config(parse(place.read_text("utf-8"), str(place), ".yaml"), str(place))
-        elif not question.user_config:
+        if not question.user_config:
+            place = _default_config()
             findings.append(
                 Finding(
                     "config_file",
@@ -393,6 +391,22 @@ def _boolean_words(
             )
             _, tied, text = texts[at][0].partition("=")
             yield statement, ((text if tied else texts[at + 1][0]).lower(), texts[at][1])
+
+
+def name_user_config(document: Document) -> Document:
+    """Return a document of a script whose launches by accelerate name the user's default config, where it is there and
+    they name none.
+    """
+    place = _default_config()
+
+    def name_config(one: Launch) -> Launch:
+        words = {spell_pieces(word).partition("=")[0].replace("-", "_") for word in one.launcher}
+        names = is_launch(one) and not words & {"__config_file", "__cpu"}
+        return one.with_words(launcher=("--config_file", str(place))) if names else one
+
+    return (
+        replace(document, data=document.data.change(name_config)) if place.is_file() else document
+    )
 
 
 def _default_config() -> Path:

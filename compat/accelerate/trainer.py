@@ -17,7 +17,7 @@ from bridge.shell import text_if_known
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said, Unheard
-from bridge.stack.training_arguments import RETIRED, describe_lack
+from bridge.stack.training_arguments import QUIET, RETIRED, describe_lack
 from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
@@ -82,7 +82,8 @@ def find_releases(arguments: Arguments) -> Iterator[Finding]:
     for name, said in arguments.retired.items():
         message = f"{describe_lack(name, f'since {RETIRED[name]}')}; {NEWEST}"
         origin = Origin(said.line, "", said.source)
-        yield Finding(said.setting, message, Effect.NUMBERS, True, origin=origin)
+        effect = Effect.NONE if name in QUIET else Effect.NUMBERS
+        yield Finding(said.setting, message, effect, True, origin=origin)
     if arguments.value(SWITCH):
         said = arguments.fsdp.get("version") or arguments.own[SWITCH]
         yield Finding(said.setting, OLDER, Effect.COST, origin=Origin(said.line, "", said.source))

@@ -17,8 +17,9 @@ from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unkn
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
+from bridge.stack.training_arguments import QUIET
 from compat.deepspeed import accelerated, trainer_detection
-from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, QUIET, TRAINED, name_argument
+from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -76,6 +77,12 @@ OWN: Sequence[str] = (
 setup_model_and_optimizer passes both to deepspeed.initialize). The run's DeepSpeed file therefore
 has neither an optimizer nor a schedule.
 """
+
+IGNORED = {
+    f"ACCELERATE_{name}": Effect.NUMBERS
+    for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "MIXED_PRECISION")
+}
+"""Variables of accelerate that change numbers where it starts a run; the others change memory and speed."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,14 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     place = None if document.name == script.name and content is None else line
     winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, place)
     passed = accelerated.pass_on(launch, script, _file_opener(script, launch), winner)
+    unheard = [*passed.unheard]
+    if not by_trainer and arguments is None:
+        why = accelerated.describe_winner(winner)
+        unheard += [
+            Unheard(said, why, IGNORED.get(name, Effect.COST))
+            for name, said in passed.environment.items()
+            if name in accelerated.BESIDE.values()
+        ]
     return Found(
         document,
         usual,
@@ -196,8 +211,8 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
         launch.ranks or passed.ranks,
         (*findings, *passed.findings),
         file,
-        environment={**_environment(launch, script), **passed.environment},
-        sources=Sources(unheard=passed.unheard),
+        environment=passed.environment,
+        sources=Sources(unheard=tuple(unheard)),
     )
 
 
@@ -449,16 +464,6 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
                 )
             arguments[name], arguments.places[name] = value, Said(f"--{option}", value, "", line)
     return arguments
-
-
-def _environment(launch: Launch, script: Script) -> dict[str, Said]:
-    """Return accelerate's variables in the environment of a run, if their values are known."""
-    texts = {name: text_if_known(value) for name, value in launch.environment.items()}
-    return {
-        name: Said(name, scalar(text), "", line_of(launch.environment[name], script.text))
-        for name, text in texts.items()
-        if text is not None and name.startswith("ACCELERATE_")
-    }
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
