@@ -763,6 +763,18 @@ def test_a_deepspeed_file_in_a_file_of_arguments_wins_over_another_launch(
     assert {"--gradient_clipping"} | kind <= {one["setting"] for one in data["ignored"]}
 
 
+def test_files_are_looked_for_in_the_current_folder_too(told: Any) -> None:
+    loose("", deepspeed="configs/zero2.json")
+    for folder in ("scripts", "configs"):
+        Path(folder).mkdir()
+    Path("zero2.json").rename("configs/zero2.json")
+    Path("arguments.json").rename("configs/arguments.json")
+    Path("scripts/a.sh").write_text("torchrun --nproc_per_node 2 run.py configs/arguments.json\n")
+    data = told("scripts/a.sh", "--allow-path", ".")
+    assert row(data, "bf16.enabled")["winner"]["source"] == "configs/arguments.json"
+    assert row(data, "zero_optimization.stage")["value"] == 2
+
+
 def test_the_users_own_config_of_accelerate_is_named_for_deepspeed_too(told: Any) -> None:
     launched("--use_deepspeed --zero_stage 2 --num_processes 2")
     (finding,) = [one for one in told("a.sh", code=2)["findings"] if one["path"] == "config_file"]

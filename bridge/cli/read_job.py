@@ -16,7 +16,7 @@ from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.terminal import note
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError
-from bridge.files import Document, Script, parse, read_stream, read_text
+from bridge.files import Document, Script, find, parse, read_stream, read_text
 from bridge.files.foreign import foreign
 from bridge.files.secrets import keep_hidden
 from bridge.stack import registry
@@ -70,8 +70,10 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     is_read = any(registry.recognising(document.data)[0].values())
     if isinstance(document.data, Script) and isinstance(file, str) and not is_read:
         # The Trainer takes the file by its argument, wherever that is said.
-        named = Path(arguments.places[HOST_FILE].source).parent / file
-        words = (f"--{HOST_FILE}", os.path.relpath(named, Path(document.name).parent))
+        named = place_of(file, arguments.places[HOST_FILE].source)
+        inside = os.path.relpath(named, Path(document.name).parent)
+        # A name that leads out of the script's folder would be looked for in the current one too.
+        words = (f"--{HOST_FILE}", os.path.abspath(named) if inside.startswith("..") else inside)
         data = document.data.change(lambda launch: launch.with_words(words))
         document, is_read = replace(document, data=data), True
     host = registry.find_host(document.data) if job.dialect is None else None
@@ -80,9 +82,16 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
         return document, ()
     found: tuple[Document, tuple[Finding, ...]] = host.start(document, bool(arguments))
     if isinstance(file, str) and registry.find_launcher(document.data):
-        place = Path(arguments.places[HOST_FILE].source).parent / file
-        return host.launch(document, str(place)), found[1]
+        place = place_of(file, arguments.places[HOST_FILE].source)
+        return host.launch(document, place), found[1]
     return found
+
+
+def place_of(name: str, source: str) -> str:
+    """Return the path of a file that a source names: in the source's folder, else in the current one; in the first where
+    it is in neither.
+    """
+    return str(find(name, Path(source).parent) or Path(source).parent / name)
 
 
 def _launch_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:

@@ -18,6 +18,7 @@ from bridge.cli.read_job import (
     answer_job,
     dialect_of,
     document_of,
+    place_of,
     read_as,
     release_of,
     start_document,
@@ -84,7 +85,7 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
         ):
             arguments.append(name)
             file = data.get(HOST_FILE)
-            named += [str(Path(name).parent / file)] if isinstance(file, str) else []
+            named += [place_of(file, name)] if isinstance(file, str) else []
         elif registry.find_launcher(data):
             launchers.append(name)
         else:
@@ -118,7 +119,7 @@ def _open_passed(job: Job) -> tuple[Job, list[str]]:
     for launch in data.launches:
         if len(launch.words) != 1 or Path(launch.texts[0]).suffix not in (".json", ".yaml", ".yml"):
             continue
-        name = str(Path(job.file).parent / (launch.place(launch.words[0]) or launch.texts[0]))
+        name = place_of(launch.place(launch.words[0]) or launch.texts[0], job.file)
         if is_read and not (
             Path(name).is_file() and registry.name_lookalike(HOST_FILE, _data_of(name))
         ):

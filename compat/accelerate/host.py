@@ -357,17 +357,9 @@ def _read_script(document: Document, question: Question) -> Told:
     if option is not None:
         file = _open_config(str(option.value), folder, option, launch)
         config = read_config(file, file.name)
-    elif "cpu" not in read.options:
-        if not question.user_config:
-            place = _default_config()
-            findings.append(
-                Finding(
-                    "config_file",
-                    f"{ASSUMED.format(place)}; {READ}",
-                    Effect.NUMBERS,
-                    origin=Origin(launch.line),
-                )
-            )
+    elif "cpu" not in read.options and not question.user_config:
+        message = f"{ASSUMED.format(_default_config())}; {READ}"
+        findings.append(Finding("config_file", message, Effect.NUMBERS, origin=Origin(launch.line)))
     false = [statement for statement, (word, _) in _boolean_words(read, texts) if word in FALSE]
     findings += [
         Finding(one.setting, TEXT, Effect.NUMBERS, True, origin=Origin(one.line), surprising=True)
