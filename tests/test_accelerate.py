@@ -350,7 +350,7 @@ def test_variables_of_the_shell_next_to_deepspeed_are_heard_as_by_the_real_plugi
     )
     paths = {path for path, _ in flat(file)} if by_file else {*OF_PLUGIN.values()}
     for name, path in OF_PLUGIN.items():
-        if path not in paths and "16" not in path:
+        if path not in paths and not path.endswith("16.enabled"):
             continue  # the plugin's field is not what DeepSpeed gets
         own = theirs[f"deepspeed.{name}"]
         if own == "auto":
@@ -365,6 +365,51 @@ def test_variables_of_the_shell_next_to_deepspeed_are_heard_as_by_the_real_plugi
         rest = {one: text for one, text in shell.items() if one != name}
         heard = ask(words, config, rest, 8, str(folder)) != theirs
         assert not (heard and name in lost), name
+
+
+CALLS: tuple[dict[str, Any], ...] = (
+    {"mixed_precision": "bf16"},
+    {"mixed_precision": "no", "gradient_accumulation_steps": 4},
+    {"gradient_accumulation_steps": 4, "mixed_precision": "fp16"},
+)
+OF_CALL = ("--use_deepspeed --zero_stage 2", "--multi_gpu", "--use_fsdp --fsdp_version 2")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", OF_CALL)
+@pytest.mark.parametrize("options", ["", "--mixed_precision fp16"])
+@pytest.mark.parametrize("shell", [{}, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8"}])
+def test_the_programs_accelerator_is_heard_as_by_the_real_one(
+    told: Any, tmp_path: Path, call: dict[str, Any], kind: str, options: str, shell: dict[str, str]
+) -> None:
+    pytest.importorskip("accelerate")
+    flags = f"--num_processes 2 {kind} {options}".split()
+    theirs = ask(flags, None, shell, 8, str(tmp_path), call)
+    words = ", ".join(f"{name}={value!r}" for name, value in call.items())
+    Path("train.py").write_text(f"from accelerate import Accelerator\na = Accelerator({words})\n")
+    exports = "".join(f"export {name}={text}\n" for name, text in shell.items())
+    Path("run.sh").write_text(f"{exports}accelerate launch {' '.join(flags)} train.py\n")
+    data = told("run.sh", "--auto", "gpus=8") if "deepspeed" not in kind else told("run.sh")
+    values = {one["setting"]: one["value"] for one in data["settings"]}
+    if "deepspeed" in kind:
+        for half in ("fp16", "bf16"):
+            assert values[f"{half}.enabled"] == theirs[f"deepspeed.deepspeed_config.{half}.enabled"]
+    else:
+        assert values["mixed_precision"] == theirs["mixed_precision"]
+    assert values.get("gradient_accumulation_steps", 1) == theirs["gradient_accumulation_steps"]
+
+
+def test_arguments_of_accelerator_that_are_not_read_are_named(told: Any) -> None:
+    program = "a = Accelerator(gradient_accumulation_steps=args.steps, fsdp_plugin=plugin, log_with='x')\n"
+    Path("train.py").write_text(program)
+    for kind in OF_CALL:
+        Path("run.sh").write_text(f"accelerate launch --num_processes 2 {kind} train.py\n")
+        findings = told("run.sh", code=2)["findings"]
+        named = {one["path"] for one in findings if one["path"].startswith("Accelerator")}
+        assert named == {"Accelerator(gradient_accumulation_steps)", "Accelerator(fsdp_plugin)"}
+    Path("train.py").write_text(program * 2)
+    assert "Accelerator" in {one["path"] for one in told("run.sh", code=2)["findings"]}
 
 
 def test_the_data_are_those_of_the_installed_release() -> None:

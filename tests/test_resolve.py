@@ -480,6 +480,27 @@ def test_the_call_in_a_program_gives_the_arguments(told: Any) -> None:
         assert run(["resolve", *words]) == 1
 
 
+def test_classes_of_trl_bring_their_own_defaults(told: Any) -> None:
+    write({**ZERO2, "bf16": {"enabled": "auto"}})
+    flags = "--deepspeed zero2.json --output_dir out --max_steps 9"
+    Path("sft.py").write_text("from trl import SFTConfig, SFTTrainer\n")
+    Path("train.sh").write_text(f"deepspeed sft.py {flags}\n")
+    data = told("train.sh", "--model", "model")
+    rate = row(data, "optimizer.params.lr")
+    assert (rate["value"], rate["winner"]["source"]) == (2e-5, "trl 1.16.0 SFTConfig, default")
+    assert row(data, "bf16.enabled")["value"] is True
+    Path("train.sh").write_text(f"deepspeed sft.py {flags} --fp16 --learning_rate 1e-4\n")
+    data = told("train.sh", "--model", "model", "--world-size", "2")
+    assert row(data, "bf16.enabled")["value"] is False
+    assert row(data, "optimizer.params.lr")["value"] == 1e-4
+    Path("sft.py").write_text("from trl import DPOConfig, SFTConfig\n")
+    Path("train.sh").write_text(f"deepspeed sft.py {flags}\n")
+    assert "sft.py" in {one["path"] for one in told("train.sh", code=2)["findings"]}
+    Path("own.py").write_text("args = DPOConfig(output_dir='x', max_steps=9)\n")
+    data = told("zero2.json", "own.py", "--model", "model", "--world-size", "2")
+    assert row(data, "optimizer.params.lr")["value"] == 1e-6
+
+
 def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:
     Path("args.json").write_text(json.dumps({**ARGS, "my_own_argument": 3}))
     ignored = told("zero2.json", "args.json")["ignored"]

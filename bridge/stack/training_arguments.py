@@ -12,9 +12,15 @@ from typing import Any
 
 from packaging.version import Version
 
+from bridge.stack.sources import DEFAULT, Placed, Said
+
 DATA: Mapping[str, Any] = json.loads(
     files("bridge.stack").joinpath("training_arguments.json").read_text("utf-8")
 )
+TRL: Mapping[str, Any] = json.loads(
+    files("bridge.stack").joinpath("trl_arguments.json").read_text("utf-8")
+)
+"""Classes of trl that are TrainingArguments with other defaults, read from its release (trl/trainer/*_config.py)."""
 ARGUMENTS: Mapping[str, Any] = DATA["arguments"]
 """All arguments of the newest release, each with its default; None where the run decides. The Trainer's
 AdamW is the fused one since transformers 4.54, which differs in rounding alone.
@@ -80,6 +86,17 @@ def find_last_release(names: Collection[str]) -> str | None:
     gone = [Version(RETIRED[name]) for name in names if name in RETIRED]
     known = (DATA["oldest"], *(row["release"] for row in DATA["changes"]))
     return max((one for one in known if Version(one) < min(gone)), key=Version) if gone else None
+
+
+def default_of_trl(name: str, given: Collection[str]) -> Placed:
+    """Return the defaults of a class of trl, next to the arguments `given`; nothing for another class. It computes in bf16
+    unless it is told to in fp16 (trl/trainer/base_config.py).
+    """
+    own = dict(TRL["defaults"].get(name, {}))
+    if "fp16" in given:
+        own.pop("bf16", None)
+    source = f"trl {TRL['release']} {name}{DEFAULT}"
+    return Placed(own, {key: Said(key, value, source) for key, value in own.items()})
 
 
 def find_defaults(*names: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.files import Document, Launch, Script, find, folder_of, load, load_script, parse
 from bridge.shell import line_of, spell_pieces, text_if_known
 from bridge.shell.word_pieces import NOWHERE, Text
+from bridge.stack.accelerator_call import PRECISION_WINS, VARIABLE_WINS, read_call
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
@@ -45,6 +46,7 @@ from compat.accelerate.slots import (
     QUIET,
     Refusal,
     Run,
+    Slot,
     at_release,
     default,
     facts,
@@ -116,6 +118,7 @@ class Told:
     folder: Path | None = None
     findings: tuple[Finding, ...] = ()
     world: int | None = None
+    program: Mapping[str, Said] = field(default_factory=dict)
 
 
 def start(document: Document, trained: bool = False) -> tuple[Document, tuple[Finding, ...]]:
@@ -248,6 +251,7 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
         environment, ranked = set_environment(given, machine, run)
         environment, lost = trainer.pass_on(told.arguments, environment)
         unheard += lost
+        environment = _call_accelerator(told.program, environment)
         if told.arguments.value(SWITCH) and not ranked:
             raise Refusal("FSDP of the Trainer needs a run of several ranks", told.arguments.own[SWITCH])  # fmt: skip
         named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
@@ -284,6 +288,21 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
         resolution,
         (*told.findings, *findings),
     )
+
+
+def _call_accelerator(said: Mapping[str, Said], environment: Mapping[str, Slot]) -> dict[str, Slot]:
+    """Return the environment with the arguments of the program's `Accelerator` in it, as if variables had them."""
+    found = dict(environment)
+    if one := said.get("mixed_precision"):
+        name = "ACCELERATE_MIXED_PRECISION"
+        found[name] = Slot(one.value, one, why=PRECISION_WINS).after(found.get(name))
+    if (one := said.get("cpu")) and one.value is True:
+        found["ACCELERATE_USE_CPU"] = Slot("true", one).after(found.get("ACCELERATE_USE_CPU"))
+    if one := said.get("gradient_accumulation_steps"):
+        name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        slot, variable = Slot(str(one.value), one), found.get(name)
+        found[name] = replace(variable, why=VARIABLE_WINS).after(slot) if variable else slot
+    return found
 
 
 def read_config(document: Document, name: str = "") -> dict[str, Said]:
@@ -367,7 +386,8 @@ def _read_script(document: Document, question: Question) -> Told:
     ]
     options = {name: statement for name, statement in read.options.items() if name != "config_file"}
     given = replace(read, options=options, config=config, environment=variables)
-    return Told(given, arguments, folder, tuple(findings))
+    call = read_call(launch.program, folder)
+    return Told(given, arguments, folder, (*findings, *call.findings), program=call.values)
 
 
 def _boolean_words(

@@ -18,6 +18,7 @@ from bridge.files.document import Key
 from bridge.plan.section import nest
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.shell.word_pieces import NOWHERE, Text
+from bridge.stack.accelerator_call import VARIABLE_WINS
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Claim, Placed, Said, Sources, Unheard
@@ -75,6 +76,7 @@ NO_PATH = "none"
 CLIP = 1.0
 """The norm for a `gradient_clipping` of "auto" (accelerator.py: _prepare_deepspeed)."""
 PRECISION = "mixed_precision"
+STEPS = "gradient_accumulation_steps"
 ADDER = "accelerate"
 PRECISE = ("fp16.enabled", "bf16.enabled")
 BESIDE: Mapping[str, str] = {
@@ -106,6 +108,7 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
 """The section of each kind of run in accelerate's config file, and the beginning of its options."""
 LOSES = 'accelerate fills in an "auto" of the DeepSpeed file, and keeps what stands there'
 PRINTS = "accelerate always sets this key, so that DeepSpeed prints nothing"
+NO_CALL: Mapping[str, Said] = {}
 Opens = Callable[[Pieces, int], Document]
 """Reads a file that the launch names on a line."""
 
@@ -222,11 +225,16 @@ def name_other_run(launch: Launch, opens: Opens) -> str:
 
 
 def read(
-    launch: Launch, script: Script, opens: Opens, program: Said | None = None
+    launch: Launch,
+    script: Script,
+    opens: Opens,
+    program: Said | None = None,
+    call: Mapping[str, Said] = NO_CALL,
 ) -> Started | None:
     """Return what accelerate passes to DeepSpeed; None if it does not start the run with DeepSpeed.
 
-    `program` is the precision that the program's TrainingArguments set, which then counts.
+    `program` is the precision that the program's TrainingArguments set, which then counts; `call` has arguments of
+    its `Accelerator`.
     """
     words = options(launch)
     if words is None:
@@ -287,6 +295,15 @@ def read(
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
     mixed = _mix_precisions(whole, precision)
     sources = _find_sources(places, mixed, document, FILE in chosen, program)
+    steps = call.get(STEPS)
+    if steps and "cpu" not in call:
+        is_open = _fill_in(mixed, places).get(STEPS) == "auto"
+        facts |= {"accumulation": steps.value} if is_open else {}
+        own = {STEPS: steps} if is_open else {}
+        claim = Claim(STEPS, steps.value, steps, VARIABLE_WINS)
+        sources = replace(
+            sources, winners={**sources.winners, **own}, claims=(*sources.claims, claim)
+        )
     document = replace(document, data=_fill_in(mixed, places), strings={})
     world = launch.ranks or (None if launch.unranked else ranks)
     return Started(document, facts, world, tuple(findings), sources)

@@ -14,10 +14,11 @@ from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
+from bridge.stack.accelerator_call import read_call
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
-from bridge.stack.training_arguments import QUIET
+from bridge.stack.training_arguments import QUIET, default_of_trl
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
 
@@ -180,9 +181,11 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     options = {name: value for name, value, _ in _arguments(launch)}
     usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **COURSE, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
+    usual, told = _add_defaults(launch, script, usual)
     file = Path(document.name).name if content is None else ""
     twins = _find_twins(script, path, line) if content is None else ()
     findings = (
+        *told,
         *_find_unread(launch),
         *twins,
         *(assumption if arguments is None else ()),
@@ -225,14 +228,23 @@ def _read_accelerated(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
     by_trainer = by_trainer or arguments is not None
+    usual, told = _add_defaults(launch, script, usual)
     said = {**usual.places, **getattr(arguments, "places", {})} if by_trainer else {}
     halves = (said[name] for name in ("fp16", "bf16") if name in said)
     precision = next((one for one in halves if one.value is True), None)
-    launch_config = accelerated.read(launch, script, _file_opener(script, launch), precision)
+    call = read_call(launch.program, folder_of(script.name))
+    if not by_trainer and "mixed_precision" in call.values:
+        said_of_call = call.values["mixed_precision"]
+        precision = replace(said_of_call, setting=str(said_of_call.value))
+    launch_config = accelerated.read(
+        launch, script, _file_opener(script, launch), precision, call.values
+    )
     if launch_config is None:
         return None
     findings = (
         *launch_config.findings,
+        *told,
+        *call.findings,
         *_find_programs(launch, by_trainer),
         *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
@@ -249,6 +261,23 @@ def _read_accelerated(
         launch_config.facts,
         sources=launch_config.sources,
     )
+
+
+def _add_defaults(
+    launch: Launch, script: Script, arguments: Placed
+) -> tuple[Placed, tuple[Finding, ...]]:
+    """Return the arguments of a launch over the defaults of the one class of trl that its program takes them by."""
+    program = trainer_detection.read(launch.program, folder_of(script.name))
+    names = sorted(program.configs) if program else []
+    if len(names) > 1:
+        message = f"imports {', '.join(names)} of trl, whose defaults differ, and which it uses is not known"
+        return arguments, (unknown(launch.program, message, origin=Origin(launch.line), end=""),)
+    if not names:
+        return arguments, ()
+    usual = default_of_trl(names[0], arguments)
+    given = {name: value for name, value in usual.items() if name not in arguments}
+    places = {name: usual.places[name] for name in given}
+    return Placed({**given, **arguments}, {**places, **arguments.places}, arguments.lost), ()
 
 
 def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:

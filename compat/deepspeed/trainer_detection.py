@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bridge.errors import BridgeError
 from bridge.files import find, read_text
+from bridge.stack.training_arguments import TRL
 from compat.deepspeed.trainer import NAMES
 
 PACKAGES = ("transformers", "trl")
@@ -154,12 +155,13 @@ MOST_MODULES = 50
 class Program:
     """What the text of a program and of its own modules shows: whether it imports Hugging Face's
     Trainer, and the options of its own argument parser. `opaque` is true if it imports packages
-    that are not read.
+    that are not read. `configs` are the classes of trl's arguments that it imports.
     """
 
     trainer: bool
     options: frozenset[str]
     opaque: bool = False
+    configs: frozenset[str] = frozenset()
 
 
 def read(name: str, folder: Path | None) -> Program | None:
@@ -187,7 +189,9 @@ def read(name: str, folder: Path | None) -> Program | None:
                 waiting += [(at, more)] if more else []
                 trees += [more] if more else []
     options = [name for tree in trees for name in _parser_options(tree)]
-    return Program(any(any(_imports_trainer(tree)) for tree in trees), frozenset(options), opaque)
+    configs = frozenset(name for tree in trees for name in _configs_of_trl(tree))
+    trainer = bool(configs) or any(any(_imports_trainer(tree)) for tree in trees)
+    return Program(trainer, frozenset(options), opaque, configs)
 
 
 def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str]:
@@ -266,6 +270,12 @@ def _imports_trainer(tree: ast.Module) -> Iterator[bool]:
             yield package in PACKAGES and any(one.name.endswith(PARTS) for one in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id in aliases and node.attr.endswith(PARTS)
+
+
+def _configs_of_trl(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trl":
+            yield from (one.name for one in node.names if one.name in TRL["defaults"])
 
 
 def _parser_options(tree: ast.Module) -> Iterator[str]:
