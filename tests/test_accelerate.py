@@ -336,7 +336,7 @@ def test_variables_of_the_shell_next_to_deepspeed_are_heard_as_by_the_real_plugi
     note(f"{theirs}")
     try:
         # Sizes of the batch are the program's.
-        found = reads(folder / "run.sh", open_auto=True, auto={"train_batch_size": 8})
+        found = reads(folder / "run.sh", open_auto=True)
     except BridgeError as error:
         assert "stops" in theirs, error.problems
         return
@@ -353,6 +353,8 @@ def test_variables_of_the_shell_next_to_deepspeed_are_heard_as_by_the_real_plugi
         if path not in paths and not path.endswith("16.enabled"):
             continue  # the plugin's field is not what DeepSpeed gets
         own = theirs[f"deepspeed.{name}"]
+        if own == 0.0:
+            continue  # accelerate leaves the key out, and DeepSpeed clips by its default
         if own == "auto":
             assert values.get(path) in (
                 (1.0,) if name == "gradient_clipping" else ("auto", 1, None)

@@ -497,7 +497,7 @@ def test_classes_of_trl_bring_their_own_defaults(told: Any) -> None:
     Path("train.sh").write_text(f"deepspeed sft.py {flags}\n")
     assert "sft.py" in {one["path"] for one in told("train.sh", code=2)["findings"]}
     Path("own.py").write_text("args = DPOConfig(output_dir='x', max_steps=9)\n")
-    data = told("zero2.json", "own.py", "--model", "model", "--world-size", "2")
+    data = told("zero2.json", "--with", "own.py", "--model", "model", "--world-size", "2")
     assert row(data, "optimizer.params.lr")["value"] == 1e-6
 
 
