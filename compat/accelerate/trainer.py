@@ -54,7 +54,7 @@ POLICIES = {
 }
 KEEPS = "FSDP 1 takes its strategy from FSDP_SHARDING_STRATEGY, which is FULL_SHARD unless set; set it, or use version 2"
 OLDER = ("read as transformers 5.10 and newer do; 5.0 to 5.9 run FSDP 1 unless fsdp_config has a version, and before 5.0"
-         " neither version nor reshard_after_forward reaches accelerate")  # fmt: skip
+         " neither version nor reshard_after_forward reaches accelerate, which takes both from FSDP_* of the environment")  # fmt: skip
 """What releases made of fsdp_config (training_args.py: _process_fsdp_args; before 5.0 __post_init__)."""
 NEWEST = "the run is read as transformers 5.23, whose part an older release may do differently"
 WINS = (
