@@ -416,6 +416,10 @@ def test_arguments_of_accelerator_that_are_not_read_are_named(told: Any) -> None
         findings = told("run.sh", code=2)["findings"]
         named = {one["path"] for one in findings if one["path"].startswith("Accelerator")}
         assert named == {"Accelerator(gradient_accumulation_steps)", "Accelerator(fsdp_plugin)"}
+    Path("train.py").write_text("a = Accelerator(cpu=True)\n")
+    Path("run.sh").write_text("accelerate launch --use_deepspeed --zero_stage 2 train.py\n")
+    findings = told("run.sh", code=2)["findings"]
+    assert "Accelerator(cpu)" in {one["path"] for one in findings}
     Path("train.py").write_text(program * 2)
     assert "Accelerator" in {one["path"] for one in told("run.sh", code=2)["findings"]}
 

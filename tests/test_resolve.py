@@ -499,6 +499,16 @@ def test_classes_of_trl_bring_their_own_defaults(told: Any) -> None:
     Path("own.py").write_text("args = DPOConfig(output_dir='x', max_steps=9)\n")
     data = told("zero2.json", "--with", "own.py", "--model", "model", "--world-size", "2")
     assert row(data, "optimizer.params.lr")["value"] == 1e-6
+    Path("own.py").write_text("args = SFTConfig(output_dir='x', max_steps=9, learning_rate=3e-4)\n")
+    data = told("zero2.json", "--with", "own.py", "--model", "model", "--world-size", "2")
+    assert row(data, "optimizer.params.lr")["value"] == 3e-4
+    assert "learning_rate" not in {one["setting"] for one in data["ignored"]}
+    Path("sft.py").write_text("from trl import SFTConfig\n")
+    Path("train.sh").write_text(
+        "accelerate launch --multi_gpu --num_processes 2 sft.py --output_dir x --fsdp True\n"
+    )
+    precision = row(told("train.sh"), "mixed_precision")
+    assert precision["value"] == "bf16" and "SFTConfig" in precision["winner"]["source"]
 
 
 def test_names_that_no_release_of_transformers_has_are_shown(told: Any) -> None:

@@ -67,8 +67,9 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
         return _launch_document(job, document)
     arguments: Any = job.settings_of_options.get("trainer", {})
     file = arguments.get(HOST_FILE)
-    is_read = any(registry.recognising(document.data)[0].values())
-    if isinstance(document.data, Script) and isinstance(file, str) and not is_read:
+    is_script = isinstance(document.data, Script)
+    is_read = not is_script or any(registry.recognising(document.data)[0].values())
+    if isinstance(file, str) and not is_read:
         # The Trainer takes the file by its argument, wherever that is said.
         named = place_of(file, arguments.places[HOST_FILE].source)
         inside = os.path.relpath(named, Path(document.name).parent)
@@ -78,7 +79,7 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
         document, is_read = replace(document, data=data), True
     host = registry.find_host(document.data) if job.dialect is None else None
     # A script of no stack's is the host's own, which says everything itself.
-    if host is None or (isinstance(document.data, Script) and not is_read):
+    if host is None or not is_read:
         return document, ()
     found: tuple[Document, tuple[Finding, ...]] = host.start(document, bool(arguments))
     if isinstance(file, str) and registry.find_launcher(document.data):

@@ -51,6 +51,7 @@ class Placed(dict[str, Any]):
             Unheard(self.places[name], f"{said.setting} ({said.place}) is read instead: {rule}")
             for name, said in places.items()
             if name in self.places and self[name] != other[name]
+            if not self.places[name].source.endswith(DEFAULT)
         ]
         return Placed({**self, **other}, {**self.places, **places}, [*self.lost, *before, *lost])
 

@@ -16,8 +16,8 @@ from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.files import Document, Launch, Script, find, folder_of, load, load_script, parse
 from bridge.shell import line_of, spell_pieces, text_if_known
 from bridge.shell.word_pieces import NOWHERE, Text
-from bridge.stack.accelerator_call import PRECISION_WINS, VARIABLE_WINS, read_call
 from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.program_source import PRECISION_WINS, VARIABLE_WINS, read_call
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
 from bridge.stack.sources import (
@@ -337,7 +337,9 @@ def _read_script(document: Document, question: Question) -> Told:
         "accelerate launch or arguments of the Trainer",
     )
     folder = folder_of(script.name)
-    arguments = trainer.read_arguments(launch, partial(_open_keys, folder), question.trainer)
+    arguments, said_of_class = trainer.read_arguments(
+        launch, partial(_open_keys, folder), question.trainer, folder
+    )
     variables_of_launch = {
         name: text
         for name, word in launch.environment.items()
@@ -351,7 +353,11 @@ def _read_script(document: Document, question: Question) -> Told:
     if not is_launch(launch):
         starter = "torchrun" if launch.ranks or launch.launcher else "python"
         return Told(
-            Given(environment=variables, starter=starter), arguments, folder, (), launch.ranks
+            Given(environment=variables, starter=starter),
+            arguments,
+            folder,
+            said_of_class,
+            launch.ranks,
         )
     first = next(
         at
@@ -387,7 +393,9 @@ def _read_script(document: Document, question: Question) -> Told:
     options = {name: statement for name, statement in read.options.items() if name != "config_file"}
     given = replace(read, options=options, config=config, environment=variables)
     call = read_call(launch.program, folder)
-    return Told(given, arguments, folder, (*findings, *call.findings), program=call.values)
+    return Told(
+        given, arguments, folder, (*findings, *said_of_class, *call.findings), program=call.values
+    )
 
 
 def _boolean_words(

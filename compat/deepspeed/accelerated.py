@@ -18,8 +18,8 @@ from bridge.files.document import Key
 from bridge.plan.section import nest
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.shell.word_pieces import NOWHERE, Text
-from bridge.stack.accelerator_call import VARIABLE_WINS
 from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.program_source import VARIABLE_WINS
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Claim, Placed, Said, Sources, Unheard
 

@@ -14,11 +14,11 @@ from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
-from bridge.stack.accelerator_call import read_call
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
+from bridge.stack.program_source import find_defaults_of_trl, read_call
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
-from bridge.stack.training_arguments import QUIET, default_of_trl
+from bridge.stack.training_arguments import QUIET
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
 
@@ -79,6 +79,7 @@ setup_model_and_optimizer passes both to deepspeed.initialize). The run's DeepSp
 has neither an optimizer nor a schedule.
 """
 
+ON_CPU = "with it accelerate does not use DeepSpeed (AcceleratorState); drop it"
 IGNORED = {
     f"ACCELERATE_{name}": Effect.NUMBERS
     for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "MIXED_PRECISION")
@@ -233,6 +234,7 @@ def _read_accelerated(
     halves = (said[name] for name in ("fp16", "bf16") if name in said)
     precision = next((one for one in halves if one.value is True), None)
     call = read_call(launch.program, folder_of(script.name))
+    on_cpu = [one for name, one in call.values.items() if name == "cpu" and one.value is not False]
     if not by_trainer and "mixed_precision" in call.values:
         said_of_call = call.values["mixed_precision"]
         precision = replace(said_of_call, setting=str(said_of_call.value))
@@ -245,6 +247,10 @@ def _read_accelerated(
         *launch_config.findings,
         *told,
         *call.findings,
+        *(
+            unknown(one.setting, ON_CPU, origin=Origin(one.line, "", one.source), end="")
+            for one in on_cpu
+        ),
         *_find_programs(launch, by_trainer),
         *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
@@ -266,18 +272,11 @@ def _read_accelerated(
 def _add_defaults(
     launch: Launch, script: Script, arguments: Placed
 ) -> tuple[Placed, tuple[Finding, ...]]:
-    """Return the arguments of a launch over the defaults of the one class of trl that its program takes them by."""
-    program = trainer_detection.read(launch.program, folder_of(script.name))
-    names = sorted(program.configs) if program else []
-    if len(names) > 1:
-        message = f"imports {', '.join(names)} of trl, whose defaults differ, and which it uses is not known"
-        return arguments, (unknown(launch.program, message, origin=Origin(launch.line), end=""),)
-    if not names:
-        return arguments, ()
-    usual = default_of_trl(names[0], arguments)
-    given = {name: value for name, value in usual.items() if name not in arguments}
-    places = {name: usual.places[name] for name in given}
-    return Placed({**given, **arguments}, {**places, **arguments.places}, arguments.lost), ()
+    """Return the arguments of a launch over the defaults of trl, if its program takes them by a class of trl."""
+    usual, told = find_defaults_of_trl(launch.program, folder_of(script.name), arguments)
+    values = {name: said.value for name, said in usual.items()}
+    found = Placed({**values, **arguments}, {**usual, **arguments.places}, arguments.lost)
+    return found, told
 
 
 def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:

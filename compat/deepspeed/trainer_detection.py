@@ -155,13 +155,12 @@ MOST_MODULES = 50
 class Program:
     """What the text of a program and of its own modules shows: whether it imports Hugging Face's
     Trainer, and the options of its own argument parser. `opaque` is true if it imports packages
-    that are not read. `configs` are the classes of trl's arguments that it imports.
+    that are not read.
     """
 
     trainer: bool
     options: frozenset[str]
     opaque: bool = False
-    configs: frozenset[str] = frozenset()
 
 
 def read(name: str, folder: Path | None) -> Program | None:
@@ -189,9 +188,7 @@ def read(name: str, folder: Path | None) -> Program | None:
                 waiting += [(at, more)] if more else []
                 trees += [more] if more else []
     options = [name for tree in trees for name in _parser_options(tree)]
-    configs = frozenset(name for tree in trees for name in _configs_of_trl(tree))
-    trainer = bool(configs) or any(any(_imports_trainer(tree)) for tree in trees)
-    return Program(trainer, frozenset(options), opaque, configs)
+    return Program(any(any(_imports_trainer(tree)) for tree in trees), frozenset(options), opaque)
 
 
 def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str]:
@@ -267,15 +264,11 @@ def _imports_trainer(tree: ast.Module) -> Iterator[bool]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             package = (node.module or "").partition(".")[0]
-            yield package in PACKAGES and any(one.name.endswith(PARTS) for one in node.names)
+            yield package in PACKAGES and any(
+                one.name.endswith(PARTS) or one.name in TRL["defaults"] for one in node.names
+            )
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id in aliases and node.attr.endswith(PARTS)
-
-
-def _configs_of_trl(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trl":
-            yield from (one.name for one in node.names if one.name in TRL["defaults"])
 
 
 def _parser_options(tree: ast.Module) -> Iterator[str]:

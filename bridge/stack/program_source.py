@@ -1,11 +1,12 @@
-"""The call of accelerate's `Accelerator` in a program, read from the syntax: a source of the run next to its launch.
+"""What a program's text says of its run: its call of accelerate's `Accelerator`, and the class of its arguments.
 
 What wins is in accelerate's Accelerator.__init__ (accelerator.py) and AcceleratorState (state.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ast
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bridge.errors import BridgeError
 from bridge.files import find, find_calls, read_text
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.sources import Said
+from bridge.stack.training_arguments import TRL, default_of_trl
 
 NAME = "Accelerator"
 READ = ("mixed_precision", "gradient_accumulation_steps", "cpu")
@@ -57,6 +59,27 @@ def read_call(program: str, folder: Path | None) -> Told:
         if name not in READ and value not in (None, False)
     }
     return Told(values, tuple(_name_unread({**others, **calls[0].unread}, program)))
+
+
+def find_defaults_of_trl(
+    program: str, folder: Path | None, given: Collection[str]
+) -> tuple[Mapping[str, Said], tuple[Finding, ...]]:
+    """Return the defaults of the class of trl by which a program takes its arguments, without those that are `given`;
+    and a finding if it imports several classes.
+    """
+    try:
+        path = find(program, folder) if program.endswith(".py") else None
+        nodes = ast.walk(ast.parse(read_text(path))) if path else iter(())
+    except (BridgeError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}, ()
+    imports = (node for node in nodes if isinstance(node, ast.ImportFrom))
+    own = (node for node in imports if (node.module or "").partition(".")[0] == "trl")
+    names = sorted({one.name for node in own for one in node.names} & TRL["defaults"].keys())
+    if len(names) > 1:
+        message = f"imports {', '.join(names)} of trl, whose defaults differ, and which it uses is not known"
+        return {}, (unknown(program, message, end=""),)
+    usual = default_of_trl(names[0], given).places if names else {}
+    return {name: said for name, said in usual.items() if name not in given}, ()
 
 
 def _name_unread(arguments: Mapping[str, tuple[str, int]], program: str) -> Iterator[Finding]:
