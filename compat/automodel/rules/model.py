@@ -163,9 +163,20 @@ def count_layers(values: Group) -> int | None:
     return count
 
 
+PADDING = "model.embedding.padding"
+PADDED = ("ernie4_5_moe",)
+"""Families whose padding token AutoModel's own code for models with experts knows
+(components/models/ernie4_5/model.py: embed_tokens); for the others it trains all rows.
+"""
+
+
 def _read_fields(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
-        fields = model_fields(values)
+        fields = dict(model_fields(values))
+        kind = family(values)
+        if kind.name in SPLITS and kind.name not in PADDED:
+            if not is_of_transformers(values, context):
+                fields[PADDING] = "none"
         return {path: fields[path] for path in ours if path in fields}
 
     return read
