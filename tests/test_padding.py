@@ -170,5 +170,5 @@ def test_the_native_model_has_the_row() -> None:
     rows = model.embedding.tokens.weight
     assert rows.grad[1].any() and not rows.grad[5].any() and not rows[5].any()
     beyond = bridge.lift(read("llama", {**SMALL, "vocab_size": 32, "pad_token_id": 32}))
-    with pytest.raises(ConfigError, match="model.embedding.padding: found 32"):
+    with pytest.raises(ConfigError, match=r"model\.embedding\.padding: found 32"):
         Dense(beyond.model)

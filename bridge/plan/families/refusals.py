@@ -321,6 +321,16 @@ REFUSALS = (
         EVEN,
     ),
     Refusal(
+        "qk_rope_head_dim",
+        LATENT,
+        # The config refuses larger ones.
+        lambda values, keys: values.get("qk_rope_head_dim") in (1, 3),
+        "is odd, and these channels are rotated in pairs: transformers stops in the first forward pass; use an"
+        " even number",
+        "models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb, and its like",
+        "odd-number-that-is-rotated",
+    ),
+    Refusal(
         "rotary_dim",
         frozenset({"gptj"}),
         lambda values, keys: (
