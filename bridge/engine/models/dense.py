@@ -113,7 +113,7 @@ WHOLE = {
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
     """Yield a problem for each field of the plan that this model does not support."""
     scaling, row = model.rotary.scaling.kind, model.embedding.padding
-    if row not in (None, "none") and row >= shape.vocab:
+    if isinstance(row, int) and row >= shape.vocab:
         yield f"model.embedding.padding: found {row}; expected a number below the vocabulary ({shape.vocab}), or none"
     options = {
         "model.moe.score": model.moe.score not in (None, *SCORES),
