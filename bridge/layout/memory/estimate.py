@@ -334,18 +334,18 @@ class Estimator:
     def _extras(self, layers: range, forward: bool) -> Iterator[tuple[Moment, int, list[Term]]]:
         has_head = layers[-1] == self.shape.layers + 1 and bool(self.shape.vocab)
         if forward:
-            name, extra = ("loss", self.keeper.loss()) if has_head else ("forward", [])
-            yield name, layers.stop, extra
+            moment: Moment = "loss" if has_head else "forward"
+            yield moment, layers.stop, self.keeper.loss() if has_head else []
             return
         if has_head:
             yield "output", layers.stop, self.keeper.output_backward()
         blocks = [layer - 1 for layer in layers if 0 < layer <= self.shape.layers]
         again = self._again(layers)
         experts = self.shape.has_experts
-        ends = {experts(one): one for one in reversed(blocks)}.values()
+        ends = {*{experts(one): one for one in reversed(blocks)}.values()}
         if self._clears:
             # Later blocks have gradients in place of activations: the most is needed at one end.
-            ends = {*ends, *{experts(one): one for one in blocks}.values()}
+            ends |= {*{experts(one): one for one in blocks}.values()}
         for block in ends:
             extra = self.keeper.block_backward(block)
             if block in again:
