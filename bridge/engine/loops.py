@@ -186,14 +186,12 @@ def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:
     return float(_whole(nn.utils.clip_grad_norm_(parameters, bound or torch.inf)))
 
 
-def _whole(tensor: Any) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _optimizer(plan: Plan, model: nn.Module) -> Any:
