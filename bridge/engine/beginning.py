@@ -108,7 +108,13 @@ def initialize(
         optimizer,
     )
     if any(plan.debug.model_dump(exclude_none=True).values()):
-        _watch(engine, plan, trace, full, policy)
+        engine.tracer = attach(
+            EngineSource(engine),
+            plan.debug,
+            trace,
+            full=full,
+            policy=policy or Policy(action="log"),
+        )
     return engine
 
 
@@ -130,16 +136,6 @@ def _join_ranks(
 
 def _first_seed(ranks: comm.Comm, place: torch.device, model: nn.Module) -> int:
     """Return the seed of the first rank (`seed_of_script`)."""
-    import torch
-
     seed = torch.tensor(seed_of_script(model), device=place)
     ranks.broadcast("seed", seed, ranks.world)()
     return int(seed)
-
-
-def _watch(
-    engine: Engine, plan: Plan, folder: str | Path | None, full: bool, policy: Policy | None
-) -> None:
-    engine.tracer = attach(
-        EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log")
-    )

@@ -113,7 +113,10 @@ def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[s
     # show.
     with still(model), _train_all_weights(model):
         constants = without_cache(model)
-        arguments, output = ran(model, trials(model, sample, *_trial_arguments(model)), constants)
+        ids = words(model)
+        # First with labels, as in training, and then without: some models do not accept them.
+        known = [] if ids is None else [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
+        arguments, output = ran(model, trials(model, sample, *known), constants)
         Uncut.raise_if(_find_hidden(output))
         model_cut = cut(model, arguments, constants, blocks)
         around = _around(model, model_cut)
@@ -316,14 +319,6 @@ def _same(one: Any, other: Any) -> bool:
     return len(first) == len(second) and all(
         a.shape == b.shape and bool(torch.equal(a, b)) for a, b in zip(first, second, strict=True)
     )
-
-
-def _trial_arguments(model: nn.Module) -> list[dict[str, Tensor]]:
-    """Return arguments for the trial, with a few tokens: first with labels, as in training, and
-    then without labels, because some models do not accept them.
-    """
-    ids = words(model)
-    return [] if ids is None else [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
 
 
 def ran(

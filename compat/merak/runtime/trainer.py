@@ -392,7 +392,7 @@ class MerakTrainer:
         draws, whole = self.steps * self.engine.accumulation, _number(self.train_dataloader)
         for _ in range(draws % whole if whole else draws):
             next(batches)
-        while self.steps < self._last_step():
+        while self.steps < self._epochs() * self._epoch_steps():
             rate = self.optimizer.param_groups[0]["lr"]
             loss = self.engine.train_batch(batches)
             self.optimizer.step()
@@ -624,8 +624,7 @@ class MerakTrainer:
         )
 
     def _epochs(self) -> int:
-        whole: int = math.ceil(self.args.num_train_epochs)
-        return whole
+        return int(math.ceil(self.args.num_train_epochs))
 
     def _epoch_steps(self) -> int:
         """Return the number of steps that Merak counts as an epoch: an equal share of all steps.
@@ -641,9 +640,6 @@ class MerakTrainer:
                 " no steps; set num_train_epochs to 1"
             )
         return int(steps)
-
-    def _last_step(self) -> int:
-        return self._epochs() * self._epoch_steps()
 
     def _batches(self) -> Iterator[Arguments]:
         """Yield microbatches without end."""
