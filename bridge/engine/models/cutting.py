@@ -28,7 +28,7 @@ from bridge.engine.models.blocks import (
     find_layer_drop,
     find_requests,
 )
-from bridge.engine.models.reach import unchanged
+from bridge.engine.models.reach import MANY, unchanged
 from bridge.engine.models.trial import cut
 from bridge.engine.randomness import Keyed, scope
 from bridge.engine.stage import differentiable
@@ -279,9 +279,6 @@ def _fingerprint(value: Any) -> Any:
     if isinstance(value, list | tuple | set | deque):
         return [*map(_fingerprint, value)] if len(value) < MANY else len(value)
     return id(value), value._version if isinstance(value, Tensor) else 0
-
-
-MANY = 1000
 
 
 def _in_layers(

@@ -624,7 +624,7 @@ class MerakTrainer:
         )
 
     def _epochs(self) -> int:
-        return int(math.ceil(self.args.num_train_epochs))
+        return math.ceil(self.args.num_train_epochs)
 
     def _epoch_steps(self) -> int:
         """Return the number of steps that Merak counts as an epoch: an equal share of all steps.
