@@ -31,9 +31,12 @@ from bridge.trace import naming
 class PlainTrainer:
     """A run of a plain training loop on one rank."""
 
+    shares_batch = False
+    """Whether ranks are data ranks, or each does the same."""
+
     def __init__(self, plan: Plan, workload: Workload) -> None:
         here = rank_and_world() or (0, 1)
-        self.plan, self.data, self.steps = plan, self.place(here), 0
+        self.plan, self.data, self.steps = plan, here if self.shares_batch else (0, 1), 0
         self.micro = plan.batch.micro or workload.micro
         whole = plan.batch.global_ or self.micro * (plan.batch.accumulation or 1) * (
             plan.parallel.data or here[1]
@@ -45,10 +48,6 @@ class PlainTrainer:
         self.optimizer = self.build_optimizer()
         rate = self.optimizer.defaults["lr"]
         self.ratios = [group["lr"] / rate if rate else 1.0 for group in self.optimizer.param_groups]
-
-    def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        """This rank's index among the data ranks, and the number of data ranks."""
-        return 0, 1
 
     def wrap(self, model: nn.Module) -> Any:
         """Return the model in the wrapper of torch that the loop calls."""
@@ -123,8 +122,7 @@ class PlainTrainer:
 class ReplicatedTrainer(PlainTrainer):
     """Data ranks with DistributedDataParallel."""
 
-    def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        return here
+    shares_batch = True
 
     def wrap(self, model: nn.Module) -> Any:
         return DistributedDataParallel(model)
@@ -137,10 +135,7 @@ class ReplicatedTrainer(PlainTrainer):
 class ShardedTrainer(PlainTrainer):
     """A plain loop on data ranks with `fully_shard`, whose mixed-precision policy casts to bf16."""
 
-    low = False  # no autocast beside the policy
-
-    def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        return here
+    shares_batch, low = True, False  # no autocast beside the policy
 
     def wrap(self, model: nn.Module) -> Any:
         half = torch.bfloat16 if self.plan.precision.compute == "bf16" else None

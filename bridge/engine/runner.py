@@ -466,20 +466,16 @@ class Engine:
         self._pass(batches)
         squares, loss, weight = self._wait_for_reduction()
         self._note(squares, loss, weight, True)
-        losses, gradients = (
-            [value for _, (value, _) in sorted(self._losses.items())],
-            dict(self._gradients_by_name()),
-        )
+        losses = [value for _, (value, _) in sorted(self._losses.items())]
+        gradients = {
+            slot.parameter.name: whole[slot.start : slot.stop].view(slot.parameter.shape)
+            * self.gradient_unit
+            for flat, whole in self.gradients.parts()
+            for slot in flat.slots
+        }
         self._tell("ended")
         self._begin(True)
         return Passes(losses, gradients)
-
-    def _gradients_by_name(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield a copy of each gradient of the mean loss. Gradients must not be sharded."""
-        for flat, whole in self.gradients.parts():
-            for slot in flat.slots:
-                gradient = whole[slot.start : slot.stop].view(slot.parameter.shape)
-                yield slot.parameter.name, gradient * self.gradient_unit
 
     def _pass(self, batches: Iterable[Any]) -> None:
         """Run the microbatches of a step that have not run yet, forward and backward."""
