@@ -195,7 +195,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _optimizer(plan: Plan, model: nn.Module) -> Any:
+def _optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
     settings = plan.optimizer
     name = setting(settings, "name")
     decay = setting(settings, "weight_decay")

@@ -624,7 +624,8 @@ class MerakTrainer:
         )
 
     def _epochs(self) -> int:
-        return math.ceil(self.args.num_train_epochs)
+        whole: int = math.ceil(self.args.num_train_epochs)
+        return whole
 
     def _epoch_steps(self) -> int:
         """Return the number of steps that Merak counts as an epoch: an equal share of all steps.
