@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge import load_late
-
 if TYPE_CHECKING:
     from bridge.engine.beginning import initialize as initialize
+else:
 
+    def initialize(*arguments: Any, **settings: Any) -> Any:
+        """Return an engine that trains a model by a plan; see `bridge.engine.beginning.initialize`."""
+        # The name is there without torch; what it does needs torch.
+        from bridge.engine import beginning
 
-def __getattr__(name: str) -> Any:
-    """Return `initialize`, whose module needs torch, and without which a config is read."""
-    return load_late(__name__, {"initialize": "beginning"}, name)
+        return beginning.initialize(*arguments, **settings)

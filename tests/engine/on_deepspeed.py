@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from generated_scripts import LEVELS, Engine, Played, Script, drawn, kind_of, play, tried
+from generated_scripts import LEVELS, Engine, Played, Script, Side, drawn, kind_of, play, tried
 from oracles import real_deepspeed
 from pool import Pool
 from torch import Tensor
@@ -42,7 +42,12 @@ def on_deepspeed(rank: int, world: int, script: Script, level: int) -> Played:
     torch.nn.functional.linear = torch._C._nn.linear  # ZeRO 3 leaves its own here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return play(DeepSpeed(script, world, rank, level))
+        try:
+            return play(DeepSpeed(script, world, rank, level))
+        except Exception as error:
+            if world > 1:  # another rank may wait for this one: all are started anew
+                raise
+            return Played(refused=f"Error: {type(error).__name__}: {error}".splitlines()[0])
 
 
 def main() -> None:
@@ -52,10 +57,14 @@ def main() -> None:
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--all", action="store_true", help="those that the engine runs, too")
     asked = parser.parse_args()
-    ours, theirs = Pool(asked.world), Pool(asked.world)
+    ours, theirs = (Pool(asked.world, "deepspeed", "deepspeed.comm") for _ in range(2))
     counts = Counter[tuple[str, str, int]]()
     for number in range(asked.first, asked.first + asked.count):
         script = replace(drawn(number), dtype=torch.float32)
+        try:
+            play(Side(script, asked.world))
+        except RuntimeError:  # no script
+            continue
         for level in LEVELS:
             engine = tried(script, level, ours)
             if engine == "equal" and not asked.all:
