@@ -25,7 +25,7 @@ from bridge.trace.attachment import attach
 from bridge.trace.desync import Policy
 
 
-def begin(
+def initialize(
     model: nn.Module | Sequence[nn.Module],
     plan: Plan,
     loss_fn: Loss | None = None,
@@ -46,7 +46,27 @@ def begin(
     optimizer: Make | None = None,
     layers: Sequence[str] | None = (),
 ) -> Engine:
-    """Return the engine of this rank; see `bridge.engine.initialize`."""
+    """Return an engine that trains `model` by `plan`.
+
+    `model` is a list of layers, each of which takes the output of the layer before. A model of
+    Hugging Face is cut into layers by a run on a few tokens, or on the batch `sample` if the model
+    takes other inputs. Any other module is cut in this way under ZeRO 3 or in a pipeline if there is
+    a `sample`, and is one layer without. The blocks are the modules that the model repeats, or those
+    that `layers` names; None keeps the model one layer. `loss_fn(output, targets)` returns the mean
+    loss of a microbatch, or the sum of losses and a count.
+
+    `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and
+    `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
+    `device` defaults to the accelerator, if there is one. `environment` describes the launcher's
+    ranks. `groups` are groups of parameters with hyperparameters of their own. With `deterministic`,
+    two runs are equal bit by bit. If `seed` is None, it follows from the state of torch's generator on
+    the first rank. With `variable_shapes`, microbatches may differ in shape. Values
+    in `alike` must be equal on all ranks. If the plan sets `debug`, tensors are logged to the folder
+    `trace` (default: "trace"), and `full` logs whole tensors. `policy` is that of `bridge.trace.attach`.
+    `optimizer` makes the optimizer (`bridge.engine.own_rules.maker_of`) in place of the plan's.
+    Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
+    ranks if they were started with different settings.
+    """
     here, names = comm.rank_and_world(), module_fqns_per_model_part
     placement = environment or (Environment(*here, local_rank()) if here else detect())
     # First what needs no other rank: a refusal then leaves no process group, and no rank waiting.
@@ -88,7 +108,13 @@ def begin(
         optimizer,
     )
     if any(plan.debug.model_dump(exclude_none=True).values()):
-        _watch(engine, plan, trace, full, policy)
+        engine.tracer = attach(
+            EngineSource(engine),
+            plan.debug,
+            trace,
+            full=full,
+            policy=policy or Policy(action="log"),
+        )
     return engine
 
 
@@ -110,16 +136,6 @@ def _join_ranks(
 
 def _first_seed(ranks: comm.Comm, place: torch.device, model: nn.Module) -> int:
     """Return the seed of the first rank (`seed_of_script`)."""
-    import torch
-
     seed = torch.tensor(seed_of_script(model), device=place)
     ranks.broadcast("seed", seed, ranks.world)()
     return int(seed)
-
-
-def _watch(
-    engine: Engine, plan: Plan, folder: str | Path | None, full: bool, policy: Policy | None
-) -> None:
-    engine.tracer = attach(
-        EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log")
-    )

@@ -447,21 +447,17 @@ class Executor:
         stage, _, microbatch = action
         remote = self._remote(stage - 1)
         passes = self._waiting_passes(action, feed)
-        gradients: list[list[Tensor | None]] = []
-        for current in passes:
-            of_pass: list[Tensor | None] = []
-            for tensor in differentiable(current.entered):
-                gradient, tensor.grad = tensor.grad, None
-                # Another rank waits for a tensor of that shape, so that zeros stand for no
-                # gradient.
-                of_pass.append(
-                    torch.zeros_like(tensor) if gradient is None and remote else gradient
-                )
-            gradients.append(of_pass)
+        inputs = [differentiable(current.entered) for current in passes]
         if stage - 1 in self._trained or remote:
-            self._gradients[stage - 1, microbatch] = gradients
-        for current in passes:
+            # Another rank waits for a tensor of that shape, so that zeros stand for no gradient.
+            self._gradients[stage - 1, microbatch] = [
+                [torch.zeros_like(one) if one.grad is None and remote else one.grad for one in part]
+                for part in inputs
+            ]
+        for current, part in zip(passes, inputs, strict=True):
             current.roots = []
+            for tensor in part:
+                tensor.grad = None
 
     def _waiting_passes(self, action: Action, feed: Feed) -> list[Pass]:
         """Return the passes of a microbatch through a stage that wait for backward and that

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bridge.engine.tensor_parallel import Conversion, Split
+from bridge.engine.tensor_parallel import Conversion, Split, apply
 from bridge.layout.tensor import Site, cut_range
 from bridge.layout.traffic import SUM, SUM_BACKWARD
 
@@ -105,8 +105,7 @@ class _Experts:
     def leave(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Return the sum of the outputs of all tensor ranks."""
         inputs, self._entered = self._entered, ()
-        result: Tensor = _Leave.apply(self.split, output, *inputs)  # type: ignore[no-untyped-call]
-        return result
+        return apply(_Leave, self.split, output, *inputs)
 
 
 class _Enter(torch.autograd.Function):

@@ -20,7 +20,7 @@ from bridge.engine.comm import everyones, rank_and_world
 from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.models.dense import model_to_train
-from bridge.engine.models.gpt import mean_cross_entropy
+from bridge.engine.models.gpt import sum_cross_entropy
 from bridge.engine.optimizer import groups_without_decay, rate_of_update, setting
 from bridge.engine.rows import IGNORED, Batch
 from bridge.errors import BridgeError
@@ -31,9 +31,12 @@ from bridge.trace import naming
 class PlainTrainer:
     """A run of a plain training loop on one rank."""
 
+    shares_batch = False
+    """Whether ranks are data ranks, or each does the same."""
+
     def __init__(self, plan: Plan, workload: Workload) -> None:
         here = rank_and_world() or (0, 1)
-        self.plan, self.data, self.steps = plan, self.place(here), 0
+        self.plan, self.data, self.steps = plan, here if self.shares_batch else (0, 1), 0
         self.micro = plan.batch.micro or workload.micro
         whole = plan.batch.global_ or self.micro * (plan.batch.accumulation or 1) * (
             plan.parallel.data or here[1]
@@ -42,15 +45,17 @@ class PlainTrainer:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model: nn.Module = model_to_train(workload).to(self.device)
         self.wrapped = self.wrap(self.model)
-        self.optimizer = _optimizer(plan, self.model)
-
-    def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        """This rank's index among the data ranks, and the number of data ranks."""
-        return 0, 1
+        self.optimizer = self.build_optimizer()
+        rate = self.optimizer.defaults["lr"]
+        self.ratios = [group["lr"] / rate if rate else 1.0 for group in self.optimizer.param_groups]
 
     def wrap(self, model: nn.Module) -> Any:
         """Return the model in the wrapper of torch that the loop calls."""
         return model
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer, whose groups keep the ratios between their rates."""
+        return _optimizer(self.plan, self.model)
 
     def waits(self, last: bool) -> AbstractContextManager[Any]:
         """Return the context for a forward and a backward pass. Data ranks reduce gradients only in
@@ -68,32 +73,32 @@ class PlainTrainer:
             (tokens.to(self.device), targets.to(self.device))
             for tokens, targets in islice(batches, self.accumulation)
         ]
-        counts = [int((targets != IGNORED).sum()) for _, targets in microbatches]
-        every = sum(self._everyones(sum(counts)))
+        tokens_here = sum(int((targets != IGNORED).sum()) for _, targets in microbatches)
+        every = sum(self._everyones(tokens_here))
         lr = rate_of_update(self.plan, self.steps)
         self.optimizer.zero_grad()
         total = 0.0
-        for number, ((tokens, targets), count) in enumerate(zip(microbatches, counts, strict=True)):
-            # Wrappers average gradients over data ranks, so that a share of all tokens is
-            # multiplied with their number.
-            share = (
-                count * self.data[1] / every
-                if self.plan.loss == "per_token"
-                else 1 / len(microbatches)
-            )
+        for number, (tokens, targets) in enumerate(microbatches):
             with self.waits(number == len(microbatches) - 1):
                 with torch.autocast(self.device, torch.bfloat16, self.low):
                     logits = logits_in(self.wrapped(tokens))
-                loss = mean_cross_entropy(logits, targets) * share
-                torch.autograd.backward(loss)
-            total += float(loss)
+                loss, count = sum_cross_entropy(logits, targets)
+                # Wrappers average gradients over data ranks: times their number it is a sum, which
+                # the tokens of all ranks divide.
+                mean = (
+                    loss * self.data[1] / every
+                    if self.plan.loss == "per_token"
+                    else loss / count / len(microbatches)
+                )
+                torch.autograd.backward(mean)
+            total += float(mean)
         norm = norm_of(self.model.parameters(), self.plan.optimizer.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
+            group["lr"] = lr * ratio
         self.optimizer.step()
         self.steps += 1
         means = self._everyones(total)
-        return Step(sum(means) / len(means), norm, lr)
+        return Step(sum(means) / len(means), norm, lr * self.ratios[0])
 
     def _everyones(self, value: Any) -> Any:
         return everyones(value) if self.data[1] > 1 else [value]
@@ -117,8 +122,7 @@ class PlainTrainer:
 class ReplicatedTrainer(PlainTrainer):
     """Data ranks with DistributedDataParallel."""
 
-    def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        return here
+    shares_batch = True
 
     def wrap(self, model: nn.Module) -> Any:
         return DistributedDataParallel(model)
@@ -131,10 +135,7 @@ class ReplicatedTrainer(PlainTrainer):
 class ShardedTrainer(PlainTrainer):
     """A plain loop on data ranks with `fully_shard`, whose mixed-precision policy casts to bf16."""
 
-    low = False  # no autocast beside the policy
-
-    def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        return here
+    shares_batch, low = True, False  # no autocast beside the policy
 
     def wrap(self, model: nn.Module) -> Any:
         half = torch.bfloat16 if self.plan.precision.compute == "bf16" else None
@@ -186,17 +187,15 @@ def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:
     return float(_whole(nn.utils.clip_grad_norm_(parameters, bound or torch.inf)))
 
 
-def _whole(tensor: Any) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _optimizer(plan: Plan, model: nn.Module) -> Any:
+def _optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
     settings = plan.optimizer
     name = setting(settings, "name")
     decay = setting(settings, "weight_decay")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -141,15 +142,15 @@ class ShardOptimizer:
         make: Make | None = None,
     ) -> None:
         name = setting(settings, "name")
-        if make is None and name not in _MAKE:
+        if make is None and name not in _RULES:
             raise ConfigError(
-                f"optimizer.name: the engine does not support {name}; use one of {', '.join(_MAKE)}"
+                f"optimizer.name: the engine does not support {name}; use one of {', '.join(_RULES)}"
             )
         self.groups = groups
         self._own = make is not None
-        self._make: Make = make or (lambda groups: _MAKE[name](groups, settings))
+        self._make: Make = make or partial(_own_rule, name, settings)
         self.whole = isinstance(make, Whole)
-        initial = dict.fromkeys(_STATE[name], 0.0) if make is None else {}
+        initial = dict.fromkeys(_RULES[name][2], 0.0) if make is None else {}
         if make and not self.whole:
             initial = _first_state(make)[0]
         if make is None and name == "sgd" and not settings.momentum:
@@ -387,23 +388,6 @@ def _first_state(make: Make, steps: int = 1) -> tuple[dict[str, float], dict[str
     return {name: float(value) for name, value in state.items()}, counts
 
 
-def _adamw(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, fused=True, **_adam_settings(settings))
-
-
-def _adam(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, fused=True, **_adam_settings(settings))
-
-
-def _adam_settings(settings: Settings) -> dict[str, Any]:
-    return {name: setting(settings, name) for name in ("lr", "betas", "eps", "weight_decay")}
-
-
-def _sgd(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
-    options = {name: setting(settings, name) for name in ("lr", "momentum", "weight_decay")}
-    return torch.optim.SGD(parameters, fused=True, **options)
-
-
 class Lion(torch.optim.Optimizer):
     """Lion: a weight moves by the sign of a mix of momentum and gradient, and stays if the mix is
     zero.
@@ -432,21 +416,26 @@ class Lion(torch.optim.Optimizer):
             torch._foreach_lerp_(moments, gradients, 1 - second)
 
 
-def _lion(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
-    return Lion(
-        parameters, {name: setting(settings, name) for name in ("lr", "betas", "weight_decay")}
-    )
+_ADAM = ("lr", "betas", "eps", "weight_decay"), ("exp_avg", "exp_avg_sq")
+_RULES: Mapping[
+    str, tuple[Callable[..., torch.optim.Optimizer], tuple[str, ...], tuple[str, ...]]
+] = {
+    "adamw": (partial(torch.optim.AdamW, fused=True), *_ADAM),
+    "adam": (partial(torch.optim.Adam, fused=True), *_ADAM),
+    "sgd": (
+        partial(torch.optim.SGD, fused=True),
+        ("lr", "momentum", "weight_decay"),
+        ("momentum_buffer",),
+    ),
+    "lion": (
+        lambda groups, **options: Lion(groups, options),
+        ("lr", "betas", "weight_decay"),
+        ("exp_avg",),
+    ),
+}
+"""The engine's own rules: how each is made, its settings, and what it keeps for each element."""
 
 
-_MAKE: Mapping[str, Callable[[Groups, Settings], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adam": _adam,
-    "sgd": _sgd,
-    "lion": _lion,
-}
-_STATE: Mapping[str, tuple[str, ...]] = {
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "sgd": ("momentum_buffer",),
-    "lion": ("exp_avg",),
-}
+def _own_rule(name: str, settings: Settings, groups: Groups) -> torch.optim.Optimizer:
+    make, options, _ = _RULES[name]
+    return make(groups, **{option: setting(settings, option) for option in options})

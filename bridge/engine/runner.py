@@ -466,20 +466,16 @@ class Engine:
         self._pass(batches)
         squares, loss, weight = self._wait_for_reduction()
         self._note(squares, loss, weight, True)
-        losses, gradients = (
-            [value for _, (value, _) in sorted(self._losses.items())],
-            dict(self._gradients_by_name()),
-        )
+        losses = [value for _, (value, _) in sorted(self._losses.items())]
+        gradients = {
+            slot.parameter.name: whole[slot.start : slot.stop].view(slot.parameter.shape)
+            * self.gradient_unit
+            for flat, whole in self.gradients.parts()
+            for slot in flat.slots
+        }
         self._tell("ended")
         self._begin(True)
         return Passes(losses, gradients)
-
-    def _gradients_by_name(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield a copy of each gradient of the mean loss. Gradients must not be sharded."""
-        for flat, whole in self.gradients.parts():
-            for slot in flat.slots:
-                gradient = whole[slot.start : slot.stop].view(slot.parameter.shape)
-                yield slot.parameter.name, gradient * self.gradient_unit
 
     def _pass(self, batches: Iterable[Any]) -> None:
         """Run the microbatches of a step that have not run yet, forward and backward."""
@@ -610,19 +606,21 @@ class Engine:
 
     def _follow_changes(self) -> None:
         """Run the model as one layer from now on, if a part of it or a hook has changed since it was divided into
-        layers. Raises `BridgeError` if this is not possible, and if a parameter is another one.
+        layers. A parameter that was removed gets no gradient, and stays as it is. Raises `BridgeError` if this is
+        not possible, and if a parameter is another one.
         """
         BridgeError.raise_if(self._ended)
         self.weights.take_over()
         now = dict(self._module.named_parameters())
+        whole = self.executor.joined and self.tensor.size == 1 and not self.weights.in_turns
         BridgeError.raise_if(
             f"{name}: this parameter was replaced, added or removed after the engine was created,"
             " which therefore would not train it; create a new engine with the model"
             for name in dict.fromkeys((*self._named, *now))
             if self._named.get(name) is not now.get(name)
+            and (name in now or self.tracer or not whole)
         )
         changes = list(self.chain.changed())
-        whole = self.executor.joined and self.tensor.size == 1 and not self.weights.in_turns
         if changes and (self.tracer or not whole):
             raise BridgeError(
                 f"{changes[0]}, which run without this change; make the change before initialize, or use"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from bridge.engine.layers import Mark
-from bridge.engine.tensor_parallel import Conversion, Split, scatter_tokens
+from bridge.engine.tensor_parallel import Conversion, Split, apply, scatter_tokens
 from bridge.layout.tensor import Site, Tokens
 
 
@@ -48,13 +48,13 @@ def attach(conversion: Conversion) -> None:
     first, last, width = tokens.first, tokens.last, tokens.width
     # Hooks run in the order in which they are registered: the first block has to split the stream before it, or a module in it,
     # puts whole sequences together again.
-    _at(model, first, split, entering=_slice)
+    _at(model, first, split, entering=scatter_tokens)
     conversion.sites.append(Site(first, "scatter", width))
     for name in tokens.regions:
         _at(model, name, split, entering=_gather_shares, leaving=_in_order)
         conversion.sites.append(Site(name, "enter", width))
     for name in tokens.whole:
-        _at(model, name, split, entering=_gather, leaving=_slice)
+        _at(model, name, split, entering=_gather, leaving=scatter_tokens)
         conversion.sites += [Site(name, "gather", width), Site(name, "scatter", width)]
     _at(model, last, split, leaving=_gather)
     conversion.sites.append(Site(last, "gather", width))
@@ -112,20 +112,14 @@ def _at(
         module.register_forward_hook(leave)
 
 
-def _slice(value: Tensor, split: Split) -> Tensor:
-    return scatter_tokens(value, split)
-
-
 def _in_order(value: Tensor, split: Split) -> Tensor:
     """Return the slice from the last layer of a region, in the memory layout that models expect."""
     return value.contiguous()
 
 
 def _gather(value: Tensor, split: Split) -> Tensor:
-    whole: Tensor = _Gather.apply(value, split, False)  # type: ignore[no-untyped-call]
-    return whole
+    return apply(_Gather, value, split, False)
 
 
 def _gather_shares(value: Tensor, split: Split) -> Tensor:
-    whole: Tensor = _Gather.apply(value, split, True)  # type: ignore[no-untyped-call]
-    return whole
+    return apply(_Gather, value, split, True)

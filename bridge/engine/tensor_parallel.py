@@ -118,6 +118,12 @@ class Split:
         )
 
 
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Return the output of a function of autograd with one output."""
+    output: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return output
+
+
 class _Wait(torch.autograd.Function):
     """Forward hands the activations on to split layers. Backward waits for the sum that `_Enter`
     has started.
@@ -242,8 +248,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        whole: Tensor = context.split.gather(gradient)
-        return whole, None
+        return context.split.gather(gradient), None
 
 
 class _GatherFeatures(torch.autograd.Function):
@@ -271,8 +276,7 @@ class _DivideFeatures(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        whole: Tensor = context.split.gather_features(gradient, context.whole)
-        return whole, None, None
+        return context.split.gather_features(gradient, context.whole), None, None
 
 
 def _features(tensor: Tensor, part: range) -> Tensor:
@@ -344,16 +348,14 @@ class Entrance:
             self._last = None
         place = places[self._users.index(user)]
         bias = None if user.bias is None else user.bias.detach()
-        result: Tensor = _Product.apply(activations, place, user.weight.detach(), bias)  # type: ignore[no-untyped-call]
-        return result
+        return apply(_Product, activations, place, user.weight.detach(), bias)
 
     def _enter(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         waits: list[Wait] = []
-        tensor: Tensor = _Wait.apply(inputs, waits)  # type: ignore[no-untyped-call]
+        tensor = apply(_Wait, inputs, waits)
         whole = self.split.gather(inputs.detach()) if self.split.sequence else inputs.detach()
-        places = [_Weight.apply(user.weight, user.bias, whole, self.split) for user in self._users]  # type: ignore[no-untyped-call]
-        activations: Tensor = _Enter.apply(tensor, whole, self.split, waits)  # type: ignore[no-untyped-call]
-        return activations, places
+        places = [apply(_Weight, user.weight, user.bias, whole, self.split) for user in self._users]
+        return apply(_Enter, tensor, whole, self.split, waits), places
 
 
 class Inside(Entrance):
@@ -400,7 +402,7 @@ class RowLinear(nn.Module):
         draw_together()
         # The bias comes after the sum: every rank has it whole, and in the products it would be
         # added once for each rank.
-        total = _leave(F.linear(inputs, self.weight), self._split)
+        total = apply(_Leave, F.linear(inputs, self.weight), self._split)
         if self.bias is None:
             return total
         return total + self.bias if self._split.sequence else total.add_(self.bias)
@@ -421,8 +423,7 @@ class GatheredLinear(ColumnLinear):
     def forward(self, inputs: Tensor) -> Tensor:
         """From shape (..., in) to shape (..., out)."""
         local, split = self._entrance(inputs, self), self._entrance.split
-        outputs: Tensor = _GatherFeatures.apply(local, split, self._part, self.out_features)  # type: ignore[no-untyped-call]
-        return outputs
+        return apply(_GatherFeatures, local, split, self._part, self.out_features)
 
 
 class DividedLinear(RowLinear):
@@ -439,8 +440,7 @@ class DividedLinear(RowLinear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """From shape (..., in) to shape (..., out)."""
-        part: Tensor = _DivideFeatures.apply(inputs, self._split, self._part)  # type: ignore[no-untyped-call]
-        return super().forward(part)
+        return super().forward(apply(_DivideFeatures, inputs, self._split, self._part))
 
 
 @dataclass(frozen=True)
@@ -472,8 +472,7 @@ class SplitLogits:
         logits = self.local.flatten(0, -2)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         of_kept = flat.where(mask, 0)
-        losses: Tensor = _CrossEntropy.apply(exact, of_kept, self.split, self.start)  # type: ignore[no-untyped-call]
-        return losses * mask
+        return apply(_CrossEntropy, exact, of_kept, self.split, self.start) * mask
 
 
 register_pytree_node(
@@ -527,7 +526,7 @@ class VocabularyEmbedding(nn.Module):
         local = tokens - self._start
         here = (local >= 0) & (local < len(self.weight))
         vectors = F.embedding(local.where(here, 0), self.weight, self._padding) * here[..., None]
-        return _leave(vectors, self._split)
+        return apply(_Leave, vectors, self._split)
 
 
 class TokenDropout(nn.Module):
@@ -794,14 +793,8 @@ _MAKE: dict[str, Callable[[Conversion, str, nn.Linear], nn.Module]] = {
 }
 
 
-def _leave(outputs: Tensor, split: Split) -> Tensor:
-    result: Tensor = _Leave.apply(outputs, split)  # type: ignore[no-untyped-call]
-    return result
-
-
 def scatter_tokens(inputs: Tensor, split: Split) -> Tensor:
     """Return this rank's token slice of a tensor that is equal on all ranks. Backward gathers the
     slices of the gradient.
     """
-    result: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
-    return result
+    return apply(_Scatter, inputs, split)

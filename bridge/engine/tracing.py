@@ -4,7 +4,7 @@ holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -322,7 +322,12 @@ class EngineSource:
         """
         engine, end = self.engine, 2 * len(self._places)
         first = min(
-            (place for layer, place in self._places.items() if _in(layer, engine.scattered)),
+            (
+                place
+                for layer, place in self._places.items()
+                # The module is the layer itself or within the layer.
+                if any(f"{name}.".startswith(f"{layer}.") for name in engine.scattered)
+            ),
             default=end,
         )
         last = max((self._places.get(name, -1) for name in engine.gathered), default=None)
@@ -346,11 +351,6 @@ class EngineSource:
             if isinstance(part, VocabularyLinear)
         }
         return {layer: slots[name] for layer, name in outputs.items() if name in slots}
-
-
-def _in(layer: str, names: Iterable[str]) -> bool:
-    """Return whether one of the modules `names` is the layer itself or within the layer."""
-    return any(f"{name}.".startswith(f"{layer}.") for name in names)
 
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:

@@ -29,7 +29,7 @@ from bridge.errors import BridgeError
 
 WIDTH, ROWS, STEPS = 6, 4, 3
 LEVELS = (0, 1, 2, 3)
-CLOSE = 1e-9
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 MODELS = (
     "chain",
     "repeats",
@@ -95,6 +95,7 @@ class Script:
     features: tuple[str, ...]
     accumulation: int
     optimizer: str
+    dtype: torch.dtype = torch.float64
 
 
 def drawn(number: int) -> Script:
@@ -185,8 +186,8 @@ class Attention(nn.Module):
         return self.norm(value + self.attention(value, value, value, need_weights=False)[0])
 
 
-def model_of(kind: str) -> nn.Module:
-    """A model in double precision; every layer of a chain takes and gives `WIDTH` numbers."""
+def model_of(kind: str, dtype: torch.dtype) -> nn.Module:
+    """A model in one format; every layer of a chain takes and gives `WIDTH` numbers."""
     torch.manual_seed(len(kind))
     linear = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
     act = nn.Tanh()
@@ -219,7 +220,7 @@ def model_of(kind: str) -> nn.Module:
         ),
         "functional": lambda: nn.Sequential(Functional(), act, Functional()),
     }
-    model = made[kind]().double()
+    model = made[kind]().to(dtype)
     if kind == "tied":
         model[3].weight = model[0].weight  # type: ignore[index]
     if kind == "hooked":
@@ -244,7 +245,7 @@ class Side:
 
     def __init__(self, script: Script, world: int) -> None:
         self.script, self.world, self.ranks = script, world, tuple(range(world))
-        self.model = self.call = self.module = model_of(script.model)
+        self.model = self.call = self.module = model_of(script.model, script.dtype)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = OPTIMIZERS[script.optimizer](self.weights)
 
@@ -280,19 +281,24 @@ class Engine(Side):
     def __init__(self, script: Script, world: int, rank: int, level: int) -> None:
         super().__init__(script, world)
         self.rank, self.level = rank, level
-        import compat.deepspeed
-
         config = {
             "train_micro_batch_size_per_gpu": ROWS,
             "gradient_accumulation_steps": script.accumulation,
             "gradient_clipping": 0.0,
             "zero_optimization": {"stage": level},
+            "zero_allow_untested_optimizer": True,
         }
         self.ranks = (rank,)
-        self.engine = compat.deepspeed.initialize(
+        self.engine = self.deepspeed().initialize(
             model=self.model, optimizer=self.optimizer, config=config
         )[0]
         self.call, self.module = self.engine, self.engine.module
+
+    def deepspeed(self) -> Any:
+        """What the script imports as `deepspeed`."""
+        import compat.deepspeed
+
+        return compat.deepspeed
 
     def backward(self, loss: Tensor, by_hand: bool) -> None:
         if by_hand:
@@ -335,7 +341,7 @@ def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
         [weight.detach().clone() for weight in side.weights] if has("average of weights") else []
     )
     torch.manual_seed(1)
-    front = nn.Linear(WIDTH, WIDTH).double()
+    front = nn.Linear(WIDTH, WIDTH).to(side.script.dtype)
     hooked: nn.Module | None = None
     averaged = AveragedModel(side.module) if has("averaged model") else None
     for step in range(STEPS):
@@ -351,7 +357,7 @@ def _train(side: Side, has: Callable[[str], bool], played: Played) -> None:
             side.model[1] = nn.Identity()
         if has("layer replaced") and step == 1 and isinstance(side.model, nn.Sequential):
             torch.manual_seed(5)
-            side.model[-1] = nn.Linear(WIDTH, WIDTH).double()
+            side.model[-1] = nn.Linear(WIDTH, WIDTH).to(side.script.dtype)
         if has("late hook") and step == 1:
             side.model.register_forward_hook(lambda module, given, output: output * 2)
         for micro in range(side.script.accumulation):
@@ -393,7 +399,7 @@ def _microbatch(
 ) -> Tensor:
     step, micro, rank = where
     generator = torch.Generator().manual_seed(step * 100 + micro * 10 + rank)
-    given = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator)
+    given = torch.randn(ROWS, WIDTH, dtype=side.script.dtype, generator=generator)
     if has("input gradient") or has("gradient penalty"):
         given.requires_grad_()
     before = (
@@ -429,7 +435,7 @@ def _microbatch(
         )
     if isinstance(side.module, Branches) and side.module.keeps:
         loss = loss + side.module.kept
-    return loss + sum(kept, torch.zeros((), dtype=torch.float64))
+    return loss + sum(kept, torch.zeros((), dtype=side.script.dtype))
 
 
 def _share(side: Side) -> float:
@@ -477,13 +483,13 @@ def on_rank(rank: int, world: int, script: Script, level: int) -> Played:
 
 def outcome(script: Script, runs: list[Played]) -> str:
     """`equal`, `refused: REASON`, or what is wrong."""
-    plain = play(Side(script, len(runs)))
+    plain, close = play(Side(script, len(runs))), CLOSE[script.dtype]
     expected = dict(plain.notes)
     for run in runs:
         if not all(name in expected for name, _ in run.notes):
             return "BUG: another note"
         for name, value in run.notes:
-            if not abs(value - expected[name]) <= CLOSE * max(1.0, abs(expected[name])):
+            if not abs(value - expected[name]) <= close * max(1.0, abs(expected[name])):
                 return f"BUG: {name.split()[0]}"
         if run.refused is None and len(run.notes) * len(runs) < len(
             [name for name in expected if "loss" in name]
@@ -494,7 +500,7 @@ def outcome(script: Script, runs: list[Played]) -> str:
     for run in runs:
         for name, value in plain.weights.items():
             if name not in RANKS_OWN and not torch.allclose(
-                run.weights[name], value, rtol=0, atol=CLOSE
+                run.weights[name], value, rtol=0, atol=close
             ):
                 return f"BUG: weights {name}"
     return "equal"
@@ -506,10 +512,12 @@ CUT = Counter[tuple[str, bool]]()
 """How many models of more than one module were divided into layers, by kind, and how many were not."""
 
 
-def tried(script: Script, level: int, pool: Pool | None) -> str:
+def tried(
+    script: Script, level: int, pool: Pool | None, run: Callable[..., Played] = on_rank
+) -> str:
     """Run a script at one level, on the ranks of a pool or in this process."""
     try:
-        runs = pool.run(on_rank, script, level) if pool else [on_rank(0, 1, script, level)]
+        runs = pool.run(run, script, level) if pool else [run(0, 1, script, level)]
         if script.model != "module":
             CUT[script.model, runs[0].layers > 1] += 1
         return outcome(script, runs)
@@ -520,6 +528,11 @@ def tried(script: Script, level: int, pool: Pool | None) -> str:
             play(Side(script, pool.world if pool else 1))
             return f"BUG: {type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"
         return f"not a script: plain torch refuses it: {type(error).__name__}"
+
+
+def kind_of(said: str) -> str:
+    """An outcome without names and what to do."""
+    return re.sub(r"\b\d+\.\S*|'[^']*'", "...", said.split(";")[0])
 
 
 def shrunk(script: Script, level: int, pool: Pool | None) -> Script:
@@ -561,7 +574,7 @@ def main() -> int:
     pool = Pool(asked.world) if asked.world > 1 else None
     counts, known = Counter[str](), set[Any]()
     for script, level, said in rounds(asked.first, asked.count, pool, tuple(asked.level or LEVELS)):
-        counts[re.sub(r"\b\d+\.\S*|'[^']*'", "...", said.split(";")[0])] += 1
+        counts[kind_of(said)] += 1
         if said.startswith("BUG"):
             least = replace(shrunk(script, level, pool), number=0)
             if (least, level) not in known:

@@ -26,10 +26,12 @@ class RankError(Exception):
 
 
 class Pool:
-    """`world` processes joined in one process group over gloo."""
+    """`world` processes joined in one process group over gloo, which have imported the modules `preload`
+    of the first pool.
+    """
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    def __init__(self, world: int, *preload: str) -> None:
+        self.world, self.preload = world, preload
         self._ranks: list[tuple[Any, Connection]] = []
 
     def run(
@@ -68,7 +70,7 @@ class Pool:
     def _start(self) -> None:
         context, port = multiprocessing.get_context("forkserver"), free_port()
         context.set_forkserver_preload(
-            ["torch", "torch._dynamo"]
+            ["torch", "torch._dynamo", *self.preload]
         )  # which takes longer than most tests
         for rank in range(self.world):
             ours, theirs = context.Pipe()

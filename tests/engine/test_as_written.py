@@ -135,6 +135,12 @@ def test_changes_that_the_engine_cannot_follow_are_refused(run: Any) -> None:
     )
 
 
+def test_weights_that_are_removed_after_initialize_stay_as_they_are(run: Any) -> None:
+    script = Script(0, "own forward", ("activation replaced",), 1, "momentum")
+    found = {outcome(script, run(2, on_rank, script, level)) for level in (0, 2, 3)}
+    assert found == {"equal"}  # one layer has a buffer of its own at ZeRO 3, too
+
+
 def _hooked_late(rank: int, world: int) -> str:
     engine = engine_of(_deep(), 3)
     _hook(engine.module)

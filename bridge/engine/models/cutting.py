@@ -28,7 +28,7 @@ from bridge.engine.models.blocks import (
     find_layer_drop,
     find_requests,
 )
-from bridge.engine.models.reach import unchanged
+from bridge.engine.models.reach import MANY, unchanged
 from bridge.engine.models.trial import cut
 from bridge.engine.randomness import Keyed, scope
 from bridge.engine.stage import differentiable
@@ -113,7 +113,10 @@ def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[s
     # show.
     with still(model), _train_all_weights(model):
         constants = without_cache(model)
-        arguments, output = ran(model, trials(model, sample, *_trial_arguments(model)), constants)
+        ids = words(model)
+        # First with labels, as in training, and then without: some models do not accept them.
+        known = [] if ids is None else [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
+        arguments, output = ran(model, trials(model, sample, *known), constants)
         Uncut.raise_if(_find_hidden(output))
         model_cut = cut(model, arguments, constants, blocks)
         around = _around(model, model_cut)
@@ -278,9 +281,6 @@ def _fingerprint(value: Any) -> Any:
     return id(value), value._version if isinstance(value, Tensor) else 0
 
 
-MANY = 1000
-
-
 def _in_layers(
     model: nn.Module,
     model_cut: Cut,
@@ -316,14 +316,6 @@ def _same(one: Any, other: Any) -> bool:
     return len(first) == len(second) and all(
         a.shape == b.shape and bool(torch.equal(a, b)) for a, b in zip(first, second, strict=True)
     )
-
-
-def _trial_arguments(model: nn.Module) -> list[dict[str, Tensor]]:
-    """Return arguments for the trial, with a few tokens: first with labels, as in training, and
-    then without labels, because some models do not accept them.
-    """
-    ids = words(model)
-    return [] if ids is None else [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
 
 
 def ran(

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bridge.engine.interface import Workload
-from bridge.engine.models import gpt
 from bridge.engine.models.experts import SCORES, Routed
 from bridge.engine.models.pretrained import open_model
 from bridge.engine.randomness import seed_of
@@ -23,6 +23,7 @@ from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.layout.tensor import TensorPlan
 from bridge.plan.model import Model, Rotary, RotaryScaling
+from bridge.plan.plan import Plan
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -89,10 +90,51 @@ def native(workload: Workload) -> Any:
     """
     if workload.folder is not None:
         return open_model(workload.folder, workload.seed, drops=workload.rows is None)
-    return (
-        gpt.GPT(workload.architecture, workload.seed)
-        if workload.model is None
-        else Dense(workload.model, workload.seed)
+    return Dense(workload.model or model_of(workload.architecture), workload.seed)
+
+
+def model_of(architecture: Architecture) -> Model:
+    """Return the model section of a plan with the sizes of `architecture`. Raises `ConfigError` if the
+    engine's own model does not support it.
+    """
+    ConfigError.raise_if((*architecture.problems(), *_unnamed(architecture)))
+    sizes = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied", "dropout")
+    positions = "rotary" if architecture.rotary else "learned" if architecture.rows else "none"
+    settings = {
+        **{name: getattr(architecture, name) for name in sizes},
+        "attention.head_size": architecture.head_size,
+        "attention.dropout": architecture.attention_dropout,
+        "attention.qkv_bias": architecture.has_bias("qkv_bias"),
+        "attention.output_bias": architecture.has_bias("output_bias"),
+        "mlp.bias": architecture.has_bias("mlp_bias"),
+        "mlp.gated": architecture.gated,
+        "norm.kind": architecture.norm,
+        "norm.bias": architecture.has_bias("norm_bias"),
+        "embedding.positions": positions,
+        "embedding.max_positions": architecture.rows or None,
+        "embedding.dropout": architecture.dropout,
+        "init.scaled": True,
+    }
+    return Plan.of({f"model.{path}": value for path, value in settings.items()}).model
+
+
+def _unnamed(architecture: Architecture) -> Iterator[str]:
+    """Yield a problem for each part of an architecture that `model_of` does not support."""
+    options = {
+        "model.experts": architecture.experts,
+        "model.attention.latent": architecture.latent,
+        "model.attention.norm": architecture.head_norm != "none",
+        "model.attention.sinks": architecture.sinks,
+        "model.norm.place": architecture.place != "before",
+        "model.norm.shared": architecture.shared_norm,
+        "model.embedding.width": architecture.width not in (None, architecture.hidden),
+        "model.embedding.norm": architecture.embedding_norm,
+        "model.embedding.output_bias": architecture.logits_bias,
+    }
+    yield from (
+        f"{path}: the engine's own model does not support this setting; pass a model that does, or leave the setting out"
+        for path in options
+        if options[path]
     )
 
 
@@ -154,6 +196,10 @@ def _initialize(name: str, weight: Tensor, model: Model, seed: int) -> None:
     weight.normal_(0.0, spread, generator=torch.Generator().manual_seed(seed_of(seed, name)))
 
 
+def _scale(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else tensor * factor
+
+
 class Norm(nn.Module):
     """LayerNorm or RMSNorm over the last dimension. Zero-centred weights are stored as their
     difference from one.
@@ -186,7 +232,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(model.embedding.dropout or 0.0)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        vectors: Tensor = self.tokens(tokens) * self.scale
+        vectors = _scale(self.tokens(tokens), self.scale)
         if self.positions is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device)
             vectors = vectors + self.positions(places + self.first)
@@ -235,17 +281,25 @@ class Block(nn.Module):
         return self._scale_residual(out if after is None else after(out))
 
     def _scale_residual(self, out: Tensor) -> Tensor:
-        result: Tensor = self.dropout(out)
-        return result * self.scale
+        return _scale(self.dropout(out), self.scale)
 
 
-class Attention(gpt.Attention):
-    """Causal attention of block `index`, with the plan's settings. Groups of heads share keys and
-    values.
+class Attention(nn.Module):
+    """Causal attention of block `index`, in which groups of heads share keys and values. `heads` and
+    `kv_heads` are the numbers on this rank.
     """
 
     def __init__(self, model: Model, shape: Architecture, index: int) -> None:
-        super().__init__(shape)
+        super().__init__()
+        self.heads, self.kv_heads, self.width = shape.heads, shape.kv_heads, shape.head
+        self.group = shape.heads // shape.kv_heads
+        self.first_head = self.first_kv_head = 0
+        outer, inner = self.heads * self.width, self.kv_heads * self.width
+        qkv, output = shape.has_bias("qkv_bias"), shape.has_bias("output_bias")
+        self.query = nn.Linear(shape.hidden, outer, qkv)
+        self.key, self.value = (nn.Linear(shape.hidden, inner, qkv) for _ in range(2))
+        self.out = nn.Linear(outer, shape.hidden, output)
+        self.again = False
         attention = model.attention
         has_window = attention.windowed is None or attention.windowed[index]
         turns = model.rotary.layers is None or model.rotary.layers[index]
@@ -257,15 +311,11 @@ class Attention(gpt.Attention):
         )
         self.turn = (
             Turn(model.rotary, self.width, bool(attention.window and has_window))
-            if self.rotary and turns
+            if shape.rotary and turns
             else None
         )
         self.kind = shape.head_norm
-        sizes = (
-            (self.width, self.width)
-            if self.kind == "head"
-            else (self.heads * self.width, self.kv_heads * self.width)
-        )
+        sizes = (self.width, self.width) if self.kind == "head" else (outer, inner)
         self.query_norm, self.key_norm = (
             Norm(model, shape, size) if self.kind != "none" else None for size in sizes
         )
@@ -291,10 +341,52 @@ class Attention(gpt.Attention):
         split = self._split(vectors, heads)
         return F.layer_norm(split, (self.width,), eps=norm.eps) * (each + norm.centre)
 
+    def mix_values(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the output of attention, (batch, sequence, hidden), after the output layer.
+        Queries, keys and values have the shape (batch, heads, sequence, width).
+        """
+        if self.group > 1:
+            key, value = self._spread(key), self._spread(value)
+        again = self.again and torch.is_grad_enabled()
+        values = (
+            checkpoint(self.core, query, key, value, use_reentrant=False)
+            if again
+            else self.core(query, key, value)
+        )
+        result: Tensor = self.out(values.transpose(1, 2).flatten(2))
+        return result
+
+    def split_over(self, rank: int, ranks: int) -> None:
+        """Keep only the heads of this rank. Key and value heads that cannot be divided stay on
+        every rank.
+        """
+        self.heads //= ranks
+        self.first_head = rank * self.heads
+        if self.kv_heads % ranks == 0:
+            self.kv_heads //= ranks
+            self.first_kv_head = rank * self.kv_heads
+
+    def compute_again(self) -> None:
+        """From now on, recompute the core in backward instead of storing its scores."""
+        self.again = True
+
+    def _spread(self, vectors: Tensor) -> Tensor:
+        """Return the key or value head that belongs to each of this rank's heads: (batch, heads,
+        sequence, width).
+        """
+        # Heads are numbered among all ranks', and the tensor begins with the first one that this
+        # rank has.
+        heads = range(self.first_head, self.first_head + self.heads)
+        return vectors[:, [head // self.group - self.first_kv_head for head in heads]]
+
+    def _split(self, vectors: Tensor, heads: int) -> Tensor:
+        return vectors.view(*vectors.shape[:-1], heads, self.width).transpose(1, 2)
+
 
 class Core(nn.Module):
     """Softmax of scores times values, each of shape (batch, heads, sequence, width). A token
-    attends to the last `window` tokens, itself included.
+    attends to the last `window` tokens, itself included. Selective recomputation runs this part
+    again in backward, because it is cheap and its scores take much memory.
     """
 
     def __init__(
@@ -305,6 +397,10 @@ class Core(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         dropout, sequence = self.dropout if self.training else 0.0, query.shape[-2]
+        if self.window is None and self.softcap is None:  # torch has faster kernels for this case
+            return F.scaled_dot_product_attention(
+                query, key, value, None, dropout, True, scale=self.scale
+            )
         # Row: the token that looks; column: the one that it sees.
         mask = torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).tril()
         if self.window is not None:
@@ -466,5 +562,5 @@ class Head(nn.Module):
         self.scale, self.softcap = model.embedding.logit_scale or 1.0, model.embedding.softcap
 
     def forward(self, stream: Tensor) -> Tensor:
-        logits: Tensor = self.logits(self.norm(stream) * self.scale)
+        logits: Tensor = self.logits(_scale(self.norm(stream), self.scale))
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)

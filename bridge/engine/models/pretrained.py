@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from bridge.errors import BridgeError, SourceError
 from bridge.stack.extras import install_command
@@ -38,32 +37,37 @@ def settings(folder: Path) -> dict[str, Any]:
     return config
 
 
-def open_model(folder: Path, seed: int, drops: bool = True) -> nn.Module:
+def build_model(folder: Path | None, config: Any, seed: int, **options: Any) -> Any:
+    """Return the model for causal language modelling that `config` describes, with the weights in
+    `folder`, or with random ones from `seed` if there are none.
+    """
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    if folder and any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+        return auto.from_pretrained(folder, config=config, local_files_only=True, **options)
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(seed)
+        return auto.from_config(config, **options)
+
+
+def open_model(folder: Path, seed: int, drops: bool = True) -> Any:
     """Return the model for causal language modelling in `folder`, in fp32. If the folder has no
     weights, they are drawn from `seed`. Without `drops`, dropout is off.
 
     Nothing is downloaded, and no code in the folder runs.
     """
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
     except ImportError:
         raise BridgeError(
             f"--model FOLDER: transformers is not installed; {install_command('huggingface')}"
         ) from None
-    auto: Any = AutoModelForCausalLM
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         for name in () if drops else dropping(config.to_dict()):
             setattr(config, name, 0.0)
-        if any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-            model: nn.Module = auto.from_pretrained(
-                folder, config=config, local_files_only=True, dtype=torch.float32
-            )
-            return model
-        with torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(seed)
-            network: nn.Module = auto.from_config(config, dtype=torch.float32)
-            return network
+        return build_model(folder, config, seed, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise SourceError(
             f"{folder}: transformers cannot build a model from this folder ({str(error).splitlines()[0]})"

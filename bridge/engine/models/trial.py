@@ -378,7 +378,8 @@ class _Cutting:
                 else "the block gets no input that is computed from weights"
             )
             raise Uncut(f"{call.name}: {what}; {WHOLE}")
-        following = self._stream_of(at + 1) if self._in_row(at + 1, place.row) else None
+        goes_on = at + 1 < len(self.places) and self.places[at + 1].row == place.row
+        following = self._stream_of(at + 1) if goes_on else None
         out = self._tensors_by_position(number)
         leaves_at = following[1] if following else min(out, default=tensors[0])
         before = self._stream_of(at)
@@ -386,9 +387,6 @@ class _Cutting:
         likely = before or following
         stream = likely[0] if likely and likely[0] in numbers else min(numbers)
         return Block(call.step, stream, leaves_at, numbers)
-
-    def _in_row(self, at: int, row: int | None) -> bool:
-        return at < len(self.places) and self.places[at].row == row
 
     def _stream_of(self, at: int) -> tuple[int, int] | None:
         """Return two positions: of the argument through which the block gets the stream from the

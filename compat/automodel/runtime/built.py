@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bridge.engine.formats import TORCH, name_of
-from bridge.engine.models.pretrained import WEIGHTS
+from bridge.engine.models.pretrained import build_model
 from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import existing_path
 from bridge.stack.findings import Finding
@@ -137,23 +137,12 @@ def _family(target: str) -> str:
 
 def _build_model(
     section: Section, place: Path | None, config: Any, dtype: torch.dtype, seed: int
-) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
+) -> Any:
     more: dict[str, Any] = {"dtype": dtype}
     if section.get("attn_implementation"):
         more["attn_implementation"] = section["attn_implementation"]
     try:
-        if place is not None and any(path for pattern in WEIGHTS for path in place.glob(pattern)):
-            model: nn.Module = auto.from_pretrained(
-                place, config=config, local_files_only=True, **more
-            )
-            return model
-        with torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(seed)
-            network: nn.Module = auto.from_config(config, **more)
-            return network
+        return build_model(place, config, seed, **more)
     except (OSError, ValueError, ImportError) as error:
         raise SourceError(
             f"model: transformers cannot build the model ({str(error).splitlines()[0]})"

@@ -435,17 +435,8 @@ def _native(
         else (),
         optimizer=make,
     )
-    drawn = _drawn(model, here.world)
-    late = _rounded_later() if wider and here.world > 1 else ()
-    engine.findings += (
-        *findings,
-        *frozen,
-        *costs,
-        *_narrow(formats),
-        *drawn,
-        *late,
-        *_tried(engine),
-    )
+    late = wider and here.world > 1
+    engine.findings += (*findings, *frozen, *costs, *_find_others(engine, formats, late))
     engine.divide_early()
     _scale(engine, read)
     engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
@@ -470,10 +461,13 @@ def _formats(model: nn.Module, plan: Plan) -> set[torch.dtype]:
     return {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
 
 
-def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
-    """Yield a finding for a model with 16-bit weights if the config sets no format. DeepSpeed then
-    computes in the format of each weight, but the engine has one format for all weights.
+def _find_others(engine: Engine, formats: set[torch.dtype], late: bool) -> Iterator[Finding]:
+    """Yield findings for what DeepSpeed does otherwise: a model with 16-bit weights if the config sets
+    no format, where DeepSpeed computes in the format of each weight, but the engine has one format for
+    all; gradients that accumulate in a wider format than ranks exchange them in (`late`); dropout on
+    several ranks; and hooks that the search for the model's layers has run.
     """
+    model = engine.model
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
             name = next(name for name, dtype in TORCH.items() if dtype is kind)
@@ -485,28 +479,30 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
                 Effect.NUMBERS,
                 given=True,
             )
-
-
-def _rounded_later() -> Iterator[Finding]:
-    """Yield a finding for gradients that accumulate in a wider format than ranks exchange them in."""
-    yield Finding(
-        "data_types.grad_accum_dtype",
-        "the engine exchanges the sum of a step's microbatches, rounded once; DeepSpeed exchanges each"
-        " microbatch, and adds them up afterwards",
-        Effect.ROUNDING,
-        given=True,
-    )
-
-
-def _drawn(model: nn.Module, world: int) -> Iterator[Finding]:
-    """Yield a finding for a model with dropout on several ranks."""
-    if world > 1 and _has_dropout(model):
+    if engine.comm.world.size > 1 and _has_dropout(model):
         yield Finding(
             "model",
             "ranks draw dropout alike, however they share the batch; DeepSpeed draws by torch's generator"
             " of each rank: other masks of the same rate. On one rank, or with dropout 0, both are equal",
             Effect.NUMBERS,
             given=True,
+        )
+    if late:
+        yield Finding(
+            "data_types.grad_accum_dtype",
+            "the engine exchanges the sum of a step's microbatches, rounded once; DeepSpeed exchanges each"
+            " microbatch, and adds them up afterwards",
+            Effect.ROUNDING,
+            given=True,
+        )
+    layers = len(engine.chain.layers)
+    if layers > 1 and not isinstance(model, nn.Sequential) and _has_hooks(model):
+        yield Finding(
+            "zero.stage",
+            "the model ran several times to find its layers, and its hooks with it: what they print or"
+            " write outside of the process is there several times",
+            Effect.NONE,
+            True,
         )
 
 
@@ -522,19 +518,6 @@ def _has_dropout(model: nn.Module) -> bool:
 def _has_hooks(model: nn.Module) -> bool:
     """Return whether the script has registered hooks on calls of modules."""
     return any(map(hooks_of, model.modules()))
-
-
-def _tried(engine: Engine) -> Iterator[Finding]:
-    """Yield a finding for hooks that the search for the model's layers has run."""
-    model, layers = engine.model, engine.chain.layers
-    if len(layers) > 1 and not isinstance(model, nn.Sequential) and _has_hooks(model):
-        yield Finding(
-            "zero.stage",
-            "the model ran several times to find its layers, and its hooks with it: what they print or"
-            " write outside of the process is there several times",
-            Effect.NONE,
-            True,
-        )
 
 
 def _scale(engine: Engine, config: Config) -> None:

@@ -882,26 +882,26 @@ class DeepSpeedEngine(nn.Module):
         """Return the whole model in the compute format on the CPU of the first rank, and None on
         other ranks. All ranks must take part.
         """
-        entries = self._whole()
-        frozen = self._frozen() if exclude_frozen_parameters else set()
-        return (
-            {name: value.cpu() for name, value in entries.items() if name not in frozen}
-            if self.global_rank == 0
-            else None
-        )
+        entries = self._whole("cpu", not exclude_frozen_parameters)
+        return entries if self.global_rank == 0 else None
 
-    def _whole(self) -> dict[str, Tensor]:
-        """Return the whole model in the compute format, by name. A tensor with several names
-        appears under each of its names.
+    def _whole(self, device: str | None = None, frozen: bool = True) -> dict[str, Tensor]:
+        """Return the whole model by name, weights in the compute format, and each buffer in its own.
+        A tensor with several names appears under each of its names. Without `frozen`, frozen weights
+        are left out.
         """
         model, compute = self.native.model, TORCH[self.native.plan.precision.compute or "fp32"]
-        entries = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
-        entries.update(buffers.whole(self.native))
+        names = set() if frozen else self._frozen()
+        entries = {
+            name: weight.to(device or weight.device, compute, copy=True)
+            for name, weight in self.native.state_dict()
+        }
+        entries.update((name, one.to(device)) for name, one in buffers.whole(self.native))
         with self._ours():
             return {
                 alias: entries[name]
                 for alias, name in buffers.aliases(model).items()
-                if name in entries
+                if name in entries and name not in names
             }
 
     def _in_turns(self) -> bool:
@@ -979,23 +979,11 @@ class DeepSpeedEngine(nn.Module):
         A tensor with several names appears under each name, so that strict loading into a new model
         works. All ranks must take part.
         """
-        model = self.native.model
         BridgeError.raise_if(
             f"save_16bit_model: {name} in the model's state is not a tensor; make it a buffer"
-            for name in buffers.others(model)
+            for name in buffers.others(self.native.model)
         )
-        compute = TORCH[self.native.plan.precision.compute or "fp32"]
-        entries = {name: weight.to(compute).cpu() for name, weight in self.native.state_dict()}
-        entries.update((name, tensor.cpu()) for name, tensor in buffers.whole(self.native))
-        if exclude_frozen_parameters:
-            entries = {
-                name: tensor for name, tensor in entries.items() if name not in self._frozen()
-            }
-        whole = {
-            alias: entries[name]
-            for alias, name in buffers.aliases(model).items()
-            if name in entries
-        }
+        whole = self._whole("cpu", not exclude_frozen_parameters)
         with together(self.native):
             if self.global_rank == 0:
                 write(whole, Path(save_dir), save_filename)

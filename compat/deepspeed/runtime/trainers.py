@@ -25,9 +25,8 @@ from bridge.engine.environment import detect
 from bridge.engine.interface import Step, Workload
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
-from bridge.engine.models import dense
-from bridge.engine.models.dense import Dense, model_to_train, native
-from bridge.engine.models.gpt import GPT, Attention, Embedding, mean_cross_entropy
+from bridge.engine.models.dense import Attention, Dense, Embedding, model_to_train, native
+from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
@@ -486,7 +485,7 @@ class PipelineTrainer(DeepSpeedTrainer):
             yield f"{self.prefixes.get(layer, layer)}.{rest}", weight
 
 
-def _pipeline_layers(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
+def _pipeline_layers(model: Dense) -> tuple[dict[str, str], list[Any]]:
     """Return two things: a mapping from a layer's number to the layer's name in the whole model,
     and the layers for a PipelineModule. If embedding and head share their weights, both become the
     same tied layer.
@@ -496,12 +495,8 @@ def _pipeline_layers(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
         return {str(at): name for at, name in enumerate(names)}, layers
     from deepspeed.pipe import TiedLayerSpec
 
-    spec = (
-        (Embedding, model.architecture)
-        if isinstance(model, GPT)
-        else (dense.Embedding, model.model, model.architecture)
-    )
-    tied = partial(TiedLayerSpec, "embedding", *spec, tied_weight_attr="tokens.weight")
+    parts = Embedding, model.model, model.architecture
+    tied = partial(TiedLayerSpec, "embedding", *parts, tied_weight_attr="tokens.weight")
     head = model.get_submodule("head")
     line = [tied(), *layers[1:-1], head.norm, tied(forward_fn=partial(_logits, head))]
     return {str(at): name for at, name in enumerate([*names[:-1], "head.norm"])}, line

@@ -392,7 +392,7 @@ class MerakTrainer:
         draws, whole = self.steps * self.engine.accumulation, _number(self.train_dataloader)
         for _ in range(draws % whole if whole else draws):
             next(batches)
-        while self.steps < self._last_step():
+        while self.steps < self._epochs() * self._epoch_steps():
             rate = self.optimizer.param_groups[0]["lr"]
             loss = self.engine.train_batch(batches)
             self.optimizer.step()
@@ -641,9 +641,6 @@ class MerakTrainer:
                 " no steps; set num_train_epochs to 1"
             )
         return int(steps)
-
-    def _last_step(self) -> int:
-        return self._epochs() * self._epoch_steps()
 
     def _batches(self) -> Iterator[Arguments]:
         """Yield microbatches without end."""
