@@ -235,9 +235,13 @@ def galvatron(row: Row) -> Iterator[Judged]:
     logits = sizes.get("logits", 0)
     after = sizes["activations"] + logits / 3  # in bf16, of 6 bytes that the loss needs
     yield Judged("activations", gib(row, "act_gib"), after / GIB)
+    # Without "vtp" the vocabulary's layers are not split: they are sharded over all ranks.
+    whole = 0 if "vtp" in row["id"] else case.shape.vocab * case.shape.hidden * 2
+    whole -= whole // number(row, "tp", 1)
     yield Judged("activations at the peak", gib(row, "act_peak_gib"), max(
         sum(size for kind, size in sum_by_kind(terms).items() if kind not in ("weights", "master", "moments"))
-        for terms in rank.moments.values()
+        + (whole if name == MOMENTS["loss"] else 0)
+        for name, terms in rank.moments.items()
     ) / GIB)  # fmt: skip
 
 

@@ -23,8 +23,9 @@ def ask(
     environment: Mapping[str, str],
     gpus: int,
     folder: str,
+    call: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields after `Accelerator()` of a launch on a machine with `gpus` GPUs, or `stops` with the reason."""
+    """Return the fields after `Accelerator(**call)` of a launch on a machine with `gpus` GPUs, or `stops` with the reason."""
     _import_all()
     read, write = os.pipe()
     if pid := os.fork():
@@ -40,7 +41,7 @@ def ask(
         os.dup2(null, 1)
         os.dup2(null, 2)
         try:
-            found = _launch(flags, config, environment, gpus, folder)
+            found = _launch(flags, config, environment, gpus, folder, call or {})
         except BaseException as error:
             found = {"stops": f"{type(error).__name__}: {error}"}
         with os.fdopen(write, "w") as pipe:
@@ -69,7 +70,12 @@ def _import_all() -> None:
 
 
 def _launch(
-    flags: list[str], config: Any, environment: Mapping[str, str], gpus: int, folder: str
+    flags: list[str],
+    config: Any,
+    environment: Mapping[str, str],
+    gpus: int,
+    folder: str,
+    call: Mapping[str, Any],
 ) -> dict[str, Any]:
     import torch
     import torch.distributed.run as runner
@@ -124,11 +130,11 @@ def _launch(
             launch_command(launch_command_parser().parse_args([*words, "train.py"]))
         os.environ.clear()
         os.environ.update(seen["environment"])
-        return _accelerate(seen["args"], gpus, stack)
+        return _accelerate(seen["args"], gpus, stack, call)
 
 
-def _accelerate(args: Any, gpus: int, stack: ExitStack) -> dict[str, Any]:
-    """Return the fields of `Accelerator()` in the environment that the launcher has set."""
+def _accelerate(args: Any, gpus: int, stack: ExitStack, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Accelerator(**call)` in the environment that the launcher has set."""
     import torch
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 (registers the backend)
 
@@ -168,7 +174,7 @@ def _accelerate(args: Any, gpus: int, stack: ExitStack) -> dict[str, Any]:
 
     enter(patch.object(deepspeed.comm, "is_initialized", torch.distributed.is_initialized))
     enter(patch.object(deepspeed.comm, "init_distributed", fake))
-    own = Accelerator()
+    own = Accelerator(**call)
     state = own.state
     dynamo = state.dynamo_plugin
     found: dict[str, Any] = {

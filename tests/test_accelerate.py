@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, note, settings, strategies as st
 
 from bridge.cli import run
+from bridge.errors import BridgeError
+from bridge.stack import registry
+from bridge.stack.rules import Effect
 from bridge.stack.sources import Said
 from compat.accelerate.host import find_unheard
 from compat.accelerate.launcher import Given, Machine, read_options, set_environment
@@ -257,6 +260,168 @@ def check_launch(folder: Path, launch: dict[str, Any]) -> None:
         rest = {name: text for name, text in launch["environment"].items() if name != one.setting}
         without = ask(launch["flags"], launch["config"], rest, launch["gpus"], str(folder))
         assert without == theirs, one.setting
+
+
+SHELL: Mapping[str, tuple[str, ...]] = {
+    "ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("1", "8"),
+    "ACCELERATE_GRADIENT_CLIPPING": ("0.5", "auto"),
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("1", "3"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("none", "cpu"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("cpu",),
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": ("true", "false"),
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("ds.json",),
+}
+OF_PLUGIN = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "deepspeed_config.fp16.enabled": "fp16.enabled",
+    "deepspeed_config.bf16.enabled": "bf16.enabled",
+}
+"""The key of DeepSpeed that each field of accelerate's plugin sets."""
+INLINE_OR_FILE = st.one_of(
+    st.none(),
+    st.fixed_dictionaries({}, optional={
+        "zero_stage": st.sampled_from([2, 3]), "gradient_clipping": st.just(0.3),
+        "gradient_accumulation_steps": st.just(4),
+    }),
+    st.just({"deepspeed_config_file": "ds.json"}),
+)  # fmt: skip
+
+
+@pytest.mark.once
+@settings(max_examples=25, deadline=None)
+@given(
+    st.fixed_dictionaries({}, optional={name: st.sampled_from(one) for name, one in SHELL.items()}),
+    st.fixed_dictionaries({}, optional={
+        name: st.sampled_from(FLAGS[name])
+        for name in ("zero_stage", "gradient_clipping", "gradient_accumulation_steps", "mixed_precision")
+    }),
+    INLINE_OR_FILE,
+    st.sampled_from(FILES[:3]),
+)  # fmt: skip
+def test_variables_of_the_shell_next_to_deepspeed_are_heard_as_by_the_real_plugin(
+    tmp_path_factory: Any,
+    shell: dict[str, str],
+    flags: dict[str, str],
+    section: dict[str, Any] | None,
+    file: dict[str, Any],
+) -> None:
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("shell")
+    (folder / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, **file}))
+    words = [word for name, text in flags.items() for word in (f"--{name}", text)]
+    words += ["--num_processes", "2", *([] if section is not None else ["--use_deepspeed"])]
+    config = section and {
+        "distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": section
+    }  # fmt: skip
+    config = config or (
+        None if section is None else {"distributed_type": "DEEPSPEED", "num_processes": 2}
+    )
+    theirs = ask(words, config, shell, 8, str(folder))
+    (folder / "config.yaml").write_text(json.dumps(config))
+    launch = [
+        "accelerate",
+        "launch",
+        *(["--config_file", "config.yaml"] if config else []),
+        *words,
+        "train.py",
+    ]
+    exports = [f"export {name}={text}" for name, text in shell.items()]
+    (folder / "run.sh").write_text("\n".join([*exports, " ".join(launch), ""]))
+    reads: Any = registry.load("deepspeed").read
+    note(f"{theirs}")
+    try:
+        # Sizes of the batch are the program's.
+        found = reads(folder / "run.sh", open_auto=True)
+    except BridgeError as error:
+        assert "stops" in theirs, error.problems
+        return
+    stops = [one for one in found.findings if one.effect is Effect.STOPS]
+    assert bool(stops) == ("stops" in theirs), stops
+    if stops:
+        return
+    values = {one.setting: one.value for one in found.resolve().settings}
+    by_file = (
+        "deepspeed_config_file" in (section or {}) or "ACCELERATE_DEEPSPEED_CONFIG_FILE" in shell
+    )
+    paths = {path for path, _ in flat(file)} if by_file else {*OF_PLUGIN.values()}
+    for name, path in OF_PLUGIN.items():
+        if path not in paths and not path.endswith("16.enabled"):
+            continue  # the plugin's field is not what DeepSpeed gets
+        own = theirs[f"deepspeed.{name}"]
+        if own == 0.0:
+            continue  # accelerate leaves the key out, and DeepSpeed clips by its default
+        if own == "auto":
+            assert values.get(path) in (
+                (1.0,) if name == "gradient_clipping" else ("auto", 1, None)
+            )
+        else:
+            assert values.get(path, own) == own, name
+    lost = {one.said.setting for one in found.resolve().unheard}
+    lost |= {claim.said.setting for one in found.resolve().settings for claim in one.overruled}
+    compared = [
+        f"deepspeed.{name}"
+        for name, path in OF_PLUGIN.items()
+        if path in paths or path.endswith("16.enabled")
+    ]
+    for name in shell:
+        rest = {one: text for one, text in shell.items() if one != name}
+        other = ask(words, config, rest, 8, str(folder))
+        heard = any(other.get(field) != theirs[field] for field in compared)
+        assert not (heard and name in lost), name
+
+
+CALLS: tuple[dict[str, Any], ...] = (
+    {"mixed_precision": "bf16"},
+    {"mixed_precision": "no", "gradient_accumulation_steps": 4},
+    {"gradient_accumulation_steps": 4, "mixed_precision": "fp16"},
+)
+OF_CALL = ("--use_deepspeed --zero_stage 2", "--multi_gpu", "--use_fsdp --fsdp_version 2")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", OF_CALL)
+@pytest.mark.parametrize("options", ["", "--mixed_precision fp16"])
+@pytest.mark.parametrize("shell", [{}, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8"}])
+def test_the_programs_accelerator_is_heard_as_by_the_real_one(
+    told: Any, tmp_path: Path, call: dict[str, Any], kind: str, options: str, shell: dict[str, str]
+) -> None:
+    pytest.importorskip("accelerate")
+    flags = f"--num_processes 2 {kind} {options}".split()
+    theirs = ask(flags, None, shell, 8, str(tmp_path), call)
+    words = ", ".join(f"{name}={value!r}" for name, value in call.items())
+    Path("train.py").write_text(f"from accelerate import Accelerator\na = Accelerator({words})\n")
+    exports = "".join(f"export {name}={text}\n" for name, text in shell.items())
+    Path("run.sh").write_text(f"{exports}accelerate launch {' '.join(flags)} train.py\n")
+    data = told("run.sh", "--auto", "gpus=8") if "deepspeed" not in kind else told("run.sh")
+    values = {one["setting"]: one["value"] for one in data["settings"]}
+    if "deepspeed" in kind:
+        for half in ("fp16", "bf16"):
+            assert values[f"{half}.enabled"] == theirs[f"deepspeed.deepspeed_config.{half}.enabled"]
+    else:
+        assert values["mixed_precision"] == theirs["mixed_precision"]
+    assert values.get("gradient_accumulation_steps", 1) == theirs["gradient_accumulation_steps"]
+
+
+def test_arguments_of_accelerator_that_are_not_read_are_named(told: Any) -> None:
+    program = "a = Accelerator(gradient_accumulation_steps=args.steps, fsdp_plugin=plugin, log_with='x')\n"
+    Path("train.py").write_text(program)
+    for kind in OF_CALL:
+        Path("run.sh").write_text(f"accelerate launch --num_processes 2 {kind} train.py\n")
+        findings = told("run.sh", code=2)["findings"]
+        named = {one["path"] for one in findings if one["path"].startswith("Accelerator")}
+        assert named == {"Accelerator(gradient_accumulation_steps)", "Accelerator(fsdp_plugin)"}
+    Path("train.py").write_text("a = Accelerator(cpu=True)\n")
+    Path("run.sh").write_text("accelerate launch --use_deepspeed --zero_stage 2 train.py\n")
+    findings = told("run.sh", code=2)["findings"]
+    assert "Accelerator(cpu)" in {one["path"] for one in findings}
+    Path("train.py").write_text(program * 2)
+    assert "Accelerator" in {one["path"] for one in told("run.sh", code=2)["findings"]}
 
 
 def test_the_data_are_those_of_the_installed_release() -> None:

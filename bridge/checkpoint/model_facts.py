@@ -144,12 +144,11 @@ def _settings_of(model: Section) -> dict[str, Any]:
     }
 
 
-def config_of_record(hub: Hub, whole: bool = False) -> Config | None:
-    """Return the config of the arguments of a run in a checkpoint; None if it has none, or not all if they have to
-    be `whole`. Raises `BridgeError` for arguments without a meaning.
+def config_of_record(hub: Hub) -> Config | None:
+    """Return the config of the arguments of a run in a checkpoint; None if it does not have all of them. Raises
+    `BridgeError` for arguments without a meaning.
     """
-    sides = (side_of(registry.load(name)) for name in registry.OWN)
-    configs = (side.config_of_record(hub, whole) for side in sides)
+    configs = (side_of(registry.load(name)).config_of_record(hub) for name in registry.OWN)
     return next(filter(None, configs), None)
 
 
@@ -277,7 +276,7 @@ def rename_under(hub: Hub, target: str | None, usual: str | None, configs: Seque
     """
     hub = unwrap_names(hub)
     try:
-        if configs and (record := config_of_record(hub, whole=True)) is not None:
+        if configs and (record := config_of_record(hub)) is not None:
             settings = Model(settings=describe_config(record).settings)
             configs = [("the arguments of the run in the checkpoint", settings), *configs]
     except BridgeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,14 +78,14 @@ class Job:
             "auto": option_values.parse_pairs(self.auto, "--auto"),
             "code": option_values.nest_settings(option_values.parse_pairs(self.code, "--code")),
             "trainer": option_values.trainer_arguments(
-                [words for words in self.auto_from if not option_values.is_launcher(words)]
+                [words for words in self.auto_from if words not in self.launchers]
             ),
             "model": option_values.model_sizes(self.model) if self.model else {},
             "open_auto": self.open_auto,
         }
         return {keyword: values for keyword, values in settings.items() if values}
 
-    @property
+    @cached_property
     def launchers(self) -> tuple[str, ...]:
         """Files of --auto-from that are no arguments, but configs of a program that starts the run."""
         return tuple(filter(_import_option_values().is_launcher, self.auto_from))

@@ -9,10 +9,11 @@ from typing import Any
 
 from bridge.cli.pairs import split_pair
 from bridge.errors import BridgeError
-from bridge.files import load_call, parse, read_text, scalar
+from bridge.files import Call, find_calls, load_call, parse, read_text, scalar
 from bridge.plan.section import nest
 from bridge.stack import registry
 from bridge.stack.sources import Placed, Said
+from bridge.stack.training_arguments import TRL, default_of_trl
 
 YAML = (".yaml", ".yml")
 UNREAD = frozenset(
@@ -55,19 +56,25 @@ def _read_placed(path: Path, message: str) -> Placed:
     """
     suffix = path.suffix.lower()
     document = (
-        load_call(read_text(path), "TrainingArguments", UNREAD, str(path))
+        load_call(read_text(path), ("TrainingArguments", *TRL["defaults"]), UNREAD, str(path))
         if suffix == ".py"
         else parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
     )
     if not isinstance(document.data, dict):
         raise BridgeError(message)
-    return Placed(
+    usual = [default_of_trl(call.name, document.data) for call in _calls_of_trl(path)]
+    said = Placed(
         document.data,
         {
             name: Said(name, value, str(path), document.line(name))
             for name, value in document.data.items()
         },
     )
+    return usual[0].overlay(said) if usual else said
+
+
+def _calls_of_trl(path: Path) -> tuple[Call, ...]:
+    return find_calls(read_text(path), TRL["defaults"]) if path.suffix == ".py" else ()
 
 
 def model_sizes(folder: Path) -> Placed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.terminal import note
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError
-from bridge.files import Document, Script, parse, read_stream, read_text
+from bridge.files import Document, Script, find, parse, read_stream, read_text
 from bridge.files.foreign import foreign
 from bridge.files.secrets import keep_hidden
 from bridge.stack import registry
@@ -64,27 +65,34 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     """
     if job.launchers:
         return _launch_document(job, document)
+    arguments: Any = job.settings_of_options.get("trainer", {})
+    file = arguments.get(HOST_FILE)
+    is_script = isinstance(document.data, Script)
+    is_read = not is_script or any(registry.recognising(document.data)[0].values())
+    if isinstance(file, str) and not is_read:
+        # The Trainer takes the file by its argument, wherever that is said.
+        named = place_of(file, arguments.places[HOST_FILE].source)
+        inside = os.path.relpath(named, Path(document.name).parent)
+        # A name that leads out of the script's folder would be looked for in the current one too.
+        words = (f"--{HOST_FILE}", os.path.abspath(named) if inside.startswith("..") else inside)
+        data = document.data.change(lambda launch: launch.with_words(words))
+        document, is_read = replace(document, data=data), True
     host = registry.find_host(document.data) if job.dialect is None else None
     # A script of no stack's is the host's own, which says everything itself.
-    is_own = isinstance(document.data, Script) and not any(
-        registry.recognising(document.data)[0].values()
-    )
-    if host is None:
+    if host is None or not is_read:
         return document, ()
-    arguments: Any = job.settings_of_options.get("trainer", {})
     found: tuple[Document, tuple[Finding, ...]] = host.start(document, bool(arguments))
-    file = arguments.get(HOST_FILE)
-    if is_own:
-        if isinstance(file, str):
-            raise BridgeError(
-                f"{document.name}: the launch is not DeepSpeed's, but {arguments.places[HOST_FILE].place} names the DeepSpeed"
-                f" file {file}, which wins; give that file, and with --with the arguments and the launcher's config"
-            )
-        return document, ()
     if isinstance(file, str) and registry.find_launcher(document.data):
-        place = Path(arguments.places[HOST_FILE].source).parent / file
-        return host.launch(document, str(place)), found[1]
+        place = place_of(file, arguments.places[HOST_FILE].source)
+        return host.launch(document, place), found[1]
     return found
+
+
+def place_of(name: str, source: str) -> str:
+    """Return the path of a file that a source names: in the source's folder, else in the current one; in the first where
+    it is in neither.
+    """
+    return str(find(name, Path(source).parent) or Path(source).parent / name)
 
 
 def _launch_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,17 @@ from bridge.cli.read_job import (
     answer_job,
     dialect_of,
     document_of,
+    place_of,
     read_as,
     release_of,
     start_document,
 )
 from bridge.cli.terminal import console, print_json
 from bridge.errors import BridgeError, ConfigError
-from bridge.files import Document, Launch, Script, parse, read_text
+from bridge.files import Document, Script, parse, read_text
 from bridge.report import as_json, as_text
 from bridge.report.row_choice import USUAL, View
 from bridge.report.sarif import FORMATS, REFUSED, record
-from bridge.shell import spell_pieces
 from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding, Origin
@@ -85,7 +85,7 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
         ):
             arguments.append(name)
             file = data.get(HOST_FILE)
-            named += [str(Path(name).parent / file)] if isinstance(file, str) else []
+            named += [place_of(file, name)] if isinstance(file, str) else []
         elif registry.find_launcher(data):
             launchers.append(name)
         else:
@@ -108,8 +108,7 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
 def _open_passed(job: Job) -> tuple[Job, list[str]]:
     """Return a job with the file of the Trainer's arguments that its script passes to the program.
 
-    `HfArgumentParser` reads such a file if it is the only word (transformers, hf_argparser.py). If
-    the file names the DeepSpeed file, that configures the run, on the script's ranks.
+    `HfArgumentParser` reads such a file if it is the only word (transformers, hf_argparser.py).
     """
     data = None if _data_of(job.file) is not None else document_of(job).data
     if not isinstance(data, Script):
@@ -120,7 +119,7 @@ def _open_passed(job: Job) -> tuple[Job, list[str]]:
     for launch in data.launches:
         if len(launch.words) != 1 or Path(launch.texts[0]).suffix not in (".json", ".yaml", ".yml"):
             continue
-        name = str(Path(job.file).parent / (launch.place(launch.words[0]) or launch.texts[0]))
+        name = place_of(launch.place(launch.words[0]) or launch.texts[0], job.file)
         if is_read and not (
             Path(name).is_file() and registry.name_lookalike(HOST_FILE, _data_of(name))
         ):
@@ -130,23 +129,8 @@ def _open_passed(job: Job) -> tuple[Job, list[str]]:
                 f"{job.file}, line {launch.line}: {launch.program} is given {launch.texts[0]} alone, and no"
                 f" such file is there; save it as {name}, or give its arguments with --with"
             )
-        values = _data_of(name)
-        file = values.get(HOST_FILE) if isinstance(values, Mapping) else None
-        if isinstance(file, str):
-            world = job.world_size or launch.ranks
-            started = replace(job, file=str(Path(name).parent / file), world_size=world)
-            return started, [name, *_find_launchers(job, launch)]
         return job, [name]
     return job, []
-
-
-def _find_launchers(job: Job, launch: Launch) -> Iterator[str]:
-    """Yield the config of a launcher that a launch names."""
-    for word in launch.launcher:
-        name = str(Path(job.file).parent / spell_pieces(word).rpartition("=")[2])
-        data = _data_of(name)
-        if data is not _MODEL and registry.find_launcher(data):
-            yield name
 
 
 _MODEL: Mapping[str, Any] = {}
@@ -166,6 +150,8 @@ def _data_of(name: str) -> Any:
 def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     """Return the resolved run of a document; of one that a host alone reads, by the host."""
     document = document_of(job)
+    if user_config and isinstance(document.data, Script):
+        document = registry.name_user_config(document)
     trained, told = job.settings_of_options.get("trainer", {}), tuple[Finding, ...]()
     if job.launchers or trained or isinstance(document.data, Script):
         # Next to arguments of the Trainer, accelerate's config is one source of the stack that it starts.

@@ -501,11 +501,16 @@ class VocabularyLinear(nn.Module):
 
 class VocabularyEmbedding(nn.Module):
     """An embedding that is split by vocabulary. A rank looks up the tokens in its part of the
-    vocabulary, and takes 0 for all others. The sum over ranks has all tokens.
+    vocabulary, and takes 0 for all others. The sum over ranks has all tokens. The row `padding`
+    gets no gradient.
     """
 
-    def __init__(self, weight: nn.Parameter, split: Split, start: int) -> None:
+    def __init__(
+        self, weight: nn.Parameter, split: Split, start: int, padding: int | None = None
+    ) -> None:
         super().__init__()
+        local = None if padding is None else padding - start
+        self._padding = local if local is not None and 0 <= local < len(weight) else None
         # The sum is whole even under sequence parallelism: tokens are split later, behind the
         # modules that the plan names.
         self.weight, self._split, self._start = (
@@ -520,7 +525,7 @@ class VocabularyEmbedding(nn.Module):
         """
         local = tokens - self._start
         here = (local >= 0) & (local < len(self.weight))
-        vectors = F.embedding(local.where(here, 0), self.weight) * here[..., None]
+        vectors = F.embedding(local.where(here, 0), self.weight, self._padding) * here[..., None]
         return apply(_Leave, vectors, self._split)
 
 
@@ -627,7 +632,8 @@ class Conversion:
         if isinstance(module, nn.Embedding) and name_matches(name, self.plan.vocabulary):
             weight = self.cut_along(module.weight, 0)
             self.sites.append(Site(name, "embed", module.embedding_dim))
-            return VocabularyEmbedding(weight, self.split, self.marks[id(weight)].start)
+            start = self.marks[id(weight)].start
+            return VocabularyEmbedding(weight, self.split, start, module.padding_idx)
         if not isinstance(module, nn.Linear):
             return None
         kind = self.plan.kind(name, module.in_features, module.out_features)

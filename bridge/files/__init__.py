@@ -16,7 +16,7 @@ from bridge.files.named import (
     writable,
 )
 from bridge.files.original import Original
-from bridge.files.python import load_call
+from bridge.files.python import Call, find_calls, load_call
 from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.words import load_words
 from bridge.files.write import as_private_as, obstacles, write_all, write_text
@@ -24,6 +24,7 @@ from bridge.files.yaml import load_yaml, scalar, spell_yaml
 from bridge.shell.script import Launch, Script, load_script
 
 __all__ = [
+    "Call",
     "Document",
     "Duplicate",
     "Key",
@@ -36,6 +37,7 @@ __all__ = [
     "edit_entries",
     "existing_path",
     "find",
+    "find_calls",
     "folder_of",
     "is_text",
     "key_with_dots",

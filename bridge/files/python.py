@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, key_with_dots
@@ -35,7 +37,46 @@ def load_python(text: str, name: str = TEXT) -> Document:
     return document
 
 
-def load_call(text: str, ending: str, skipped: Collection[str] = (), name: str = TEXT) -> Document:
+@dataclass(frozen=True)
+class Call:
+    """A call in a program: the name that is called, its line, the values of keywords that are literals, and the source
+    text of the others; each keyword has its line. `**` stands for keywords of a mapping.
+    """
+
+    name: str
+    line: int
+    values: Mapping[str, tuple[Any, int]]
+    unread: Mapping[str, tuple[str, int]]
+
+
+def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
+    """Return the calls of `names` in a program, which is parsed and never run; none if it is no Python."""
+    try:
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(_read_call(node, name) for node in nodes if (name := _name(node)) in names)
+
+
+def _name(call: ast.Call) -> str:
+    return str(getattr(call.func, "id", "") or getattr(call.func, "attr", ""))
+
+
+def _read_call(node: ast.Call, name: str) -> Call:
+    values: dict[str, tuple[Any, int]] = {}
+    unread = {f"argument {at}": (_source(one), one.lineno) for at, one in enumerate(node.args, 1)}
+    for keyword in node.keywords:
+        line = keyword.value.lineno
+        try:
+            values[keyword.arg or "**"] = (ast.literal_eval(keyword.value), line)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            unread[keyword.arg or "**"] = (_source(keyword.value), line)
+    return Call(name, node.lineno, values, unread)
+
+
+def load_call(
+    text: str, ending: str | tuple[str, ...], skipped: Collection[str] = (), name: str = TEXT
+) -> Document:
     """Return the keywords of the one call in a program of a name with this ending. The values of `skipped` keywords
     may be anything, and are left out if they are no literals.
 
@@ -49,12 +90,12 @@ def load_call(text: str, ending: str, skipped: Collection[str] = (), name: str =
     calls = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")).endswith(ending)
+        if isinstance(node, ast.Call) and _name(node).endswith(ending)
     ]
     if len(calls) != 1:
         lines = f" (lines {', '.join(str(call.lineno) for call in calls)})" if calls else ""
-        raise SourceError(f"{name}: found {len(calls)} calls of {ending}{lines}, expected one")
+        wanted = ending if isinstance(ending, str) else " or ".join(ending)
+        raise SourceError(f"{name}: found {len(calls)} calls of {wanted}{lines}, expected one")
     entries, problems = list[Entry](), list[str]()
     for keyword in calls[0].keywords:
         try:

@@ -22,6 +22,7 @@ COMPUTE, AUTOCAST, MASTER = "precision.compute", "precision.autocast", "precisio
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
 AUX_LOSS, AUX_TRAINED = "model.moe.aux_loss", "model.moe.aux_trained"
 Z_LOSS = "model.moe.z_loss"
+PADDING, BEGIN, ENDS = (f"model.embedding.{name}" for name in ("padding", "begin", "ends"))
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
@@ -36,7 +37,7 @@ def plain(values: Values) -> dict[str, Any]:
         if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT, *FACTORS)) and _idle(
             path, result[path], values
         ):
-            if (value := ON_ONE_RANK.get(path)) is not None:
+            if (value := ALIKE.get(path)) is not None:
                 result[path] = value
             else:
                 del result[path]
@@ -229,6 +230,17 @@ def _positions_bound_nothing(values: Values) -> bool:
     return not is_learned and bool(kinds.get(values.get("model.rotary.scaling.kind", "none")))
 
 
+def _meets_no_padding(values: Values) -> bool:
+    """Return whether the row of the padding token is the same with a gradient and without: no loss
+    and no attention depends on what follows the last token of a sample, so the row matters only if
+    the token also begins or ends documents, or if the output layer has this row, too.
+    """
+    ends = values.get(ENDS)
+    if values.get("model.tied") is not False or ends is None:
+        return False
+    return values.get(PADDING) not in (values.get(BEGIN), *ends)
+
+
 def _factored(values: Values, which: str) -> bool:
     """Return whether the embedding or the output layer has a learning rate of its own."""
     return values.get(f"optimizer.{which}_lr") not in (None, 1)
@@ -251,6 +263,9 @@ def _learned(values: Values) -> bool:
 
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     "model.embedding.max_positions": lambda values: _positions_bound_nothing(values),
+    PADDING: _meets_no_padding,
+    # They only say whether training meets the padding token.
+    **dict.fromkeys((BEGIN, ENDS), lambda values: True),
     **{SCHEDULE + name: _level for name in ("minimum", "total_steps")},
     EXIT: _whole,
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
@@ -304,8 +319,8 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     HABITS + "muon_qkv": lambda values: "muon" not in (values.get("optimizer.name") or ""),
 }
 """Fields that have no effect in some runs, each with the condition under which this holds."""
-ON_ONE_RANK = {HABITS + "clip_scope": "model", HABITS + "balance_scope": "sequence"}
+ALIKE = {HABITS + "clip_scope": "model", HABITS + "balance_scope": "sequence", PADDING: "none"}
 """Values that a field takes in a run in which all of its values are the same, because they are no
-longer the same on more ranks: on one rank, the norm of its gradients is that of the model, and a
-balancing loss that of whole sequences.
+longer the same in other runs: on one rank, the norm of its gradients is that of the model, and a
+balancing loss that of whole sequences; and a row without inputs has no gradient.
 """

@@ -243,6 +243,19 @@ class Embedding(Section):
         None,
         description="Number of rows of the embedding, padding included; open: the vocabulary size.",
     )
+    padding: Size | Literal["none"] | None = field(
+        None,
+        description=(
+            "Number of the padding token, whose row of the embedding starts at zero and gets no "
+            "gradient as an input; none: all rows are trained."
+        ),
+    )
+    begin: Size | None = field(
+        None, description="Number of the token that begins a document, as the model's config says."
+    )
+    ends: tuple[Size, ...] | None = field(
+        None, description="Numbers of the tokens that end a document, as the model's config says."
+    )
     width: Count | None = field(
         None,
         description=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -30,6 +30,7 @@ from bridge.shell.state import Command
 from bridge.shell.word_pieces import (
     NOWHERE,
     Pieces,
+    Text,
     Unknown,
     spell_pieces,
     start_of_pieces,
@@ -99,6 +100,16 @@ class Launch:
         key = key_in(self.folder, path)
         return None if "\0" in key or key.startswith(AWAY) else key
 
+    def with_words(self, words: Sequence[str] = (), launcher: Sequence[str] = ()) -> Launch:
+        """Return this run with further words behind those of its program and of its launcher, which nobody wrote."""
+        more, options = (tuple((Text(word, NOWHERE),) for word in own) for own in (words, launcher))
+        return replace(
+            self,
+            words=(*self.words, *more),
+            lines=(*self.lines, *(0 for _ in more)),
+            launcher=(*self.launcher, *options),
+        )
+
     def __str__(self) -> str:
         where = (
             f", in a branch whose condition is not known (line {self.branch})"
@@ -124,6 +135,12 @@ class Script:
     def start_with(self, outside: Mapping[str, str], chosen: int | None) -> Script:
         """Return the same script, started with the variables and arguments in `outside` and with the run `chosen`."""
         return replace(self, outside=outside, chosen=chosen)
+
+    def change(self, change: Callable[[Launch], Launch]) -> Script:
+        """Return the same script, whose runs are those that `change` returns."""
+        changed = replace(self)
+        changed.__dict__["launches"] = tuple(map(change, self.launches))
+        return changed
 
     @cached_property
     def reader(self) -> ShellReader:

@@ -95,10 +95,10 @@ class CheckpointSide:
         """
         return None
 
-    def config_of_record(self, hub: Hub, whole: bool = False) -> Config | None:
+    def config_of_record(self, hub: Hub) -> Config | None:
         """Return the config of the model that the arguments of a run in a checkpoint describe, without
-        dropout and with a microbatch of one sample; None if there are none, or if they have to be `whole` and
-        are those alone that a conversion knew. Raises `BridgeError` for arguments without a meaning.
+        dropout and with a microbatch of one sample; None if there are none, or those alone that a
+        conversion knew. Raises `BridgeError` for arguments without a meaning.
         """
         return None
 

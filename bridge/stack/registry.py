@@ -98,6 +98,13 @@ def find_host(data: Any) -> Any:
     return next((import_module(f"{PACKAGE}.{name}.host") for name in runs), None)
 
 
+def name_user_config(document: Any) -> Any:
+    """Return a document of a script whose launches name the config of the user that their host reads by default."""
+    for name in HOSTS:
+        document = import_module(f"{PACKAGE}.{name}.host").name_user_config(document)
+    return document
+
+
 def find_launcher(data: Any) -> Any:
     """Return the module of the host whose own config parsed `data` is, by which it starts any program; None if it is none."""
     host = find_host(data)

@@ -79,7 +79,7 @@ _LOSSES: Mapping[Effect, str] = {
         "run.collect_interval run.loaders run.backend run.timers run.async_save"
     ),
     Effect.NONE: (
-        "habits.nonfinite "
+        "habits.nonfinite model.embedding.begin model.embedding.ends "
         "model.family run.log_interval run.save_interval run.save_optimizer run.save_random run.eval_interval run.timeout "
         "run.keep_checkpoints run.eval_steps run.project run.entity"
     ),
@@ -397,11 +397,21 @@ class Since(NamedTuple):
         return self.value if context.since(self.release) else self.before
 
 
-def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
+def always(
+    ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS, source: str = ""
+) -> Rule:
     """Return a rule for a plan field that the stack cannot set, because the stack always uses
     `value`.
     """
-    return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
+    return Rule(
+        (),
+        (ours,),
+        lambda values, context: {ours: value},
+        _nothing,
+        effect,
+        note=note,
+        source=source,
+    )
 
 
 HABITS = "habits."

@@ -44,13 +44,14 @@ class Placed(dict[str, Any]):
         super().__init__(values)
         self.places, self.lost = dict(places), list(lost)
 
-    def overlay(self, other: Mapping[str, Any]) -> Placed:
-        """Return these settings with those of `other`, which count where both have one."""
+    def overlay(self, other: Mapping[str, Any], rule: str = "the later source counts") -> Placed:
+        """Return these settings with those of `other`, which count where both have one by `rule`."""
         places, before = (other.places, other.lost) if isinstance(other, Placed) else ({}, [])
         lost = [
-            Unheard(self.places[name], f"{said.setting} ({said.place}) is read instead")
+            Unheard(self.places[name], f"{said.setting} ({said.place}) is read instead: {rule}")
             for name, said in places.items()
             if name in self.places and self[name] != other[name]
+            if not self.places[name].source.endswith(DEFAULT)
         ]
         return Placed({**self, **other}, {**self.places, **places}, [*self.lost, *before, *lost])
 

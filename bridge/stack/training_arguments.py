@@ -12,9 +12,15 @@ from typing import Any
 
 from packaging.version import Version
 
+from bridge.stack.sources import DEFAULT, Placed, Said
+
 DATA: Mapping[str, Any] = json.loads(
     files("bridge.stack").joinpath("training_arguments.json").read_text("utf-8")
 )
+TRL: Mapping[str, Any] = json.loads(
+    files("bridge.stack").joinpath("trl_arguments.json").read_text("utf-8")
+)
+"""Classes of trl that are TrainingArguments with other defaults, read from its release (trl/trainer/*_config.py)."""
 ARGUMENTS: Mapping[str, Any] = DATA["arguments"]
 """All arguments of the newest release, each with its default; None where the run decides. The Trainer's
 AdamW is the fused one since transformers 4.54, which differs in rounding alone.
@@ -46,6 +52,26 @@ INSTEAD: Mapping[str, str] = {
 }
 """What to do in place of a retired argument."""
 
+QUIET = frozenset(
+    {
+        "batch_eval_metrics", "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory",
+        "dataloader_prefetch_factor", "ddp_timeout", "debug", "disable_tqdm", "do_eval", "do_predict",
+        "enable_jit_checkpoint", "eval_accumulation_steps", "eval_delay", "eval_do_concat_batches", "eval_on_start",
+        "eval_steps", "eval_strategy", "eval_use_gather_object", "evaluation_strategy", "greater_is_better",
+        "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token",
+        "include_for_metrics", "include_num_input_tokens_seen", "load_best_model_at_end", "local_rank", "log_level",
+        "log_level_replica", "log_on_each_node", "logging_dir", "logging_first_step", "logging_nan_inf_filter",
+        "logging_steps", "logging_strategy", "metric_for_best_model", "output_dir", "overwrite_output_dir",
+        "per_device_eval_batch_size", "prediction_loss_only", "project", "push_to_hub", "report_to", "run_name",
+        "save_only_model", "save_safetensors", "save_steps", "save_strategy", "save_total_limit",
+        "skip_memory_metrics", "torch_empty_cache_steps", "trackio_bucket_id", "trackio_space_id",
+        "trackio_static_space_id",
+    }
+)  # fmt: skip
+"""TrainingArguments that no training step depends on: evaluation, logs, checkpoints, and how data is
+loaded (trainer.py in transformers 4 and 5).
+"""
+
 
 def describe_lack(name: str, window: str) -> str:
     """Return the message about an argument that releases in `window` lack: `since` or `before` one of them."""
@@ -60,6 +86,17 @@ def find_last_release(names: Collection[str]) -> str | None:
     gone = [Version(RETIRED[name]) for name in names if name in RETIRED]
     known = (DATA["oldest"], *(row["release"] for row in DATA["changes"]))
     return max((one for one in known if Version(one) < min(gone)), key=Version) if gone else None
+
+
+def default_of_trl(name: str, given: Collection[str]) -> Placed:
+    """Return the defaults of a class of trl, next to the arguments `given`; nothing for another class. It computes in bf16
+    unless it is told to in fp16 (trl/trainer/base_config.py).
+    """
+    own = dict(TRL["defaults"].get(name, {}))
+    if "fp16" in given:
+        own.pop("bf16", None)
+    source = f"trl {TRL['release']} {name}{DEFAULT}"
+    return Placed(own, {key: Said(key, value, source) for key, value in own.items()})
 
 
 def find_defaults(*names: str) -> dict[str, Any]:

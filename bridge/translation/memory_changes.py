@@ -10,6 +10,7 @@ from typing import Any
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config
+from bridge.stack.rules import Effect
 from bridge.translation.edit import edit_config
 from bridge.translation.lift import lift
 
@@ -107,6 +108,8 @@ def _try(
         after = lift(changed).values()
         if any(after.get(path) != value for path, value in values.items()):
             return None
+        if _stops_of(changed) - _stops_of(config):
+            return None
         needed = measure(changed, arguments)
     except BridgeError:
         return None  # the stack refuses it: not a change to suggest
@@ -118,6 +121,12 @@ def _try(
     if (not settings and not arguments) or (hosted and any(map(_is_code, settings))):
         return None
     return Change({**arguments, **settings}, needed, "; ".join(one.price for one in group))
+
+
+def _stops_of(config: Config) -> set[str]:
+    """The messages of what stops a run of `config` after its stack has accepted the settings."""
+    found = config.dialect.inspect(config)
+    return {one.message for one in found if one.effect is Effect.STOPS}
 
 
 def _is_code(path: str) -> bool:

@@ -177,6 +177,7 @@ def judge_on_batch(
 UNLIKE = (
     "model.embedding.padded_vocab",
     "model.embedding.max_positions",
+    *(f"model.embedding.{name}" for name in ("padding", "begin", "ends")),
     "model.sequence",
     "model.init.",
     *UNDROPPED,

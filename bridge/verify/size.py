@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from bridge.plan.batch import solve
+from bridge.plan.equality import plain
 from bridge.plan.model import Model
 from bridge.plan.plan import Plan, paths
 
@@ -257,6 +258,13 @@ def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
         ("model.embedding.max_positions", SEQUENCE),
         ("model.embedding.padded_vocab", padded),
     )
+    # Random samples hold every token, also a padding token that the large run never meets.
+    row = plain(plan.values()).get("model.embedding.padding")
+    if isinstance(row, int):
+        yield "model.embedding.padding", row % SIZES["model.vocab"]
+    elif plan.model.embedding.padding is not None:
+        yield "model.embedding.padding", "none"
+    yield from (("model.embedding.begin", None), ("model.embedding.ends", None))
     # Heads that together are as wide as the stream stay so; others stay wider.
     square = (model.attention.head_size or 0) * (model.heads or 0) == model.hidden
     yield "model.attention.head_size", HEAD if square else TWO * HEAD

@@ -84,6 +84,7 @@ def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
             KIND,
             Said(many.setting, "MULTI_GPU" if many.value != 1 else "NO", many.source, many.line),
         )
+    yield from (("mixed_precision", one) for one in (told.program.get("mixed_precision"),) if one)
     for name, said in arguments.own.items():
         if name in TRAINER:
             yield from _type_setting(ARGUMENTS + name, said)

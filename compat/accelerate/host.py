@@ -17,6 +17,7 @@ from bridge.files import Document, Launch, Script, find, folder_of, load, load_s
 from bridge.shell import line_of, spell_pieces, text_if_known
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.program_source import PRECISION_WINS, VARIABLE_WINS, read_call
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
 from bridge.stack.sources import (
@@ -45,6 +46,7 @@ from compat.accelerate.slots import (
     QUIET,
     Refusal,
     Run,
+    Slot,
     at_release,
     default,
     facts,
@@ -116,6 +118,7 @@ class Told:
     folder: Path | None = None
     findings: tuple[Finding, ...] = ()
     world: int | None = None
+    program: Mapping[str, Said] = field(default_factory=dict)
 
 
 def start(document: Document, trained: bool = False) -> tuple[Document, tuple[Finding, ...]]:
@@ -248,6 +251,7 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
         environment, ranked = set_environment(given, machine, run)
         environment, lost = trainer.pass_on(told.arguments, environment)
         unheard += lost
+        environment = _call_accelerator(told.program, environment)
         if told.arguments.value(SWITCH) and not ranked:
             raise Refusal("FSDP of the Trainer needs a run of several ranks", told.arguments.own[SWITCH])  # fmt: skip
         named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
@@ -286,6 +290,21 @@ def resolve_sources(told: Told, question: Question) -> ResolvedRun:
     )
 
 
+def _call_accelerator(said: Mapping[str, Said], environment: Mapping[str, Slot]) -> dict[str, Slot]:
+    """Return the environment with the arguments of the program's `Accelerator` in it, as if variables had them."""
+    found = dict(environment)
+    if one := said.get("mixed_precision"):
+        name = "ACCELERATE_MIXED_PRECISION"
+        found[name] = Slot(one.value, one, why=PRECISION_WINS).after(found.get(name))
+    if (one := said.get("cpu")) and one.value is True:
+        found["ACCELERATE_USE_CPU"] = Slot("true", one).after(found.get("ACCELERATE_USE_CPU"))
+    if one := said.get("gradient_accumulation_steps"):
+        name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        slot, variable = Slot(str(one.value), one), found.get(name)
+        found[name] = replace(variable, why=VARIABLE_WINS).after(slot) if variable else slot
+    return found
+
+
 def read_config(document: Document, name: str = "") -> dict[str, Said]:
     """Return the settings of accelerate's config file, by path, in its order."""
     statements = dict[str, Said]()
@@ -318,7 +337,9 @@ def _read_script(document: Document, question: Question) -> Told:
         "accelerate launch or arguments of the Trainer",
     )
     folder = folder_of(script.name)
-    arguments = trainer.read_arguments(launch, partial(_open_keys, folder), question.trainer)
+    arguments, said_of_class = trainer.read_arguments(
+        launch, partial(_open_keys, folder), question.trainer, folder
+    )
     variables_of_launch = {
         name: text
         for name, word in launch.environment.items()
@@ -332,7 +353,11 @@ def _read_script(document: Document, question: Question) -> Told:
     if not is_launch(launch):
         starter = "torchrun" if launch.ranks or launch.launcher else "python"
         return Told(
-            Given(environment=variables, starter=starter), arguments, folder, (), launch.ranks
+            Given(environment=variables, starter=starter),
+            arguments,
+            folder,
+            said_of_class,
+            launch.ranks,
         )
     first = next(
         at
@@ -357,19 +382,9 @@ def _read_script(document: Document, question: Question) -> Told:
     if option is not None:
         file = _open_config(str(option.value), folder, option, launch)
         config = read_config(file, file.name)
-    elif "cpu" not in read.options:
-        place = _default_config()
-        if question.user_config and place.is_file():
-            config = read_config(parse(place.read_text("utf-8"), str(place), ".yaml"), str(place))
-        elif not question.user_config:
-            findings.append(
-                Finding(
-                    "config_file",
-                    f"{ASSUMED.format(place)}; {READ}",
-                    Effect.NUMBERS,
-                    origin=Origin(launch.line),
-                )
-            )
+    elif "cpu" not in read.options and not question.user_config:
+        message = f"{ASSUMED.format(_default_config())}; {READ}"
+        findings.append(Finding("config_file", message, Effect.NUMBERS, origin=Origin(launch.line)))
     false = [statement for statement, (word, _) in _boolean_words(read, texts) if word in FALSE]
     findings += [
         Finding(one.setting, TEXT, Effect.NUMBERS, True, origin=Origin(one.line), surprising=True)
@@ -377,7 +392,10 @@ def _read_script(document: Document, question: Question) -> Told:
     ]
     options = {name: statement for name, statement in read.options.items() if name != "config_file"}
     given = replace(read, options=options, config=config, environment=variables)
-    return Told(given, arguments, folder, tuple(findings))
+    call = read_call(launch.program, folder)
+    return Told(
+        given, arguments, folder, (*findings, *said_of_class, *call.findings), program=call.values
+    )
 
 
 def _boolean_words(
@@ -393,6 +411,22 @@ def _boolean_words(
             )
             _, tied, text = texts[at][0].partition("=")
             yield statement, ((text if tied else texts[at + 1][0]).lower(), texts[at][1])
+
+
+def name_user_config(document: Document) -> Document:
+    """Return a document of a script whose launches by accelerate name the user's default config, where it is there and
+    they name none.
+    """
+    place = _default_config()
+
+    def name_config(one: Launch) -> Launch:
+        words = {spell_pieces(word).partition("=")[0].replace("-", "_") for word in one.launcher}
+        names = is_launch(one) and not words & {"__config_file", "__cpu"}
+        return one.with_words(launcher=("--config_file", str(place))) if names else one
+
+    return (
+        replace(document, data=document.data.change(name_config)) if place.is_file() else document
+    )
 
 
 def _default_config() -> Path:

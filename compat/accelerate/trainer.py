@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bridge.errors import nearest
 from bridge.files import Launch, scalar
 from bridge.shell import text_if_known
 from bridge.stack.findings import Finding, Origin
+from bridge.stack.program_source import find_defaults_of_trl
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said, Unheard
-from bridge.stack.training_arguments import RETIRED, describe_lack
+from bridge.stack.training_arguments import QUIET, RETIRED, describe_lack
 from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
@@ -54,7 +56,7 @@ POLICIES = {
 }
 KEEPS = "FSDP 1 takes its strategy from FSDP_SHARDING_STRATEGY, which is FULL_SHARD unless set; set it, or use version 2"
 OLDER = ("read as transformers 5.10 and newer do; 5.0 to 5.9 run FSDP 1 unless fsdp_config has a version, and before 5.0"
-         " neither version nor reshard_after_forward reaches accelerate")  # fmt: skip
+         " neither version nor reshard_after_forward reaches accelerate, which takes them from FSDP_* variables")  # fmt: skip
 """What releases made of fsdp_config (training_args.py: _process_fsdp_args; before 5.0 __post_init__)."""
 NEWEST = "the run is read as transformers 5.23, whose part an older release may do differently"
 WINS = (
@@ -82,19 +84,24 @@ def find_releases(arguments: Arguments) -> Iterator[Finding]:
     for name, said in arguments.retired.items():
         message = f"{describe_lack(name, f'since {RETIRED[name]}')}; {NEWEST}"
         origin = Origin(said.line, "", said.source)
-        yield Finding(said.setting, message, Effect.NUMBERS, True, origin=origin)
+        effect = Effect.NONE if name in QUIET else Effect.NUMBERS
+        yield Finding(said.setting, message, effect, True, origin=origin)
     if arguments.value(SWITCH):
         said = arguments.fsdp.get("version") or arguments.own[SWITCH]
         yield Finding(said.setting, OLDER, Effect.COST, origin=Origin(said.line, "", said.source))
 
 
 def read_arguments(
-    launch: Launch, opens: Callable[[str, Said], Any], beside: Mapping[str, Said]
-) -> Arguments:
+    launch: Launch,
+    opens: Callable[[str, Said], Any],
+    beside: Mapping[str, Said],
+    folder: Path | None = None,
+) -> tuple[Arguments, tuple[Finding, ...]]:
     """Return what the words of a program say to the Trainer, and the arguments `beside` them; nothing
     if neither shows that there is one.
 
-    `opens` returns the data of a file that an argument names, as settings by name.
+    `opens` returns the data of a file that an argument names, as settings by name; `folder` is the one of the program,
+    whose class of arguments may be trl's.
     """
     words = [text_if_known(word) for word in launch.words]
     found = dict[str, Said]()
@@ -109,8 +116,10 @@ def read_arguments(
             f"--{name}", scalar(value) if isinstance(value, str) else value, "", launch.lines[at]
         )
     if not SIGNS & found.keys() and not beside:
-        return Arguments()
-    return sort_arguments({**found, **beside}, opens)
+        return Arguments(), ()
+    given = {**found, **beside}
+    usual, told = find_defaults_of_trl(launch.program, folder, given)
+    return sort_arguments({**usual, **given}, opens), told
 
 
 def sort_arguments(said: Mapping[str, Said], opens: Callable[[str, Said], Any]) -> Arguments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from bridge.plan.families.refusals import (
@@ -38,6 +39,7 @@ from compat.automodel.rules.model import (
     own_class,
     stem,
 )
+from compat.automodel.rules.table import read_precision
 
 SEED = 42
 """The seed of the training recipes if the top level of the file sets none."""
@@ -51,6 +53,20 @@ ATTENTION = frozenset({"gpt_oss", "gptj", "bloom"})
 def _splits(axis: str) -> Callable[[Seen], bool]:
     """Return a condition on recipes: transformers' own model is split over the ranks of an axis."""
     return lambda view: (view[D + axis] or 1) > 1 and is_of_transformers(view.given, view.context)
+
+
+BEFORE_PAIRS = (C + "qk_nope_head_dim", C + "kv_lora_rank")
+
+
+def _misaligns(view: Seen, path: str) -> bool:
+    """Return whether DeepSeek-V2's channels that rotate in pairs begin at an odd place of a tensor in fp32.
+
+    Other formats are copied to fp32 first, which aligns them (apply_rotary_emb).
+    """
+    formats = read_precision(view.values)
+    computes = formats.get("precision.autocast") or formats.get("precision.compute")
+    odd = bool((view.given.get(path) or 0) % 2)
+    return odd and computes == "fp32" and family(view.given).name == "deepseek_v2"
 
 
 EXPERTS, CONTEXT = _splits("ep_size"), _splits("cp_size")
@@ -100,6 +116,18 @@ CHECKS = Checks(
         "recipes/llm/train_ft.py: supports_cp_with_sequence_packing",
         since="0.4.0",
         name="no-split-of-packed-samples",
+    ),
+    *(
+        Check(
+            path,
+            partial(_misaligns, path=path),
+            "is odd, and transformers' DeepSeek-V2 reads the channels behind it as pairs, which in fp32 stops the first"
+            " forward pass; use an even number, or compute in bf16",
+            Effect.STOPS,
+            "transformers: models/deepseek_v2/modeling_deepseek_v2.py: apply_rotary_emb, view_as_complex",
+            name="odd-place-of-pairs",
+        )
+        for path in BEFORE_PAIRS
     ),
     *(
         replace(row.check(lambda view: family(view.given).name, C), since=SINCE[row.since])

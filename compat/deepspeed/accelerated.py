@@ -7,6 +7,7 @@ The module follows _validate_launch_command (accelerate/commands/launch.py), pre
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from bridge.plan.section import nest
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.program_source import VARIABLE_WINS
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Claim, Placed, Said, Sources, Unheard
 
@@ -74,16 +76,31 @@ NO_PATH = "none"
 CLIP = 1.0
 """The norm for a `gradient_clipping` of "auto" (accelerator.py: _prepare_deepspeed)."""
 PRECISION = "mixed_precision"
+STEPS = "gradient_accumulation_steps"
 ADDER = "accelerate"
 PRECISE = ("fp16.enabled", "bf16.enabled")
 BESIDE: Mapping[str, str] = {
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
     "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
     "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
     "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
     "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
     PRECISION: "ACCELERATE_MIXED_PRECISION",
 }
-"""The variable of each setting that accelerate's plugin reads next to a DeepSpeed file of the program."""
+"""The variable of each setting that accelerate's plugin reads. The launcher writes it where an option or its config file
+has the setting, and the one of the precision always (utils/launch.py: prepare_deepspeed_cmd_env).
+"""
+OF_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+"""The variable of the DeepSpeed file."""
+VARIABLE = re.compile(r"ACCELERATE_[A-Z0-9_]+")
+READ = re.compile(
+    rf"{'|'.join((*BESIDE.values(), OF_FILE))}|ACCELERATE_(CONFIG_DS_FIELDS|(USE|DISABLE|ENABLE|LOG|DEBUG|CPU)_\w+"
+    r"|DEEPSPEED_ZERO3_INIT)"
+)
+"""Variables that are read here, or that no step of a run with DeepSpeed depends on."""
+OVER = "options of the launch count over its config file, and both over the shell"
+WRITES = "accelerate launch writes this variable itself, also where nothing gives a precision; give --mixed_precision"
 SECTIONS: Mapping[str, tuple[str, str]] = {
     "FSDP": ("fsdp_config", "fsdp_"),
     "MEGATRON_LM": ("megatron_lm_config", "megatron_lm_"),
@@ -91,6 +108,7 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
 """The section of each kind of run in accelerate's config file, and the beginning of its options."""
 LOSES = 'accelerate fills in an "auto" of the DeepSpeed file, and keeps what stands there'
 PRINTS = "accelerate always sets this key, so that DeepSpeed prints nothing"
+NO_CALL: Mapping[str, Said] = {}
 Opens = Callable[[Pieces, int], Document]
 """Reads a file that the launch names on a line."""
 
@@ -207,11 +225,16 @@ def name_other_run(launch: Launch, opens: Opens) -> str:
 
 
 def read(
-    launch: Launch, script: Script, opens: Opens, program: Said | None = None
+    launch: Launch,
+    script: Script,
+    opens: Opens,
+    program: Said | None = None,
+    call: Mapping[str, Said] = NO_CALL,
 ) -> Started | None:
     """Return what accelerate passes to DeepSpeed; None if it does not start the run with DeepSpeed.
 
-    `program` is the precision that the program's TrainingArguments set, which then counts.
+    `program` is the precision that the program's TrainingArguments set, which then counts; `call` has arguments of
+    its `Accelerator`.
     """
     words = options(launch)
     if words is None:
@@ -220,20 +243,19 @@ def read(
     if not _uses_deepspeed(words, data):
         return None
     section, typed_values = data.get(SECTION) or {}, _read_typed(words, launch, script)
+    places = _place_settings(words, typed_values, section, data, config, launch, script)
+    shell = read_environment(launch, script)
     chosen = {
+        **({FILE: shell[OF_FILE].value} if OF_FILE in shell else {}),
         **{name: value for name, value in section.items() if value is not None},
+        **places,
         **typed_values,
     }
-    # YAML reads the word no as false.
-    precision = (
-        program.setting.lstrip("-")
-        if program
-        else str(typed_values.get(PRECISION, data.get(PRECISION)) or "no").lower()
-    )
+    precision = program.setting.lstrip("-") if program else _name_precision(chosen.get(PRECISION))
     settings = {name: _spell_setting(chosen.get(name, usual)) for name, usual in USUAL.items()}
     facts = {FACTS[name][1]: value for name, value in settings.items() if value != "auto"}
     facts = {PRECISION: precision, "clip": CLIP, "nvme_path": NO_PATH, **facts}
-    findings = [*_find_modes(words, launch)]
+    findings = [*_find_modes(words, launch), *find_strange(shell)]
     findings += _find_refusals(section, typed_values, data, config) if FILE in chosen else ()
     findings += _find_unpassed(chosen, settings, launch.line)
     if FILE in chosen:
@@ -271,10 +293,18 @@ def read(
     findings += _find_clash(whole, precision)
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
-    places = _place_settings(words, typed_values, section, data, config, launch, script)
     mixed = _mix_precisions(whole, precision)
     sources = _find_sources(places, mixed, document, FILE in chosen, program)
-    document = replace(document, data=_fill_in(mixed, typed_values), strings={})
+    steps = call.get(STEPS)
+    if steps and "cpu" not in call:
+        is_open = _fill_in(mixed, places).get(STEPS) == "auto"
+        facts |= {"accumulation": steps.value} if is_open else {}
+        own = {STEPS: steps} if is_open else {}
+        claim = Claim(STEPS, steps.value, steps, VARIABLE_WINS)
+        sources = replace(
+            sources, winners={**sources.winners, **own}, claims=(*sources.claims, claim)
+        )
+    document = replace(document, data=_fill_in(mixed, places), strings={})
     world = launch.ranks or (None if launch.unranked else ranks)
     return Started(document, facts, world, tuple(findings), sources)
 
@@ -290,16 +320,44 @@ def _read_typed(words: Mapping[str, Pieces], launch: Launch, script: Script) -> 
     return {name: scalar(text_if_known(words[name]) or "") for name in names}
 
 
+def read_environment(launch: Launch, script: Script) -> dict[str, Said]:
+    """Return accelerate's variables in the environment of a launch: those that the user gives, and the script's.
+
+    Raises `SourceError` for one of `BESIDE` whose value is not known.
+    """
+    words = {name: word for name, word in launch.environment.items() if VARIABLE.fullmatch(name)}
+    for variable in BESIDE.values():
+        for part in unknowns(words.get(variable, ())):
+            raise SourceError(
+                f"{script.name}: line {part.line}: {variable}: {part.spelling} is not known: {part.why}"
+            )
+    outside = {name: text for name, text in script.outside.items() if VARIABLE.fullmatch(name)}
+    given = {name: Said(name, scalar(text), "environment") for name, text in outside.items()}
+    return given | {
+        name: Said(name, scalar(text), "", line_of(word, script.text) or launch.line)
+        for name, word in words.items()
+        if (text := text_if_known(word)) is not None
+    }
+
+
+def find_strange(environment: Mapping[str, Said]) -> Iterator[Finding]:
+    """Yield a finding for each of accelerate's variables that may change a run and that is not read here."""
+    for name, said in environment.items():
+        if not READ.fullmatch(name):
+            message = "accelerate reads this variable, and stagebridge does not"
+            yield unknown(name, message, origin=Origin(said.line), end="")
+
+
 def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passed:
     """Return what a launch of accelerate adds to a run whose program names a DeepSpeed file, which wins: `winner`.
 
     It follows TrainingArguments.__post_init__, whose plugin has the file of the argument, and PartialState, which
     takes DeepSpeed for it whatever the launcher says.
     """
-    words = options(launch)
+    words, shell = options(launch), read_environment(launch, script)
     if words is None:
-        return Passed()
-    findings = [*_find_modes(words, launch)]
+        return Passed(shell, findings=(*find_strange(shell),))
+    findings = [*_find_modes(words, launch), *find_strange(shell)]
     try:
         data, config = _read_settings(words, opens, launch.line)
     except SourceError as error:
@@ -311,21 +369,22 @@ def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passe
     if kind == "DEEPSPEED":
         findings += _find_refusals(section, typed_values, data, config)
     settings = _place_settings(words, typed_values, section, data, config, launch, script)
-    environment = {
-        variable: settings.places[name] for name, variable in BESIDE.items() if name in settings
+    written = {variable: name for name, variable in BESIDE.items()}
+    environment = {name: said for name, said in shell.items() if name not in written} | {
+        variable: settings.places[name] for variable, name in written.items() if name in settings
     }
-    place = f" ({winner.place})" if winner.line else ""
-    why = f"{winner.setting} {winner.value} of the program{place} wins"
+    why = describe_winner(winner)
     unheard = [*settings.lost]
-    unheard += [
-        Unheard(settings.places[name], why)
-        for name in ("gradient_accumulation_steps", "gradient_clipping")
-        if name in settings
-    ]
     unheard += _find_replaced(kind, words, data, config, launch, script, winner.value, why)
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 and not launch.unranked else None
     return Passed(environment, tuple(unheard), launch.ranks or ranks, tuple(findings))
+
+
+def describe_winner(winner: Said) -> str:
+    """Return the reason why nobody hears what contradicts the DeepSpeed file of the program."""
+    place = f" ({winner.place})" if winner.line else ""
+    return f"{winner.setting} {winner.value} of the program{place} wins"
 
 
 def _find_replaced(
@@ -386,7 +445,12 @@ def _place_settings(
     launch: Launch,
     script: Script,
 ) -> Placed:
-    """Return the settings of accelerate for DeepSpeed; options of the launch win over its config file."""
+    """Return the settings of accelerate for DeepSpeed; options of the launch win over its config file, and both over
+    variables of the shell.
+    """
+    shell = read_environment(launch, script)
+    variables = {name: shell[one] for name, one in BESIDE.items() if one in shell}
+    own = variables.pop(PRECISION, None)
     keys: dict[str, tuple[str, ...]] = {
         name: (SECTION, name) for name in FACTS if section.get(name) is not None
     }
@@ -400,7 +464,18 @@ def _place_settings(
         name: Said(f"--{name}", value, "", line_of(words[name], script.text) or launch.line)
         for name, value in options.items()
     }
-    return Placed(values, places).overlay(Placed(options, option_places))
+    found = Placed({name: said.value for name, said in variables.items()}, variables)
+    found = found.overlay(Placed(values, places), OVER).overlay(
+        Placed(options, option_places), OVER
+    )
+    if own and _name_precision(own.value) != _name_precision(found.get(PRECISION)):
+        found.lost.append(Unheard(own, WRITES))
+    return found
+
+
+def _name_precision(value: Any) -> str:
+    """Return a precision in small letters. YAML reads the word no as false."""
+    return str(value or "no").lower()
 
 
 def _find_sources(

@@ -318,6 +318,8 @@ def _find_claims(run: Run, kind: str) -> Iterator[Claim]:
     """Yield what the given arguments ask of DeepSpeed's keys."""
     for name in run.arguments:
         place, (path, part) = run.said(name), ARGUMENTS.get(name, ("", None))
+        if place.source.endswith(DEFAULT):
+            continue  # nobody asked for it
         # A switch asks for itself; what fills in its key may come from another one as well.
         own = run.arguments[name]
         value = own if part is not None or isinstance(own, bool) else run.fills.get(path, own)
@@ -475,7 +477,7 @@ def _find_unheard(run: Run, kind: str) -> Iterator[Unheard]:
         elif name in ENVIRONMENT and ENVIRONMENT[name][1] not in run.before:
             yield Unheard(place, 'it only fills in an "auto" of the file', Effect.COST)
     for name, reason in why.items():
-        if name in run.arguments:
+        if name in run.arguments and not run.said(name).source.endswith(DEFAULT):
             yield Unheard(run.said(name), reason)
     section = {path: value for path, value in run.before.items() if path.startswith(CHECKPOINTING)}
     if section:

@@ -15,10 +15,12 @@ from bridge.files import Document, Launch, Script, find, folder_of, load, parse,
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
+from bridge.stack.program_source import find_defaults_of_trl, read_call
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
+from bridge.stack.training_arguments import QUIET
 from compat.deepspeed import accelerated, trainer_detection
-from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, QUIET, TRAINED, name_argument
+from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -76,6 +78,13 @@ OWN: Sequence[str] = (
 setup_model_and_optimizer passes both to deepspeed.initialize). The run's DeepSpeed file therefore
 has neither an optimizer nor a schedule.
 """
+
+ON_CPU = "with it accelerate does not use DeepSpeed (AcceleratorState); drop it"
+IGNORED = {
+    f"ACCELERATE_{name}": Effect.NUMBERS
+    for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "MIXED_PRECISION")
+}
+"""Variables of accelerate that change numbers where it starts a run; the others change memory and speed."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +182,11 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     options = {name: value for name, value, _ in _arguments(launch)}
     usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **COURSE, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
+    usual, told = _add_defaults(launch, script, usual)
     file = Path(document.name).name if content is None else ""
     twins = _find_twins(script, path, line) if content is None else ()
     findings = (
+        *told,
         *_find_unread(launch),
         *twins,
         *(assumption if arguments is None else ()),
@@ -188,6 +199,14 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     place = None if document.name == script.name and content is None else line
     winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, place)
     passed = accelerated.pass_on(launch, script, _file_opener(script, launch), winner)
+    unheard = [*passed.unheard]
+    if not by_trainer and arguments is None:
+        why = accelerated.describe_winner(winner)
+        unheard += [
+            Unheard(said, why, IGNORED.get(name, Effect.COST))
+            for name, said in passed.environment.items()
+            if name in accelerated.BESIDE.values()
+        ]
     return Found(
         document,
         usual,
@@ -196,8 +215,8 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
         launch.ranks or passed.ranks,
         (*findings, *passed.findings),
         file,
-        environment={**_environment(launch, script), **passed.environment},
-        sources=Sources(unheard=passed.unheard),
+        environment=passed.environment,
+        sources=Sources(unheard=tuple(unheard)),
     )
 
 
@@ -210,14 +229,28 @@ def _read_accelerated(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
     by_trainer = by_trainer or arguments is not None
+    usual, told = _add_defaults(launch, script, usual)
     said = {**usual.places, **getattr(arguments, "places", {})} if by_trainer else {}
     halves = (said[name] for name in ("fp16", "bf16") if name in said)
     precision = next((one for one in halves if one.value is True), None)
-    launch_config = accelerated.read(launch, script, _file_opener(script, launch), precision)
+    call = read_call(launch.program, folder_of(script.name))
+    on_cpu = [one for name, one in call.values.items() if name == "cpu" and one.value is not False]
+    if not by_trainer and "mixed_precision" in call.values:
+        said_of_call = call.values["mixed_precision"]
+        precision = replace(said_of_call, setting=str(said_of_call.value))
+    launch_config = accelerated.read(
+        launch, script, _file_opener(script, launch), precision, call.values
+    )
     if launch_config is None:
         return None
     findings = (
         *launch_config.findings,
+        *told,
+        *call.findings,
+        *(
+            unknown(one.setting, ON_CPU, origin=Origin(one.line, "", one.source), end="")
+            for one in on_cpu
+        ),
         *_find_programs(launch, by_trainer),
         *(_find_unknown_words(launch, script) if by_trainer else ()),
         *find_assumptions(script, launch),
@@ -234,6 +267,16 @@ def _read_accelerated(
         launch_config.facts,
         sources=launch_config.sources,
     )
+
+
+def _add_defaults(
+    launch: Launch, script: Script, arguments: Placed
+) -> tuple[Placed, tuple[Finding, ...]]:
+    """Return the arguments of a launch over the defaults of trl, if its program takes them by a class of trl."""
+    usual, told = find_defaults_of_trl(launch.program, folder_of(script.name), arguments)
+    values = {name: said.value for name, said in usual.items()}
+    found = Placed({**values, **arguments}, {**usual, **arguments.places}, arguments.lost)
+    return found, told
 
 
 def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:
@@ -449,16 +492,6 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
                 )
             arguments[name], arguments.places[name] = value, Said(f"--{option}", value, "", line)
     return arguments
-
-
-def _environment(launch: Launch, script: Script) -> dict[str, Said]:
-    """Return accelerate's variables in the environment of a run, if their values are known."""
-    texts = {name: text_if_known(value) for name, value in launch.environment.items()}
-    return {
-        name: Said(name, scalar(text), "", line_of(launch.environment[name], script.text))
-        for name, text in texts.items()
-        if text is not None and name.startswith("ACCELERATE_")
-    }
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:

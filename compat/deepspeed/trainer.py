@@ -25,6 +25,7 @@ from bridge.stack.training_arguments import (
     ARGUMENTS,
     CHANGED,
     DATA,
+    QUIET,
     RETIRED,
     SINCE,
     describe_lack,
@@ -108,26 +109,6 @@ PACKAGES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 """The package that the Trainer needs for each optimizer beyond torch's, by a pattern of names
 (transformers/trainer_optimizer.py).
-"""
-
-QUIET = frozenset(
-    {
-        "batch_eval_metrics", "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory",
-        "dataloader_prefetch_factor", "ddp_timeout", "debug", "disable_tqdm", "do_eval", "do_predict",
-        "enable_jit_checkpoint", "eval_accumulation_steps", "eval_delay", "eval_do_concat_batches", "eval_on_start",
-        "eval_steps", "eval_strategy", "eval_use_gather_object", "evaluation_strategy", "greater_is_better",
-        "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token",
-        "include_for_metrics", "include_num_input_tokens_seen", "load_best_model_at_end", "local_rank", "log_level",
-        "log_level_replica", "log_on_each_node", "logging_dir", "logging_first_step", "logging_nan_inf_filter",
-        "logging_steps", "logging_strategy", "metric_for_best_model", "output_dir", "overwrite_output_dir",
-        "per_device_eval_batch_size", "prediction_loss_only", "project", "push_to_hub", "report_to", "run_name",
-        "save_only_model", "save_safetensors", "save_steps", "save_strategy", "save_total_limit",
-        "skip_memory_metrics", "torch_empty_cache_steps", "trackio_bucket_id", "trackio_space_id",
-        "trackio_static_space_id",
-    }
-)  # fmt: skip
-"""TrainingArguments that no training step depends on: evaluation, logs, checkpoints, and how data is
-loaded (trainer.py in transformers 4 and 5).
 """
 
 SCHEDULES: Mapping[str, str] = {
@@ -509,7 +490,7 @@ def find_dated(values: Mapping[str, Any], version: Any) -> Iterator[tuple[str, s
             yield (
                 name,
                 f"{describe_lack(name, window)}{choice}",
-                Effect.STOPS if release else Effect.NUMBERS,
+                Effect.STOPS if release else Effect.NONE if name in QUIET else Effect.NUMBERS,
             )
     for name, usual in {**DEFAULTS, **COURSE, **TRAINED}.items():
         first, before = CHANGED.get(name, ("0", usual))

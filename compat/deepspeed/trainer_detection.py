@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bridge.errors import BridgeError
 from bridge.files import find, read_text
+from bridge.stack.training_arguments import TRL
 from compat.deepspeed.trainer import NAMES
 
 PACKAGES = ("transformers", "trl")
@@ -263,7 +264,9 @@ def _imports_trainer(tree: ast.Module) -> Iterator[bool]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             package = (node.module or "").partition(".")[0]
-            yield package in PACKAGES and any(one.name.endswith(PARTS) for one in node.names)
+            yield package in PACKAGES and any(
+                one.name.endswith(PARTS) or one.name in TRL["defaults"] for one in node.names
+            )
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id in aliases and node.attr.endswith(PARTS)
 

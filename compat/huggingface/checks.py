@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from bridge.plan.families import NULL
 from bridge.plan.families.refusals import REFUSALS, STRICT, find_refused_values, keys_below
 from bridge.stack.checks import Check, Checks, Seen, report_remarks
 from bridge.stack.dialect import Config
@@ -22,7 +23,7 @@ def _identity(value: Any, several: bool) -> bool:
     """Return whether a value is the number of a token, or a list of such numbers if `several`."""
     if several and isinstance(value, list | tuple):
         return all(_identity(one, False) for one in value)
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+    return value in (None, NULL) or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _token(path: str) -> Check:

@@ -90,7 +90,7 @@ class MegatronCheckpoints(CheckpointSide):
     native_parameters = "neutral"
     scheduled = ("lr", "weight_decay")
 
-    def config_of_record(self, hub: Hub, whole: bool = False) -> Config | None:
+    def config_of_record(self, hub: Hub) -> Config | None:
         """Return the config of the arguments that Megatron-LM saved, of those that rules call facts about
         the model.
         """
@@ -98,9 +98,8 @@ class MegatronCheckpoints(CheckpointSide):
         from compat.megatron.checkpoint.run import run_state
 
         args = run_state(hub).get("args")
-        if not isinstance(args, Mapping) or not args.get("num_layers"):
-            return None
-        if whole and len(args) < WHOLE:
+        # What a conversion did not know to write is no default of the run.
+        if not isinstance(args, Mapping) or not args.get("num_layers") or len(args) < WHOLE:
             return None
         facts = {
             path

@@ -9,7 +9,8 @@ import pytest
 
 import bridge
 import compat
-from bridge.plan.families import FAMILIES, read_by
+from bridge.errors import BridgeError
+from bridge.plan.families import FAMILIES, GENERIC, groups, read_by
 from bridge.plan.families.refusals import MASKED, WINDOWED
 from bridge.stack.dialect import Config
 from bridge.stack.rules import Effect
@@ -36,6 +37,7 @@ DEEPSEEK = (
     " --moe-router-pre-softmax --moe-router-topk-scaling-factor 2.5 --moe-shared-expert-intermediate-size 128"
     " --moe-grouped-gemm"
 )
+TOKENS = ("bos_token_id", "eos_token_id")
 NONE = " --moe-router-load-balancing-type none"
 
 
@@ -101,6 +103,35 @@ def test_further_tokens_are_lost_where_no_model_is_trained_on_them() -> None:
 
 
 # Families
+
+
+SPECIAL = tuple(
+    sorted({key for keys, _ in groups() for key in keys} - GENERIC.keys_it_reads - set(TOKENS))
+)
+"""Keys that only some families have."""
+PAIRS = ((8, 16), (0.25, 0.5), (False, True), ("gelu", "silu"))
+
+
+@pytest.mark.parametrize("stack", ("automodel", "huggingface"))
+def test_what_a_familys_key_does_without_a_family_is_not_known(stack: str) -> None:
+    def read(key: str, value: Any) -> Config:
+        if stack == "huggingface":
+            return compat.load(stack).read({key: value})
+        return AUTOMODEL.read({"model": {"config": {key: value}}}, "0.7.0", 4)
+
+    tried = 0
+    for key in SPECIAL:
+        for pair in PAIRS:
+            try:
+                one, other = (read(key, value) for value in pair)
+            except BridgeError:
+                continue  # a value of another type
+            tried += 1
+            assert Effect.NUMBERS in {row.effect for row in compare(one, other)}, key
+            lost = bridge.translate(one, megatron(LLAMA).dialect).findings
+            assert any(row.path.endswith(key) and row.effect is Effect.NUMBERS for row in lost), key
+            break
+    assert tried > 60
 
 
 GPT2 = f"{SIZES} --position-embedding-type learned_absolute --normalization LayerNorm"
@@ -262,6 +293,40 @@ def test_a_window_stops_the_forward_pass_exactly_where_that_is_said(
         stops = True
     read = compat.load("huggingface").read({"model_type": family, **config})
     assert (Effect.STOPS in effects(read).values()) == stops
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("narrow", ({}, {"qk_nope_head_dim": 7}, {"kv_lora_rank": 7}), ids=str)
+def test_channels_in_pairs_at_an_odd_place_stop_exactly_where_that_is_said(
+    narrow: dict[str, int], dtype: str
+) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    latent = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8}
+    config = {
+        "num_hidden_layers": 1,
+        "first_k_dense_replace": 1,
+        "hidden_size": 64,
+        "vocab_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+        "q_lora_rank": None,
+        **latent,
+        **narrow,
+    }
+    model = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**config))
+    try:
+        model.to(getattr(torch, dtype))(input_ids=torch.zeros(1, 4, dtype=torch.long))
+        stops = False
+    except RuntimeError as error:
+        assert "stride divisible by 2" in str(error)
+        stops = True
+    formats = {f"{name}_dtype": dtype for name in ("param", "reduce", "output")}
+    policy = {"_target_": "torch.distributed.fsdp.MixedPrecisionPolicy", **formats}
+    read = recipe("deepseek_v2", config, distributed={"strategy": "fsdp2", "mp_policy": policy})
+    assert bridge.lift(read).precision.compute == {"float32": "fp32", "bfloat16": "bf16"}[dtype]
+    found = effects(read)
+    assert (Effect.STOPS in found.values()) == stops
 
 
 @pytest.mark.parametrize("family", sorted(WINDOWED))

@@ -42,6 +42,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     tokens: int = SEQUENCE
     seed: int = 7
+    padding: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Outcome:
 def model_of(case: Case) -> GPT:
     """The case's model, the same in every process."""
     model = GPT(case.shape, seed=case.seed).to(case.dtype)
+    model.embedding.tokens.padding_idx = case.padding
     for name, weight in model.named_parameters():
         weight.requires_grad_(not any(part in name for part in case.frozen))
     return model

@@ -766,6 +766,12 @@ def test_what_arguments_do_not_name_contradicts_nothing(tmp_path: Path) -> None:
     files = formats.plan_files(megatron, replace(hub, client=few), Wanted())
     source = tmp_path / "run"
     writing.write_checkpoint(files, source, (), lambda count, fresh: None)
+    code, out = converted(source, "huggingface", tmp_path / "bare out")
+    assert (
+        code in (0, 2)
+        and "no config.json" in out
+        and not (tmp_path / "bare out/config.json").exists()
+    )
     config = given(tmp_path, rope_theta=5.0, rms_norm_eps=1e-2)
     assert converted(source, "huggingface", tmp_path / "out", "--config", config)[0] == 0
 

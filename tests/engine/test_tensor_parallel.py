@@ -196,6 +196,19 @@ def test_frozen_parameters(run: Any, frozen: tuple[str, ...], sequence: bool) ->
             assert torch.allclose(outcome.change[name], change, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("row", [0, SHAPE.vocab - 1])
+def test_the_row_of_the_padding_token_gets_no_gradient_as_an_input(
+    run: Any, row: int, tied: bool
+) -> None:
+    case = Case({**SGD, "parallel.tensor": 2}, replace(SHAPE, tied=tied), padding=row)
+    expected = plain(case)
+    for outcome in run(2, trained, case):
+        agree(outcome, expected)
+        # A tied row has a gradient as an output.
+        assert bool(outcome.change["embedding.tokens.weight"][row].any()) == tied
+
+
 # Each list of names alone, and together; every one of them must reproduce the unsplit model.
 NAMES = {
     "columns and rows": TensorPlan(columns=("up",), rows=("down",)),

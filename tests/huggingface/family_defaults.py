@@ -10,6 +10,8 @@ from typing import Any
 LEFT_OUT = ("num_mtp_layers", "num_nextn_predict_layers", "output_router_logits")
 """Keys whose default describes layers that transformers' own model does not have, or a choice that whoever trains makes."""
 
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
 
 def defaults(config: str, known: frozenset[str]) -> dict[str, Any]:
     """What the class `config` takes where a key is left out; rotary positions in their older words."""
@@ -29,6 +31,8 @@ def defaults(config: str, known: frozenset[str]) -> dict[str, Any]:
         for key, value in fields.items()
         if key in known and key not in (*LEFT_OUT, "rope_parameters")
     }
+    # Some classes set these when they are built.
+    found |= {key: getattr(made, key) for key in TOKENS if key in known}
     found |= _rotary(getattr(made, "rope_parameters", None) or {}, known)
     return dict(sorted((key, value) for key, value in found.items() if value is not None))
 

@@ -122,7 +122,10 @@ def modelled(config: Config) -> Mapping[str, Any]:
     return {path: value for path, value in bridge.lift(config).values().items() if path in MODEL}
 
 
-OTHER_CODE = ("model.moe.aux_trained", "model.moe.aux_loss", "model.moe.balance")
+OTHER_CODE = (
+    *("model.moe.aux_trained", "model.moe.aux_loss", "model.moe.balance"),
+    "model.embedding.padding",
+)
 MODEL = frozenset(path for path in paths() if path.startswith("model.") and path not in OTHER_CODE)
 
 
@@ -457,6 +460,14 @@ STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
         "num_key_value_heads",
         {"model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 4},
         {"model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 8},
+    ),
+    *(
+        (
+            "qk_rope_head_dim",
+            {"model_type": family, "qk_rope_head_dim": 3},
+            {"model_type": family, "qk_rope_head_dim": 2},
+        )
+        for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
     ),
     (
         "rotary_dim",

@@ -108,6 +108,22 @@ def test_recomputation_and_offload_need_less_of_the_device() -> None:
     assert host == states(usual)["master"] + states(usual)["moments"]
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
+def test_gradients_are_not_there_before_the_only_backward_pass(sharding: Any) -> None:
+    rules = MemoryRules(sharding=sharding)
+    moments = [
+        estimate(rules, world=4, zero__stage=3, batch__accumulation=number).largest.moments
+        for number in (1, 2)
+    ]
+    gradients = states(estimate(rules, world=4, zero__stage=3).largest)["gradients"]
+    once, summed = (
+        {name: sum(t.bytes for t in terms) for name, terms in one.items()} for one in moments
+    )
+    assert once["the loss"] == summed["the loss"] - gradients
+    # A block's backward pass comes while some of the blocks have no gradients yet.
+    assert once["the backward pass of a block"] < summed["the backward pass of a block"]
+
+
 def test_experts_are_divided_among_their_own_tensor_ranks() -> None:
     shape = Architecture(layers=1, experts=Experts(4, 512, 1), bias=False)
     share = Share(ranks=4, experts=2, within=2, same=1)

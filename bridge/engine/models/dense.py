@@ -67,6 +67,9 @@ class Dense(nn.Sequential):
         self.whole = frozenset(path for path, there in presence.items() if there)
         for name, weight in self.named_parameters():
             _initialize(name, weight, model, seed)
+        if embedding.tokens.padding_idx is not None:
+            with torch.no_grad():
+                embedding.tokens.weight[embedding.tokens.padding_idx] = 0.0
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """Return the tensor plan that splits this model over `ranks` tensor ranks. Raises
@@ -151,7 +154,9 @@ WHOLE = {
 
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
     """Yield a problem for each field of the plan that this model does not support."""
-    scaling = model.rotary.scaling.kind
+    scaling, row = model.rotary.scaling.kind, model.embedding.padding
+    if isinstance(row, int) and row >= shape.vocab:
+        yield f"model.embedding.padding: found {row}; expected a number below the vocabulary ({shape.vocab}), or none"
     options = {
         "model.moe.score": model.moe.score not in (None, *SCORES),
         "model.moe.groups": (model.moe.groups or 1) > 1,
@@ -220,7 +225,8 @@ class Embedding(nn.Module):
 
     def __init__(self, model: Model, shape: Architecture) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(shape.vocab, shape.hidden)
+        row = model.embedding.padding
+        self.tokens = nn.Embedding(shape.vocab, shape.hidden, None if row == "none" else row)
         self.positions = nn.Embedding(shape.rows, shape.hidden) if shape.rows else None
         self.first, self.scale = model.embedding.offset or 0, model.embedding.scale or 1.0
         self.dropout = nn.Dropout(model.embedding.dropout or 0.0)

@@ -371,6 +371,13 @@ class Keeper:
         )  # fmt: skip
         return [logits, weight, inputs]
 
+    def residual(self, number: int) -> Term:
+        """Some tensors of the residual's shape, which a backward pass needs for a moment."""
+        return product(
+            "activations", "gradients of the residual", (number / self.tokens.sequence, "tensors"),
+            (self.tokens.count, "tokens"), (self.shape.hidden, "elements"), (self.width, "bytes"),
+        )  # fmt: skip
+
     def block_backward(self, block: int) -> list[Term]:
         """What the backward pass of a block needs: gradients at the widest place of the block and,
         where matrix products do not add to the gradient buffer themselves, the gradient of its
@@ -386,10 +393,7 @@ class Keeper:
                 "activations", f"gradient of: {wide.what}", (tokens.count, "tokens"),
                 (wide.width, "elements"), (self.width, "bytes"), (1 / wide.ranks, f"(1/{wide.ranks})"),
             ),
-            product(
-                "activations", "gradients of the residual", (2 / tokens.sequence, "tensors"),
-                (tokens.count, "tokens"), (shape.hidden, "elements"), (self.width, "bytes"),
-            ),
+            self.residual(2),
         ]  # fmt: skip
         largest = max(part.outputs * max(part.inputs, 1) for part in shape.parts(block + 1))
         factors = (

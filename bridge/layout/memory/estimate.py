@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -188,13 +188,30 @@ class Estimator:
         states = [*state_terms(self.plan, held, self.rules), *self._workspace(held)]
         moments: dict[str, tuple[Term, ...]] = {}
         update = step_terms(self.plan, held, self.rules)
-        followed: Iterable[tuple[Moment, list[Term]]] = self._moments(pipeline, rank)
-        for kind, extra in (*followed, ("step", update)):
+        for kind, layer, extra in (*self._moments(pipeline, rank), ("step", 0, update)):
             name = MOMENTS[kind]
             terms = [*extra, *buffer_terms(self.plan, held, self.rules, kind)]
-            if device_bytes(terms) >= device_bytes(moments.get(name, ())):
+            terms += self._absent(states, parameters, layer)
+            if name not in moments or device_bytes(terms) >= device_bytes(moments[name]):
                 moments[name] = tuple(terms)
         return RankEstimate(rank, tuple(states), moments)
+
+    @cached_property
+    def _clears(self) -> bool:
+        """Whether a step begins without gradients and sums none: torch's `zero_grad` frees them."""
+        return self.microbatches == 1 and self.rules.sharding in ("fsdp", "ddp")
+
+    def _absent(
+        self, states: Sequence[Term], parameters: Sequence[Parameter], layer: int
+    ) -> Iterator[Term]:
+        """Yield the gradients of layers before `layer`, which do not exist yet."""
+        trained = [one for one in parameters if one.trainable]
+        later = set(self.shape.names[layer:])
+        before = sum(one.size for one in trained if one.name.partition(".")[0] not in later)
+        if self._clears and before:
+            share = before / sum(one.size for one in trained)
+            size = round(share * sum(one.bytes for one in states if one.kind == "gradients"))
+            yield Term("gradients", "not there yet", -size, f"{share:.4g} of the gradients, less")
 
     def _parameters(self, pipeline: Pipeline, rank: int) -> list[Parameter]:
         local, homes = pipeline.local(rank), pipeline.schedule.homes
@@ -235,9 +252,9 @@ class Estimator:
                 (fused, "elements"), (width, "bytes"),
             )  # fmt: skip
 
-    def _moments(self, pipeline: Pipeline, rank: int) -> Iterator[tuple[Moment, list[Term]]]:
-        """Yield the moments of a step at which a rank may need the most memory, with the terms that
-        it has beside its states.
+    def _moments(self, pipeline: Pipeline, rank: int) -> Iterator[tuple[Moment, int, list[Term]]]:
+        """Yield the moments of a step at which a rank may need the most memory, with the first
+        layer whose backward pass is done, and with the terms that the rank has beside its states.
         """
         kept = {stage: self._stage(pipeline.layers[stage]) for stage in pipeline.local(rank)}
         sizes = {stage: self.keeper.bytes(all_) for stage, all_ in kept.items()}
@@ -258,8 +275,8 @@ class Estimator:
             base = [
                 term for one, number in numbers.items() for term in self._held(kept[one], number)
             ]
-            for name, extra in self._extras(pipeline.layers[stage], forward):
-                yield name, [*base, *extra]
+            for name, layer, extra in self._extras(pipeline.layers[stage], forward):
+                yield name, layer, [*base, *extra]
 
     def _held(self, kept: Mapping[Kept, int] | Sequence[Kept], number: int) -> Iterator[Term]:
         if not number:
@@ -271,14 +288,20 @@ class Estimator:
             of = "layers" if number == 1 else f"layers, {number} microbatches in flight"
             yield from self.keeper.terms([one], times * number, of)
 
-    def _freed(self, block: int, again: Mapping[int, int]) -> list[Term]:
-        """What is gone at the end of the backward pass of a block: all that it kept."""
-        kept = [self.keeper.input()] * again[block] if block in again else self.keeper.kept(block)
-        size = self.keeper.bytes(kept)
-        return [Term("activations", "freed by then", -size, f"less {size:,} bytes of this block")]
+    def _freed(self, layers: range) -> list[Term]:
+        """What is gone after the backward pass of the last `layers` of a stage: all that they kept."""
+        size = self.keeper.bytes(self._kept(layers))
+        return [Term("activations", "freed by then", -size, f"less {size:,} bytes of later layers")]
 
     def _stage(self, layers: range) -> list[Kept]:
         """What a stage keeps of a microbatch."""
+        kept = self._kept(layers)
+        if layers[-1] <= self.shape.layers and not self.rules.frees_outputs:
+            kept.append(self.keeper.input()._replace(what="output for the next stage"))
+        return kept
+
+    def _kept(self, layers: range) -> list[Kept]:
+        """What some layers of a stage keep of a microbatch."""
         kept: list[Kept] = []
         again = self._again(layers)
         for layer in layers:
@@ -290,8 +313,6 @@ class Estimator:
                 kept += self.keeper.kept(block) if chunk is None else [self.keeper.input()] * chunk
             elif self.shape.vocab:
                 kept += self.keeper.head()
-        if layers[-1] <= self.shape.layers and not self.rules.frees_outputs:
-            kept.append(self.keeper.input()._replace(what="output for the next stage"))
         return kept
 
     def _again(self, layers: range) -> dict[int, int]:
@@ -310,16 +331,22 @@ class Estimator:
         size = recompute.layers or 1
         return {block: int(place % size == 0) for place, block in enumerate(blocks)}
 
-    def _extras(self, layers: range, forward: bool) -> Iterator[tuple[Moment, list[Term]]]:
+    def _extras(self, layers: range, forward: bool) -> Iterator[tuple[Moment, int, list[Term]]]:
         has_head = layers[-1] == self.shape.layers + 1 and bool(self.shape.vocab)
         if forward:
-            yield ("loss", self.keeper.loss()) if has_head else ("forward", [])
+            moment: Moment = "loss" if has_head else "forward"
+            yield moment, layers.stop, self.keeper.loss() if has_head else []
             return
         if has_head:
-            yield "output", self.keeper.output_backward()
+            yield "output", layers.stop, self.keeper.output_backward()
         blocks = [layer - 1 for layer in layers if 0 < layer <= self.shape.layers]
         again = self._again(layers)
-        for block in {self.shape.has_experts(one): one for one in reversed(blocks)}.values():
+        experts = self.shape.has_experts
+        ends = {*{experts(one): one for one in reversed(blocks)}.values()}
+        if self._clears:
+            # Later blocks have gradients in place of activations: the most is needed at one end.
+            ends |= {*{experts(one): one for one in blocks}.values()}
+        for block in ends:
             extra = self.keeper.block_backward(block)
             if block in again:
                 size = (
@@ -327,9 +354,13 @@ class Estimator:
                 )
                 what = "layers that are computed again"
                 extra += self.keeper.terms(self.keeper.block(block), size, what)
-            yield "block", extra
+            done = range(block + 2, layers.stop)
+            yield "block", done.start, [*extra, *(self._freed(done) if self._clears else [])]
             if self.rules.sharding == "fsdp":
-                yield "reduce", self._freed(block, again)
+                # Recomputation has the block's input, output and the gradients of both until then.
+                hidden = self.keeper.residual(4 if block in again else 1)
+                gone = range(block + 1, layers.stop if self._clears else block + 2)
+                yield "reduce", done.start, [hidden, *self._freed(gone)]
 
 
 def _fuse_shapes(parameters: Sequence[Parameter]) -> set[tuple[int, ...]]:

@@ -241,7 +241,8 @@ def buffer_terms(plan: Plan, rank: Rank, rules: MemoryRules, moment: Moment) -> 
     sharded = rules.sharding == "fsdp" or (
         rules.sharding == "megatron" and (plan.zero.effective_stage or 0) >= 2
     )
-    if not sharded or rank.shards == 1 or moment == "step":
+    single = rank.shards == 1 and rules.units == "blocks"
+    if not sharded or single or moment == "step":
         return []
     widths, level = _widths_of(plan, rules), plan.zero.effective_stage
     sizes = _unit_sizes(rank, trained=False)
@@ -251,7 +252,11 @@ def buffer_terms(plan: Plan, rank: Rank, rules: MemoryRules, moment: Moment) -> 
     head = [one for one in rank.parameters if one.trainable and one.name.startswith("head")]
     block = max(sizes.values(), default=0)
     if rules.units == "layers":
-        whole = block if moment in ("block", "reduce") else 0
+        output = sum(one.size for one in rank.parameters if one.name.startswith("head"))
+        # The last unit stays whole until its backward pass; a backward pass gathers the next unit
+        # ahead (torch/distributed/fsdp: _root_pre_forward; BackwardPrefetch.BACKWARD_PRE).
+        ahead = block if len(sizes) > 1 else root - output
+        whole = {"forward": 0, "loss": output, "output": output}.get(moment, block + ahead)
     else:
         # The root, which holds what no block does, is whole from the first forward to the last
         # backward pass, and so are its gradients from the output layer's backward pass on.

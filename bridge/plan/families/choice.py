@@ -59,6 +59,9 @@ UNSAID = (
     "model.embedding.padded_vocab",
     "model.predicted",
     "model.embedding.max_positions",
+    "model.embedding.padding",
+    "model.embedding.begin",
+    "model.embedding.ends",
 )
 
 

@@ -142,6 +142,34 @@ def _own_scale(value: Any, target: Target, model: Group) -> Any:
     return 1 / sqrt(size) if value is None and size else value
 
 
+def _number(value: Any, source: Source, model: Group) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _padding(value: Any, source: Source, model: Group) -> int | str | None:
+    """Return the row of the padding token; torch counts a negative number from the last row.
+
+    Without the key, a class that comes with a model's weights may have any number.
+    """
+    if value is None:
+        return "none" if source.defaults or source.has("pad_token_id") else None
+    row = _number(value, source, model)
+    return row if row is None or row >= 0 else row + (model.get("vocab") or 0)
+
+
+def _padding_token(value: Any, target: Target, model: Group) -> Any:
+    return target.open("pad_token_id") if value in (None, "none") else value
+
+
+def _tokens(value: Any, source: Source, model: Group) -> tuple[int, ...] | None:
+    several = value if isinstance(value, list | tuple) else (value,)
+    return None if any(_number(one, source, model) is None for one in several) else tuple(several)
+
+
+def _tokens_of(value: Any, target: Target, model: Group) -> Any:
+    return value[0] if value is not None and len(value) == 1 else value
+
+
 RANK = "q_lora_rank"
 
 
@@ -176,6 +204,9 @@ CODECS: Mapping[str, Codec] = {
         _heads, lambda value, target, model: model.get("heads") if value is None else value
     ),
     "head": Codec(_head, _head),
+    "padding": Codec(_padding, _padding_token),
+    "token": Codec(_number, _put),
+    "tokens": Codec(_tokens, _tokens_of),
     "four": Codec(_four, _put),
     "scale": Codec(_scale, _own_scale),
     # A null in the file, or the default of a known class, means that queries are not compressed

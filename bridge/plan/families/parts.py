@@ -328,7 +328,7 @@ PARTS: Mapping[str, KeyGroup] = {
         },
     ),
     "epsilon": KeyGroup(
-        _always("rms_norm_eps", "layer_norm_eps"),
+        _always("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
         _always("norm.eps", "norm.kind"),
         _read_epsilon,
         _write_epsilon,

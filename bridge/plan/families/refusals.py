@@ -20,20 +20,10 @@ STRICT = "5.12.1"
 """The first known release of transformers whose configs check themselves in this way."""
 EVEN = "5.23.0"
 """The first known release of transformers that checks the rotated size of a head."""
-_PADDED = (
-    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text mixtral qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3 glm4_moe_lite "
-    "glm4_moe gpt_oss nemotron olmo2 phi3 cohere cohere2 opt phi starcoder2 smollm3 granite glm glm4 ernie4_5 ernie4_5_moe "
-    "minimax_m2 exaone_moe"
+PADDED = frozenset(
+    name for name, one in FAMILIES.items() if one.config and "embedding.padding" in one.keys
 )
-PADDED = frozenset(_PADDED.split())
 """Families whose embeddings know the number of the padding token."""
-PADDING = {
-    **dict.fromkeys(("olmoe", "olmo2", "opt"), 1),
-    "phi3": 32_000,
-    "smollm3": 128_004,
-    **dict.fromkeys(("glm", "glm4"), 151_329),
-}
-"""Numbers of the padding token that the config classes have by default, if above 0."""
 LATENT = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe_lite"})
 """Families whose rotated part of a head has a size of its own."""
 ROTATED = frozenset(PADDED - {"opt"})
@@ -185,7 +175,7 @@ def _shares_latent_heads(values: Keys, keys: Keys) -> bool:
 
 
 def _is_no_token(values: Keys, keys: Keys) -> bool:
-    token = values.get("pad_token_id", PADDING.get(values["model_type"]))
+    token = values.get("pad_token_id", FAMILIES[values["model_type"]].defaults.get("pad_token_id"))
     vocab = values.get("vocab_size") or 0
     return isinstance(token, int) and bool(vocab) and not -vocab <= token < vocab
 
@@ -329,6 +319,16 @@ REFUSALS = (
         "modeling_rope_utils.py: RotaryEmbeddingConfigMixin.validate_rope",
         "odd-size-of-a-head",
         EVEN,
+    ),
+    Refusal(
+        "qk_rope_head_dim",
+        LATENT,
+        # The config refuses larger ones.
+        lambda values, keys: values.get("qk_rope_head_dim") in (1, 3),
+        "is odd, and these channels are rotated in pairs: transformers stops in the first forward pass; use an"
+        " even number",
+        "models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb, and its like",
+        "odd-number-that-is-rotated",
     ),
     Refusal(
         "rotary_dim",

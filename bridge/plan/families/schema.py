@@ -20,6 +20,9 @@ Sorts = Annotated[tuple[Literal["dense", "sparse"], ...], BeforeValidator(tuples
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(tuples)]
 Switches = Annotated[tuple[bool, ...], BeforeValidator(tuples)]
 Bits = Annotated[tuple[Literal[0, 1], ...], BeforeValidator(tuples)]
+Token = Whole | str | Null
+"""The number of a token; a text is kept, because releases differ in what they do with it."""
+Tokens = Annotated[tuple[Whole | str, ...] | Token, BeforeValidator(tuples)]
 Free = dict[str, Any]
 REST = "*"
 """Where a config keeps keys that its schema does not name."""
@@ -51,6 +54,16 @@ class ModelKeys(Section):
     )
     intermediate_size: Count | None = field(None, description="Width of the feed-forward layer.")
     vocab_size: Count | None = field(None, description="Vocabulary size.")
+    pad_token_id: Token | None = field(
+        None,
+        description="Number of the padding token, whose row of the embedding most families do not train.",
+    )
+    bos_token_id: Token | None = field(
+        None, description="Number of the token that begins a document."
+    )
+    eos_token_id: Tokens | None = field(
+        None, description="Number of the token that ends a document, or of several tokens."
+    )
     tie_word_embeddings: bool | None = field(
         None, description="Embedding and output layer share their weights."
     )

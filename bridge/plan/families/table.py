@@ -58,6 +58,13 @@ class Family:
         """Keys for the number of layers."""
         return self.keys["layers"].names if "layers" in self.keys else ()
 
+    def leaves_open(self, *keys: str) -> bool:
+        """Whether nobody knows what one of these keys does: the family is not known, or a plan
+        describes only the fields that every model has, and the key is about another one.
+        """
+        known = self.name and not self.foreign
+        return not known and not self.keys_it_reads.issuperset(keys)
+
     @cached_property
     def keys_it_reads(self) -> frozenset[str]:
         """Keys that it reads."""

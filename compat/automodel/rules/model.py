@@ -163,9 +163,19 @@ def count_layers(values: Group) -> int | None:
     return count
 
 
+PADDING = "model.embedding.padding"
+PADDED = ("ernie4_5_moe",)
+"""Families whose padding token AutoModel's own code for models with experts knows
+(components/models/ernie4_5/model.py: embed_tokens); for the others it trains all rows.
+"""
+
+
 def _read_fields(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
-        fields = model_fields(values)
+        fields = dict(model_fields(values))
+        own = family(values).name in SPLITS and not is_of_transformers(values, context)
+        if own and family(values).name not in PADDED:
+            fields[PADDING] = "none"
         return {path: fields[path] for path in ours if path in fields}
 
     return read
@@ -341,6 +351,9 @@ def _effect_on_model(keys: tuple[str, ...], effect: Effect) -> Callable[[Group],
     return of_values
 
 
+UNTOLD = "no known family of models says what this key does in this model"
+
+
 def _group_rule(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
     """Return the rule between keys of the model's config and fields of the plan's model. Keys and
     fields are given without the prefixes `model.config.` and `model.`.
@@ -366,6 +379,10 @@ def _group_rule(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
             *((PIPELINE,) if tied else ()),
         ),
         carries=carries,
+        blurs=lambda values: family(values).leaves_open(
+            *(key for key in keys if values.get(C + key) is not None)
+        ),
+        tells=lambda values: UNTOLD,
         lossy="AutoModel cannot tie embeddings in a pipeline, so they are untied; train without a pipeline to tie them"
         if tied
         else "the model's family determines this field",

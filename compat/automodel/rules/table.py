@@ -292,7 +292,7 @@ PRECISION = convert(
         D + "preserve_fp32_weights",
     ),
     ("precision.compute", "precision.master", "precision.reduce", "precision.autocast"),
-    lambda values, context: _read_precision(values),
+    lambda values, context: read_precision(values),
     lambda values, context: _write_precision(values, context),
     sees=(D + "strategy", D + "_target_", *STRATEGY_SEES),
     carries={
@@ -312,7 +312,8 @@ PRECISION = convert(
 )
 
 
-def _read_precision(values: Group) -> Group:
+def read_precision(values: Group) -> Group:
+    """Return the number formats of a recipe as fields of the plan."""
     kind = running(values)
     storage = values.get(MODEL_DTYPE)
     storage = None if storage == "auto" else storage

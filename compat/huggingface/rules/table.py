@@ -99,6 +99,7 @@ def _spell_model(
     }
 
 
+UNTOLD = "no known family of models says what this key does in this model"
 OWN = "not every family of models can express this field; the nearest family is used"
 
 
@@ -120,6 +121,10 @@ def _group_rule(keys: tuple[str, ...], model_paths: tuple[str, ...]) -> Rule:
         effect=effect,
         sees=others,
         carries=carries,
+        blurs=lambda values: (family_of(values.get(TYPE)) or GENERIC).leaves_open(
+            *(key for key in keys if values.get(key) is not None)
+        ),
+        tells=lambda values: UNTOLD,
         lossy=OWN,
         note="" if keys else "a fact that the family of the model determines",
         model=True,

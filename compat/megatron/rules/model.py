@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert, rename
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, always, convert, rename
 from compat.megatron.rules import (
     attention as attention_rules,
     experts as expert_rules,
@@ -483,6 +483,12 @@ RULES = (
     DROPOUT,
     INIT,
     PREDICTED,
+    always(
+        "model.embedding.padding",
+        "none",
+        "Megatron trains the row of the padding token as all others, in inputs that contain this token",
+        source="core/tensor_parallel/layers.py: VocabParallelEmbedding",
+    ),
     *attention_rules.RULES,
     *rotary_rules.RULES,
     *expert_rules.RULES,

@@ -71,6 +71,7 @@ REASONS = {
         "embedding.positions": "Fast-LLM's positions are rotary, learned or none",
         "embedding.norm": "Fast-LLM has no norm after the embedding",
         "embedding.output_bias": "Fast-LLM's output layer has no bias",
+        "embedding.padding": "Fast-LLM trains the row of the padding token as all others, in inputs that contain this token",
         "embedding.offset": "Fast-LLM's table of learned positions has position 0 in row 0",
         "moe.score": "Fast-LLM's router computes the softmax over a token's chosen experts",
         "moe.normalised": (

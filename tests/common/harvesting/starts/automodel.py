@@ -52,7 +52,10 @@ def start(config: Config) -> None:
         raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error
 
 
-UNASKED = ("model.config.num_key_value_heads",)
+UNASKED = tuple(
+    f"model.config.{key}"
+    for key in ("num_key_value_heads", "qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank")
+)
 """Settings whose stops come in the forward pass of models with experts too, which is not run here."""
 TOKENS = 4
 

@@ -13,7 +13,7 @@ from bridge.stack.dialect import Config
 from compat.huggingface.formats import text
 from harvesting.machine import MachineError, judge
 
-UNASKED = ("num_key_value_heads", "rotary_dim")
+UNASKED = ("num_key_value_heads", "rotary_dim", "qk_rope_head_dim")
 """Settings whose stops come in the forward pass, which is not run here."""
 
 
