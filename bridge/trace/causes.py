@@ -59,6 +59,7 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "optimizer-replaced",
         "moments-lost",
         "moments-missing",
+        "moments-changed",
         "moments-not-resumed",
         "schedule-not-resumed",
         "updates-lost",
@@ -457,16 +458,12 @@ def _find_loss_fault(case: Case) -> Found | None:
         loss = f"the loss that A's backward pass starts from is {fit[0]:.6g} times B's{which}{_place_text(case)}"
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
-        if after and _clips(case):
+        if after:
+            ways = "a loss scale" if _leaves_gradients(case) else "a loss scale, clipping or both"
             return (
-                f"{loss}; the gradients agree before the update, as clipping or a loss scale makes them",
+                f"{loss}, but the gradients agree before the update, as {ways} would make them",
                 [*same, after],
             )
-        if after:
-            return f"{loss}, but the gradients agree before the update, so this is a loss scale", [
-                *same,
-                after,
-            ]
         return f"{loss}{_count_note(case, fit[0])}", same
     hidden = [
         layer
@@ -506,15 +503,14 @@ def _find_loss_fault(case: Case) -> Found | None:
     )
 
 
-def _clips(case: Case) -> bool:
-    """Return whether a rank of one of the runs clipped its gradients in this step."""
+def _leaves_gradients(case: Case) -> bool:
+    """Return whether both runs logged that clipping left the gradients of this step as they were."""
     lines = (
         steps.get(case.first.name.step)
         for run in _runs_in_order(case)
         for steps in run.lines.values()
     )
-    clips = [line.read().clip for line in lines if line is not None]
-    return any(clip is not None and clip != 1 for clip in clips)
+    return all(line is not None and line.read().clip == 1 for line in lines)
 
 
 def _runs_later(case: Case, layer: str) -> bool:
@@ -841,6 +837,10 @@ def _find_update_fault(case: Case) -> Found | None:
             f" a cause may be {ways}, or two updates in a step"
         )
         return what, [*evidence, *same, *filter(None, [rate_evidence])]
+    # What a run found in itself is more than which updates differ.
+    alone = _find_missing_log(case)
+    if alone:
+        return alone[0], [*evidence, *alone[1]]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))
         return f"the optimizers' settings differ: {named_settings}", [
@@ -862,7 +862,7 @@ def _find_update_fault(case: Case) -> Found | None:
             else ""
         )
         return (
-            f"{statement}: because of separate settings, or of something other than the optimizer",
+            f"{statement}: because of separate settings, of the optimizer's state, or of something other than the optimizer",
             [
                 *evidence,
                 f"{len(lines) - len(faults)} of {len(lines)} weights agree",

@@ -109,15 +109,16 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 class Watched:
     """Replaces the function `name` of `torch.nn.utils.clip_grad` by one that also passes its
-    results to `report`, until `remove` is called.
+    result and its limit to `report`, until `remove` is called.
     """
 
-    def __init__(self, name: str, report: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, report: Callable[[Any, float], None]) -> None:
         self.name, self.plain = name, getattr(clip_grad, name)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = self.plain(*arguments, **keywords)
-            report(result)
+            limits = (*arguments[1:2], keywords.get("max_norm", keywords.get("clip_value")))
+            report(result, float(limits[0]))
             return result
 
         self._put(call)

@@ -250,8 +250,8 @@ class Reduced(Check):
         """The rows of all data ranks in this step, kept until the end of the step."""
         self.before: Tensor | None = None
         self.clipped = self.bounded = False
-        self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
-        self.handles.append(Watched("clip_grad_value_", lambda _: setattr(self, "bounded", True)))
+        self.handles.append(Watched("clip_grad_norm_", lambda *_: setattr(self, "clipped", True)))
+        self.handles.append(Watched("clip_grad_value_", lambda *_: setattr(self, "bounded", True)))
         for at, (_, weight) in enumerate(self.named):
             hook = self.safe(lambda gradient, at=at: self._add_gradient_sketch(at, gradient))
             self.handles.append(weight.register_hook(hook))  # type: ignore[no-untyped-call]
