@@ -105,6 +105,15 @@ class Check:
 
 
 NOTHING = torch.empty(0, dtype=torch.int64)
+FIRST, EVERY = 3, 20
+"""Number of first steps in which what is expensive is checked, and, after them, number of steps
+from one such check to the next.
+"""
+
+
+def is_thorough(step: int) -> bool:
+    """Return whether what is expensive is checked in a step."""
+    return step <= FIRST or step % EVERY == 0
 
 
 class Watched:
