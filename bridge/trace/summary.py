@@ -95,9 +95,8 @@ def measure_statistics(tensor: Tensor) -> Tensor:
     if values.device.type == "cpu":
         total = float(_sum_of(values))
         if math.isfinite(total):
-            low, high = map(float, torch.aminmax(values))
-            squares = float(_norm_of(values)) ** 2
-            numbers = [values.numel(), 0, 0, total, squares, low, high]
+            extremes = map(float, torch.aminmax(values))
+            numbers = [values.numel(), 0, 0, total, float(_norm_of(values)) ** 2, *extremes]
             return torch.tensor(numbers, dtype=torch.float64)
     finite = values.isfinite()
     odd = torch.stack([values.isnan().sum(), values.isinf().sum()]).double()
