@@ -74,14 +74,19 @@ LATE = ("moments-not-resumed", "schedule-not-resumed")
 """Ids of findings that concern the start of a run but are reported only some steps later."""
 
 
-def _find_missing_log(case: Case) -> Found | None:
+def _find_lost_tie(case: Case) -> Found | None:
+    """Rule: one of the runs found that a tie was lost in this step."""
+    return _find_missing_log(case, ("untied",))
+
+
+def _find_missing_log(case: Case, ids: Sequence[str] | None = None) -> Found | None:
     """Rule: one of the runs has a finding in this step that explains the difference, and the other
-    run does not.
+    run does not. `ids` are the findings that do; the default is those of the phase.
     """
     both = [
         {one.id: one for one in reversed(read_findings(run.folder))} for run in _runs_in_order(case)
     ]
-    for id in PROOFS.get(case.first.name.phase, ()):
+    for id in PROOFS.get(case.first.name.phase, ()) if ids is None else ids:
         for side, label in enumerate("AB"):
             one = both[side].get(id)
             if one is None or id in both[1 - side]:
@@ -999,8 +1004,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _find_other_arguments,
         _find_layer_fault,
     ),
-    "backward": (_find_other_numbers, _find_other_modes, _find_loss_fault),
-    "reduce": (_find_state_fault, _find_other_numbers, _find_coarse_format, _find_gradient_fault),
+    "backward": (_find_lost_tie, _find_other_numbers, _find_other_modes, _find_loss_fault),
+    "reduce": (
+        _find_lost_tie,
+        _find_state_fault,
+        _find_other_numbers,
+        _find_coarse_format,
+        _find_gradient_fault,
+    ),
     "update": (_find_update_fault,),
 }
 """The rules that look for the cause, by the phase of the first difference, in the order in which

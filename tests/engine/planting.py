@@ -1373,8 +1373,9 @@ FAULTS |= {
 def known() -> Mapping[str, Planted]:
     """All faults: these, and those that were invented since."""
     from invented import INVENTED
+    from reported import REPORTED
 
-    return FAULTS | INVENTED
+    return {**FAULTS, **INVENTED, **REPORTED}
 
 
 def trained(
