@@ -79,6 +79,11 @@ def _find_lost_tie(case: Case) -> Found | None:
     return _find_missing_log(case, ("untied",))
 
 
+def _find_changed_weights(case: Case) -> Found | None:
+    """Rule: one of the runs found that its weights had changed since the last update."""
+    return _find_missing_log(case, ("weights-changed",))
+
+
 def _find_missing_log(case: Case, ids: Sequence[str] | None = None) -> Found | None:
     """Rule: one of the runs has a finding in this step that explains the difference, and the other
     run does not. `ids` are the findings that do; the default is those of the phase.
@@ -1002,6 +1007,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _find_layer_skip,
         _find_other_modes,
         _find_other_arguments,
+        _find_changed_weights,
         _find_layer_fault,
     ),
     "backward": (_find_lost_tie, _find_other_numbers, _find_other_modes, _find_loss_fault),

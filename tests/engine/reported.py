@@ -341,7 +341,7 @@ REPORTED: Mapping[str, Planted] = {
     "W17": alone(
         sets(step=twice_stepped),
         UPDATE + r"|3/forward/",
-        "two updates|rule",
+        "two updates|rule|a step too many",
         ("step-without-backward",),
     ),
     "W18": alone(
