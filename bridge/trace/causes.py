@@ -265,13 +265,12 @@ def _twice(run: TracedRun, step: int) -> str:
 
 
 def _find_other_numbers(case: Case) -> Found | None:
-    """Rule: the runs ran different numbers of passes in this step, and no run has a setting for
-    this number.
+    """Rule: the runs ran different numbers of passes in this step, though they have the same
+    setting for this number, or none.
     """
     runs = _runs_in_order(case)
-    if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[
-        1
-    ].about.get("mesh"):
+    # With other layouts or settings, runs have other numbers of passes.
+    if any(runs[0].about.get(key) != runs[1].about.get(key) for key in ("accumulation", "mesh")):
         return None
     every = [_passes_of(run, case.first.name.step) for run in runs]
     ranks = sorted(set(every[0]) | set(every[1]))
@@ -506,7 +505,7 @@ def _find_loss_fault(case: Case) -> Found | None:
             f"trained in {label} alone, or is cut off from the loss in {other}",
             evidence,
         )
-    ways = "code, number format, recomputation, weights, or a loss that starts inside of it"
+    ways = "code, number format, recomputation, weights, or a part of the loss that starts from its input or inside of it"
     return (
         f"the backward pass of {layer}{others} computes different values: because of its {ways}",
         evidence,
@@ -624,6 +623,13 @@ def _find_gradient_fault(case: Case) -> Found | None:
         return (
             f"all gradients of A are {fit[0]:.6g} times B's{_place_text(case)}{_count_note(case, fit[0])}",
             [*evidence, f"every gradient of A is {fit[0]:.6g} times B's ({fit[1]} tensors)"],
+        )
+    limits = {_limit_of(*pair) for pair in pairs.values() if pair}
+    if len(limits) == 1 and None not in limits:
+        evidence.append("beyond this, A has the bound with B's sign; elsewhere both agree")
+        return (
+            f"elements of gradients are clipped to at most {limits.pop():.4g} in A alone",
+            evidence,
         )
     holes = [name for name, pair in pairs.items() if pair and _has_extra_zeros(*pair)]
     if holes and len(holes) == len(faults):
@@ -768,6 +774,12 @@ def _stale_text(case: Case, faults: Sequence[TensorVerdict]) -> str:
         if number and worst <= CLOSE
         else ""
     )
+
+
+def _limit_of(values: Tensor, others: Tensor) -> float | None:
+    """Return the bound to which each element of A is B's, or None if there is none."""
+    limit = float(values.abs().max())
+    return limit if torch.allclose(values, others.clamp(-limit, limit), rtol=1e-4) else None
 
 
 def _has_extra_zeros(values: Tensor, others: Tensor) -> bool:

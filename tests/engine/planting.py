@@ -1227,7 +1227,7 @@ FAULTS |= {
     "D1": Planted(
         plants("begins", nudges("norm.weight"), rank=1),
         r"2/forward/norm",
-        "norm is the first",
+        "norm is the first|changed weights",
         ("replicas-differ",),
         "DTensor",
         alike,

@@ -423,7 +423,7 @@ REPORTED: Mapping[str, Planted] = {
         (),
     ),
     "W39": alone(plants("backward", clips_each), REDUCE, "changed|clipped", CHANGED),
-    "W40": alone(plants("backward", clips_values), REDUCE, "changed|clipped|zero in A", CHANGED),
+    "W40": alone(plants("backward", clips_values), REDUCE, "elements .* clipped", ()),
     "W41": alone(
         plants("backward", no_gradients("norm")),
         REDUCE + ".*norm",
@@ -432,7 +432,7 @@ REPORTED: Mapping[str, Planted] = {
     ),
     "W42": alone(shuffles, r"2/forward/input", "another order|different data", ()),
     "W43": alone(fewer, r"2/forward/", "pass", ("accumulation-differs",)),
-    "W44": alone(sets(clip=1e-2), REDUCE, "norm of", (), clean=sets(clip=2e-2)),
-    "W45": alone(sets(clip=1e-2), REDUCE, "alone", ()),
+    "W44": alone(sets(clip=1e-2), r"1/reduce/", "norm of", (), clean=sets(clip=2e-2)),
+    "W45": alone(sets(clip=1e-2), r"1/reduce/", "alone", ()),
 }
 """By name, with the part of a run that tells of it."""
