@@ -326,7 +326,9 @@ REPORTED: Mapping[str, Planted] = {
         MOMENTS + "|rule allows",
         ("moments-changed",),
     ),
-    "W9": alone(plants("begins", restarts), UPDATE, "step count|updates of A|rule", ("update-too-large",)),
+    "W9": alone(
+        plants("begins", restarts), UPDATE, "step count|updates of A|rule", ("update-too-large",)
+    ),
     "W10": alone(plants("begins", forgets), UPDATE, "lost the state", ("moments-lost",)),
     "W11": alone(plants("begins", of_group(lr=0.1)), REDUCE + "state", "learning rate", ()),
     "W12": alone(
