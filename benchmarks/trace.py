@@ -114,13 +114,13 @@ def added(
     return found, spent[0] / (whole - spent[0])
 
 
-ENGINE = tuple((kind, name) for kind in (DesyncCheck, LayerLog) for name in ("saw", "reached"))
+ENGINE = tuple((kind, name) for kind in (DesyncCheck, LayerLog) for name in ("saw", "reach_moment"))
 HOOKS = (
-    *((Invariants, name) for name in ("saw", "reached", "_passing", "_passed")),
+    *((Invariants, name) for name in ("saw", "reach_moment", "_passing", "_hook_output")),
     *(
-        (Reduced, "_left"),
+        (Reduced, "_add_gradient_sketch"),
         (Recomputed, "_ran"),
-        (Positions, "_given"),
+        (Positions, "_record_start"),
         (Cleared, "backward"),
         (Tracer, "_saw"),
     ),
@@ -163,6 +163,7 @@ class Shape:
     blocks: int
     sharded: bool = False
     bounded: bool = True
+    llama: bool = False
 
     @property
     def task(self) -> Task:
@@ -170,21 +171,44 @@ class Shape:
         task = task_of(self.width)
         return replace(task, shape=replace(task.shape, layers=self.blocks))
 
+    def model(self) -> nn.Module:
+        """A GPT, or a Llama of transformers."""
+        return Llama(self) if self.llama else GPT(self.task.shape)
+
     def __str__(self) -> str:
-        return f"{'FSDP2' if self.sharded else 'DDP'}, {self.blocks} blocks of {self.width}"
+        wrapper = f"{'FSDP2' if self.sharded else 'DDP'}{', Llama' if self.llama else ''}"
+        return f"{wrapper}, {self.blocks} blocks of {self.width}"
+
+
+class Llama(nn.Module):
+    """A Llama that returns logits alone."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": shape.width, "intermediate_size": 688, "num_attention_heads": 4}
+        config = LlamaConfig(
+            vocab_size=shape.task.shape.vocab, num_hidden_layers=shape.blocks, **sizes
+        )
+        self.inner = LlamaForCausalLM(config)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.inner(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
 
 
 SHAPES = {
     "ddp": Shape(512, 4),
     "fsdp2": Shape(512, 4, sharded=True),
     "deep": Shape(128, 48, bounded=False),
+    "llama": Shape(256, 4, llama=True),
 }
 
 
 def users_step(shape: Shape, watch: tuple[Debug | None, bool] | None, folder: str) -> Step:
     """A loop of plain torch as its users write it, watched or not."""
     task = shape.task
-    model: nn.Module = GPT(task.shape)
+    model = shape.model()
     if shape.sharded:
         for block in list(model.children())[1:-1]:
             fully_shard(block)

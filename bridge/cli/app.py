@@ -1431,7 +1431,8 @@ def trace_run(
             metavar="ID:PLACE",
             help=(
                 "A fault that is meant: the id of the finding and the layer or parameter that it "
-                "names, or `the run`; it does not count for the exit code. Repeatable."
+                "names, or `the run`; it does not count for the exit code. Repeatable. A whole project "
+                'accepts with accept = ["ID:PLACE"] under [tool.stagebridge.trace] in its pyproject.toml.'
             ),
         ),
     ] = None,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.progress import show_progress
+from bridge.cli.project_settings import FILE as PROJECT, project
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, nearest
 from bridge.files import write_all, write_text
@@ -199,9 +200,14 @@ def start_traced(
         raise BridgeError(
             "trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py"
         )
+    lasting = project().accept
+    pairs = (
+        *(("--accept", one) for one in accepted),
+        *((f"{PROJECT}: tool.stagebridge.trace.accept", one) for one in lasting),
+    )
     BridgeError.raise_if(
-        f"trace run: --accept {one}: expected ID:PLACE, with an id of a finding and the layer or parameter that the finding names"
-        for one in accepted
+        f"trace run: {origin}: {one}: expected ID:PLACE, an id of a finding and the layer or parameter that it names"
+        for origin, one in pairs
         if one.partition(":")[0] not in MEANINGS or not one.partition(":")[2]
     )
     for name in (ATTACHED, FILE):
@@ -256,7 +262,9 @@ def start_traced(
     findings = [json.loads(line) for line in lines]
     every = [f"{one['id']}:{one['where'] or 'the run'}" for one in findings]
     some = [
-        one["severity"] for one, name in zip(findings, every, strict=True) if name not in accepted
+        one["severity"]
+        for one, name in zip(findings, every, strict=True)
+        if name not in {*accepted, *lasting}
     ]
     faults, gone = some.count("fault"), [one for one in accepted if one not in every]
     more = f" ({len(every) - len(some)} more were accepted)" if len(some) < len(every) else ""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import Report, Training
     from bridge.trace.desync import Policy
+    from bridge.trace.tracer import Tracer
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,7 @@ class TrainOptions:
     @property
     def native(self) -> Iterator[str]:
         """Yield the given options that only the native engine supports."""
-        options = {
-            "--save": self.save,
-            "--resume": self.resume,
-            "--trace": self.watch.folder,
-            "--desync": self.watch.desync,
-        }
+        options = {"--save": self.save, "--resume": self.resume}
         options["--groups"] = self.groups
         folder = {f"--model {self.model}": bool(self.model) and is_folder(self.model or "")}
         limits = {"--silence": self.silence is not None, "--timeout": self.timeout is not None}
@@ -273,13 +269,31 @@ def _train_elsewhere(
         model = _named_section(plan, options)
         workload = Workload(architecture, micro=plan.batch.micro or MICRO, model=model)
         trainer = backend.open(plan, workload)
+        tracer = _trace_trainer(trainer, backend.name, plan, options.watch)
         reports = _trainer_reports(trainer, architecture, options)
         for report in reports:
             if here.rank == 0:
                 with redirect_stdout(sys.__stdout__):
                     (_print_report_object if job.json else _print_report)(report)
+        if tracer is not None:
+            tracer.remove()
         trainer.close()
     leave()
+
+
+def _trace_trainer(trainer: Trainer, engine: str, plan: Plan, watch: Watch) -> Tracer | None:
+    """Attach a trace to another stack's engine, if the options ask for one."""
+    if not (watch.folder or watch.desync):
+        return None
+    from bridge.trace.attachment import attach
+
+    source = getattr(trainer, "trace_source", None)
+    if source is None:
+        raise ConfigError(
+            f"--trace, --desync: nothing tells a trace what the engine {engine} does; drop the option, or use --engine native"
+        )
+    debug, policy = watch.add_to_plan(plan).debug, watch.policy()
+    return attach(source(), debug, watch.folder, full=watch.full, policy=policy)
 
 
 def _trainer_reports(

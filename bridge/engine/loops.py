@@ -26,6 +26,7 @@ from bridge.engine.rows import IGNORED, Batch
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
 from bridge.trace import naming
+from bridge.trace.module import ModuleSource
 
 
 class PlainTrainer:
@@ -102,6 +103,10 @@ class PlainTrainer:
 
     def _everyones(self, value: Any) -> Any:
         return everyones(value) if self.data[1] > 1 else [value]
+
+    def trace_source(self) -> ModuleSource:
+        """Return what a trace of this run reads."""
+        return ModuleSource(self.wrapped, self.optimizer, self.accumulation)
 
     def resume(self, place: Path) -> int:
         raise BridgeError(

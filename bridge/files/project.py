@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,9 @@ PATHS = ("auto-from", "allow-path")
 PATTERN: Mapping[str, Kind] = {
     "pattern": ("a pattern or a list of patterns, such as configs/64/**", _patterns)
 }
-FILES = "files"
+TRACE: Mapping[str, Kind] = {"accept": ("a list of texts ID:PLACE", _texts)}
+"""Keys of `[tool.stagebridge.trace]`."""
+FILES, TRACES = "files", "trace"
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class Project:
     exclude: tuple[str, ...] = ()
     reading: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Table, ...] = ()
+    accept: tuple[str, ...] = ()
+    """Findings of a traced training that are meant, each as ID:PLACE."""
 
     def reading_of(self, path: str | None) -> dict[str, Any]:
         """Return the values of options for reading a file.
@@ -175,8 +179,13 @@ def project_of(text: str, where: str) -> Project:
     if not isinstance(section, dict):
         raise BridgeError(f"{place}: found {section!r}, expected a table")
     folder, tables = Path(where).parent, section.get(FILES, [])
-    rest = {name: value for name, value in section.items() if name != FILES}
-    values = _values(rest, {**GATE, **READING}, place, problems, more=FILES)
+    rest = {name: value for name, value in section.items() if name not in (FILES, TRACES)}
+    values = _values(rest, {**GATE, **READING}, place, problems, (FILES, TRACES))
+    trace = section.get(TRACES, {})
+    if not isinstance(trace, dict):
+        problems.append(f"{place}.{TRACES}: found {trace!r}, expected a table")
+        trace = {}
+    watching = _values(trace, TRACE, f"{place}.{TRACES}", problems)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         problems.append(
             f"{place}.{FILES}: expected tables, each under [[tool.stagebridge.{FILES}]]"
@@ -185,7 +194,8 @@ def project_of(text: str, where: str) -> Project:
     files = list(_tables(tables, f"{place}.{FILES}", problems, folder))
     BridgeError.raise_if(problems)
     gate = {name.replace("-", "_"): value for name, value in values.items() if name in GATE}
-    return Project(folder, **gate, reading=_resolve_paths(values, folder), files=tuple(files))
+    reading = _resolve_paths(values, folder)
+    return Project(folder, **gate, **watching, reading=reading, files=tuple(files))
 
 
 def _tables(
@@ -204,15 +214,15 @@ def _values(
     kinds: Mapping[str, Kind],
     place: str,
     problems: list[str],
-    more: str = "",
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the values by the names of their keys, with dashes; add a message to `problems` for each wrong one."""
     values = dict[str, Any]()
     for name, value in table.items():
         key = name.replace("_", "-")
         if key not in kinds:
-            names = ", ".join(filter(None, (*kinds, more)))
-            guess = nearest(key, (*kinds, more))
+            names = ", ".join((*kinds, *more))
+            guess = nearest(key, (*kinds, *more))
             problems.append(f"{place}.{name}: unknown key; expected one of {names}{guess}")
             continue
         words, read = kinds[key]

@@ -15,6 +15,7 @@ from bridge.trace.desync import Desync, DesyncCheck, Policy
 from bridge.trace.filter import Filter
 from bridge.trace.findings import Findings
 from bridge.trace.invariants import Invariants
+from bridge.trace.invariants.inputs import SampleObserver
 from bridge.trace.invariants.masters import Masters
 from bridge.trace.layer_log import LayerLog
 from bridge.trace.log import Log
@@ -109,7 +110,10 @@ def _invariants_observer(source: TraceSource, findings: Findings) -> Iterator[Ob
     """
     if isinstance(source, ModuleSource):
         yield Invariants(source, findings)
-    elif getattr(source, "at_hand", False):
+        return
+    if source.comm.mesh.sizes.get("data", 1) > 1:
+        yield SampleObserver(source, findings)
+    if getattr(source, "at_hand", False):
         yield Masters(source, findings)
 
 

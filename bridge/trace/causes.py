@@ -59,6 +59,7 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "optimizer-replaced",
         "moments-lost",
         "moments-missing",
+        "moments-changed",
         "moments-not-resumed",
         "schedule-not-resumed",
         "updates-lost",
@@ -73,14 +74,24 @@ LATE = ("moments-not-resumed", "schedule-not-resumed")
 """Ids of findings that concern the start of a run but are reported only some steps later."""
 
 
-def _find_missing_log(case: Case) -> Found | None:
+def _find_lost_tie(case: Case) -> Found | None:
+    """Rule: one of the runs found that a tie was lost in this step."""
+    return _find_missing_log(case, ("untied",))
+
+
+def _find_changed_weights(case: Case) -> Found | None:
+    """Rule: one of the runs found that its weights had changed since the last update."""
+    return _find_missing_log(case, ("weights-changed",))
+
+
+def _find_missing_log(case: Case, ids: Sequence[str] | None = None) -> Found | None:
     """Rule: one of the runs has a finding in this step that explains the difference, and the other
-    run does not.
+    run does not. `ids` are the findings that do; the default is those of the phase.
     """
     both = [
         {one.id: one for one in reversed(read_findings(run.folder))} for run in _runs_in_order(case)
     ]
-    for id in PROOFS.get(case.first.name.phase, ()):
+    for id in PROOFS.get(case.first.name.phase, ()) if ids is None else ids:
         for side, label in enumerate("AB"):
             one = both[side].get(id)
             if one is None or id in both[1 - side]:
@@ -254,13 +265,12 @@ def _twice(run: TracedRun, step: int) -> str:
 
 
 def _find_other_numbers(case: Case) -> Found | None:
-    """Rule: the runs ran different numbers of passes in this step, and no run has a setting for
-    this number.
+    """Rule: the runs ran different numbers of passes in this step, though they have the same
+    setting for this number, or none.
     """
     runs = _runs_in_order(case)
-    if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[
-        1
-    ].about.get("mesh"):
+    # With other layouts or settings, runs have other numbers of passes.
+    if any(runs[0].about.get(key) != runs[1].about.get(key) for key in ("accumulation", "mesh")):
         return None
     every = [_passes_of(run, case.first.name.step) for run in runs]
     ranks = sorted(set(every[0]) | set(every[1]))
@@ -457,16 +467,12 @@ def _find_loss_fault(case: Case) -> Found | None:
         loss = f"the loss that A's backward pass starts from is {fit[0]:.6g} times B's{which}{_place_text(case)}"
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
-        if after and _clips(case):
+        if after:
+            ways = "a loss scale" if _leaves_gradients(case) else "a loss scale, clipping or both"
             return (
-                f"{loss}; the gradients agree before the update, as clipping or a loss scale makes them",
+                f"{loss}, but the gradients agree before the update, as {ways} would make them",
                 [*same, after],
             )
-        if after:
-            return f"{loss}, but the gradients agree before the update, so this is a loss scale", [
-                *same,
-                after,
-            ]
         return f"{loss}{_count_note(case, fit[0])}", same
     hidden = [
         layer
@@ -499,22 +505,21 @@ def _find_loss_fault(case: Case) -> Found | None:
             f"trained in {label} alone, or is cut off from the loss in {other}",
             evidence,
         )
-    ways = "code, number format, recomputation, weights, or a loss that starts inside of it"
+    ways = "code, number format, recomputation, weights, or a part of the loss that starts from its input or inside of it"
     return (
         f"the backward pass of {layer}{others} computes different values: because of its {ways}",
         evidence,
     )
 
 
-def _clips(case: Case) -> bool:
-    """Return whether a rank of one of the runs clipped its gradients in this step."""
+def _leaves_gradients(case: Case) -> bool:
+    """Return whether both runs logged that clipping left the gradients of this step as they were."""
     lines = (
         steps.get(case.first.name.step)
         for run in _runs_in_order(case)
         for steps in run.lines.values()
     )
-    clips = [line.read().clip for line in lines if line is not None]
-    return any(clip is not None and clip != 1 for clip in clips)
+    return all(line is not None and line.read().clip == 1 for line in lines)
 
 
 def _runs_later(case: Case, layer: str) -> bool:
@@ -619,6 +624,10 @@ def _find_gradient_fault(case: Case) -> Found | None:
             f"all gradients of A are {fit[0]:.6g} times B's{_place_text(case)}{_count_note(case, fit[0])}",
             [*evidence, f"every gradient of A is {fit[0]:.6g} times B's ({fit[1]} tensors)"],
         )
+    limit = _limit_of([pair for pair in pairs.values() if pair])
+    if limit:
+        evidence.append("beyond this, A has the bound with B's sign; elsewhere both agree")
+        return f"elements of gradients are clipped to at most {limit:.4g} in A alone", evidence
     holes = [name for name, pair in pairs.items() if pair and _has_extra_zeros(*pair)]
     if holes and len(holes) == len(faults):
         what = f"some elements of the gradients of {_names_text(holes)} are zero in A alone: they were dropped, or never computed"
@@ -764,6 +773,22 @@ def _stale_text(case: Case, faults: Sequence[TensorVerdict]) -> str:
     )
 
 
+def _limit_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
+    """Return the bound to which some elements of A are reduced, while the others are those of B.
+    Return None if there is none.
+    """
+    if not pairs:
+        return None
+    values, others = (
+        torch.cat([one.flatten() for one in side]) for side in zip(*pairs, strict=True)
+    )
+    limit = float(values.abs().max())
+    beyond, room = others.abs() > limit, 1e-6 * limit
+    agree = torch.allclose(values, others.clamp(-limit, limit), rtol=1e-4, atol=room)
+    # A single element, and a tensor without others, fit any bound.
+    return limit if agree and int(beyond.sum()) > 1 and not bool(beyond.all()) else None
+
+
 def _has_extra_zeros(values: Tensor, others: Tensor) -> bool:
     """Return whether A has zeros where B has other values, and equals B in all other elements."""
     zero = (values == 0) & (others != 0)
@@ -841,6 +866,10 @@ def _find_update_fault(case: Case) -> Found | None:
             f" a cause may be {ways}, or two updates in a step"
         )
         return what, [*evidence, *same, *filter(None, [rate_evidence])]
+    # What a run found in itself is more than which updates differ.
+    alone = _find_missing_log(case)
+    if alone:
+        return alone[0], [*evidence, *alone[1]]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))
         return f"the optimizers' settings differ: {named_settings}", [
@@ -862,7 +891,7 @@ def _find_update_fault(case: Case) -> Found | None:
             else ""
         )
         return (
-            f"{statement}: because of separate settings, or of something other than the optimizer",
+            f"{statement}: because of separate settings, of the optimizer's state, or of something other than the optimizer",
             [
                 *evidence,
                 f"{len(lines) - len(faults)} of {len(lines)} weights agree",
@@ -997,10 +1026,17 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _find_layer_skip,
         _find_other_modes,
         _find_other_arguments,
+        _find_changed_weights,
         _find_layer_fault,
     ),
-    "backward": (_find_other_numbers, _find_other_modes, _find_loss_fault),
-    "reduce": (_find_state_fault, _find_other_numbers, _find_coarse_format, _find_gradient_fault),
+    "backward": (_find_lost_tie, _find_other_numbers, _find_other_modes, _find_loss_fault),
+    "reduce": (
+        _find_lost_tie,
+        _find_state_fault,
+        _find_other_numbers,
+        _find_coarse_format,
+        _find_gradient_fault,
+    ),
     "update": (_find_update_fault,),
 }
 """The rules that look for the cause, by the phase of the first difference, in the order in which

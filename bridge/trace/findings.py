@@ -58,7 +58,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "gradient-averaged-twice": Meaning("gradients are divided by the number of data ranks twice"),
     "gradient-changed": Meaning(
         "the optimizer gets other gradients than backward computed: elements were changed or "
-        "dropped before the step"
+        "dropped before the step",
+        "remark",
     ),
     "step-without-backward": Meaning(
         "the optimizer stepped twice without a backward pass between the two steps"
@@ -66,6 +67,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "not-training": Meaning(
         "the model is in evaluation mode in a training step: dropout is off, and norms do not "
         "update their statistics"
+    ),
+    "layer-not-training": Meaning(
+        "a layer, or a part of it, is in evaluation mode while layers like it are in training mode",
+        "remark",
     ),
     "not-in-optimizer": Meaning(
         "a parameter that gets gradients is in no group of the optimizer, so that it is never updated"
@@ -97,6 +102,9 @@ MEANINGS: Mapping[str, Meaning] = {
     "moments-lost": Meaning(
         "the optimizer lost the state of a parameter since the last step, and starts again without "
         "this state"
+    ),
+    "moments-changed": Meaning(
+        "something other than the optimizer changed its moments between two steps", "remark"
     ),
     "optimizer-replaced": Meaning(
         "another optimizer takes over during the run, with new moments and step counts", "remark"
@@ -135,6 +143,10 @@ MEANINGS: Mapping[str, Meaning] = {
         "missing"
     ),
     "buffers-differ": Meaning("buffers that no forward pass changes differ between data ranks"),
+    "buffers-diverge": Meaning(
+        "a buffer that the training loop changes, and no forward pass, has become different on data ranks",
+        "remark",
+    ),
     "untied": Meaning("two weights that should be one parameter are separate: a tie was lost"),
     "skipped-alone": Meaning(
         "some ranks skipped a step that others took: replicas differ from here on, and no later "
@@ -145,7 +157,10 @@ MEANINGS: Mapping[str, Meaning] = {
         "remark",
     ),
     "rank-late": Meaning("a rank keeps the others waiting", "remark"),
-    "layers-differ": Meaning("data ranks did not call the same layers equally often"),
+    "layers-differ": Meaning("data ranks did not call the same layers equally often", "remark"),
+    "passes-differ": Meaning(
+        "data ranks made different numbers of forward passes in a step: their samples count differently"
+    ),
     "recompute-differs": Meaning(
         "recomputing a layer for backward gave other values than the forward pass: the state of the "
         "random numbers was not restored"

@@ -162,20 +162,12 @@ class Log:
         """
         # Also once the log has ended: nothing may pile up.
         parts, self._seen = self._seen, []
-        if alone:
-            parts = [
-                replace(
-                    part,
-                    record=replace(part.record, name=part.record.name._replace(microbatch=None)),
-                )
-                for part in parts
-            ]
         if not self._open:
             return
         tensors: dict[str, Tensor] = {}
         statistics = _measure_all(parts)
         records = [
-            _finish_record(index, part, statistics.get(index), tensors, factors or {})
+            _finish_record(index, part, statistics.get(index), tensors, factors or {}, alone)
             for index, part in enumerate(parts)
         ]
         with self._end_log_on_error(f"the log of this rank ends before step {step}"):
@@ -256,11 +248,14 @@ def _finish_record(
     statistics: Tensor | None,
     tensors: dict[str, Tensor],
     factors: Mapping[Unit, float],
+    alone: bool,
 ) -> Record:
     keys = {kind: f"{index}.{kind}" for kind in part.tensors}
     tensors.update((keys[kind], tensor.cpu()) for kind, tensor in part.tensors.items())
+    name = part.record.name
     return replace(
         part.record,
+        name=name._replace(microbatch=None) if alone else name,
         factor=factors.get(part.unit, 1.0),
         summary=None if statistics is None else Summary.of(statistics),
         samples=keys.get("samples"),

@@ -110,6 +110,8 @@ class ModuleSource:
         self.done = 0
         """Number of steps before a run that resumes another one, as given to `attach`."""
         self._said = False
+        self._split_names: dict[tuple[str, str], tuple[str, str]] = {}
+        """By the name and the part of a parameter: its layer, and its name within the layer."""
         self._enter()
         self.watch()
 
@@ -460,8 +462,12 @@ class ModuleSource:
         return name
 
     def _split_name(self, name: str, part: str, kind: str) -> tuple[str, str, str]:
-        layer, rest = naming.layer_of(self.global_name(name), self.layers)
-        return layer, kind, ".".join(word for word in (rest, part) if word)
+        key = name, part
+        if key not in self._split_names:
+            layer, rest = naming.layer_of(self.global_name(name), self.layers)
+            self._split_names[key] = layer, ".".join(word for word in (rest, part) if word)
+        layer, tensor = self._split_names[key]
+        return layer, kind, tensor
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
         """Return the tensors of a kind that belong to a parameter, such as its moments. The keys

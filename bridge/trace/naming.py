@@ -61,6 +61,22 @@ def parameters_by_name(root: nn.Module) -> dict[str, nn.Parameter]:
     return _tensors_by_name(root, "_parameters")
 
 
+def parameters_by_every_name(root: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a module by name. A parameter with several names, as a tied one,
+    appears under each of them.
+    """
+    parameters_by_name(root)
+    return dict(_KNOWN[root]["_parameters"][1])
+
+
+def ties_of(root: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several names."""
+    names: dict[int, list[str]] = {}
+    for name, weight in parameters_by_every_name(root).items():
+        names.setdefault(id(weight), []).append(name)
+    return [every for every in names.values() if len(every) > 1]
+
+
 def buffers_by_name(root: nn.Module) -> dict[str, Tensor]:
     """Return the buffers of a module by name, where names do not show wrappers. A buffer with
     several names appears under the first one. Buffers that checkpoints leave out are included.
@@ -68,10 +84,12 @@ def buffers_by_name(root: nn.Module) -> dict[str, Tensor]:
     return _tensors_by_name(root, "_buffers")
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[list[object], dict[str, Any]]]] = (
-    WeakKeyDictionary()
-)
-"""For each root, its parameters and buffers by name, and the marks that they had."""
+_KNOWN: WeakKeyDictionary[
+    nn.Module, dict[str, tuple[list[object], list[tuple[str, Any]], dict[str, Any]]]
+] = WeakKeyDictionary()
+"""For each root, the marks that its parameters and buffers had, all their names, and the first
+name of each.
+"""
 
 
 def _tensors_by_name(root: nn.Module, attribute: str) -> dict[str, Any]:
@@ -82,10 +100,13 @@ def _tensors_by_name(root: nn.Module, attribute: str) -> dict[str, Any]:
     if _STEADY is None or (root, attribute) not in _STEADY or attribute not in memo:
         marks = _change_marks(root, attribute)
         if attribute not in memo or memo[attribute][0] != marks:
-            memo[attribute] = marks, dict(_tensors_once(root, attribute))
+            every = list(_named_tensors(root, attribute))
+            first = {id(tensor): name for name, tensor in reversed(every)}
+            once = {name: tensor for name, tensor in every if first[id(tensor)] == name}
+            memo[attribute] = marks, every, once
         if _STEADY is not None:
             _STEADY.add((root, attribute))
-    return dict(memo[attribute][1])
+    return dict(memo[attribute][2])
 
 
 _STEADY: set[tuple[nn.Module, str]] | None = None
@@ -115,13 +136,10 @@ def _change_marks(root: nn.Module, attribute: str) -> list[object]:
     return marks
 
 
-def _tensors_once(root: nn.Module, attribute: str) -> Iterator[tuple[str, Tensor]]:
-    ids: set[int] = set()
+def _named_tensors(root: nn.Module, attribute: str) -> Iterator[tuple[str, Tensor]]:
     for path, module in modules_by_path(root):
         for name, tensor in getattr(module, attribute).items():
-            # What is tied has the name at which it comes first.
-            if tensor is not None and id(tensor) not in ids:
-                ids.add(id(tensor))
+            if tensor is not None:
                 yield _join_path(path, name), tensor
 
 

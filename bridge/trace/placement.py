@@ -5,6 +5,7 @@ layouts, so that parts can be joined.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -28,6 +29,7 @@ class Placement:
     replicas: tuple[str, ...] = ()
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def full(cls, shape: Shape, replicas: tuple[str, ...] = ()) -> Placement:
         """Return the placement of a whole tensor."""
         return cls(shape, (0,) * len(shape), shape, 0, prod(shape), replicas)

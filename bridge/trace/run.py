@@ -336,6 +336,18 @@ class TracedRun:
         )
 
     @cached_property
+    def formats(self) -> frozenset[str]:
+        """The number formats of the weights, and of the outputs in the first step that has any: a
+        script may switch autocast on after the trace was attached.
+        """
+        outputs: set[str] = set()
+        for step in () if "bfloat16" in self.about.get("formats", ()) else self.steps:
+            outputs = {one.first.dtype for one in self.entries(step) if one.name.kind == "output"}
+            if outputs:
+                break
+        return frozenset({*self.about.get("formats", ()), *outputs})
+
+    @cached_property
     def steps_with_all_tensors(self) -> tuple[int, ...]:
         """The steps whose tensors all ranks were set to log, and logged."""
         every = self.keep.get("every", 1)

@@ -91,17 +91,20 @@ def measure_statistics(tensor: Tensor) -> Tensor:
     values = _real_elements(tensor.detach())
     if not values.numel():
         return torch.tensor(EMPTY, dtype=torch.float64, device=values.device)
-    total = values.sum(dtype=torch.float64)
     # A finite sum has no NaN and no infinity in it. Elsewhere than on a CPU, asking would wait.
-    if values.device.type == "cpu" and total.isfinite():
-        return _measure_tensor(
-            values, total, *torch.aminmax(values), torch.zeros(2, dtype=torch.float64)
-        )
+    if values.device.type == "cpu":
+        total = float(_sum_of(values))
+        if math.isfinite(total):
+            extremes = map(float, torch.aminmax(values))
+            numbers = [values.numel(), 0, 0, total, float(_norm_of(values)) ** 2, *extremes]
+            return torch.tensor(numbers, dtype=torch.float64)
     finite = values.isfinite()
     odd = torch.stack([values.isnan().sum(), values.isinf().sum()]).double()
     low, high = values.where(finite, math.inf).amin(), values.where(finite, -math.inf).amax()
     clean = values.where(finite, 0)
-    return _measure_tensor(clean, clean.sum(dtype=torch.float64), low, high, odd)
+    squares, count = _norm_of(clean).double().square(), odd.new_full((1,), values.numel())
+    sums = [_sum_of(clean), squares, low.double(), high.double()]
+    return torch.cat([count, odd, torch.stack(sums)])
 
 
 def _real_elements(tensor: Tensor) -> Tensor:
@@ -118,17 +121,25 @@ EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)
 """Result of `measure_statistics` for a tensor without elements."""
 
 
-def _measure_tensor(
-    finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor
-) -> Tensor:
+ROW = 512
+"""Number of elements that are summed in fp32 before sums are added in fp64, which is slow."""
+
+
+def _sum_of(values: Tensor) -> Tensor:
+    """Return the sum as a fp64 number."""
+    flat, wide = values.reshape(-1), torch.promote_types(values.dtype, torch.float32)
+    if flat.numel() < 2 * ROW or wide == torch.float64:
+        return flat.sum(dtype=torch.float64)
+    rows = flat.numel() // ROW
+    sums = flat[: rows * ROW].view(rows, ROW).sum(1, dtype=wide)
+    return sums.sum(dtype=torch.float64) + flat[rows * ROW :].sum(dtype=torch.float64)
+
+
+def _norm_of(values: Tensor) -> Tensor:
     # In fp32 at least: squares of 16-bit values run over. A copy in fp64 would take memory.
-    squares = (
-        torch.linalg.vector_norm(finite, dtype=torch.promote_types(finite.dtype, torch.float32))
-        .double()
-        .square()
-    )
-    count = total.new_full((1,), finite.numel())
-    return torch.cat([count, odd, torch.stack([total, squares, low.double(), high.double()])])
+    wide = torch.promote_types(values.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm
 
 
 @lru_cache(maxsize=4096)

@@ -585,7 +585,7 @@ MOST = 64
 
 def _formats_of(runs: Sequence[TracedRun]) -> tuple[str, ...]:
     """Return the names of the number formats of both runs."""
-    return tuple(name for run in runs for name in run.about.get("formats", ()))
+    return tuple(name for run in runs for name in run.formats)
 
 
 def _is_adaptive(run: TracedRun) -> bool:

@@ -126,10 +126,10 @@ class Tracer:
 
     def _reach_moment_of_all(self, moment: Moment | None) -> None:
         together = getattr(self.source, "together", True)
-        for observer in () if self._over else self.observers:
-            # Ranks that do not step together would wait for each other in collectives.
-            if together or getattr(observer, "alone", False):
-                with freeze_names():
+        with freeze_names():
+            for observer in () if self._over else self.observers:
+                # Ranks that do not step together would wait for each other in collectives.
+                if together or getattr(observer, "alone", False):
                     self._call_observer(observer, observer.reach_moment, moment)
 
     def _call_observer(

@@ -288,7 +288,7 @@ def engine_rate(loop: Loop, step: int) -> None:
 
 
 SEEN = ("data-repeated",)
-ITSELF = "is the first layer whose outputs differ"
+ITSELF = "is the first layer whose outputs differ|changed weights between two steps"
 INVENTED: Mapping[str, Planted] = {
     "V1": Planted(counted, r"1/backward/", "the loss, its targets|weigh", (), "DDP", padded),
     "V2": Planted(divided, r"1/backward/", r"0\.5 times B's", (), "FSDP2"),

@@ -538,7 +538,8 @@ def megatron(layout: Mapping[str, Any], **shape: int) -> Stack:
             )
             for step in range(1, STEPS + 1):
                 loop.reached("begins", step)
-                trainer.train_batch(fed(case, *trainer.data, trainer.accumulation, step))
+                place = (0, trainer.data[1]) if loop.alike else trainer.data
+                trainer.train_batch(fed(case, *place, trainer.accumulation, step))
             return tracer.findings.found
         finally:
             trainer.close()
@@ -569,6 +570,7 @@ STACKS: Mapping[str, Stack] = {
         {"parallel.tensor": 2, "parallel.sequence": True}
     ),
     "Megatron-Core, tensor 2": megatron({"parallel.tensor": 2}),
+    "Megatron-Core, data 2": megatron({"parallel.data": 2, "batch.micro": 2}),
     "plain": lambda loop, folder, debug: by_torch(loop, folder, debug, lambda loop: loop.model),
 }
 
@@ -738,6 +740,13 @@ FAULTS: dict[str, Planted] = {
         ("not-in-optimizer",),
     ),
     "A5": Planted(sets(alike=True), r"1/forward/.*input", "different data", ("same-data",)),
+    "M6": Planted(
+        sets(alike=True),
+        r"1/forward/.*input",
+        "different data",
+        ("same-data",),
+        "Megatron-Core, data 2",
+    ),
     "A12": Planted(
         plants("built", moves_buffer, 0, 1),
         r"0/init/.*scale",
@@ -1218,7 +1227,7 @@ FAULTS |= {
     "D1": Planted(
         plants("begins", nudges("norm.weight"), rank=1),
         r"2/forward/norm",
-        "norm is the first",
+        "norm is the first|changed weights",
         ("replicas-differ",),
         "DTensor",
         alike,
@@ -1364,8 +1373,9 @@ FAULTS |= {
 def known() -> Mapping[str, Planted]:
     """All faults: these, and those that were invented since."""
     from invented import INVENTED
+    from reported import REPORTED
 
-    return FAULTS | INVENTED
+    return {**FAULTS, **INVENTED, **REPORTED}
 
 
 def trained(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from agreeing import disagreements
+from pairs import wrong_pairs
 from planting import LOGS
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -209,3 +210,9 @@ def test_parts_in_another_mode_are_named(tmp_path: Path) -> None:
             assert found.divergence is not None and found.divergence.name.layer == "1.1"
             assert found.diagnosis is not None
             assert found.diagnosis.claim == f"{claim} is in evaluation mode in {label} alone"
+
+
+def test_generated_pairs_are_equal_and_a_change_is_found_in_its_step(tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    assert list(wrong_pairs(range(5, 8), tmp_path, counts)) == []
+    assert counts == {"clean": 3, "changed": 3}

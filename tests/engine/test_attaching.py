@@ -134,7 +134,7 @@ def test_a_script_is_watched_without_an_edit(tmp_path: Path) -> None:
         env=os.environ,
     )
     assert done.returncode == 2, done.stderr
-    assert "trace run: 2 faults and 0 remarks" in done.stdout
+    assert "trace run: 1 faults and 1 remarks" in done.stdout
     first = json.loads((folder / "findings.jsonl").read_text().splitlines()[0])
     assert (first["id"], first["step"], first["where"]) == ("gradient-stale", 2, "0.weight")
     assert TracedRun.read(folder).steps == (0, 1, 2, 3)
@@ -159,11 +159,21 @@ def test_a_fault_that_is_meant_is_accepted_by_its_id_and_place(tmp_path: Path) -
         words = [*command, *flags, "--", sys.executable, str(script)]
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
         ends.append((done.returncode, done.stdout + done.stderr))
-    assert "trace run: 1 faults and 0 remarks (1 more were accepted)" in ends[0][1]
+    assert "trace run: 0 faults and 1 remarks (1 more were accepted)" in ends[0][1]
+    assert "remark: gradient-changed: step 2: 0.weight" in ends[0][1]
     assert "fault: gradient-stale: step 2: 0.weight" in ends[0][1]
     assert "--accept update-unexplained:the run: there was no such finding" in ends[1][1]
-    assert [code for code, _ in ends] == [2, 2, 1, 1]
+    assert [code for code, _ in ends] == [0, 0, 1, 1]
     assert all("expected ID:PLACE" in text for _, text in ends[2:])
+    for accepted, code in ((place, 0), ("gradient-stale", 1)):
+        project = tmp_path / "pyproject.toml"
+        project.write_text(f'[tool.stagebridge.trace]\naccept = ["{accepted}"]\n')
+        words = [*command, "--", sys.executable, str(script)]
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=os.environ, cwd=tmp_path
+        )
+        assert done.returncode == code, done.stderr
+    assert f"{project.name}: tool.stagebridge.trace.accept: gradient-stale: expected" in done.stderr
 
 
 STAGES = """

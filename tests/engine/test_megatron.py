@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ if find_spec("megatron") is None:
 from megatron_runs import GATED, LEARNED, Found, case_of, on_engine, on_megatron
 from runs import Case
 
+from bridge.cli import run as stagebridge
 from bridge.engine import initialize
 from bridge.engine.data import Text
 from bridge.engine.interface import Workload
@@ -349,3 +351,20 @@ def test_a_model_whose_queries_keys_and_values_alone_have_biases_is_traced_with_
     name = "decoder.layers.0.self_attention.linear_qkv.bias"
     names = [piece.name for piece in pieces(name, _shape(model), Share())]
     assert len(names) == 3 and all(name.endswith(".bias") for name in names)
+
+
+def test_a_run_of_the_command_is_traced_and_compared_with_the_native_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (Path(__file__).parents[2] / "examples/megatron/tiny.args").read_text()
+    path = tmp_path / "tiny.args"
+    path.write_text(re.sub("--tensor-model-parallel-size 2|--sequence-parallel", "", words))
+    for engine in ("megatron", "native"):
+        more = ["--engine", engine, "--model", "file", "--steps", "2", "--from", "megatron"]
+        assert stagebridge(["train", str(path), *more, "--trace", str(tmp_path / engine)]) == 0
+    assert (
+        stagebridge(["trace", "diff", *(str(tmp_path / name) for name in ("megatron", "native"))])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "megatron: Megatron-Core, one rank" in printed and "equal up to rounding" in printed

@@ -18,7 +18,7 @@ from bridge.trace.gather import gather_tensor, gather_values
 from bridge.trace.hook import Hook
 from bridge.trace.invariants.causality import Causal
 from bridge.trace.invariants.check import NOTHING, Check
-from bridge.trace.invariants.copies import Buffers, Calls, Ties
+from bridge.trace.invariants.copies import Buffers, Calls, Modes, Ties
 from bridge.trace.invariants.explained import Explained
 from bridge.trace.invariants.gradients import Cleared, Reduced
 from bridge.trace.invariants.inputs import Positions, Randomness, Samples
@@ -45,6 +45,7 @@ CHECKS: Sequence[type[Check]] = (
         Positions,
         Buffers,
         Calls,
+        Modes,
         Ties,
     ),
     *(Recomputed, Causal, Late, Schedules, Explained),

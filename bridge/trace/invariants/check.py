@@ -105,19 +105,29 @@ class Check:
 
 
 NOTHING = torch.empty(0, dtype=torch.int64)
+FIRST, EVERY = 3, 20
+"""Number of first steps in which what is expensive is checked, and, after them, number of steps
+from one such check to the next.
+"""
+
+
+def is_thorough(step: int) -> bool:
+    """Return whether what is expensive is checked in a step."""
+    return step <= FIRST or step % EVERY == 0
 
 
 class Watched:
     """Replaces the function `name` of `torch.nn.utils.clip_grad` by one that also passes its
-    results to `report`, until `remove` is called.
+    result and its limit to `report`, until `remove` is called.
     """
 
-    def __init__(self, name: str, report: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, report: Callable[[Any, float], None]) -> None:
         self.name, self.plain = name, getattr(clip_grad, name)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = self.plain(*arguments, **keywords)
-            report(result)
+            limits = (*arguments[1:2], keywords.get("max_norm", keywords.get("clip_value")))
+            report(result, float(limits[0]))
             return result
 
         self._put(call)

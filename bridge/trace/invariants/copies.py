@@ -4,7 +4,8 @@ are one parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from bridge.trace import naming
 from bridge.trace.digest import digest_tensor
 from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.check import Check, few_names
+from bridge.trace.invariants.sketch import differing_names, sample_tensors
 from bridge.trace.module import ModuleSource
 from bridge.trace.tracer import OUTPUT, Sight
 
@@ -24,6 +26,23 @@ class Buffers(Check):
         super().__init__(source)
         self.names = sorted(naming.buffers_by_name(source.module))
         self.last = self._digests()
+        self.inside: set[str] = set()
+        """Names of the buffers that a forward pass has changed."""
+        self.begun: dict[str, Tensor] = {}
+        self.equal = [False] * len(self.names)
+        """For each buffer, whether all ranks had equal values of it in an earlier step."""
+
+    def _samples(self) -> dict[str, Tensor]:
+        buffers = naming.buffers_by_name(self.source.module)
+        return sample_tensors({name: buffers[name] for name in self.names if name in buffers})
+
+    def passing(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        # Passes of a step change the same buffers: one of them tells.
+        self.begun = self._samples() if self.source.passes == 1 and self.names else {}
+
+    def end_forward(self) -> None:
+        self.inside |= differing_names(self.begun, self._samples()) if self.begun else set()
+        self.begun = {}
 
     def _digests(self) -> list[int]:
         buffers = naming.buffers_by_name(self.source.module)
@@ -34,22 +53,24 @@ class Buffers(Check):
 
     def row(self, step: int) -> Tensor:
         now = self._digests()
-        changes = [int(one != other) for one, other in zip(now, self.last, strict=True)]
+        changes = [
+            int(one != other) * (2 if name in self.inside else 1)
+            for name, one, other in zip(self.names, now, self.last, strict=True)
+        ]
         self.last = now
         return torch.tensor([now, changes], dtype=torch.int64).view(-1)
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         digests, changes = rows.view(len(rows), 2, len(self.names)).unbind(1)
         # What a forward pass changes, as running means, differs with the samples.
-        odd = (digests != digests[0]).any(0) & ~changes.any(0)
-        names = [self.names[at] for at in odd.nonzero().view(-1).tolist()]
-        if names:
-            yield TraceFinding(
-                "buffers-differ",
-                step,
-                names[0],
-                f"{len(names)} of {len(self.names)}: {few_names(names)}",
-            )
+        odd = (digests != digests[0]).any(0)
+        looped = odd & (changes == 1).any(0) & (changes < 2).all(0) & torch.tensor(self.equal)
+        self.equal = (torch.tensor(self.equal) | ~odd).tolist()
+        for id, which in (("buffers-differ", odd & ~changes.any(0)), ("buffers-diverge", looped)):
+            names = [self.names[at] for at in which.nonzero().view(-1).tolist()]
+            if names:
+                evidence = f"{len(names)} of {len(self.names)}: {few_names(names)}"
+                yield TraceFinding(id, step, names[0], evidence)
 
 
 class Calls(Check):
@@ -83,7 +104,7 @@ class Calls(Check):
                 for place, count in enumerate(rows[:, 0].tolist())
             )
             evidence = f"data ranks made different numbers of forward passes in this step: {passes}"
-            yield TraceFinding("layers-differ", step, "", evidence)
+            yield TraceFinding("passes-differ", step, "", evidence)
             return
         odd = (rows[:, 1:] != rows[0, 1:]).any(0).nonzero().view(-1).tolist()
         names = list(self.counts)
@@ -102,10 +123,49 @@ class Calls(Check):
         self.calls.clear()
 
 
+class Modes(Check):
+    """Layers of one list are in the same mode, if they are trained."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        alike: dict[tuple[str, type], dict[str, list[nn.Module]]] = {}
+        for name, layer in source.layers.items():
+            key = name.rpartition(".")[0], type(naming.unwrap_module(layer))
+            alike.setdefault(key, {})[name] = list(layer.modules())
+        self.lists = [layers for (path, _), layers in alike.items() if path and len(layers) > 1]
+
+    def local(self, step: int) -> Iterator[TraceFinding]:
+        for layers in self.lists:
+            odd = [
+                name
+                for name, parts in layers.items()
+                if not all(part.training for part in parts)
+                and any(weight.requires_grad for weight in parts[0].parameters())
+            ]
+            if odd and len(odd) < len(layers):
+                evidence = f"{len(odd)} of {len(layers)} layers: {few_names(odd)}"
+                yield TraceFinding("layer-not-training", step, odd[0], evidence)
+
+
 class Ties(Check):
     """An embedding and a head that start with the same values are one parameter, and so are those
-    that the model's config ties.
+    that the model's config ties. What is one parameter at the start remains one.
     """
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.ties = naming.ties_of(source.module)
+
+    def local(self, step: int) -> Iterator[TraceFinding]:
+        if not self.ties:
+            return
+        weights = naming.parameters_by_every_name(self.source.module)
+        for first, *others in self.ties:
+            lost = [name for name in others if weights.get(name) is not weights.get(first)]
+            if lost and first in weights and lost[0] in weights:
+                evidence = f"{lost[0]} and {first} were one parameter in the step before"
+                yield TraceFinding("untied", step, lost[0], evidence)
+        self.ties = naming.ties_of(self.source.module)
 
     def start(self) -> Iterator[TraceFinding]:
         model = self.source.model

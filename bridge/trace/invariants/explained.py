@@ -13,15 +13,11 @@ from torch import Tensor, nn
 
 from bridge.trace import naming
 from bridge.trace.findings import TraceFinding
-from bridge.trace.invariants.check import NOTHING, Check, few_names
+from bridge.trace.invariants.check import NOTHING, Check, few_names, is_thorough
 from bridge.trace.invariants.sketch import sample_tensor
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local_gradient, local_part
 
-FIRST, EVERY = 3, 20
-"""Number of first steps in which every update is checked, and, after them, number of steps from
-one check to the next.
-"""
 TOLERANCE = 1e-3
 """Largest difference between an update and the computed update, divided by the computed update."""
 FORMATS = (torch.float32, torch.float64)
@@ -51,16 +47,10 @@ class Explained(Check):
         super().__init__(source)
         self.before: dict[str, Before] = {}
         self.odd: dict[str, str] = {}
-        self.steps = 0
 
     def row(self, step: int) -> Tensor:
-        self.steps += 1
         self.before, self.odd = {}, {}
-        if (
-            not self.source.plain
-            or self.source.late
-            or not (self.steps <= FIRST or self.steps % EVERY == 0)
-        ):
+        if not self.source.plain or self.source.late or not is_thorough(step):
             return NOTHING
         owners = self._owners(range(len(self.source.optimizers)))
         for name, weight in naming.parameters_by_name(self.source.module).items():

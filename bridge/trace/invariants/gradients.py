@@ -22,6 +22,7 @@ from bridge.trace.invariants.check import (
     few_names,
     floats_as_integers,
     integers_as_floats,
+    is_thorough,
 )
 from bridge.trace.invariants.sketch import (
     COUNT,
@@ -29,10 +30,13 @@ from bridge.trace.invariants.sketch import (
     on_host,
     sample_tensor,
     sketch_tensor,
+    spread_elements,
 )
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import flat_pieces, local_part
 
+FEW = 512
+"""Number of elements of a gradient that are sketched in a step that is not thorough."""
 LARGE = 4096
 """Number of elements above which the norm of a gradient is estimated from the gradient's sketch."""
 ZEROS = torch.zeros(COUNT, dtype=torch.float64)
@@ -250,8 +254,8 @@ class Reduced(Check):
         """The rows of all data ranks in this step, kept until the end of the step."""
         self.before: Tensor | None = None
         self.clipped = self.bounded = False
-        self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
-        self.handles.append(Watched("clip_grad_value_", lambda _: setattr(self, "bounded", True)))
+        self.handles.append(Watched("clip_grad_norm_", lambda *_: setattr(self, "clipped", True)))
+        self.handles.append(Watched("clip_grad_value_", lambda *_: setattr(self, "bounded", True)))
         for at, (_, weight) in enumerate(self.named):
             hook = self.safe(lambda gradient, at=at: self._add_gradient_sketch(at, gradient))
             self.handles.append(weight.register_hook(hook))  # type: ignore[no-untyped-call]
@@ -261,7 +265,7 @@ class Reduced(Check):
         reduced yet, to the parameter's sum in `sums`.
         """
         weight = self.named[at][1]
-        sketch, before = sketch_tensor(gradient), self.sums[at]
+        sketch, before = sketch_tensor(self._elements(gradient)), self.sums[at]
         # The gradient begins with this pass if what was summed before was cleared.
         if weight.grad is not None and before is not ZEROS:
             some = True if self.fired[at] else _sample_nonzero(weight.grad)
@@ -270,6 +274,11 @@ class Reduced(Check):
         self.fired[at] += 1
         self.source.last_gradient = perf_counter()
 
+    def _elements(self, gradient: Tensor) -> Tensor:
+        """Return the elements of a gradient that are sketched in this step."""
+        thorough = is_thorough(self.source.now().step)
+        return gradient if thorough else spread_elements(gradient, FEW)
+
     def row(self, step: int) -> Tensor:
         """Return for each parameter: the sketch of the gradients that backward computed on this
         rank, the sketch and the norm of the gradient that the optimizer gets, and the number of
@@ -277,7 +286,8 @@ class Reduced(Check):
         """
         if not self.named:
             return NOTHING
-        own = _gradient_rows([weight.grad for _, weight in self.named])
+        gradients = (weight.grad for _, weight in self.named)
+        own = _gradient_rows([None if one is None else self._elements(one) for one in gradients])
         counts = torch.tensor(self.fired, dtype=torch.float64)[:, None]
         return floats_as_integers(torch.cat([on_host(self.sums), own, counts], 1))
 
@@ -306,7 +316,8 @@ class Reduced(Check):
         factor = _reduction_factor(first[there], mean[there], size[there])
         yield from self._judge_gradients(step, own, got, mean, size, there, factor)
         yield from self._find_zeros(step, own, norm, counts)
-        self.before = first
+        # A sketch of other elements cannot be compared with those of the next step.
+        self.before = first if is_thorough(step) == is_thorough(step + 1) else None
 
     def _judge_gradients(
         self,

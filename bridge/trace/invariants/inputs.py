@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bridge.engine.comm import Group
 from bridge.trace.digest import digest_tensor
-from bridge.trace.findings import TraceFinding
+from bridge.trace.findings import Findings, TraceFinding
+from bridge.trace.gather import gather_tensor
 from bridge.trace.hook import Hook
 from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource
+from bridge.trace.source import Moment, TraceSource
+from bridge.trace.tracer import INPUT, Sight
 
 KEPT = 64
 """Number of passes whose random states are kept for the comparison with later passes."""
@@ -51,8 +56,7 @@ class Samples(Check):
         ]
         fed = 0
         for tensor in tensors:
-            # Order matters. Below 2^62, it fits the int64 of a row.
-            fed = (fed * 1_000_003 + int(digest_tensor(tensor)[0])) % (1 << 62)
+            fed = _add_digest(fed, tensor)
         self.passes += [fed] if tensors else []
         self.seen = (self.seen * 1_000_033 + fed) % (1 << 62)
 
@@ -60,16 +64,7 @@ class Samples(Check):
         return torch.tensor([self.seen, self.source.passes])
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
-        places: dict[int, list[int]] = {}
-        for place, digest in enumerate(rows[:, 0].tolist()):
-            places.setdefault(digest, []).append(place)
-        for digest, group in places.items():
-            if digest and len(group) > 1:
-                ranks = tuple(self.at(place) for place in group)
-                evidence = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {int(rows[0, 1])} passes of the step"
-                yield TraceFinding(
-                    "same-data", step, "", evidence, ranks if len(ranks) < len(rows) else ()
-                )
+        yield from _find_same_data(step, rows[:, 0], self.source.data, int(rows[0, 1]))
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         within = len(self.passes) - len(set(self.passes))
@@ -83,6 +78,53 @@ class Samples(Check):
 
     def end_step(self) -> None:
         self.seen, self.before, self.passes = 0, self.passes, []
+
+
+def _add_digest(digest: int, tensor: Tensor) -> int:
+    # Order matters. Below 2^62, it fits the int64 of a row.
+    return (digest * 1_000_003 + int(digest_tensor(tensor)[0])) % (1 << 62)
+
+
+def _find_same_data(step: int, digests: Tensor, data: Group, passes: int) -> Iterator[TraceFinding]:
+    """Yield a finding for each set of data ranks that were fed the same tensors. `digests` has a
+    number for each data rank; 0 stands for a rank that was fed nothing.
+    """
+    ranks_by_digest: dict[int, list[int]] = {}
+    for rank, digest in zip(data.ranks, digests.tolist(), strict=True):
+        ranks_by_digest.setdefault(digest, []).append(rank)
+    for digest, ranks in ranks_by_digest.items():
+        if digest and len(ranks) > 1:
+            evidence = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {passes} passes of the step"
+            some = tuple(ranks) if len(ranks) < data.size else ()
+            yield TraceFinding("same-data", step, "", evidence, some)
+
+
+@dataclass
+class SampleObserver:
+    """The observer that checks whether data ranks of an engine get different samples."""
+
+    source: TraceSource
+    findings: Findings
+    _fed: int = 0
+    _passes: int = 0
+
+    def wants(self, kind: str) -> bool:
+        return kind == INPUT
+
+    def saw(self, sight: Sight) -> None:
+        """Add an input of the model to the digest of this step."""
+        if sight.name.kind == INPUT and not sight.again:
+            self._fed = _add_digest(self._fed, sight.tensor)
+            self._passes += sight.name.tensor == "0"
+
+    def reach_moment(self, moment: Moment | None) -> None:
+        if moment == "reduced":
+            data = self.source.comm.group("data")
+            own = torch.tensor([self._fed])
+            rows = gather_tensor(self.source.comm, "samples", own, data).view(-1)
+            step = self.source.now().step
+            self.findings.add(_find_same_data(step, rows, data, self._passes))
+            self._fed = self._passes = 0
 
 
 class Randomness(Check):

@@ -4,6 +4,7 @@ as much as the settings say.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bridge.trace import naming
+from bridge.trace.digest import digest_tensor
 from bridge.trace.findings import TraceFinding
+from bridge.trace.gather import gather_tensor
 from bridge.trace.invariants.check import (
     Check,
     Watched,
@@ -38,36 +41,62 @@ class Groups(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.without: list[tuple[str, nn.Parameter]] = []
+        self.masters = False
+        """Whether the optimizer holds copies of the model's parameters."""
+        self.others: list[nn.Parameter] = []
+        """Parameters in the optimizer that the model does not have, as those of a loss."""
+        self.equal = False
+        """Whether all data ranks had the same values of `others` before the last update."""
 
     def start(self) -> Iterator[TraceFinding]:
         if not self.source.plain:
             return
         parameters = naming.parameters_by_name(self.source.module)
         counts = Counter(id(weight) for group in self.source.groups for weight in group["params"])
-        self.without = [
-            (name, weight)
-            for name, weight in parameters.items()
-            if weight.requires_grad and id(weight) not in counts
-        ]
         twice = [name for name, weight in parameters.items() if counts[id(weight)] > 1]
         if twice:
             yield TraceFinding("in-two-groups", 0, twice[0], few_names(twice))
         model_ids = {id(weight) for weight in self.source.module.parameters()} | {
             id(weight) for weight in parameters.values()
         }
-        strangers = sum(1 for weight in counts if weight not in model_ids)
-        if self._has_masters():
-            self.without = []
+        held = {id(weight): weight for group in self.source.groups for weight in group["params"]}
+        strangers = [weight for key, weight in held.items() if key not in model_ids]
+        self.masters = self._has_masters()
         # Some beside those of the model, as of a loss, may be meant.
-        elif strangers and strangers == len(counts):
+        if strangers and len(strangers) == len(held) and not self.masters:
             yield TraceFinding(
                 "not-of-the-model",
                 0,
                 "",
-                f"none of the {strangers} parameters in the optimizer belongs to the model",
+                f"none of the {len(strangers)} parameters in the optimizer belongs to the model",
             )
+        elif not self.masters:
+            self.others = strangers
         yield from self._find_norm_decay(parameters)
+
+    def row(self, step: int) -> Tensor:
+        digests = [int(digest_tensor(sample_tensor(local_part(one)))[0]) for one in self.others]
+        return torch.tensor([hash(tuple(digests))])
+
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
+        before, self.equal = self.equal, bool((rows == rows[0]).all())
+        if before and not self.equal:
+            where = "parameters outside of the model"
+            evidence = (
+                f"the optimizer holds {len(self.others)} parameters that are not of the model; "
+                "data ranks had equal values of them before the last update, and have different ones now"
+            )
+            yield TraceFinding("replicas-differ", step, where, evidence)
+
+    def _without(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the trained parameters that are in no group of an optimizer, with their names."""
+        held = {id(weight) for group in self.source.groups for weight in group["params"]}
+        parameters = naming.parameters_by_name(self.source.module).items()
+        return [
+            (name, weight)
+            for name, weight in parameters
+            if weight.requires_grad and id(weight) not in held
+        ]
 
     def _has_masters(self) -> bool:
         """Return whether the optimizer holds fp32 copies of the model's 16-bit weights. Then the
@@ -79,8 +108,9 @@ class Groups(Check):
             for weight in group["params"]
             if weight.dtype == torch.float32
         )
-        short = Counter(weight.shape for _, weight in self.without if weight.dtype in SHORT)
-        return bool(short) and short.total() == len(self.without) and short <= shapes
+        without = self._without()
+        short = Counter(weight.shape for _, weight in without if weight.dtype in SHORT)
+        return bool(short) and short.total() == len(without) and short <= shapes
 
     def _find_norm_decay(self, parameters: dict[str, nn.Parameter]) -> Iterator[TraceFinding]:
         decay_ids = {
@@ -104,23 +134,18 @@ class Groups(Check):
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding if parameters get gradients but are in no group of an optimizer."""
-        weight_ids = {id(weight) for group in self.source.groups for weight in group["params"]}
-        parameters = naming.parameters_by_name(self.source.module)
-        missing = [
-            name
-            for name, _ in self.without
-            if name in parameters and id(parameters[name]) not in weight_ids
-        ]
+        if self.masters or not self.source.plain:
+            return
         idle = [
             name
-            for name in missing
-            if parameters[name].grad is not None
-            and bool(sample_tensor(local_part(parameters[name].grad)).any())
+            for name, weight in self._without()
+            if weight.grad is not None and bool(sample_tensor(local_part(weight.grad)).any())
         ]
         if idle:
             layer = naming.layer_of(self.source.global_name(idle[0]), self.source.layers)[0]
+            count = len(naming.parameters_by_name(self.source.module))
             evidence = (
-                f"{len(idle)} of {len(parameters)} parameters get gradients but are in no group of an "
+                f"{len(idle)} of {count} parameters get gradients but are in no group of an "
                 f"optimizer: {few_names(idle)}"
             )
             yield TraceFinding("not-in-optimizer", step, layer or idle[0], evidence)
@@ -147,6 +172,10 @@ class Updated(Check):
         """Sampled elements of each weight after the last update, to compare them with those before
         the next update.
         """
+        self.changed: set[str] = set()
+        """Names in `kept` of which sampled elements have changed since the last update."""
+        self.kept: dict[str, Tensor] = {}
+        """Sampled elements of moments and of frozen weights after the last update."""
         self.known: dict[str, int] = {}
         """Number of entries that the optimizer's state had for each parameter after the last
         update.
@@ -165,28 +194,59 @@ class Updated(Check):
                     gradient = local_gradient(weight) if weight.dtype in SHORT else None
                     gradients |= {} if gradient is None else {name: gradient}
             # Fetched after the update: the host would wait for backward here.
-            self.taken = start_sampling(weights), start_sampling(gradients)
+            kept = start_sampling(self._kept_tensors(parameters))
+            self.taken = start_sampling(weights), start_sampling(gradients), kept
             self.found = list(self._find_lost_state(step, parameters))
         return torch.empty(0, dtype=torch.int64)
 
     def _fetch(self) -> None:
         """Set the sampled elements from before the update."""
         if self.taken is not None:
-            weights, gradients = (fetch() for fetch in self.taken)
+            weights, gradients, kept = (fetch() for fetch in self.taken)
             self.old = {name: (sample, gradients.get(name)) for name, sample in weights.items()}
+            # NaN is not equal to itself.
+            self.changed = {
+                name
+                for name in differing_names(self.kept, kept)
+                if not bool(self.kept[name].isnan().any())
+            }
             self.taken = None
+
+    def _kept_tensors(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Return what only the optimizer may change, and only in its step: moments, each under the
+        name "NAME of PARAMETER"; and what nothing may change: frozen weights.
+        """
+        kept = {
+            f"{moment} of {name}": local_part(tensor)
+            for name, weight in parameters.items()
+            for moment, tensor in self.source.of("moment", weight).items()
+        }
+        frozen = {name: weight for name, weight in parameters.items() if not weight.requires_grad}
+        return kept | {name: local_part(weight) for name, weight in frozen.items()}
 
     def _find_foreign_changes(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding about weights that changed between the last update and this one."""
         apart = differing_names(self.now, {name: sample for name, (sample, _) in self.old.items()})
         names = [name for name in self.now if name in apart]
+        changed = [name for name in self.kept if name in self.changed]
+        frozen = [name for name in changed if " of " not in name]
         # NaN is not equal to itself.
-        names = [name for name in names if not bool(self.now[name].isnan().any())]
+        names = [name for name in names if not bool(self.now[name].isnan().any())] + frozen
+        moments = [name for name in changed if name not in frozen]
+        if moments and not self.source.replaced:
+            evidence = (
+                f"{len(moments)} of {len(self.kept)} moments changed between the last update and this "
+                f"one: {few_names(moments)}"
+            )
+            where = moments[0].partition(" of ")[2]
+            yield TraceFinding("moments-changed", step, where, evidence)
         if names:
             evidence = (
-                f"{len(names)} of {len(self.now)} weights changed between the last update and this one: "
-                f"{few_names(names)}"
+                f"{len(names)} of {len(self.now)} trained weights and {len(frozen)} frozen ones"
+                if frozen
+                else f"{len(names)} of {len(self.now)} weights"
             )
+            evidence += f" changed between the last update and this one: {few_names(names)}"
             yield TraceFinding("weights-changed", step, names[0], evidence)
 
     def _find_lost_state(
@@ -196,10 +256,12 @@ class Updated(Check):
         if self.source.replaced:
             yield TraceFinding("optimizer-replaced", step, "", self.source.replaced)
             return
+        # Between forward and update, FSDP may have other parameters in the places of its own.
+        held = self.source.groups_by_parameter(range(len(self.source.optimizers)))
         names = [
             name
             for name, count in self.known.items()
-            if name in parameters and self._state(parameters[name]) < count
+            if id(parameters.get(name)) in held and self._state(parameters[name]) < count
         ]
         if names:
             evidence = (
@@ -216,6 +278,7 @@ class Updated(Check):
         self._fetch()
         self.found = [*self._find_foreign_changes(step), *self.found]
         parameters = naming.parameters_by_name(self.source.module) if self.old else {}
+        self.kept = sample_tensors(self._kept_tensors(parameters))
         self.now = sample_tensors(
             {name: local_part(parameters[name]) for name in self.old if name in parameters}
         )
@@ -384,14 +447,30 @@ class Clipped(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.norm = -1.0
+        self.norm, self.limit = -1.0, math.inf
+        self.stages: list[float] = []
+        """The norms of all pipeline ranks in this step; empty if there is one such rank."""
         self.handles.append(Watched("clip_grad_norm_", self.safe(self._record_norm)))
 
-    def _record_norm(self, norm: Any) -> None:
+    def _record_norm(self, norm: Any, limit: float) -> None:
+        self.limit = limit
         self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def row(self, step: int) -> Tensor:
+        comm = self.source.comm
+        if comm.mesh.sizes.get("pipeline", 1) > 1:
+            own = torch.tensor([self.norm], dtype=torch.float64)
+            rows = gather_tensor(comm, "norms of stages", own, comm.group("pipeline"))
+            self.stages = rows.view(-1).tolist()
         return floats_as_integers([self.norm])
+
+    def local(self, step: int) -> Iterator[TraceFinding]:
+        norms = self.stages
+        # With an infinite limit a norm is only measured.
+        clips = norms and min(norms) >= 0 and max(norms) > self.limit
+        if clips and max(norms) > min(norms) * (1 + 1e-3):
+            evidence = f"pipeline stages clip by the norms of their own gradients: {', '.join(f'{norm:.6g}' for norm in norms)}"
+            yield TraceFinding("clip-norms-differ", step, "", evidence)
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         norms = integers_as_floats(rows).view(-1)

@@ -23,6 +23,9 @@ def sketch_tensor(tensor: Tensor) -> Tensor:
     flat = flatten_real(tensor)
     # Sums in 16 bits would lose what a sketch has to prove.
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+    if wide.numel() <= COLUMNS:
+        signs = _random_signs(wide.numel(), wide.dtype, wide.device, 1)
+        return (signs.T @ wide).double()
     rows = wide.numel() // COLUMNS
     columns, weights = (
         _random_signs(COLUMNS, wide.dtype, wide.device, 1),
@@ -36,8 +39,6 @@ def sketch_tensor(tensor: Tensor) -> Tensor:
     rest = wide[rows * COLUMNS :]
     if rest.numel():
         parts.append(((rest @ columns[: rest.numel()]) * weights[rows]).double())
-    if not parts:
-        return wide.new_zeros(COUNT, dtype=torch.float64)
     return parts[0] + parts[1] if len(parts) > 1 else parts[0]
 
 
@@ -61,7 +62,7 @@ def flatten_real(tensor: Tensor) -> Tensor:
 
 def sample_tensor(tensor: Tensor, most: int = 64) -> Tensor:
     """Return a copy of up to `most` elements, spread over the tensor."""
-    return _spread_elements(tensor, most).clone()
+    return spread_elements(tensor, most).clone()
 
 
 def sample_tensors(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, Tensor]:
@@ -77,7 +78,7 @@ def start_sampling(
     """Copy up to `most` elements of each tensor on its device, without waiting for the device.
     Return a function that returns the copies on the CPU.
     """
-    views = {name: _spread_elements(tensor, most) for name, tensor in tensors.items()}
+    views = {name: spread_elements(tensor, most) for name, tensor in tensors.items()}
     kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, view in views.items():
         kinds.setdefault((view.device, view.dtype), []).append(name)
@@ -124,6 +125,12 @@ def on_host(tensors: Sequence[Tensor]) -> Tensor:
     return stack
 
 
-def _spread_elements(tensor: Tensor, most: int) -> Tensor:
+def spread_elements(tensor: Tensor, most: int) -> Tensor:
+    """Return a view of up to `most` elements, spread over the tensor."""
+    numbers, step = tensor.numel(), max(1, tensor.numel() // most)
+    # One view where there can be one: each step asks for some hundred.
+    if tensor.layout == torch.strided and tensor.is_contiguous() and not tensor.is_complex():
+        count = min(most, -(-numbers // step))
+        return tensor.detach().as_strided((count,), (step,), tensor.storage_offset())
     flat = flatten_real(tensor)
     return flat[:: max(1, flat.numel() // most)][:most]

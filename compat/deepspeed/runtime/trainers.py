@@ -32,6 +32,7 @@ from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan.plan import LearningRate
 from compat.deepspeed.code import PASSES
+from compat.deepspeed.runtime.tracing import DeepSpeedSource
 from compat.deepspeed.schedule import settings_of_code, steers
 
 if TYPE_CHECKING:
@@ -248,6 +249,10 @@ class DeepSpeedTrainer:
             dist_init_required=False,
         )
         return engine
+
+    def trace_source(self) -> DeepSpeedSource:
+        """Return what a trace of this run reads."""
+        return DeepSpeedSource(self.engine)
 
     @property
     def micro(self) -> int:

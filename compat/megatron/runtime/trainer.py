@@ -36,6 +36,7 @@ from compat.megatron.runtime import fsdp, model
 from compat.megatron.runtime.cpu import redirect_cuda
 from compat.megatron.runtime.resuming import load_checkpoint
 from compat.megatron.runtime.states import States
+from compat.megatron.runtime.tracing import MegatronSource
 from compat.megatron.runtime.weights import Share, WeightPiece, pieces, wholes
 
 LOSS = "mean loss"
@@ -138,6 +139,10 @@ class MegatronTrainer:
     @property
     def _fully_sharded(self) -> bool:
         return bool(self.config.args.get("use_megatron_fsdp"))
+
+    def trace_source(self) -> MegatronSource:
+        """Return what a trace of this run reads. Raises `BridgeError` for a run that cannot be traced."""
+        return MegatronSource(self.chunks, self.optimizer, self.accumulation, self.shape)
 
     @property
     def data(self) -> tuple[int, int]:
