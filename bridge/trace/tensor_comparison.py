@@ -290,12 +290,16 @@ class Comparer:
         return roots
 
     def _compare_losses(self, both: tuple[Columns, Columns], step: int) -> list[TensorVerdict]:
-        """Compare the losses from which backward started: rank by rank if the same ranks have one,
-        else their means. Losses that rounding explains give no result.
+        """Compare the losses from which backward started: rank by rank if the same ranks have one of
+        their own, else their means. Losses that rounding explains give no result.
         """
         losses = [list(columns.losses) for columns in both]
-        if [loss is None for loss in losses[0]] != [loss is None for loss in losses[1]]:
-            known = [[loss for loss in own if loss is not None] for own in losses]
+        known = [[loss for loss in own if loss is not None] for own in losses]
+        # An engine that sums the loss over ranks gives all of them the mean.
+        alike = [len(set(own)) == 1 for own in known]
+        if [loss is None for loss in losses[0]] != [loss is None for loss in losses[1]] or any(
+            one and not other for one, other in (alike, alike[::-1])
+        ):
             losses = [[sum(own) / len(own)] if own else [None] for own in known]
         formats = [torch_epsilon(name) for name in _formats_of(self.runs)]
         depths = 2.0 * len(self.runs[0].layers) + 1

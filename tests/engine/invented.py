@@ -409,15 +409,15 @@ INVENTED: Mapping[str, Planted] = {
     "V22": Planted(
         plants("begins", forgets, rank=1),
         r"2/update",
-        "rank 1",
+        "lost the state of a parameter",
         ("moments-lost", "replicas-differ"),
         "FSDP2",
     ),
     "V23": Planted(
         plants("begins", halves_moments),
         r"2/update",
-        "larger than the optimizer",
-        ("update-too-large",),
+        "changed its moments",
+        ("moments-changed", "update-too-large"),
         "plain",
     ),
     "V24": Planted(

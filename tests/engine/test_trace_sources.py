@@ -165,3 +165,13 @@ def test_a_changed_copy_in_megatron_is_named(run: Ranks, tmp_path: Path) -> None
 def test_a_module_needs_its_optimizer() -> None:
     with pytest.raises(BridgeError, match="attach: found a module and no optimizer"):
         attach(nn.Linear(2, 2), Debug(layer_outputs=1))
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_the_loss_of_deepspeed_is_not_clipped(run: Ranks, tmp_path: Path) -> None:
+    """Clipping multiplies gradients alone, and the native engine gives every rank the mean loss."""
+    clipped = case(SGD, **TWO, **{"optimizer.clip": 0.01})
+    run(2, traced_deepspeed, clipped, tmp_path / "deepspeed", 1, False)
+    run(2, traced, clipped, tmp_path / "native")
+    runs = [TracedRun.read(tmp_path / name) for name in ("deepspeed", "native")]
+    assert compare_runs(*runs, every=True).divergence is None

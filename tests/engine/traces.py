@@ -218,7 +218,7 @@ def traced_deepspeed(
         "gradient_accumulation_steps": accumulation,
         "zero_optimization": {"stage": level},
         "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 0.0,
+        "gradient_clipping": plan.optimizer.clip or 0.0,
     }
     kind = torch.optim.AdamW if adam else torch.optim.SGD
     settings: Any = {"eps": plan.optimizer.eps, "weight_decay": 0.0} if adam else {}

@@ -520,3 +520,29 @@ def test_what_transformers_refuses_is_said(
         for config in (bad, good)
     ]
     assert stops == [{path}, set()]
+
+
+@pytest.mark.parametrize("head", (1, 2, 5, 6, 8, 12))
+@pytest.mark.parametrize("share", (None, 0.125, 0.375, 0.5, 1.0))
+def test_an_odd_number_of_rotated_channels_stops_exactly_where_that_is_said(
+    head: int, share: float | None
+) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    config: dict[str, Any] = {
+        "hidden_size": 4 * head,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 8,
+        "vocab_size": 8,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **({} if share is None else {"partial_rotary_factor": share}),
+    }
+    try:
+        model = transformers.PhiForCausalLM(transformers.PhiConfig(**config))
+        model(input_ids=torch.zeros(1, 4, dtype=torch.long))
+        stops = False
+    except RuntimeError:
+        stops = True
+    read = compat.load("huggingface").read({"model_type": "phi", **config})
+    assert any(one.effect is Effect.STOPS for one in read.dialect.inspect(read)) == stops

@@ -148,6 +148,13 @@ def _rotates_odd_head(values: Keys, keys: Keys) -> bool:
     return bool(size and size % 2 and (size > 1 or values["model_type"].startswith("ernie")))
 
 
+def _rotates_odd_share(values: Keys, keys: Keys) -> bool:
+    size, share = _rotated_head(values, keys)
+    size = size or (values.get("hidden_size") or 0) // (values.get("num_attention_heads") or 1)
+    # One channel is broadcast.
+    return (width := int(size * (0.5 if share is None else share))) > 1 and bool(width % 2)
+
+
 def _divides_by_zero(values: Keys, keys: Keys) -> bool:
     size, share = _rotated_head(values, keys)
     return bool(
@@ -329,6 +336,15 @@ REFUSALS = (
         " even number",
         "models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb, and its like",
         "odd-number-that-is-rotated",
+    ),
+    Refusal(
+        "partial_rotary_factor",
+        frozenset({"phi"}),
+        _rotates_odd_share,
+        "(0.5 by default) makes an odd number of channels of a head, and they are rotated in pairs: transformers stops in"
+        " the first forward pass; use another share or size of heads",
+        "models/phi/modeling_phi.py: PhiAttention.forward, apply_rotary_pos_emb",
+        "odd-share-that-is-rotated",
     ),
     Refusal(
         "rotary_dim",

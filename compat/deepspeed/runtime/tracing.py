@@ -85,6 +85,11 @@ class DeepSpeedSource(ModuleSource):
         return factors
 
     @property
+    def loss_share(self) -> float:
+        """What the loss has more than gradients of weights: clipping does not multiply it."""
+        return 1.0 / (self.clip or 1.0)
+
+    @property
     def clip(self) -> float | None:
         """The factor by which DeepSpeed's clipping multiplied all gradients of the step that ends;
         None if DeepSpeed does not tell the norm.
