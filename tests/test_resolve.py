@@ -921,3 +921,23 @@ def test_variables_of_fsdp_under_deepspeed_are_named(told: Any, launch: str) -> 
     launched("", "", INLINE)
     Path("a.sh").write_text(f"export FSDP_OFFLOAD_PARAMS=true\n{launch}\n")
     assert "FSDP_OFFLOAD_PARAMS" in {one["setting"] for one in told("a.sh")["ignored"]}
+
+
+def test_defaults_of_the_programs_own_class_are_heard_where_no_flag_is(told: Any) -> None:
+    Path("sft.py").write_text(
+        "import transformers\n"
+        "class Own(transformers.TrainingArguments):\n"
+        "    gradient_accumulation_steps: int = field(default=3)\n"
+        "    max_grad_norm: float = CLIP\n"
+        "    model_max_length: int = LENGTH\n"
+        "    own_flag: str\n"
+        "a = transformers.HfArgumentParser(Own)\n"
+    )
+    write({name: value for name, value in ZERO2.items() if name != "scheduler"})
+    launch = "deepspeed --num_gpus 2 sft.py --deepspeed zero2.json"
+    for flag, steps in (("", 3), (" --gradient_accumulation_steps 2", 2)):
+        Path("b.sh").write_text(f"{launch}{flag}\n")
+        data = told("b.sh", code=2)
+        assert row(data, "gradient_accumulation_steps")["value"] == steps
+        (message,) = [one["message"] for one in data["findings"] if one["path"] == "Own"]
+        assert message.startswith("max_grad_norm: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,38 @@ def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     calls = (node for node in nodes if isinstance(node, ast.Call))
     named = ((node, real.get(_name(node), _name(node))) for node in calls)
     return tuple(_read_call(node, name) for node, name in named if name in names)
+
+
+def find_defaults(text: str, bases: Collection[str]) -> tuple[Call, ...]:
+    """Return the fields of the dataclasses of a program that derive from one of `bases`, as if a call gave their defaults;
+    none if it is no Python.
+    """
+    try:
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(
+        _read_call(
+            ast.Call(ast.Name(node.name), [], [*_fields(node)], lineno=node.lineno), node.name
+        )
+        for node in nodes
+        if any(
+            str(getattr(base, "id", "") or getattr(base, "attr", "")) in bases
+            for base in node.bases
+        )
+    )
+
+
+def _fields(node: ast.ClassDef) -> Iterator[ast.keyword]:
+    for line in node.body:
+        match line:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=words)):
+                value = next((word.value for word in words if word.arg == "default"), line.value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                pass
+            case _:
+                continue
+        yield ast.keyword(name, value)
 
 
 def find_variables(text: str) -> dict[str, int]:

@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files import Call, Launch, find, find_calls, find_variables, read_text
+from bridge.files import Call, Launch, find, find_calls, find_defaults, find_variables, read_text
 from bridge.shell import spell_pieces
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.sources import Said
-from bridge.stack.training_arguments import QUIET as NO_STEP, TRL, default_of_trl
+from bridge.stack.training_arguments import (
+    ARGUMENTS,
+    QUIET as NO_STEP,
+    RETIRED,
+    TRL,
+    default_of_trl,
+)
 
 NAME = "Accelerator"
 READ = ("mixed_precision", "gradient_accumulation_steps", "cpu")
@@ -73,16 +79,23 @@ def read_arguments_call(
 ) -> Told:
     """Return what the program of a launch says by a call of TrainingArguments, or of a class of trl: arguments of
     `names` that are literals, and a finding on the others. What it passes on from one of the `flags` of the launch is
-    no news.
+    no news. Without a call, the defaults count that a class of its own gives to arguments without a flag.
     """
     text = _read_program(launch, folder)
     call, findings = _find_call(text, CLASSES, launch.program)
-    if call is None:
+    own = find_defaults(text, CLASSES)
+    if call is None and not findings and len(own) == 1:
+        call = own[0]
+        usual = [name for name in (*call.values, *call.unread) if name not in flags]
+        names, known = {*names} & {*usual}, {*ARGUMENTS, *RETIRED} & {*usual}
+    elif call is None:
         return Told({}, findings)
+    else:
+        known = {*call.unread}
     lost = {
         name: line
         for name, (source, line) in call.unread.items()
-        if name not in NO_STEP and name != "argument 1"
+        if name in known and name not in NO_STEP and name != "argument 1"
         if not (name in flags and source.endswith(f".{name}"))
     }
     if lost:
