@@ -88,13 +88,10 @@ def find_defaults(text: str, bases: Collection[str]) -> tuple[Call, ...]:
 def _fields(node: ast.ClassDef) -> Iterator[ast.keyword]:
     for line in node.body:
         match line:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=words)):
-                value = next((word.value for word in words if word.arg == "default"), line.value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                pass
-            case _:
-                continue
-        yield ast.keyword(name, value)
+                words = value.keywords if isinstance(value, ast.Call) else []
+                usual = (word.value for word in words if word.arg == "default")
+                yield ast.keyword(name, next(usual, value))
 
 
 def find_variables(text: str) -> dict[str, int]:
