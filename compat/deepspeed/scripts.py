@@ -280,7 +280,7 @@ def _add_arguments(
     """Return the arguments of a launch under those that its program writes in a call, if the launch is `alone`, and over
     the defaults of trl, if the program takes them by a class of trl.
     """
-    findings, folder = (), folder_of(script.name)
+    findings, folder = tuple[Finding, ...](), folder_of(script.name)
     if alone:
         names = {**DATED, **DEFAULTS, **COURSE, **TRAINED}
         call = read_arguments_call(launch, folder, arguments, names)
