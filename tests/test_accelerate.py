@@ -705,3 +705,88 @@ def test_words_of_fsdp_that_its_config_overrules_are_each_named(told: Any) -> No
     ignored = [one for one in told("a.sh")["ignored"] if one["setting"] == "--fsdp"]
     assert [one["value"] for one in ignored] == ["full_shard", "offload"]
     assert "reshard_after_forward" in ignored[0]["why"] and "cpu_offload" in ignored[1]["why"]
+
+
+IMPORTS = "from transformers import TrainingArguments as Arguments\n"
+HALVES = ({}, {"fp16": True}, {"fp16": False}, {"bf16": True, "use_cpu": True})
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("launcher", ["no", "bf16", "fp16"])
+def test_the_programs_training_arguments_are_heard_as_by_the_real_ones(
+    told: Any, monkeypatch: pytest.MonkeyPatch, half: dict[str, bool], launcher: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
+    theirs = transformers.TrainingArguments(output_dir="out", **half)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    words = ", ".join(f"{name}={value}" for name, value in half.items())
+    Path("train.py").write_text(f"{IMPORTS}a = Arguments(output_dir='out', {words})\n")
+    Path("run.sh").write_text(
+        f"accelerate launch --config_file fsdp.yaml --mixed_precision {launcher} train.py\n"
+    )
+    assert row(told("run.sh"), "mixed_precision")["value"] == theirs.mixed_precision
+
+
+def test_what_the_programs_training_arguments_say_is_named(told: Any) -> None:
+    Path("run.sh").write_text(
+        "accelerate launch --config_file fsdp.yaml train.py --gradient_accumulation_steps 2 --learning_rate 1e-3\n"
+    )
+    Path("train.py").write_text(
+        "from trl import SFTConfig\n"
+        "a = SFTConfig(output_dir='out', fp16=True, gradient_accumulation_steps=4, deepspeed='ds.json',\n"
+        "              learning_rate=own.learning_rate, max_grad_norm=CLIP, eval_steps=EVERY)\n"
+    )
+    data = told("run.sh", code=2)
+    assert row(data, "mixed_precision")["winner"] == {
+        "setting": "SFTConfig(fp16)",
+        "source": "train.py",
+        "line": 2,
+    }
+    assert row(data, "gradient_accumulation_steps")["value"] == 4
+    found = {one["path"]: one["message"] for one in data["findings"]}
+    assert found["SFTConfig"].startswith("max_grad_norm: ")
+    assert {"SFTConfig(deepspeed)", "--gradient_accumulation_steps"} <= found.keys()
+    Path("train.py").write_text("a = TrainingArguments('a')\nb = TrainingArguments('b')\n")
+    assert "TrainingArguments" in {one["path"] for one in told("run.sh", code=2)["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("program", "path"),
+    [
+        ("from accelerate import Accelerator as A\na = A(split_batches=True)\n", "split_batches"),
+        ("os.environ['FSDP_VERSION'] = '1'\n", "FSDP_VERSION"),
+        ("environ.setdefault('ACCELERATE_USE_FSDP', 'true')\n", "ACCELERATE_USE_FSDP"),
+    ],
+)
+def test_other_words_of_a_program_are_named(told: Any, program: str, path: str) -> None:
+    Path("run.sh").write_text("accelerate launch --config_file fsdp.yaml train.py\n")
+    Path("train.py").write_text(program)
+    (finding,) = [
+        one for one in told("run.sh", code=2)["findings"] if one["effect"] == "different numbers"
+    ]
+    assert path in finding["path"]
+
+
+@pytest.mark.parametrize("enter", ["cd sub", "cd sub && pwd", "pushd sub"])
+def test_a_launch_reads_what_is_in_its_folder(told: Any, enter: str) -> None:
+    Path("sub/own").mkdir(parents=True)
+    Path("sub/fsdp.yaml").write_text(FSDP.replace("bf16", "fp16"))
+    Path("sub/own/train.py").write_text("Accelerator(gradient_accumulation_steps=3)\n")
+    Path("own").mkdir()
+    Path("own/train.py").write_text("Accelerator(gradient_accumulation_steps=5)\n")
+    for program in ("own/train.py", "-m own.train"):
+        Path("run.sh").write_text(f"{enter}\naccelerate launch --config_file fsdp.yaml {program}\n")
+        data = told("run.sh", code=0)
+        assert row(data, "mixed_precision")["value"] == "fp16"
+        assert row(data, "gradient_accumulation_steps")["value"] == 3
+
+
+def test_truth_values_are_those_of_the_trainers_parser(told: Any) -> None:
+    parser = pytest.importorskip("transformers.hf_argparser")
+    for word in ("yes", "TRUE", "t", "Y", "1", "no", "false", "F", "n", "0"):
+        Path("run.sh").write_text(
+            f"accelerate launch --config_file fsdp.yaml train.py --output_dir out --fp16 {word}\n"
+        )
+        half = "fp16" if parser.string_to_bool(word) else "bf16"
+        assert row(told("run.sh"), "mixed_precision")["value"] == half

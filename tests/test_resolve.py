@@ -889,3 +889,55 @@ def test_variables_that_are_not_read_are_named(told: Any) -> None:
     assert "ACCELERATE_DYNAMO_BACKEND" in {one["path"] for one in findings}
     Path("train.sh").write_text(f"export ACCELERATE_GRADIENT_CLIPPING=$(compute)\n{SCRIPT}")
     assert run(["resolve", "train.sh"]) == 1
+
+
+def test_the_programs_training_arguments_count_over_the_command(told: Any) -> None:
+    Path("sft.py").write_text(
+        "from transformers import Trainer, TrainingArguments\n"
+        "a = TrainingArguments('out', gradient_accumulation_steps=3, learning_rate=RATE)\n"
+    )
+    write({name: value for name, value in ZERO2.items() if name != "scheduler"})
+    Path("b.sh").write_text(
+        "deepspeed --num_gpus 2 sft.py --deepspeed zero2.json --gradient_accumulation_steps 2\n"
+    )
+    data = told("b.sh", code=2)
+    steps = row(data, "gradient_accumulation_steps")
+    assert (steps["value"], steps["winner"]["source"]) == (3, "sft.py")
+    assert "--gradient_accumulation_steps" in {one["setting"] for one in data["ignored"]}
+    assert "TrainingArguments" in {one["path"] for one in data["findings"]}
+    data = told("b.sh", "--with", "learning_rate=1e-3")
+    assert "TrainingArguments" not in {one["path"] for one in data["findings"]}
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        f"torchrun --nproc_per_node 2 {TRAINED} --deepspeed zero2.json",
+        f"accelerate launch --config_file acc.yaml {TRAINED}",
+        f"accelerate launch --config_file acc.yaml {TRAINED} --deepspeed zero2.json",
+    ],
+)
+def test_variables_of_fsdp_under_deepspeed_are_named(told: Any, launch: str) -> None:
+    launched("", "", INLINE)
+    Path("a.sh").write_text(f"export FSDP_OFFLOAD_PARAMS=true\n{launch}\n")
+    assert "FSDP_OFFLOAD_PARAMS" in {one["setting"] for one in told("a.sh")["ignored"]}
+
+
+def test_defaults_of_the_programs_own_class_are_heard_where_no_flag_is(told: Any) -> None:
+    Path("sft.py").write_text(
+        "import transformers\n"
+        "class Own(transformers.TrainingArguments):\n"
+        "    gradient_accumulation_steps: int = field(default=3)\n"
+        "    max_grad_norm: float = CLIP\n"
+        "    model_max_length: int = LENGTH\n"
+        "    own_flag: str\n"
+        "a = transformers.HfArgumentParser(Own)\n"
+    )
+    write({name: value for name, value in ZERO2.items() if name != "scheduler"})
+    launch = "deepspeed --num_gpus 2 sft.py --deepspeed zero2.json"
+    for flag, steps in (("", 3), (" --gradient_accumulation_steps 2", 2)):
+        Path("b.sh").write_text(f"{launch}{flag}\n")
+        data = told("b.sh", code=2)
+        assert row(data, "gradient_accumulation_steps")["value"] == steps
+        (message,) = [one["message"] for one in data["findings"] if one["path"] == "Own"]
+        assert message.startswith("max_grad_norm: ")

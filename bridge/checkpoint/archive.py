@@ -99,8 +99,30 @@ def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
     return build.build(*arguments)
 
 
-def _build_tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Lazy:
-    return lazy_view(storage, storage.dtype, offset, shape, strides)
+def _build_tensor(
+    storage: Any,
+    offset: int,
+    shape: Any,
+    strides: Any,
+    _grad: Any = None,
+    _hooks: Any = None,
+    flags: Any = None,
+) -> Lazy:
+    found = lazy_view(storage, storage.dtype, offset, shape, strides)
+    _refuse_flags(storage.path, flags)
+    return found
+
+
+# `x.conj()`, and `.imag` of it, share the storage of `x`: torch saves them with the flags `conj` and
+# `neg`, and applies them when it loads (torch/_utils.py: get_tensor_metadata).
+def _refuse_flags(path: Path, flags: Any) -> None:
+    """Raise `SourceError` if a tensor's elements are not those in its storage."""
+    if flags:
+        raise SourceError(
+            f"{path}: found a tensor whose elements are not those that are stored: torch loads it "
+            f"with the flags {show_value(list(flags))}; save it again after resolve_conj() and "
+            "resolve_neg()"
+        )
 
 
 # torch writes `_rebuild_tensor_v3` for number formats that have no storage class of their own, such
@@ -114,9 +136,11 @@ def _typed_view(
     _grad: Any,
     _hooks: Any,
     dtype: Any,
-    *_: Any,
+    flags: Any = None,
 ) -> Lazy:
-    return lazy_view(storage, str(dtype), offset, shape, strides)
+    found = lazy_view(storage, str(dtype), offset, shape, strides)
+    _refuse_flags(storage.path, flags)
+    return found
 
 
 def lazy_view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:

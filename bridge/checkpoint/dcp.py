@@ -22,7 +22,7 @@ from bridge.checkpoint.hub import (
     loss_finding,
     weights_of,
 )
-from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
+from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted, coarser_weights
 from bridge.checkpoint.lazy import Boxed, Held, Lazy, Placed
 from bridge.checkpoint.run_state import hub_of_entries
 from bridge.checkpoint.safetensors_format import list_shards, read_weights
@@ -124,7 +124,7 @@ class Dcp(RootedFormat):
             [Saved.of(_entry_key(path), value) for path, value in values.items()],
             {_entry_key(path): path for path in values},
         )
-        return PlannedFiles(files, SUMS, tuple(_find_losses(hub)))
+        return PlannedFiles(files, SUMS, tuple(_find_losses(hub, target.dtype)))
 
 
 # Reading
@@ -409,10 +409,13 @@ def _about_boxes(boxes: Sequence[Saved]) -> Record:
     )
 
 
-def _find_losses(hub: Hub) -> Iterator[Finding]:
+def _find_losses(hub: Hub, dtype: str | None) -> Iterator[Finding]:
     """Yield a finding for each value that torch's checkpoint cannot hold, or that it should have
-    and that the source checkpoint lacks.
+    and that the source checkpoint lacks. `dtype` is the number format in which weights are written;
+    None: that of the best copy of each.
     """
+    if dtype is not None:
+        yield from coarser_weights(hub, dtype, "torch's checkpoint")
     if hub.moments and not hub.groups:
         yield loss_finding(
             "groups",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.checkpoint.lazy import Lazy, cast_lazy
+from bridge.checkpoint.lazy import Cast, Lazy
 from bridge.checkpoint.unpickle import values_of
 from bridge.errors import SourceError
 from bridge.stack.findings import Finding
@@ -246,12 +246,12 @@ def with_beside(hub: Hub, values: Any) -> Hub:
 
 def weights_of(source: Lazy, dtype: str | None) -> Lazy:
     """Return a tensor converted to the number format `dtype`; None leaves it as it is. Integers
-    are never converted.
+    are never converted, and no finite number becomes infinite.
     """
     return (
         source
-        if dtype is None or not source.dtype.startswith(("F", "BF"))
-        else cast_lazy(source, dtype)
+        if dtype in (None, source.dtype) or not source.dtype.startswith(("F", "BF"))
+        else Cast(source, str(dtype), bounded=True)
     )
 
 

@@ -127,9 +127,9 @@ def pointer_target(folder: Path, pointer: str) -> Path | None:
     return place if place.is_dir() else None
 
 
-def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
-    """Yield a finding for each value that a format without optimizer states loses. `dtype` is the
-    number format in which weights are written; None: that of each weight.
+def coarser_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
+    """Yield a finding if the one copy of each weight that is written is coarser than the best one of
+    the source. `dtype` is the number format in which weights are written; None: that of each weight.
     """
     format_of_weights = dtype or hub.weight_dtype
     if any(
@@ -142,6 +142,13 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
             "masters is lost",
             Effect.NUMBERS,
         )
+
+
+def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
+    """Yield a finding for each value that a format without optimizer states loses. `dtype` is the
+    number format in which weights are written; None: that of each weight.
+    """
+    yield from coarser_weights(hub, dtype, format)
     if hub.moments:
         yield loss_finding(
             "moments",

@@ -312,10 +312,13 @@ class Boxed(Lazy):
 
 @dataclass(frozen=True)
 class Cast(Lazy):
-    """A tensor whose elements are converted to another number format when they are read."""
+    """A tensor whose elements are converted to another number format when they are read. If it is
+    `bounded`, a finite number that the other format does not reach is refused.
+    """
 
     base: Lazy
     dtype: str
+    bounded: bool = False
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
@@ -324,7 +327,16 @@ class Cast(Lazy):
 
     def flat(self, start: int, stop: int) -> Tensor:
         """Return elements in the new number format, rounded to nearest."""
-        return self.base.flat(start, stop).to(torch_type(self.dtype))
+        found = self.base.flat(start, stop)
+        made = found.to(torch_type(self.dtype))
+        if self.bounded and not made.isfinite().all():
+            beyond = found.double()[made.isinf() & ~found.double().isinf()]
+            SourceError.raise_if(
+                f"found a weight of {number:g}, which {self.dtype} cannot hold: it would become "
+                "infinite; choose a wider number format"
+                for number in beyond[:1].tolist()
+            )
+        return made
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,15 @@ def _span_of_row(path: Path, name: str, row: Any, base: int) -> Span:
     try:
         dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
         whole = all(type(size) is int and 0 <= size < 2**63 for size in (*shape, begin, end))
-        right = whole and end - begin == prod(shape) * WIDTH[dtype]
+        right = whole and dtype in WIDTH and end - begin == prod(shape) * WIDTH[dtype]
+        lacks = whole and isinstance(dtype, str) and dtype not in WIDTH
     except (KeyError, TypeError, ValueError):
-        right = False
+        right = lacks = False
+    if lacks:
+        raise SourceError(
+            f"{path}: {show_value(name)}: found the number format {show_value(dtype)}, expected one of "
+            f"{', '.join(WIDTH)}; save it in one of these"
+        )
     if not right:
         raise SourceError(
             f"{path}: found {show_value(row)} for {show_value(name)}, expected the dtype, shape and offsets of a "

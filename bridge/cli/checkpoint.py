@@ -18,7 +18,7 @@ from bridge.checkpoint.digests import SUMS, blob_digests, without_digest
 from bridge.checkpoint.file_tensors import tensors_by_file
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.interface import Format, PlannedFiles
-from bridge.checkpoint.lazy import STRIP, WIDTH, Lazy, torch_type
+from bridge.checkpoint.lazy import EXACT, STRIP, TORCH, WIDTH, Lazy, torch_type
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.tagged_json import encode_value
 from bridge.checkpoint.targets import Target, list_targets
@@ -275,7 +275,8 @@ def _companion_files(
     """Return the files that transformers reads together with the weights, if it can read those under their names."""
     if target.names not in TRANSFORMERS or options.names not in (None, *TRANSFORMERS):
         return Companions()
-    found = companions(place, options.config, hub)
+    asked = options.wanted["dtype"]
+    found = companions(place, options.config, hub, None if asked is None else TORCH[DTYPES[asked]])
     for line in found.notes:
         note(f"note: {line}")
     return found
@@ -456,13 +457,15 @@ def _print_outcome(
 @dataclass(frozen=True)
 class TensorLine:
     """The comparison of one tensor in two checkpoints: equal, different (with the largest
-    difference), or only in one of them.
+    difference), or only in one of them. `rounded` is the number format in which two copies were
+    compared, if their own formats differ.
     """
 
     name: str
     kind: str
     verdict: str
     most: float = 0.0
+    rounded: str = ""
 
     @property
     def block(self) -> str:
@@ -486,6 +489,7 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
             if values[0] != values[1]
         }
         verdicts = Counter(line.verdict for line in lines)
+        rounded = Counter(line.rounded for line in lines if line.rounded)
         if set(verdicts) - {EQUAL} or runs:
             code = Exit.FINDINGS
         elif verdicts:
@@ -495,11 +499,12 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         if as_json:
             rows = [{**vars(line), "block": line.block} for line in lines if line.verdict != EQUAL]
             pairs = {key: list(map(encode_value, pair)) for key, pair in runs.items()}
-            print_json(
-                {"verdicts": dict(verdicts), "run": pairs, "differ": rows, "exit_code": code}
-            )
+            found = {"verdicts": dict(verdicts), "rounded": dict(rounded), "run": pairs}
+            print_json({**found, "differ": rows, "exit_code": code})
         else:
             _tell_lines(lines, verdicts, runs)
+            for form, count in rounded.items():
+                say(f"of different number formats: {count} tensors, which were compared in {form}")
         return code
 
     return _answer_errors(as_json, work)
@@ -596,8 +601,11 @@ def _compare_tensors(one: Hub, other: Hub) -> Iterator[TensorLine]:
         elif ours[key].shape != theirs[key].shape:
             yield TensorLine(name, kind, SHAPE)
         else:
-            most = _largest_difference(ours[key], theirs[key])
-            yield TensorLine(name, kind, DIFFERENT if most else EQUAL, most)
+            pair = ours[key], theirs[key]
+            coarse = _common_format(*(held.dtype for held in pair))
+            most = _largest_difference(*pair, coarse)
+            rounded = "" if pair[0].dtype == pair[1].dtype else coarse
+            yield TensorLine(name, kind, DIFFERENT if most else EQUAL, most, rounded)
 
 
 def _comparable_tensors(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
@@ -616,14 +624,23 @@ def _comparable_tensors(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
     )  # some formats do not tell them apart
 
 
-def _largest_difference(one: Lazy, other: Lazy) -> float:
-    """Return the largest difference between corresponding elements, in the coarser of the two
-    number formats; infinite if exactly one of two elements is NaN.
+def _common_format(one: str, other: str) -> str:
+    """Return the number format in which tensors of two formats are compared: the coarser one, as the
+    finer copy has digits that the other cannot have; F32 if each has numbers that the other lacks.
+    """
+    if one in (other, *EXACT.get(other, ())):
+        return one
+    if other in EXACT.get(one, ()):
+        return other
+    return "F32" if {one, other} <= {*EXACT["F32"]} else min(one, other, key=lambda it: WIDTH[it])
+
+
+def _largest_difference(one: Lazy, other: Lazy, coarse: str) -> float:
+    """Return the largest difference between corresponding elements, in the number format `coarse`;
+    infinite if exactly one of two elements is NaN.
     """
     import torch
 
-    # fp32 beside bf16 is compared as bf16: the finer copy has digits that the other cannot have.
-    coarse = min((one.dtype, other.dtype), key=lambda dtype: WIDTH[dtype])
     most, step = 0.0, STRIP // WIDTH[one.dtype]
     for start in range(0, one.count, step):
         stop = min(one.count, start + step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bridge.checkpoint.hub import Hub
 from bridge.checkpoint.model_facts import config_of_record, describe_config, establish_model
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import read_bytes
+from bridge.files.printable import clean
 from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
 from bridge.stack import registry
@@ -25,9 +27,9 @@ KIND = "model_type"
 WITHOUT_EFFECT = ("micro_batch_size", "model.init", "init_method")
 """Fields that say nothing about a model whose weights are given."""
 QUANTIZATION = "quantization_config"
-WITHOUT_WEIGHT = frozenset(
-    ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
-)
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""Keys for the number format of weights, in transformers 5 and before."""
+WITHOUT_WEIGHT = frozenset(("transformers_version", "_name_or_path", "use_cache", *DTYPE_KEYS))
 """Keys of a config that say nothing about the model that it describes."""
 ROPE = "rope_parameters"
 """Key of the dictionary in which transformers 5 has the keys about rotary positions that were at the top."""
@@ -45,7 +47,25 @@ NAMES = (
     "sentencepiece.bpe.model",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "audio_tokenizer_config.json",
+    "tekken.json",
 )
+FURTHER = (
+    "*.py",
+    "*.jinja",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "adapter_*",
+    "additional_chat_templates",
+    "custom_generate",
+)
+"""Files and folders that loaders of transformers may read too: code, tokenizers with names of their own,
+adapters, and further templates.
+"""
 MOST = 2**28
 """Largest size in bytes of one of these files."""
 
@@ -65,8 +85,9 @@ def config_beside(place: Path) -> Path | None:
     return next((path for path in paths if os.path.exists(path)), None)
 
 
-def companions(place: Path, given: Path | None, hub: Hub) -> Companions:
-    """Return the files that go with the weights of the checkpoint `hub` in the folder `place`.
+def companions(place: Path, given: Path | None, hub: Hub, dtype: str | None) -> Companions:
+    """Return the files that go with the weights of the checkpoint `hub` in the folder `place`. `dtype` is
+    the number format that was asked for, by its name in torch.
 
     They lie next to the config that the user gives, else next to the one that lies with the checkpoint. If
     there is none, a config is made of the arguments of the run, if the checkpoint has them.
@@ -85,7 +106,7 @@ def companions(place: Path, given: Path | None, hub: Hub) -> Companions:
         return Companions(
             notes=(f"{config}: not copied, as a {CONFIG} of transformers has the key {KIND}",)
         )
-    files, notes = [File(CONFIG, (_without_quantization(text),))], list[str]()
+    files, notes = [File(CONFIG, (_config_of_weights(text, dtype),))], list[str]()
     for name in NAMES:
         path = config.parent / name
         # A pipe, a device or a link that leads nowhere is named, as what is there is not copied.
@@ -94,6 +115,15 @@ def companions(place: Path, given: Path | None, hub: Hub) -> Companions:
                 files.append(File(name, (read_bytes(path, config.parent, MOST),)))
             except SourceError as error:
                 notes += [f"not copied: {problem}" for problem in error.problems]
+    rest = sorted(
+        path.name
+        for path in config.parent.iterdir()
+        if path.name not in NAMES and any(fnmatch(path.name, form) for form in FURTHER)
+    )
+    if rest:
+        notes.append(
+            f"not copied from {config.parent}: {', '.join(map(clean, rest))}; copy what the model needs"
+        )
     return Companions(tuple(files), config.parent, tuple(notes))
 
 
@@ -124,12 +154,14 @@ def _config_of_record(hub: Hub) -> Companions | None:
     return Companions((File(CONFIG, (text.encode(),)),), None, (note,))
 
 
-def _without_quantization(text: bytes) -> bytes:
-    """Return a config without the way in which weights were quantized, as those that are written are not."""
-    data = json.loads(text)
-    if data.pop(QUANTIZATION, None) is None:
-        return text
-    return json.dumps(data, indent=2).encode() + b"\n"
+def _config_of_weights(text: bytes, dtype: str | None) -> bytes:
+    """Return a config without the way in which weights were quantized, as those that are written are not,
+    and with their number format if one was asked for: from_pretrained converts weights to that of the config.
+    """
+    data, said = json.loads(text), json.loads(text)
+    data.pop(QUANTIZATION, None)
+    data |= {key: dtype for key in DTYPE_KEYS if dtype is not None and key in data}
+    return text if data == said else json.dumps(data, indent=2).encode() + b"\n"
 
 
 def refuse_contradictions(own: Path, given: Path) -> None:

@@ -16,7 +16,7 @@ from bridge.files.named import (
     writable,
 )
 from bridge.files.original import Original
-from bridge.files.python import Call, find_calls, load_call
+from bridge.files.python import Call, find_calls, find_defaults, find_variables, load_call
 from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.words import load_words
 from bridge.files.write import as_private_as, obstacles, write_all, write_text
@@ -38,6 +38,8 @@ __all__ = [
     "existing_path",
     "find",
     "find_calls",
+    "find_defaults",
+    "find_variables",
     "folder_of",
     "is_text",
     "key_with_dots",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,72 @@ class Call:
 
 
 def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
-    """Return the calls of `names` in a program, which is parsed and never run; none if it is no Python."""
+    """Return the calls of `names` in a program, which is parsed and never run; none if it is no Python.
+
+    A name that an import changes (`from x import name as other`) is found by the other one.
+    """
     try:
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    return tuple(_read_call(node, name) for node in nodes if (name := _name(node)) in names)
+    imports = (one for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names)
+    real = {one.asname: one.name for one in imports if one.asname}
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    named = ((node, real.get(_name(node), _name(node))) for node in calls)
+    return tuple(_read_call(node, name) for node, name in named if name in names)
+
+
+def find_defaults(text: str, bases: Collection[str]) -> tuple[Call, ...]:
+    """Return the fields of the dataclasses of a program that derive from one of `bases`, as if a call gave their defaults;
+    none if it is no Python.
+    """
+    try:
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(
+        _read_call(
+            ast.Call(ast.Name(node.name), [], [*_fields(node)], lineno=node.lineno), node.name
+        )
+        for node in nodes
+        if any(
+            str(getattr(base, "id", "") or getattr(base, "attr", "")) in bases
+            for base in node.bases
+        )
+    )
+
+
+def _fields(node: ast.ClassDef) -> Iterator[ast.keyword]:
+    for line in node.body:
+        match line:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                words = value.keywords if isinstance(value, ast.Call) else []
+                usual = (word.value for word in words if word.arg == "default")
+                yield ast.keyword(name, next(usual, value))
+
+
+def find_variables(text: str) -> dict[str, int]:
+    """Return the environment variables that a program sets by name, each with its first line; none if it is no Python."""
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, int] = {}
+    for node in nodes:
+        match node:
+            case (
+                ast.Subscript(
+                    value=ast.Attribute(attr="environ") | ast.Name(id="environ"),
+                    slice=ast.Constant(value=str(name)),
+                    ctx=ast.Store(),
+                )
+                | ast.Call(
+                    func=ast.Attribute(attr="setdefault" | "putenv"),
+                    args=[ast.Constant(value=str(name)), *_],
+                )
+            ):
+                found.setdefault(name, node.lineno)
+    return found
 
 
 def _name(call: ast.Call) -> str:

@@ -630,6 +630,7 @@ class Different(TypedDict):
     kind: str
     verdict: str
     most: Number
+    rounded: str
     block: str
 
 
@@ -637,6 +638,7 @@ class Apart(TypedDict):
     """The differences between two checkpoints."""
 
     verdicts: dict[str, int]
+    rounded: dict[str, int]
     run: dict[str, tuple[Any, Any]]
     differ: list[Different]
     exit_code: Exit

@@ -1,4 +1,4 @@
-"""What a program's text says of its run: its call of accelerate's `Accelerator`, and the class of its arguments.
+"""What a program's text says of its run: its calls of accelerate's `Accelerator` and of the Trainer's arguments.
 
 What wins is in accelerate's Accelerator.__init__ (accelerator.py) and AcceleratorState (state.py).
 """
@@ -6,15 +6,24 @@ What wins is in accelerate's Accelerator.__init__ (accelerator.py) and Accelerat
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files import find, find_calls, read_text
+from bridge.files import Call, Launch, find, find_calls, find_defaults, find_variables, read_text
+from bridge.shell import spell_pieces
+from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.sources import Said
-from bridge.stack.training_arguments import TRL, default_of_trl
+from bridge.stack.training_arguments import (
+    ARGUMENTS,
+    QUIET as NO_STEP,
+    RETIRED,
+    TRL,
+    default_of_trl,
+)
 
 NAME = "Accelerator"
 READ = ("mixed_precision", "gradient_accumulation_steps", "cpu")
@@ -22,6 +31,13 @@ READ = ("mixed_precision", "gradient_accumulation_steps", "cpu")
 QUIET = frozenset(("device_placement", "log_with", "project_config", "project_dir", "rng_types"))
 """Arguments that no step depends on."""
 PRECISION_WINS = "the argument of Accelerator wins over the launch; drop one of the two"
+CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments", *TRL["defaults"])
+"""Classes whose call gives the Trainer its arguments."""
+VARIABLES = re.compile(r"(ACCELERATE|FSDP|MEGATRON_LM|PARALLELISM_CONFIG)_[A-Z0-9_]+")
+"""Variables that accelerate reads in the program."""
+SET_BY_PROGRAM = "the program sets it, which is not read, and may overrule the launch"
+GIVE = "give their values with --with NAME=VALUE"
+CALL_WINS = "the call in the program counts, not the command"
 VARIABLE_WINS = "the launch wins over the argument of Accelerator; drop one of the two"
 
 
@@ -33,51 +49,115 @@ class Told:
     findings: tuple[Finding, ...] = ()
 
 
-def read_call(program: str, folder: Path | None) -> Told:
-    """Return what the call of `Accelerator` in a program says; nothing if the program is not there or has no call."""
-    try:
-        path = find(program, folder) if program.endswith(".py") else None
-        calls = find_calls(read_text(path), (NAME,)) if path else ()
-    except BridgeError:
-        return Told()
-    if not calls:
-        return Told()
-    if len(calls) > 1:
-        lines = ", ".join(str(call.line) for call in calls)
-        message = f"found {len(calls)} calls (lines {lines}), and which of them the run makes is not known"
-        return Told(
-            {}, (unknown(NAME, message, origin=Origin(calls[0].line, "", program), end=""),)
-        )
-    values = {
-        name: Said(f"{NAME}({name})", value, program, line)
-        for name, (value, line) in calls[0].values.items()
-        if name in READ and value is not None
-    }
+def read_call(launch: Launch, folder: Path | None) -> Told:
+    """Return what the program of a launch says by its call of `Accelerator` and by variables of accelerate that it sets;
+    nothing if the program is not there or says neither.
+    """
+    text = _read_program(launch, folder)
+    variables = tuple(
+        unknown(name, SET_BY_PROGRAM, origin=Origin(line, "", launch.program), end="")
+        for name, line in find_variables(text).items()
+        if VARIABLES.fullmatch(name)
+    )
+    call, findings = _find_call(text, (NAME,), launch.program)
+    if call is None:
+        return Told({}, (*findings, *variables))
+    values = _say(call, launch.program)
     others = {
         name: (repr(value), line)
-        for name, (value, line) in calls[0].values.items()
+        for name, (value, line) in call.values.items()
         if name not in READ and value not in (None, False)
     }
-    return Told(values, tuple(_name_unread({**others, **calls[0].unread}, program)))
+    return Told(
+        {name: said for name, said in values.items() if name in READ},
+        (*_name_unread({**others, **call.unread}, launch.program), *variables),
+    )
+
+
+def read_arguments_call(
+    launch: Launch, folder: Path | None, flags: Collection[str], names: Collection[str]
+) -> Told:
+    """Return what the program of a launch says by a call of TrainingArguments, or of a class of trl: arguments of
+    `names` that are literals, and a finding on the others. What it passes on from one of the `flags` of the launch is
+    no news. Without a call, the defaults count that a class of its own gives to arguments without a flag.
+    """
+    text = _read_program(launch, folder)
+    call, findings = _find_call(text, CLASSES, launch.program)
+    own = find_defaults(text, CLASSES)
+    if call is None and not findings and len(own) == 1:
+        call = own[0]
+        usual = [name for name in (*call.values, *call.unread) if name not in flags]
+        names, known = {*names} & {*usual}, {*ARGUMENTS, *RETIRED} & {*usual}
+    elif call is None:
+        return Told({}, findings)
+    else:
+        known = {*call.unread}
+    lost = {
+        name: line
+        for name, (source, line) in call.unread.items()
+        if name in known and name not in NO_STEP and name != "argument 1"
+        if not (name in flags and source.endswith(f".{name}"))
+    }
+    if lost:
+        message = f"{', '.join(lost)}: no literals, so they are not read, and may overrule the launch; {GIVE}"
+        origin = Origin(min(lost.values()), "", launch.program)
+        findings = (unknown(call.name, message, origin=origin, end=""),)
+    said = _say(call, launch.program)
+    return Told({name: one for name, one in said.items() if name in names}, findings)
+
+
+def _say(call: Call, program: str) -> dict[str, Said]:
+    return {
+        name: Said(f"{call.name}({name})", value, program, line)
+        for name, (value, line) in call.values.items()
+        if value is not None
+    }
+
+
+def _find_call(
+    text: str, names: Collection[str], program: str
+) -> tuple[Call | None, tuple[Finding, ...]]:
+    """Return the one call of `names`; None and a finding if there are several."""
+    calls = find_calls(text, names)
+    if len(calls) < 2:
+        return (calls[0] if calls else None), ()
+    lines = ", ".join(str(call.line) for call in calls)
+    message = (
+        f"found {len(calls)} calls (lines {lines}), and which of them the run makes is not known"
+    )
+    origin = Origin(calls[0].line, "", program)
+    return None, (unknown(calls[0].name, message, origin=origin, end=""),)
+
+
+def _read_program(launch: Launch, folder: Path | None) -> str:
+    """Return the text of the program of a launch, a file or a module; empty if it is not there."""
+    name = launch.program
+    name = name if name.endswith(".py") else f"{name.replace('.', '/')}.py"
+    word = (Text(name, NOWHERE),)
+    written = launch.file(word)
+    try:
+        path = find(launch.place(word) or name, folder)
+        return spell_pieces(written) if written else read_text(path) if path else ""
+    except BridgeError:
+        return ""
 
 
 def find_defaults_of_trl(
-    program: str, folder: Path | None, given: Collection[str]
+    launch: Launch, folder: Path | None, given: Collection[str]
 ) -> tuple[Mapping[str, Said], tuple[Finding, ...]]:
     """Return the defaults of the class of trl by which a program takes its arguments, without those that are `given`;
     and a finding if it imports several classes.
     """
     try:
-        path = find(program, folder) if program.endswith(".py") else None
-        nodes = ast.walk(ast.parse(read_text(path))) if path else iter(())
-    except (BridgeError, SyntaxError, ValueError, RecursionError, MemoryError):
+        nodes = [*ast.walk(ast.parse(_read_program(launch, folder)))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}, ()
     imports = (node for node in nodes if isinstance(node, ast.ImportFrom))
     own = (node for node in imports if (node.module or "").partition(".")[0] == "trl")
     names = sorted({one.name for node in own for one in node.names} & TRL["defaults"].keys())
     if len(names) > 1:
         message = f"imports {', '.join(names)} of trl, whose defaults differ, and which it uses is not known"
-        return {}, (unknown(program, message, end=""),)
+        return {}, (unknown(launch.program, message, end=""),)
     usual = default_of_trl(names[0], given).places if names else {}
     return {name: said for name, said in usual.items() if name not in given}, ()
 

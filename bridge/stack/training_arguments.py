@@ -12,6 +12,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from bridge.files import scalar
 from bridge.stack.sources import DEFAULT, Placed, Said
 
 DATA: Mapping[str, Any] = json.loads(
@@ -71,6 +72,19 @@ QUIET = frozenset(
 """TrainingArguments that no training step depends on: evaluation, logs, checkpoints, and how data is
 loaded (trainer.py in transformers 4 and 5).
 """
+
+
+TRUTHS = {
+    **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
+    **dict.fromkeys(("no", "false", "f", "n", "0"), False),
+}
+"""What HfArgumentParser takes for a truth value, in any case (hf_argparser.py: string_to_bool)."""
+
+
+def read_word(name: str, text: str) -> Any:
+    """Return the value of an argument from its word on a command line."""
+    usual = TRUTHS.get(text.lower()) if isinstance(ARGUMENTS.get(name), bool) else None
+    return scalar(text) if usual is None else usual
 
 
 def describe_lack(name: str, window: str) -> str:

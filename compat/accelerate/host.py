@@ -62,6 +62,8 @@ VARIABLES = re.compile(
 SECTION = "deepspeed_config"
 FILE = f"{SECTION}.deepspeed_config_file"
 WITHOUT = ("compute_environment",)
+START = ("-m", "--module", "--no_python")
+"""Options that say how the program starts."""
 FACTS = {"gpus": "GPUs of the machine", "cores": "cores of the machine"}
 REASONS: tuple[tuple[str, str], ...] = (
     (r"(deepspeed_config\.|--)offload_\w+_nvme_path", "the launcher does not pass it on; name a DeepSpeed file with the path"),
@@ -338,7 +340,7 @@ def _read_script(document: Document, question: Question) -> Told:
     )
     folder = folder_of(script.name)
     arguments, said_of_class = trainer.read_arguments(
-        launch, partial(_open_keys, folder), question.trainer, folder
+        launch, partial(_open_keys, folder, launch=launch), question.trainer, folder
     )
     variables_of_launch = {
         name: text
@@ -392,7 +394,7 @@ def _read_script(document: Document, question: Question) -> Told:
     ]
     options = {name: statement for name, statement in read.options.items() if name != "config_file"}
     given = replace(read, options=options, config=config, environment=variables)
-    call = read_call(launch.program, folder)
+    call = read_call(launch, folder)
     return Told(
         given, arguments, folder, (*findings, *said_of_class, *call.findings), program=call.values
     )
@@ -439,8 +441,9 @@ def _default_config() -> Path:
 def _open_config(
     name: str, folder: Path | None, statement: Said, launch: Launch | None = None
 ) -> Document:
-    written = launch.file((Text(name, NOWHERE),)) if launch else None
-    path = find(name, folder)
+    word = (Text(name, NOWHERE),)
+    written, place = (launch.file(word), launch.place(word)) if launch else (None, None)
+    path = find(place or name, folder) if written is None else None
     if written is not None:
         document = parse(spell_pieces(written), name, Path(name).suffix)
     elif path is not None:
@@ -454,9 +457,11 @@ def _open_config(
     return document
 
 
-def _open_keys(folder: Path | None, name: str, said: Said) -> dict[str, Said]:
+def _open_keys(
+    folder: Path | None, name: str, said: Said, launch: Launch | None = None
+) -> dict[str, Said]:
     """Return the settings of a file that an argument names, each with its place."""
-    document = _open_config(name, folder, said)
+    document = _open_config(name, folder, said, launch)
     return {
         str(key): Said(f"{said.setting.lstrip('-')}.{key}", value, name, document.line(key))
         for key, value in document.data.items()
@@ -473,7 +478,11 @@ def find_unheard(given: Given, run: Run) -> Iterator[Unheard]:
     alike = Counter((one.setting.lstrip("-"), str(one.value)) for one in given)
     for said in given:
         twice = alike[said.setting.lstrip("-"), str(said.value)] > 1
-        if (said.setting, said.source) in run.heard or said.setting in (*WITHOUT, FILE) or twice:
+        if (
+            (said.setting, said.source) in run.heard
+            or said.setting in (*WITHOUT, *START, FILE)
+            or twice
+        ):
             continue
         why = next((why for pattern, why in REASONS if re.fullmatch(pattern, said.setting)), NOBODY)
         yield Unheard(said, why, _weigh_unheard(said, run))

@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import nearest
-from bridge.files import Launch, scalar
+from bridge.files import Launch
 from bridge.shell import text_if_known
-from bridge.stack.findings import Finding, Origin
-from bridge.stack.program_source import find_defaults_of_trl
+from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.program_source import (
+    CALL_WINS,
+    Told as Called,
+    find_defaults_of_trl,
+    read_arguments_call,
+)
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said, Unheard
-from bridge.stack.training_arguments import QUIET, RETIRED, describe_lack
+from bridge.stack.training_arguments import QUIET, RETIRED, describe_lack, read_word
 from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
@@ -63,6 +68,10 @@ WINS = (
     "the Trainer passes its arguments and their defaults on, whatever the launcher says; give the argument, or drop"
     " the launcher's setting"
 )
+DEEPSPEED, BY_FLAG = (
+    "deepspeed",
+    "the DeepSpeed file is read where the command names it; add --deepspeed FILE",
+)
 BARE = "it counts only with --fsdp"
 
 
@@ -83,12 +92,11 @@ def find_releases(arguments: Arguments) -> Iterator[Finding]:
     """Yield what older releases of transformers make of arguments for FSDP, and arguments that newer ones lack."""
     for name, said in arguments.retired.items():
         message = f"{describe_lack(name, f'since {RETIRED[name]}')}; {NEWEST}"
-        origin = Origin(said.line, "", said.source)
         effect = Effect.NONE if name in QUIET else Effect.NUMBERS
-        yield Finding(said.setting, message, effect, True, origin=origin)
+        yield Finding(said.setting, message, effect, True, origin=_locate(said))
     if arguments.value(SWITCH):
         said = arguments.fsdp.get("version") or arguments.own[SWITCH]
-        yield Finding(said.setting, OLDER, Effect.COST, origin=Origin(said.line, "", said.source))
+        yield Finding(said.setting, OLDER, Effect.COST, origin=_locate(said))
 
 
 def read_arguments(
@@ -113,13 +121,29 @@ def read_arguments(
         after = words[at + 1] if at + 1 < len(words) else "--"
         value: Any = text if tied else True if after is None or after.startswith("--") else after
         found[name] = Said(
-            f"--{name}", scalar(value) if isinstance(value, str) else value, "", launch.lines[at]
+            f"--{name}",
+            read_word(name, value) if isinstance(value, str) else value,
+            "",
+            launch.lines[at],
         )
-    if not SIGNS & found.keys() and not beside:
-        return Arguments(), ()
-    given = {**found, **beside}
-    usual, told = find_defaults_of_trl(launch.program, folder, given)
-    return sort_arguments({**usual, **given}, opens), told
+    names = {*NAMES, *SIGNS, *RETIRED, DEEPSPEED}
+    called = Called() if beside else read_arguments_call(launch, folder, found, names)
+    if not SIGNS & found.keys() and not beside and not called.values:
+        return Arguments(), called.findings
+    told = list(called.findings)
+    for name, said in called.values.items():
+        flag = found.get(name)
+        if name == DEEPSPEED or (flag and flag.value != said.value):
+            lost = flag or said
+            message = f"{lost.value!r} is not used: {CALL_WINS if flag else BY_FLAG}"
+            told.append(unknown(lost.setting, message, origin=_locate(lost), end=""))
+    given = {**found, **called.values, **beside}
+    usual, findings = find_defaults_of_trl(launch, folder, given)
+    return sort_arguments({**usual, **given}, opens), (*told, *findings)
+
+
+def _locate(said: Said) -> Origin:
+    return Origin(said.line, "", said.source)
 
 
 def sort_arguments(said: Mapping[str, Said], opens: Callable[[str, Said], Any]) -> Arguments:

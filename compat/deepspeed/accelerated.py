@@ -93,9 +93,11 @@ has the setting, and the one of the precision always (utils/launch.py: prepare_d
 """
 OF_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 """The variable of the DeepSpeed file."""
-VARIABLE = re.compile(r"ACCELERATE_[A-Z0-9_]+")
+VARIABLE = re.compile(r"(ACCELERATE|FSDP)_[A-Z0-9_]+")
+IDLE = "FSDP_", "DeepSpeed runs this, and accelerate then makes no plugin for FSDP"
+"""What the variables that nobody hears begin with, and why."""
 READ = re.compile(
-    rf"{'|'.join((*BESIDE.values(), OF_FILE))}|ACCELERATE_(CONFIG_DS_FIELDS|(USE|DISABLE|ENABLE|LOG|DEBUG|CPU)_\w+"
+    rf"FSDP_\w+|{'|'.join((*BESIDE.values(), OF_FILE))}|ACCELERATE_(CONFIG_DS_FIELDS|(USE|DISABLE|ENABLE|LOG|DEBUG|CPU)_\w+"
     r"|DEEPSPEED_ZERO3_INIT)"
 )
 """Variables that are read here, or that no step of a run with DeepSpeed depends on."""
@@ -295,6 +297,7 @@ def read(
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
     mixed = _mix_precisions(whole, precision)
     sources = _find_sources(places, mixed, document, FILE in chosen, program)
+    sources = replace(sources, unheard=(*sources.unheard, *_find_idle(shell)))
     steps = call.get(STEPS)
     if steps and "cpu" not in call:
         is_open = _fill_in(mixed, places).get(STEPS) == "auto"
@@ -348,6 +351,15 @@ def find_strange(environment: Mapping[str, Said]) -> Iterator[Finding]:
             yield unknown(name, message, origin=Origin(said.line), end="")
 
 
+def _find_idle(environment: Mapping[str, Said]) -> Iterator[Unheard]:
+    begin, why = IDLE
+    yield from (
+        Unheard(said, why, Effect.COST)
+        for name, said in environment.items()
+        if name.startswith(begin)
+    )
+
+
 def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passed:
     """Return what a launch of accelerate adds to a run whose program names a DeepSpeed file, which wins: `winner`.
 
@@ -356,7 +368,7 @@ def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passe
     """
     words, shell = options(launch), read_environment(launch, script)
     if words is None:
-        return Passed(shell, findings=(*find_strange(shell),))
+        return Passed(shell, tuple(_find_idle(shell)), findings=(*find_strange(shell),))
     findings = [*_find_modes(words, launch), *find_strange(shell)]
     try:
         data, config = _read_settings(words, opens, launch.line)
@@ -374,7 +386,7 @@ def pass_on(launch: Launch, script: Script, opens: Opens, winner: Said) -> Passe
         variable: settings.places[name] for variable, name in written.items() if name in settings
     }
     why = describe_winner(winner)
-    unheard = [*settings.lost]
+    unheard = [*settings.lost, *_find_idle(shell)]
     unheard += _find_replaced(kind, words, data, config, launch, script, winner.value, why)
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 and not launch.unranked else None

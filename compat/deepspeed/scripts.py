@@ -15,10 +15,15 @@ from bridge.files import Document, Launch, Script, find, folder_of, load, parse,
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
-from bridge.stack.program_source import find_defaults_of_trl, read_call
+from bridge.stack.program_source import (
+    CALL_WINS,
+    find_defaults_of_trl,
+    read_arguments_call,
+    read_call,
+)
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
-from bridge.stack.training_arguments import QUIET
+from bridge.stack.training_arguments import QUIET, read_word
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
 
@@ -182,7 +187,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     options = {name: value for name, value, _ in _arguments(launch)}
     usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **COURSE, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
-    usual, told = _add_defaults(launch, script, usual)
+    usual, told = _add_arguments(launch, script, usual, arguments is None)
     file = Path(document.name).name if content is None else ""
     twins = _find_twins(script, path, line) if content is None else ()
     findings = (
@@ -229,11 +234,11 @@ def _read_accelerated(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
     by_trainer = by_trainer or arguments is not None
-    usual, told = _add_defaults(launch, script, usual)
+    usual, told = _add_arguments(launch, script, usual, arguments is None)
     said = {**usual.places, **getattr(arguments, "places", {})} if by_trainer else {}
     halves = (said[name] for name in ("fp16", "bf16") if name in said)
     precision = next((one for one in halves if one.value is True), None)
-    call = read_call(launch.program, folder_of(script.name))
+    call = read_call(launch, folder_of(script.name))
     on_cpu = [one for name, one in call.values.items() if name == "cpu" and one.value is not False]
     if not by_trainer and "mixed_precision" in call.values:
         said_of_call = call.values["mixed_precision"]
@@ -269,14 +274,23 @@ def _read_accelerated(
     )
 
 
-def _add_defaults(
-    launch: Launch, script: Script, arguments: Placed
+def _add_arguments(
+    launch: Launch, script: Script, arguments: Placed, alone: bool
 ) -> tuple[Placed, tuple[Finding, ...]]:
-    """Return the arguments of a launch over the defaults of trl, if its program takes them by a class of trl."""
-    usual, told = find_defaults_of_trl(launch.program, folder_of(script.name), arguments)
+    """Return the arguments of a launch under those that its program writes in a call, if the launch is `alone`, and over
+    the defaults of trl, if the program takes them by a class of trl.
+    """
+    findings, folder = tuple[Finding, ...](), folder_of(script.name)
+    if alone:
+        names = {**DATED, **DEFAULTS, **COURSE, **TRAINED}
+        call = read_arguments_call(launch, folder, arguments, names)
+        values = {name: said.value for name, said in call.values.items()}
+        arguments = arguments.overlay(Placed(values, call.values), CALL_WINS)
+        findings = call.findings
+    usual, told = find_defaults_of_trl(launch, folder, arguments)
     values = {name: said.value for name, said in usual.items()}
     found = Placed({**values, **arguments}, {**usual, **arguments.places}, arguments.lost)
-    return found, told
+    return found, (*findings, *told)
 
 
 def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:
@@ -482,7 +496,7 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
     arguments = Placed({}, {})
     for option, text, line in _arguments(launch):
         name = name_argument(f"--{option}") or option.replace("-", "_")
-        value = scalar(text)
+        value = read_word(name, text)
         if name in names:
             if name in arguments:
                 arguments.lost.append(

@@ -845,3 +845,114 @@ def test_no_secret_of_a_config_is_in_an_error(
     config = given(tmp_path, **(other if own else held))
     code, out = converted(model, "bin", tmp_path / "out", "--config", config)
     assert code == 1 and next(iter(held)) in out and "deadbeef" not in out, out
+
+
+# Numbers that are not those of the source
+
+
+@pytest.mark.parametrize("form", ["file", "dcp"])
+@pytest.mark.parametrize("flag", ["conj", "neg"])
+def test_a_tensor_whose_sign_is_no_number_of_its_storage_is_refused(
+    tmp_path: Path, flag: str, form: str
+) -> None:
+    # As `.imag` of a conjugate is; that of a part of a storage DCP copies, and so resolves.
+    negative = torch._neg_view(torch.ones(3))  # type: ignore[attr-defined]
+    turned = torch.randn(3, dtype=torch.complex64).conj() if flag == "conj" else negative
+    state = {"model": {"w": turned, "b": torch.ones(2)}}
+    source, out = tmp_path / "source", tmp_path / "out"
+    if form == "dcp":
+        torch.distributed.checkpoint.save(state, checkpoint_id=source, no_dist=True)
+    else:
+        torch.save(state, source)
+    code, said = asked("convert", str(source), "--to", "bin", "-o", str(out))
+    assert code == 1 and f"'{flag}'" in said and "damaged" not in said and not out.exists(), said
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with weights and moments in fp32."""
+    path = tmp_path_factory.mktemp("exact") / "run.pt"
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 5)).sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "to", [name for name, format in formats.all_formats().items() if "dtype" in format.takes]
+)
+def test_precision_is_kept_or_its_loss_is_named(exact: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / "out"
+    code, said = asked("convert", str(exact), "--to", to, "--dtype", "bf16", "-o", str(out))
+    if "can be read but not written" in said:
+        return
+    before, after = formats.read_checkpoint(exact), formats.read_checkpoint(out)
+    kept = all(
+        torch.equal(one.best.whole(), other.best.whole())
+        for one, other in zip(before.parameters.values(), after.parameters.values(), strict=True)
+    )
+    assert kept or (code == 2 and "the greater precision of the masters is lost" in said), said
+
+
+@pytest.mark.parametrize("to", ["safetensors", "bin", "dcp", "megatron"])
+def test_no_finite_weight_becomes_infinite(tmp_path: Path, to: str) -> None:
+    source, out = tmp_path / "run.pt", tmp_path / "out"
+    torch.save({"w": torch.tensor([1.0, 1e6]), "inf": torch.tensor([float("inf")])}, source)
+    way = ("convert", str(source), "--to", to, "-o", str(out), "--dtype")
+    code, said = asked(*way, "fp16")
+    assert code == 1 and "1e+06, which F16 cannot hold" in said, said
+    assert not any(tmp_path.glob("*out*")) and asked(*way, "bf16")[0] in (0, 2)
+
+
+def test_from_pretrained_loads_the_number_format_that_was_asked_for(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = saved(tmp_path / "model", weights(1), {**TRUE, "dtype": "bfloat16"})
+    out = tmp_path / "out"
+    assert asked("convert", str(model), "--to", "bin", "--dtype", "fp32", "-o", str(out))[0] == 0
+    found = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in weights(1).items())
+
+
+def test_every_file_that_transformers_reads_is_copied_or_named(model: Path, tmp_path: Path) -> None:
+    copied = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+    named = ("adapter_config.json", "adapter_model.safetensors", "modeling_own.py", "qwen.tiktoken")
+    for name in (*copied, *named, "README.md"):
+        (model / name).write_text("{}")
+    (model / "additional_chat_templates").mkdir()
+    out = tmp_path / "out"
+    _, said = asked("convert", str(model), "--to", "bin", "-o", str(out))
+    assert all((out / name).is_file() for name in copied)
+    line = next(line for line in said.splitlines() if "not copied" in line)
+    assert all(name in line for name in (*named, "additional_chat_templates"))
+    assert "README" not in said
+
+
+@pytest.mark.parametrize("dtype", ["F8_E8M0", "F4"])
+def test_a_number_format_that_is_not_read_is_no_damage(tmp_path: Path, dtype: str) -> None:
+    row = {"dtype": dtype, "shape": [4], "data_offsets": [0, 4]}
+    head = json.dumps({"w": row}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
+    code, said = asked("inspect", str(path))
+    assert code == 1 and f"number format '{dtype}'" in said and "damaged" not in said, said
+
+
+def test_copies_of_two_number_formats_are_not_said_to_be_alike_without_a_word(
+    tmp_path: Path,
+) -> None:
+    fine = torch.randn(50)
+    forms = {"fine": fine, "half": fine.half(), "brain": fine.bfloat16()}
+    for name, held in forms.items():
+        torch.save({"w": held}, tmp_path / name)
+
+    def told(one: str, other: str) -> tuple[int, str]:
+        return asked("diff", str(tmp_path / one), str(tmp_path / other))
+
+    code, said = told("fine", "brain")
+    assert code == 0 and "different number formats: 1 tensors, which were compared in BF16" in said
+    assert "number formats" not in told("fine", "fine")[1]
+    # Each of these two has numbers that the other lacks, so neither is the coarser one.
+    assert told("half", "brain")[0] == told("brain", "half")[0] == 2

@@ -243,3 +243,12 @@ def test_split_and_tensor_lists_are_named_when_they_stay_behind() -> None:
         lost["args.split_method"] is How.DROPPED
         and lost["tp_lists.input_output_mapping"] is How.DROPPED
     )
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "fast_llm", "huggingface", "megatron"])
+def test_a_schedule_that_ends_with_its_warmup_is_not_kept(target: str) -> None:
+    lengths = {"num_stable_steps": 0, "num_decay_steps": 0, "min_lr_ratio": 0.0}
+    schedule = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": lengths}
+    result = sent(compat.load(target), **schedule, warmup_steps=4, max_steps=6)
+    lost = [one for one in result.findings if one.path.startswith("args.lr_scheduler")]
+    assert any(one.effect >= Effect.NUMBERS for one in lost), result.findings

@@ -62,11 +62,8 @@ def _is_approximate(values: Group) -> bool:
     # A share of a run whose number of steps is not known.
     open_ = values[RATIO] > 0 and values[WARMUP] == 0 and values[TOTAL] <= 0
     # No plateau and no decay: the schedule ends with the warmup, which a plan's WSD cannot.
-    sudden = (
-        name == "warmup_stable_decay"
-        and not arguments["num_stable_steps"]
-        and not arguments["num_decay_steps"]
-    )
+    lengths = [arguments.get(key) for key in ("num_stable_steps", "num_decay_steps")]
+    sudden = name == "warmup_stable_decay" and lengths == [0, 0]
     return unusual or slow or open_ or sudden or name == "reduce_lr_on_plateau"
 
 
