@@ -235,10 +235,11 @@ def _meets_no_padding(values: Values) -> bool:
     and no attention depends on what follows the last token of a sample, so the row matters only if
     the token also begins or ends documents, or if the output layer has this row, too.
     """
-    ends = values.get(ENDS)
-    if values.get("model.tied") is not False or ends is None:
+    token, ends = values.get(PADDING), values.get(ENDS)
+    # A config without such a token says nothing of the data.
+    if values.get("model.tied") is not False or not ends:
         return False
-    return values.get(PADDING) not in (values.get(BEGIN), *ends)
+    return token == "none" or token not in (values.get(BEGIN), *ends)
 
 
 def _factored(values: Values, which: str) -> bool:

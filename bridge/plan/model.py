@@ -243,18 +243,24 @@ class Embedding(Section):
         None,
         description="Number of rows of the embedding, padding included; open: the vocabulary size.",
     )
-    padding: Size | Literal["none"] | None = field(
+    padding: Size | str | None = field(
         None,
         description=(
             "Number of the padding token, whose row of the embedding starts at zero and gets no "
             "gradient as an input; none: all rows are trained."
         ),
     )
-    begin: Size | None = field(
-        None, description="Number of the token that begins a document, as the model's config says."
+    begin: Size | str | None = field(
+        None,
+        description=(
+            "Number of the token that begins a document, or none, as the model's config says."
+        ),
     )
-    ends: tuple[Size, ...] | None = field(
-        None, description="Numbers of the tokens that end a document, as the model's config says."
+    ends: tuple[Size | str, ...] | None = field(
+        None,
+        description=(
+            "Numbers of the tokens that end a document, as the model's config says; empty: none."
+        ),
     )
     width: Count | None = field(
         None,

@@ -265,7 +265,8 @@ def _one_row_each(losses: Iterable[Finding], given: Container[str]) -> Iterator[
         worse, milder = sorted((rows.get(loss.path, loss), loss), key=lambda one: one.effect.rank)
         reasons = dict.fromkeys(filter(None, (worse.message, milder.message)))
         both = tuple(dict.fromkeys((*worse.about, *milder.about)))
-        rows[loss.path] = replace(worse, message="; ".join(reasons), about=both)
+        either = worse.given or milder.given
+        rows[loss.path] = replace(worse, message="; ".join(reasons), about=both, given=either)
     yield from rows.values()
     for loss in others:
         about = tuple(ours for ours in loss.about if not _names(rows.values(), ours, loss.effect))

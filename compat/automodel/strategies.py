@@ -284,6 +284,7 @@ def _draw_precision(version: str) -> Groups:
         _draw_group(
             {policy + "param_dtype": _draw_field(policy + "param_dtype")},
             policy + "cast_forward_inputs",
+            policy + "_target_",
             "model.torch_dtype",
         ),
         _draw_group(
@@ -351,6 +352,8 @@ RESERVED = (
         for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns_", "pp_microbatch_")
     ),
     *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", "optimizer."),
+    # Without a format of the weights, a policy leaves open what a plan cannot leave open.
+    D + "mp_policy.",
     *(L + name for name in ("lr_", "max_lr", "min_lr", "init_lr", "wsd_")),
     *(C + name for name in SIZED),
     *(C + name for name in ("num_hidden_layers",)),
@@ -380,6 +383,8 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     ),
     "fp8.recipe_name": st.sampled_from(("tensorwise", "rowwise", "rowwise_with_gw_hp")),
     D + "activation_checkpointing_scope": SCOPES,
+    # A plan cannot hold what another class does.
+    D + "mp_policy._target_": st.just("torch.distributed.fsdp.MixedPrecisionPolicy"),
     PP + "pp_schedule_csv": words().map(lambda name: f"no such/{name.strip()}.csv"),
     **{C + name: strategy for name, strategy in KEYS.items()},
     "step_scheduler.preemption_signal": st.sampled_from(

@@ -24,7 +24,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     **KEYS,
     "model_type": st.sampled_from(KNOWN),
     REST: st.dictionaries(
-        st.sampled_from(("bos_token_id", "_name_or_path", "made up")),
+        st.sampled_from(("sep_token_id", "_name_or_path", "made up")),
         st.integers(0, 9) | words(),
         min_size=1,
     ),

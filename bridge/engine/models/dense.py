@@ -155,7 +155,7 @@ WHOLE = {
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
     """Yield a problem for each field of the plan that this model does not support."""
     scaling, row = model.rotary.scaling.kind, model.embedding.padding
-    if isinstance(row, int) and row >= shape.vocab:
+    if not (row in (None, "none") or (isinstance(row, int) and row < shape.vocab)):
         yield f"model.embedding.padding: found {row}; expected a number below the vocabulary ({shape.vocab}), or none"
     options = {
         "model.moe.score": model.moe.score not in (None, *SCORES),
@@ -226,7 +226,7 @@ class Embedding(nn.Module):
     def __init__(self, model: Model, shape: Architecture) -> None:
         super().__init__()
         row = model.embedding.padding
-        self.tokens = nn.Embedding(shape.vocab, shape.hidden, None if row == "none" else row)
+        self.tokens = nn.Embedding(shape.vocab, shape.hidden, row if isinstance(row, int) else None)
         self.positions = nn.Embedding(shape.rows, shape.hidden) if shape.rows else None
         self.first, self.scale = model.embedding.offset or 0, model.embedding.scale or 1.0
         self.dropout = nn.Dropout(model.embedding.dropout or 0.0)

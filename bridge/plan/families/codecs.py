@@ -153,21 +153,43 @@ def _padding(value: Any, source: Source, model: Group) -> int | str | None:
     """
     if value is None:
         return "none" if source.defaults or source.has("pad_token_id") else None
+    if isinstance(value, str):
+        return value
     row = _number(value, source, model)
     return row if row is None or row >= 0 else row + (model.get("vocab") or 0)
 
 
 def _padding_token(value: Any, target: Target, model: Group) -> Any:
-    return target.open("pad_token_id") if value in (None, "none") else value
+    return target.open("pad_token_id") if value is None else _token(value, target, "pad_token_id")
+
+
+def _token(value: Any, target: Target, key: str) -> Any:
+    """Return the number of a token to write; without one the key is null, unless that is known to be
+    the default.
+    """
+    if value not in ("none", ()):
+        return value
+    return target.open(key) if target.defaults else NULL
+
+
+def _begin(value: Any, source: Source, model: Group) -> int | str | None:
+    if value is None:
+        return "none" if source.defaults or source.has("bos_token_id") else None
+    return value if isinstance(value, str) else _number(value, source, model)
 
 
 def _tokens(value: Any, source: Source, model: Group) -> tuple[int, ...] | None:
+    if value is None:
+        return () if source.defaults or source.has("eos_token_id") else None
     several = value if isinstance(value, list | tuple) else (value,)
-    return None if any(_number(one, source, model) is None for one in several) else tuple(several)
+    known = (isinstance(one, str) or _number(one, source, model) is not None for one in several)
+    return tuple(several) if all(known) else None
 
 
 def _tokens_of(value: Any, target: Target, model: Group) -> Any:
-    return value[0] if value is not None and len(value) == 1 else value
+    return (
+        value[0] if value is not None and len(value) == 1 else _token(value, target, "eos_token_id")
+    )
 
 
 RANK = "q_lora_rank"
@@ -205,7 +227,7 @@ CODECS: Mapping[str, Codec] = {
     ),
     "head": Codec(_head, _head),
     "padding": Codec(_padding, _padding_token),
-    "token": Codec(_number, _put),
+    "token": Codec(_begin, lambda value, target, model: _token(value, target, "bos_token_id")),
     "tokens": Codec(_tokens, _tokens_of),
     "four": Codec(_four, _put),
     "scale": Codec(_scale, _own_scale),
