@@ -134,6 +134,10 @@ FREE: Mapping[str, Any] = {
 }  # fmt: skip
 """Settings that the schema leaves free, each with another value."""
 WITHOUT: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("model.config.bos_token_id", "model.config.eos_token_id"),
+        "no step reads it: the tokenizer writes these tokens, and generation alone takes them from the config",
+    ),
     "step_scheduler.gc_every_steps": "collects garbage",
     "distributed.activation_checkpointing": "memory against time",
     "distributed.reshard_after_forward": "memory against messages",
