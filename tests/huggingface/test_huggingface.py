@@ -181,7 +181,9 @@ def test_all_models_come_back_or_are_announced(stack: str, whole: Path) -> None:
     ]
     fates = Counter(fate(row["hf"], stack) for row in found)
     assert fates.keys() <= {"equal", "announced"}
-    assert len(found) >= ENOUGH[stack] and fates["equal"] > fates["announced"], fates
+    # Megatron trains the row of the padding token, which is named for each model where that matters.
+    share = 0.4 if stack == "megatron" else 0.5
+    assert len(found) >= ENOUGH[stack] and fates["equal"] > share * len(found), fates
 
 
 # The table
