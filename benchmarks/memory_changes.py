@@ -21,7 +21,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "common"))
 
 from harvesting.machine import MachineError
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from starts import draw, kind
 
 import compat
 from bridge.cli.layout import ranks_of_plan
@@ -29,7 +29,6 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.layout.architecture import PRESETS, Architecture
 from bridge.layout.memory.estimate import Estimator
 from bridge.stack.dialect import Config
-from bridge.testing import configs
 from bridge.translation.edit import without
 from bridge.translation.lift import lift
 from bridge.translation.memory_changes import Change, find_changes
@@ -49,9 +48,8 @@ class Count:
     def note(self, outcome: str, reason: str = "", where: str = "") -> None:
         """Count an outcome; with a reason it is a fault, and told if it is new."""
         self.outcomes[outcome] += 1
-        kind = "".join("0" if sign.isdigit() else sign for sign in reason)[:200]
-        if reason and kind not in self.faults:
-            self.faults[kind] = where
+        if reason and kind(reason) not in self.faults:
+            self.faults[kind(reason)] = where
             print(f"new: {reason}\n     {where}", file=sys.stderr, flush=True)
 
 
@@ -125,15 +123,7 @@ def main() -> int:
     sources = [name for name in compat.names() if name != asked.target]
     for name in sources:
 
-        @seed(asked.seed)
-        @settings(
-            max_examples=-(-asked.count // len(sources)),
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(configs(compat.load(name)))
+        @draw(name, asked.seed, -(-asked.count // len(sources)))
         def law(config: Config) -> None:
             try:
                 converted = translate(config, target, version).config

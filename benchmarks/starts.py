@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -97,14 +97,26 @@ def judge(config: Config, target: Dialect, starting: Any, version: str, found: C
 
 def note(kinds: dict[str, str], reason: str, where: str) -> None:
     """Note a disagreement, and tell it, if it is the first of its kind."""
-    if _kind(reason) not in kinds:
-        kinds[_kind(reason)] = where
+    if kind(reason) not in kinds:
+        kinds[kind(reason)] = where
         print(f"new: {reason}\n     {where}", file=sys.stderr, flush=True)
 
 
-def _kind(reason: str) -> str:
+def kind(reason: str) -> str:
     """Return a reason without its numbers, by which reasons of one kind are counted once."""
     return "".join("0" if sign.isdigit() else sign for sign in reason)[:240]
+
+
+def draw(name: str, number: int, count: int) -> Callable[[Callable[[Config], None]], Any]:
+    """Return what calls a function with `count` configs of a stack, drawn from the seed `number`."""
+    limits = settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda law: seed(number)(limits(given(configs(compat.load(name)))(law)))
 
 
 def run(target: str, sources: Sequence[str], number: int, count: int, stop: int = 10**9) -> Count:
@@ -114,15 +126,7 @@ def run(target: str, sources: Sequence[str], number: int, count: int, stop: int 
     found, began = Count(), time.monotonic()
     for name in sources:
 
-        @seed(number)
-        @settings(
-            max_examples=-(-count // len(sources)),
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(configs(compat.load(name)))
+        @draw(name, number, -(-count // len(sources)))
         def law(config: Config) -> None:
             if len(found.unsaid) + len(found.starts) >= stop:
                 return

@@ -27,6 +27,7 @@ from bridge.engine.fields import check
 from bridge.engine.fit import fit
 from bridge.engine.interface import MICRO, Workload
 from bridge.errors import BridgeError, ConfigError, nearest
+from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
 from bridge.plan.model import Model
 from bridge.plan.plan import Plan
@@ -41,7 +42,6 @@ from bridge.translation.translate import unheld
 if TYPE_CHECKING:
     from bridge.engine.environment import Environment
     from bridge.engine.interface import Backend, Trainer
-    from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import Report, Training
     from bridge.trace.desync import Policy
     from bridge.trace.tracer import Tracer
@@ -351,7 +351,6 @@ def _find_unheard(config: Config) -> Iterator[Finding]:
 
 
 def _architecture_of(plan: Plan, model: str | None) -> Architecture:
-    from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import TINY
 
     if model in (None, "tiny"):
@@ -386,7 +385,6 @@ def _named_section(plan: Plan, options: TrainOptions) -> Model | None:
 def _of_folder(folder: str, sequence: int) -> Architecture:
     """Return the shape of the model in a folder, with at most `sequence` tokens in a sample."""
     from bridge.engine.data import BYTES
-    from bridge.engine.models.gpt import Architecture
 
     model = model_in(folder)
     if (model.vocab or BYTES) < BYTES:

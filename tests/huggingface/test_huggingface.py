@@ -130,7 +130,8 @@ MODEL = frozenset(path for path in paths() if path.startswith("model.") and path
 
 
 def fate(hf: Mapping[str, Any], stack: str) -> str:
-    """What becomes of the model on the way to another stack and back: equal, announced, or the fields that differ in silence."""
+    """What becomes of the model on the way to another stack and back: equal, announced, padding if that is all that is
+    announced, or the fields that differ in silence."""
     source = HF.read(hf)
     there = translate(source, compat.load(stack))
     back = translate(there.config, HF)
@@ -147,9 +148,9 @@ def fate(hf: Mapping[str, Any], stack: str) -> str:
         for row in (*there.findings, *back.findings)
         if row.effect.reaches(Effect.NUMBERS) and row.path not in ASIDE
     ]
-    return (
-        "equal" if not differ else "announced" if told else f"{hf['model_type']}: {sorted(differ)}"
-    )
+    if differ and not told:
+        return f"{hf['model_type']}: {sorted(differ)}"
+    return "announced" if differ - {"model.embedding.padding"} else "padding" if differ else "equal"
 
 
 ASIDE = {
@@ -180,10 +181,10 @@ def test_all_models_come_back_or_are_announced(stack: str, whole: Path) -> None:
         if stack == "automodel" or row.get(stack)
     ]
     fates = Counter(fate(row["hf"], stack) for row in found)
-    assert fates.keys() <= {"equal", "announced"}
-    # Megatron trains the row of the padding token, which is named for each model where that matters.
-    share = 0.4 if stack == "megatron" else 0.5
-    assert len(found) >= ENOUGH[stack] and fates["equal"] > share * len(found), fates
+    assert fates.keys() <= {"equal", "padding", "announced"}
+    # Megatron trains the row of the padding token, which is announced for each model where that matters.
+    equal = fates["equal"] + fates["padding"]
+    assert len(found) >= ENOUGH[stack] and equal > fates["announced"], fates
 
 
 # The table
