@@ -23,8 +23,10 @@ from bridge.trace.segments import Floats, Segments
 Key = tuple[str, str]
 """Layer and parameter."""
 
-WITHOUT_MEAN = ("alpha", "rho", "lr_decay", "beta2_decay")
-"""Settings that only torch's RMSprop, Adadelta, Adagrad and Adafactor have."""
+WITHOUT_MEAN = ("alpha", "rho", "lr_decay", "beta2_decay", "momentum_decay")
+"""Settings that only torch's RMSprop, Adadelta, Adagrad, Adafactor and NAdam have. They divide the gradient itself and not its
+running mean, NAdam for half of its update.
+"""
 
 SURE = 2.0
 """Safety factor on the computed distance between updates, because the logs do not show everything
@@ -174,11 +176,9 @@ class Updates:
             return default if value is None else value
 
         try:
-            # RMSprop, Adagrad, Adadelta and Adafactor divide the gradient itself, not its running mean.
-            plain = any(f"group 0.{name}" in settings for name in WITHOUT_MEAN)
-            second = setting("alpha", setting("rho", cls.betas[1]))
-            usual = (setting("momentum", 0.0), second) if plain else cls.betas
-            first, second = setting("betas", usual)
+            first, second = setting("betas", (cls.betas[0], setting("alpha", cls.betas[1])))
+            if any(f"group 0.{name}" in settings for name in WITHOUT_MEAN):
+                first = setting("momentum", 0.0)
             eps = setting("eps", cls.eps)
             # Adafactor has two: one for squares of gradients, which may be unset, one for weights.
             eps = eps[0] or cls.eps if isinstance(eps, tuple | list) else eps
