@@ -23,6 +23,11 @@ from bridge.trace.segments import Floats, Segments
 Key = tuple[str, str]
 """Layer and parameter."""
 
+WITHOUT_MEAN = ("alpha", "rho", "lr_decay", "beta2_decay", "momentum_decay")
+"""Settings that only torch's RMSprop, Adadelta, Adagrad, Adafactor and NAdam have. They divide the gradient itself and not its
+running mean, NAdam for half of its update.
+"""
+
 SURE = 2.0
 """Safety factor on the computed distance between updates, because the logs do not show everything
 that changes an update, such as clipping.
@@ -171,7 +176,9 @@ class Updates:
             return default if value is None else value
 
         try:
-            first, second = setting("betas", cls.betas)
+            first, second = setting("betas", (cls.betas[0], setting("alpha", cls.betas[1])))
+            if any(f"group 0.{name}" in settings for name in WITHOUT_MEAN):
+                first = setting("momentum", 0.0)
             eps = setting("eps", cls.eps)
             # Adafactor has two: one for squares of gradients, which may be unset, one for weights.
             eps = eps[0] or cls.eps if isinstance(eps, tuple | list) else eps

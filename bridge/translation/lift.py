@@ -189,5 +189,13 @@ def unlike(one: Meaning, other: Meaning) -> set[str]:
     scopes = {one.plain.get(DECAYED), other.plain.get(DECAYED)}
     if norms == {"layer"} and scopes == {"matrices", "not_layernorm"}:
         fields.discard(DECAYED)
-    # What follows from other fields alone differs because they do.
+    # What follows from other fields alone differs because they do, and so does a behaviour that has no
+    # effect in one of the two runs.
+    idle = {
+        path
+        for path in fields
+        if path.startswith("habits.")
+        and any(path in side and path not in side.plain for side in (one, other))
+    }
+    fields -= idle
     return fields & (one.keys() | other.keys())

@@ -212,7 +212,13 @@ def test_parts_in_another_mode_are_named(tmp_path: Path) -> None:
             assert found.diagnosis.claim == f"{claim} is in evaluation mode in {label} alone"
 
 
-def test_generated_pairs_are_equal_and_a_change_is_found_in_its_step(tmp_path: Path) -> None:
+# RMSprop and NAdam, which have no running mean that evens out the rounding of one gradient.
+@pytest.mark.parametrize(
+    "seeds", [range(5, 8), range(41019, 41020), range(571254, 571255)], ids=str
+)
+def test_generated_pairs_are_equal_and_a_change_is_found_in_its_step(
+    tmp_path: Path, seeds: range
+) -> None:
     counts: Counter[str] = Counter()
-    assert list(wrong_pairs(range(5, 8), tmp_path, counts)) == []
-    assert counts == {"clean": 3, "changed": 3}
+    assert list(wrong_pairs(seeds, tmp_path, counts)) == []
+    assert counts == {"clean": len(seeds), "changed": len(seeds)}
