@@ -55,6 +55,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "check, refused": ("check", "fälsch.json"),
     "check, wrong usage": ("check", "--größe"),
     "diff": ("diff", NAME, "launch.args", *EIGHT, "--all"),
+    "match": ("match", "launch.args", "launch.args"),
     "drift": ("drift", NAME, "--from-version", "0.16.3", *EIGHT),
     "resolve": ("resolve", NAME, *EIGHT),
     "schema": ("schema", "convert"),

@@ -51,6 +51,7 @@ COMMANDS = {
         "check ds.json --json --nothing",
     ],
     "diff": ["diff launch.args ds.json --world-size 8 --json", "diff launch.args bad.json --json"],
+    "match": ["match launch.args launch.args --json", "match launch.args none.args --json"],
     "drift": [
         "drift ds.json --from-version 0.16.0 --to-version 0.19.8 --json",
         "drift ds.json --to-version 9 --json",
@@ -90,6 +91,11 @@ WRONG = {
         "diff ds.json none.json --json",
         "diff ds.json bad.json --format json",
         "diff ds.json --json",
+    ],
+    "match": [
+        "match none.args none.args --json",
+        "match launch.args ds.json --json",
+        "match --json",
     ],
     "drift": ["drift none.json --json", "drift ds.json --from-version 1 --json", "drift --json"],
     "layout": ["layout none.json --json", "layout ds.json --ranks 0 --json", "layout --json"],

@@ -25,6 +25,7 @@ WORDS = {
     "drift": (FILE, "--from-version", "0.16.3"),
     "move": (FILE, "--checkpoint", "weights", "--to", "native", "--world-size", "1", "-o", "out"),
     "diff": (FILE, FILE),
+    "match": ("launch.args", "launch.args"),
     "help": ("check",),
     "fuzz": ("merak", "--examples", "2"),
     "estimate": (FILE, "--ranks", "2", "--model", "gpt2"),

@@ -137,6 +137,23 @@ Examples:
     findings="the meanings differ: different numbers, or the --fail-on effect",
 )
 
+MATCH = """Hold a launch against the model that it loads: does it fit, and with which settings would it?
+
+MODEL is the folder of a Hugging Face model, its config.json, or the launch that wrote the checkpoint. Compared is only what
+matters once weights are loaded; initial values, number formats, padding of the vocabulary and shorter sequences do not.
+
+\b
+Examples:
+  stagebridge match train.sh Qwen2-1.5B
+  stagebridge match launch.args model/config.json --json
+  stagebridge match finetune.args pretrain.args
+
+""" + table(
+    clean="it fits",
+    findings="the weights load, and the run computes another function",
+    error="wrong usage, or the weights do not fit",
+)
+
 SCHEMA = """Print the JSON Schema of a command's output with --json, for programs that read it.
 
 docs/json.md says what each key means.
@@ -622,6 +639,25 @@ def diff(
     from bridge.cli.convert import diff
 
     return diff(job, other, view, gate)
+
+
+@app.command(help=MATCH, short_help="Say whether a launch fits the model that it loads.")
+@reads_file(counts=True, reports=True, gating=CHOOSING)
+def match(
+    job: Job,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="The model's folder, config or launch.", show_default=False
+        ),
+    ],
+    view: View,
+    gate: Any,
+) -> int:
+    """Hold one launch against a model."""
+    from bridge.cli.match import match
+
+    return match(job, model, view, gate)
 
 
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")

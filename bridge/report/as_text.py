@@ -386,6 +386,7 @@ def print_differences(
     findings: Sequence[Finding],
     console: Console,
     view: View,
+    verdict_text: str = "",
 ) -> None:
     """Print the differences between the meanings of two configs. Each row has a setting with its
     line in the first file, and the new value with the line in the second file.
@@ -393,7 +394,8 @@ def print_differences(
     from rich.markup import escape
 
     findings = [_of_first(finding, sides[0]) for finding in findings]
-    _print_verdict(_on_condition(verdict(findings), _is_by_script(*sides)), findings, console)
+    usual = _on_condition(verdict(findings), _is_by_script(*sides))
+    _print_verdict(verdict_text or usual, findings, console)
     if not view.quiet:
         titles = (
             f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True)

@@ -192,6 +192,14 @@ class Compared(TypedDict):
     exit_code: Exit
 
 
+class Matched(Compared):
+    """What differs between a launch (`first`) and the model that it loads. `settings` are those with which the launch fits;
+    null removes one.
+    """
+
+    settings: dict[str, Any]
+
+
 class Drifted(TypedDict):
     """A setting whose effect differs between two releases."""
 
@@ -875,6 +883,7 @@ OUTPUTS: Mapping[str, Any] = {
     "check": Checked | Many | Refused,
     "resolve": Resolved | Refused,
     "diff": Compared | Refused,
+    "match": Matched | Refused,
     "drift": Drifting | Refused,
     "layout": Laid | Refused,
     "estimate": Estimated | Refused,
