@@ -10,6 +10,7 @@ import typer
 from bridge import __version__
 from bridge.cli import run
 from bridge.cli.job import Job, Picture, Sizes
+from bridge.cli.late_commands import Commands
 from bridge.cli.options import (
     CHOOSING,
     GATING,
@@ -494,10 +495,7 @@ Examples:
     unproved="nothing was proved: neither checkpoint has a tensor",
 )
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # markup would take [tool.stagebridge] for a style
+app = Commands(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo\n\n"
     + table(unproved="nothing was proved (verify, trace diff)"),
@@ -532,7 +530,7 @@ def options(
     """Handle the options of `stagebridge` itself, such as `--version`."""
 
 
-@app.command("help", short_help="Show the help of stagebridge, or of one of its commands.")
+@app.late_command("help", short_help="Show the help of stagebridge, or of one of its commands.")
 def help_of(
     context: typer.Context,
     words: Annotated[
@@ -546,8 +544,11 @@ def help_of(
         raise typer.Exit(code)
 
 
-@app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
-@reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True)
+@app.late_command(
+    help=CONVERT,
+    short_help="Convert a config to another stack, and say what was lost.",
+    reads=reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True),
+)
 def convert(
     job: Job,
     view: View,
@@ -585,8 +586,11 @@ def convert(
     )
 
 
-@app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
-@reads_file(counts=True, reports=True, gating=GATING, many=True, model=True)
+@app.late_command(
+    help=CHECK,
+    short_help="Say what is wrong or surprising in a config.",
+    reads=reads_file(counts=True, reports=True, gating=GATING, many=True, model=True),
+)
 def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
     """Check one file or several files."""
     from bridge.cli.convert import check
@@ -594,8 +598,11 @@ def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
     return check(job, view, gate, names)
 
 
-@app.command(help=RESOLVE, short_help="Say which source of a run wins, and which is ignored.")
-@reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True, file=Run)
+@app.late_command(
+    help=RESOLVE,
+    short_help="Say which source of a run wins, and which is ignored.",
+    reads=reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True, file=Run),
+)
 def resolve(
     job: Job, view: View, gate: Any, names: tuple[str, ...], user_config: UserConfig = False
 ) -> int:
@@ -605,8 +612,11 @@ def resolve(
     return resolve(job, view, gate, names, user_config)
 
 
-@app.command(help=DIFFERENCE, short_help="Say where the meanings of two configs differ.")
-@reads_file(counts=True, reports=True, gating=GATING, model=True)
+@app.late_command(
+    help=DIFFERENCE,
+    short_help="Say where the meanings of two configs differ.",
+    reads=reads_file(counts=True, reports=True, gating=GATING, model=True),
+)
 def diff(
     job: Job,
     other: Annotated[
@@ -624,8 +634,11 @@ def diff(
     return diff(job, other, view, gate)
 
 
-@app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
-@reads_file(counts=True, sized=True, world_size=Ranks)
+@app.late_command(
+    help=LAYOUT,
+    short_help="Show stages, bytes and collectives of a config's plan.",
+    reads=reads_file(counts=True, sized=True, world_size=Ranks),
+)
 def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
     """Show the layout of one file."""
     from bridge.cli.layout import layout
@@ -633,8 +646,11 @@ def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
     return layout(job, sizes, picture)
 
 
-@app.command(help=ESTIMATE, short_help="Say how much memory a run needs, and whether it fits.")
-@reads_file(counts=True, sized=True, world_size=Ranks, many=True, file=Run)
+@app.late_command(
+    help=ESTIMATE,
+    short_help="Say how much memory a run needs, and whether it fits.",
+    reads=reads_file(counts=True, sized=True, world_size=Ranks, many=True, file=Run),
+)
 def estimate(
     job: Job,
     names: tuple[str, ...],
@@ -650,7 +666,7 @@ def estimate(
     return estimate(job, sizes, picture, explain, names)
 
 
-@app.command(
+@app.late_command(
     help=SHOW,
     short_help="Say what a field means, and where it goes in the other stacks.",
     context_settings={"ignore_unknown_options": True},  # FIELD may be a flag, such as --clip-grad
@@ -680,7 +696,7 @@ def show(
     return show(dialect, field, as_json, schema)
 
 
-@app.command(
+@app.late_command(
     "schema", help=SCHEMA, short_help="Print the JSON Schema of a command's output with --json."
 )
 def schema_of(
@@ -692,8 +708,11 @@ def schema_of(
     return schema_of(name)
 
 
-@app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
-@reads_file(counts=True, model=True)
+@app.late_command(
+    help=DRIFT,
+    short_help="Say what a config means in another release, and migrate it.",
+    reads=reads_file(counts=True, model=True),
+)
 def drift(
     job: Job, to_version: ToVersion = None, output: Output = None, force: Force = False
 ) -> int:
@@ -703,7 +722,7 @@ def drift(
     return drift(job, to_version, output, force)
 
 
-@app.command(
+@app.late_command(
     help=FUZZ, short_help="Try generated configs of a stack, and print the smallest that fails."
 )
 def fuzz(
@@ -737,7 +756,7 @@ def fuzz(
     return fuzz(dialect, to, (from_version, to_version), examples, seed, as_json)
 
 
-@app.command(
+@app.late_command(
     help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it."
 )
 def demo(
@@ -804,8 +823,11 @@ EngineToRun = Annotated[
 ]
 
 
-@app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
-@reads_file(as_json=JsonSteps, launched=True)
+@app.late_command(
+    help=TRAIN,
+    short_help="Run a config's plan on the native engine.",
+    reads=reads_file(as_json=JsonSteps, launched=True),
+)
 def train(
     job: Job,
     steps: StepsInAll = None,
@@ -897,11 +919,11 @@ def train(
     )
 
 
-@app.command(
+@app.late_command(
     help=VERIFY,
     short_help="Run a config and its translation side by side, and say if they are the same run.",
+    reads=reads_file(),
 )
-@reads_file()
 def verify(
     job: Job,
     other: Annotated[
@@ -972,8 +994,11 @@ def verify(
     return verify(job, VerifyOptions(to, to_version, ranks, steps, padded, own))
 
 
-@app.command(help=MOVE, short_help="Move a run with its checkpoint to another stack, and prove it.")
-@reads_file(counts=True)
+@app.late_command(
+    help=MOVE,
+    short_help="Move a run with its checkpoint to another stack, and prove it.",
+    reads=reads_file(counts=True),
+)
 def move(
     job: Job,
     checkpoint: Annotated[
@@ -1065,8 +1090,11 @@ def move(
     return move(job, asked)
 
 
-@app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")
-@reads_file()
+@app.late_command(
+    help=SCHEDULE,
+    short_help="Show, prove and draw a config's pipeline schedule.",
+    reads=reads_file(),
+)
 def schedule(
     job: Job,
     microbatches: Annotated[
@@ -1105,13 +1133,13 @@ def schedule(
     return schedule(job, ScheduleOptions(microbatches, png, csv))
 
 
-checkpoint = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=CHECKPOINT)
+checkpoint = Commands(help=CHECKPOINT)
 app.add_typer(
     checkpoint, name="checkpoint", short_help="See, convert and compare checkpoints of any format."
 )
 
 
-@checkpoint.command("inspect", help=INSPECT, short_help="Show what a checkpoint holds.")
+@checkpoint.late_command("inspect", help=INSPECT, short_help="Show what a checkpoint holds.")
 def checkpoint_inspect(
     folder: Folder,
     from_: FromFormat = None,
@@ -1129,7 +1157,7 @@ def checkpoint_inspect(
     return inspect(folder, from_, root, tensors, check, as_json)
 
 
-@checkpoint.command(
+@checkpoint.late_command(
     "convert", help=CHECKPOINT_CONVERT, short_help="Write a checkpoint in another format."
 )
 def checkpoint_convert(
@@ -1236,7 +1264,7 @@ def checkpoint_convert(
     )
 
 
-@checkpoint.command(
+@checkpoint.late_command(
     "diff",
     help=CHECKPOINT_DIFF,
     short_help="Compare two checkpoints of any formats, tensor by tensor.",
@@ -1259,13 +1287,13 @@ def checkpoint_diff(
     return diff(first, second, as_json)
 
 
-trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=TRACE)
+trace = Commands(help=TRACE)
 app.add_typer(
     trace, name="trace", short_help="See inside runs: what each layer did, where two first differ."
 )
 
 
-@trace.command("diff", help=DIFF, short_help="Find where two runs first differ.")
+@trace.late_command("diff", help=DIFF, short_help="Find where two runs first differ.")
 def trace_diff(
     first: Annotated[
         Path, typer.Argument(metavar="A", help="Folder of a traced run.", show_default=False)
@@ -1297,7 +1325,9 @@ def trace_diff(
     return diff(first, second, html, every, as_json)
 
 
-@trace.command("html", help=PAGE, short_help="Write a page of a run, or of two that are compared.")
+@trace.late_command(
+    "html", help=PAGE, short_help="Write a page of a run, or of two that are compared."
+)
 def trace_html(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
@@ -1326,7 +1356,7 @@ def trace_html(
     return html(run, second, out)
 
 
-@trace.command("watch", help=FOLLOWED, short_help="Follow a run while it trains.")
+@trace.late_command("watch", help=FOLLOWED, short_help="Follow a run while it trains.")
 def trace_watch(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
@@ -1344,7 +1374,7 @@ def trace_watch(
     return watch(run, interval)
 
 
-@trace.command(
+@trace.late_command(
     "export", help=EXPORT, short_help="Write a run for TensorBoard, or Weights & Biases offline."
 )
 def trace_export(
@@ -1372,7 +1402,7 @@ def trace_export(
     return export(run, target, out)
 
 
-@trace.command(
+@trace.late_command(
     "run", help=WATCHED, short_help="Run a training of any stack, unedited, and watch it."
 )
 def trace_run(
@@ -1445,7 +1475,7 @@ def trace_run(
     )
 
 
-@trace.command("show", help=LINES, short_help="Show what a run logged.")
+@trace.late_command("show", help=LINES, short_help="Show what a run logged.")
 def trace_show(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
