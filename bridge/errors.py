@@ -4,7 +4,6 @@ one message.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -96,8 +95,10 @@ def nearest(name: str, names: Iterable[str], before: int = 0) -> str:
     # both.
     if len(name) > limits.NAME or before > limits.PROBLEMS:
         return ""
+    from difflib import get_close_matches  # late: most commands make no mistake
+
     by_lower = {word.lower(): word for word in names}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.7)
+    close = get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.7)
     match = next((word for word in close if _alike(name.lower(), word)), None)
     return f"; did you mean {by_lower[match]}?" if match else ""
 
@@ -106,6 +107,8 @@ def _alike(name: str, word: str) -> bool:
     """Return whether two names are similar. Words that both names have do not count, because
     `--enable-` alone would make `--enable-msc` similar to `--enable-gpt-oss`.
     """
+    from difflib import SequenceMatcher
+
     one, other = (Counter(re.split(r"[-_.]", each)) for each in (name, word))
     left, right = "".join((one - other).elements()), "".join((other - one).elements())
-    return not (left and right) or difflib.SequenceMatcher(None, left, right).ratio() >= 0.6
+    return not (left and right) or SequenceMatcher(None, left, right).ratio() >= 0.6

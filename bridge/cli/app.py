@@ -10,6 +10,7 @@ import typer
 from bridge import __version__
 from bridge.cli import run
 from bridge.cli.job import Job, Picture, Sizes
+from bridge.cli.late_commands import Commands
 from bridge.cli.options import (
     CHOOSING,
     GATING,
@@ -511,10 +512,7 @@ Examples:
     unproved="nothing was proved: neither checkpoint has a tensor",
 )
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # markup would take [tool.stagebridge] for a style
+app = Commands(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo\n\n"
     + table(unproved="nothing was proved (verify, trace diff)"),
@@ -549,7 +547,7 @@ def options(
     """Handle the options of `stagebridge` itself, such as `--version`."""
 
 
-@app.command("help", short_help="Show the help of stagebridge, or of one of its commands.")
+@app.late_command("help", short_help="Show the help of stagebridge, or of one of its commands.")
 def help_of(
     context: typer.Context,
     words: Annotated[
@@ -563,8 +561,11 @@ def help_of(
         raise typer.Exit(code)
 
 
-@app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
-@reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True)
+@app.late_command(
+    help=CONVERT,
+    short_help="Convert a config to another stack, and say what was lost.",
+    reads=reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True),
+)
 def convert(
     job: Job,
     view: View,
@@ -602,8 +603,11 @@ def convert(
     )
 
 
-@app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
-@reads_file(counts=True, reports=True, gating=GATING, many=True, model=True)
+@app.late_command(
+    help=CHECK,
+    short_help="Say what is wrong or surprising in a config.",
+    reads=reads_file(counts=True, reports=True, gating=GATING, many=True, model=True),
+)
 def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
     """Check one file or several files."""
     from bridge.cli.convert import check
@@ -611,8 +615,11 @@ def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
     return check(job, view, gate, names)
 
 
-@app.command(help=RESOLVE, short_help="Say which source of a run wins, and which is ignored.")
-@reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True, file=Run)
+@app.late_command(
+    help=RESOLVE,
+    short_help="Say which source of a run wins, and which is ignored.",
+    reads=reads_file(counts=True, reports=True, gating=CHOOSING, many=True, model=True, file=Run),
+)
 def resolve(
     job: Job, view: View, gate: Any, names: tuple[str, ...], user_config: UserConfig = False
 ) -> int:
@@ -622,8 +629,11 @@ def resolve(
     return resolve(job, view, gate, names, user_config)
 
 
-@app.command(help=DIFFERENCE, short_help="Say where the meanings of two configs differ.")
-@reads_file(counts=True, reports=True, gating=GATING, model=True)
+@app.late_command(
+    help=DIFFERENCE,
+    short_help="Say where the meanings of two configs differ.",
+    reads=reads_file(counts=True, reports=True, gating=GATING, model=True),
+)
 def diff(
     job: Job,
     other: Annotated[
@@ -641,8 +651,11 @@ def diff(
     return diff(job, other, view, gate)
 
 
-@app.command(help=MATCH, short_help="Say whether a launch fits the model that it loads.")
-@reads_file(counts=True, reports=True, gating=CHOOSING)
+@app.late_command(
+    help=MATCH,
+    short_help="Say whether a launch fits the model that it loads.",
+    reads=reads_file(counts=True, reports=True, gating=CHOOSING),
+)
 def match(
     job: Job,
     model: Annotated[
@@ -660,8 +673,11 @@ def match(
     return match(job, model, view, gate)
 
 
-@app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
-@reads_file(counts=True, sized=True, world_size=Ranks)
+@app.late_command(
+    help=LAYOUT,
+    short_help="Show stages, bytes and collectives of a config's plan.",
+    reads=reads_file(counts=True, sized=True, world_size=Ranks),
+)
 def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
     """Show the layout of one file."""
     from bridge.cli.layout import layout
@@ -669,8 +685,11 @@ def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
     return layout(job, sizes, picture)
 
 
-@app.command(help=ESTIMATE, short_help="Say how much memory a run needs, and whether it fits.")
-@reads_file(counts=True, sized=True, world_size=Ranks, many=True, file=Run)
+@app.late_command(
+    help=ESTIMATE,
+    short_help="Say how much memory a run needs, and whether it fits.",
+    reads=reads_file(counts=True, sized=True, world_size=Ranks, many=True, file=Run),
+)
 def estimate(
     job: Job,
     names: tuple[str, ...],
@@ -686,7 +705,7 @@ def estimate(
     return estimate(job, sizes, picture, explain, names)
 
 
-@app.command(
+@app.late_command(
     help=SHOW,
     short_help="Say what a field means, and where it goes in the other stacks.",
     context_settings={"ignore_unknown_options": True},  # FIELD may be a flag, such as --clip-grad
@@ -716,7 +735,7 @@ def show(
     return show(dialect, field, as_json, schema)
 
 
-@app.command(
+@app.late_command(
     "schema", help=SCHEMA, short_help="Print the JSON Schema of a command's output with --json."
 )
 def schema_of(
@@ -728,8 +747,11 @@ def schema_of(
     return schema_of(name)
 
 
-@app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
-@reads_file(counts=True, model=True)
+@app.late_command(
+    help=DRIFT,
+    short_help="Say what a config means in another release, and migrate it.",
+    reads=reads_file(counts=True, model=True),
+)
 def drift(
     job: Job, to_version: ToVersion = None, output: Output = None, force: Force = False
 ) -> int:
@@ -739,7 +761,7 @@ def drift(
     return drift(job, to_version, output, force)
 
 
-@app.command(
+@app.late_command(
     help=FUZZ, short_help="Try generated configs of a stack, and print the smallest that fails."
 )
 def fuzz(
@@ -773,7 +795,7 @@ def fuzz(
     return fuzz(dialect, to, (from_version, to_version), examples, seed, as_json)
 
 
-@app.command(
+@app.late_command(
     help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it."
 )
 def demo(
@@ -840,8 +862,11 @@ EngineToRun = Annotated[
 ]
 
 
-@app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
-@reads_file(as_json=JsonSteps, launched=True)
+@app.late_command(
+    help=TRAIN,
+    short_help="Run a config's plan on the native engine.",
+    reads=reads_file(as_json=JsonSteps, launched=True),
+)
 def train(
     job: Job,
     steps: StepsInAll = None,
@@ -933,11 +958,11 @@ def train(
     )
 
 
-@app.command(
+@app.late_command(
     help=VERIFY,
     short_help="Run a config and its translation side by side, and say if they are the same run.",
+    reads=reads_file(),
 )
-@reads_file()
 def verify(
     job: Job,
     other: Annotated[
@@ -1008,8 +1033,11 @@ def verify(
     return verify(job, VerifyOptions(to, to_version, ranks, steps, padded, own))
 
 
-@app.command(help=MOVE, short_help="Move a run with its checkpoint to another stack, and prove it.")
-@reads_file(counts=True)
+@app.late_command(
+    help=MOVE,
+    short_help="Move a run with its checkpoint to another stack, and prove it.",
+    reads=reads_file(counts=True),
+)
 def move(
     job: Job,
     checkpoint: Annotated[
@@ -1101,8 +1129,11 @@ def move(
     return move(job, asked)
 
 
-@app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")
-@reads_file()
+@app.late_command(
+    help=SCHEDULE,
+    short_help="Show, prove and draw a config's pipeline schedule.",
+    reads=reads_file(),
+)
 def schedule(
     job: Job,
     microbatches: Annotated[
@@ -1141,13 +1172,13 @@ def schedule(
     return schedule(job, ScheduleOptions(microbatches, png, csv))
 
 
-checkpoint = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=CHECKPOINT)
+checkpoint = Commands(help=CHECKPOINT)
 app.add_typer(
     checkpoint, name="checkpoint", short_help="See, convert and compare checkpoints of any format."
 )
 
 
-@checkpoint.command("inspect", help=INSPECT, short_help="Show what a checkpoint holds.")
+@checkpoint.late_command("inspect", help=INSPECT, short_help="Show what a checkpoint holds.")
 def checkpoint_inspect(
     folder: Folder,
     from_: FromFormat = None,
@@ -1165,7 +1196,7 @@ def checkpoint_inspect(
     return inspect(folder, from_, root, tensors, check, as_json)
 
 
-@checkpoint.command(
+@checkpoint.late_command(
     "convert", help=CHECKPOINT_CONVERT, short_help="Write a checkpoint in another format."
 )
 def checkpoint_convert(
@@ -1272,7 +1303,7 @@ def checkpoint_convert(
     )
 
 
-@checkpoint.command(
+@checkpoint.late_command(
     "diff",
     help=CHECKPOINT_DIFF,
     short_help="Compare two checkpoints of any formats, tensor by tensor.",
@@ -1295,13 +1326,13 @@ def checkpoint_diff(
     return diff(first, second, as_json)
 
 
-trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=TRACE)
+trace = Commands(help=TRACE)
 app.add_typer(
     trace, name="trace", short_help="See inside runs: what each layer did, where two first differ."
 )
 
 
-@trace.command("diff", help=DIFF, short_help="Find where two runs first differ.")
+@trace.late_command("diff", help=DIFF, short_help="Find where two runs first differ.")
 def trace_diff(
     first: Annotated[
         Path, typer.Argument(metavar="A", help="Folder of a traced run.", show_default=False)
@@ -1333,7 +1364,9 @@ def trace_diff(
     return diff(first, second, html, every, as_json)
 
 
-@trace.command("html", help=PAGE, short_help="Write a page of a run, or of two that are compared.")
+@trace.late_command(
+    "html", help=PAGE, short_help="Write a page of a run, or of two that are compared."
+)
 def trace_html(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
@@ -1362,7 +1395,7 @@ def trace_html(
     return html(run, second, out)
 
 
-@trace.command("watch", help=FOLLOWED, short_help="Follow a run while it trains.")
+@trace.late_command("watch", help=FOLLOWED, short_help="Follow a run while it trains.")
 def trace_watch(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
@@ -1380,7 +1413,7 @@ def trace_watch(
     return watch(run, interval)
 
 
-@trace.command(
+@trace.late_command(
     "export", help=EXPORT, short_help="Write a run for TensorBoard, or Weights & Biases offline."
 )
 def trace_export(
@@ -1408,7 +1441,7 @@ def trace_export(
     return export(run, target, out)
 
 
-@trace.command(
+@trace.late_command(
     "run", help=WATCHED, short_help="Run a training of any stack, unedited, and watch it."
 )
 def trace_run(
@@ -1481,7 +1514,7 @@ def trace_run(
     )
 
 
-@trace.command("show", help=LINES, short_help="Show what a run logged.")
+@trace.late_command("show", help=LINES, short_help="Show what a run logged.")
 def trace_show(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)

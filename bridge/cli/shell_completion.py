@@ -29,8 +29,8 @@ def complete(command: Any) -> None:
 
 def _attach_completion(command: Any, path: tuple[str, ...]) -> None:
     """Give each parameter of `command`, and of the commands below `command`, the function that completes its value."""
-    for name, inner in getattr(command, "commands", {}).items():
-        _attach_completion(inner, (*path, name))
+    for name in tuple(getattr(command, "commands", ())):
+        _attach_completion(command.declare(name), (*path, name))
     for parameter in command.params:
         label = (parameter.metavar or "").strip("[].")
         source = next(

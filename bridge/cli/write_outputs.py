@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from difflib import unified_diff
 from hashlib import sha256
 from pathlib import Path
 
@@ -123,6 +122,8 @@ def differences(texts: Texts, output: Path) -> Iterator[str]:
             yield f"{path}: as it is"
         else:
             yield f"{path}: {'was edited, needs --force' if path in edits else 'changes'}"
+            from difflib import unified_diff
+
             lines = unified_diff(
                 before, text.splitlines(), f"{path} (now)", f"{path} (then)", lineterm=""
             )

@@ -52,8 +52,14 @@ UpToThree = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
 class Section(BaseModel):
     """A frozen section of a config that refuses unknown keys and does not coerce types."""
 
+    # Built at the first validation: a command that only recognises or names settings builds none.
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        defer_build=True,
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.plan.section import Values
-from bridge.report import json_types
 from bridge.report.exit_codes import Exit
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
@@ -14,6 +13,9 @@ from bridge.stack.rules import Effect
 from bridge.stack.sources import ResolvedRun, Said
 from bridge.translation.drift import Drift, DriftChange
 from bridge.translation.translate import Result
+
+if TYPE_CHECKING:
+    from bridge.report import json_types
 
 
 def exit_of(remarks: Iterable[Finding | DriftChange], threshold: Effect = Effect.NUMBERS) -> Exit:

@@ -516,8 +516,9 @@ def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
     """Return the reason under the longest prefix of `path` in `reasons`, or `other` if no prefix
     matches.
     """
-    starts = [start for start in reasons if path == start or path.startswith(start + ".")]
-    return reasons[max(starts, key=len)] if starts else other
+    while path and path not in reasons:
+        path = path.rpartition(".")[0]
+    return reasons.get(path, other)
 
 
 def _effect_of_loss(path: str) -> Effect:

@@ -46,13 +46,7 @@ def groups() -> Mapping[str, str]:
     """
     flag_groups: dict[str, str] = table(releases.__name__, "groups.json")
     derivations = dict.fromkeys(WORKED_OUT, DERIVED)
-    classes = (PARALLEL, "TransformerConfig")
-    names = {
-        name
-        for version in releases.KNOWN
-        for cls in classes
-        for name in releases.fields(version, cls)
-    }
+    names = releases.field_names(PARALLEL, "TransformerConfig")
     # Sorted, because the order of a set differs from run to run, and pages are made from this one.
     fields = sorted(RENAMED.get(name, name) for name in names)
     # Later mappings win: a field that any release has a flag for is in the group of the flag.

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from bridge.files import Launch, Script
-from bridge.plan.section import fields
-from compat.merak.schema import Merak
+from bridge.stack.releases import table
+from compat.merak import releases
 
 ALONE = frozenset(
     {
@@ -43,7 +43,9 @@ ALONE = frozenset(
 
 @cache
 def _names() -> frozenset[str]:
-    return frozenset(path.partition(".")[2] for path in fields(Merak))
+    # From the facts of releases: recognition reads every source, and must not need the schema.
+    rows = (row["name"] for file in releases.FACTS for row in table(releases.__name__, file))
+    return frozenset(path.partition(".")[2] for path in (*releases.TRAINER, *rows))
 
 
 def score(data: Any) -> int:

@@ -95,6 +95,12 @@ def fields(version: str, class_name: str) -> Mapping[str, Field]:
     return MappingProxyType({row["name"]: _field(row) for row in rows})
 
 
+def field_names(*class_names: str) -> frozenset[str]:
+    """Return the names of the fields that these config classes declare in any release."""
+    rows = _table("classes.json")
+    return frozenset(row["name"] for row in rows if row["class"] in class_names)
+
+
 @cache
 def spans(option: str) -> tuple[tuple[str, str], ...]:
     """Return the first and the last release of each period in which a flag exists. Empty if no

@@ -323,8 +323,7 @@ def _switch(dest: str) -> Switch | None:
         (
             switch
             for switch, starts in SWITCHES
-            if dest not in switch.paths.split()
-            and any(dest.startswith(start) for start in starts.split())
+            if dest.startswith(tuple(starts.split())) and dest not in switch.paths.split()
         ),
         None,
     )
