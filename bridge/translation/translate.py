@@ -377,13 +377,15 @@ class _Trip:
         """Return whether the target leaves all of these plan fields open."""
         return all(self.kept.get(ours) is None for ours in fields)
 
-    def target_value(self, fields: tuple[str, ...], otherwise: Any) -> Any:
-        """Return the value that the target has for a setting with the plan fields `fields`. This is
-        the value of the one field that the target sets, or `otherwise` if the target sets none or
-        several of these fields.
+    def target_value(self, fields: tuple[str, ...], before: Any, otherwise: Any) -> Any:
+        """Return the value that the target has for a setting with the plan fields `fields` and the
+        value `before`. This is the value of the one field that the target sets. If the target sets
+        several of these fields, it is `before` if one has it; else it is `otherwise`.
         """
         values = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
-        return values[0] if len(values) == 1 else otherwise
+        if len(values) == 1:
+            return values[0]
+        return before if before in values else otherwise
 
 
 def _losses(trip: _Trip) -> Iterator[Finding]:
@@ -477,7 +479,7 @@ def _find_losses(
         # The way back may use another setting; then the plan field has the value to show.
         moved_away = after is None if mine else not (back and path in back.given)
         if how is not How.DROPPED and moved_away:
-            after = trip.target_value(mine or rule.paths_of_plan(path), after)
+            after = trip.target_value(mine or rule.paths_of_plan(path), before, after)
         subject = path
         if not explicit:
             # The user knows the setting that was written and not the one that follows from it.
@@ -566,7 +568,7 @@ def _in_parts(
         after = (
             None
             if how is How.DROPPED
-            else trip.target_value(mine or tuple(part.stands), values.get(part.keys))
+            else trip.target_value(mine or tuple(part.stands), part.value, values.get(part.keys))
         )
         text = rule.tells(part.alone) if part.behind and rule.tells else ""
         reason = "; ".join(filter(None, (text, _reason(rule, how, mine, trip.target))))

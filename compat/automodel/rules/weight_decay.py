@@ -112,10 +112,11 @@ RULES = (
     convert(
         THEIRS,
         PLAN,
-        # A constant style, or none, is no ramp.
+        # A constant style, or none, is no ramp, nor is one whose ends are equal.
         lambda values, context: (
             dict(zip(PLAN, map(values.get, THEIRS), strict=True))
             if values.get(THEIRS[0]) in ("linear", "cosine")
+            and values.get(THEIRS[1]) != values.get(THEIRS[2])
             else {}
         ),
         lambda values, context: (
