@@ -150,7 +150,7 @@ def remarks_alike(result: Result) -> frozenset[str]:
 
 
 def _is_ignored(config: Config, path: str) -> bool:
-    """Return whether a remark says that the run does without a setting that no plan field stands for."""
+    """Return whether a remark says that the run does without a setting, whatever it says."""
     return any(one.surprising and one.path == path for one in remarks(config))
 
 
@@ -349,6 +349,12 @@ class _Trip:
     lost: frozenset[str]
     restored: frozenset[str]
 
+    @cached_property
+    def silent(self) -> frozenset[str]:
+        """The given settings that the source's stack does without."""
+        found = remarks(self.config)
+        return frozenset(one.path for one in found if one.surprising) & self.config.given.keys()
+
     def value_after_return(self, path: str) -> Any:
         """Return the effective value at `path` in `back`, or None if there is no `back`."""
         return self.back.effective.get(path) if self.back else None
@@ -399,6 +405,8 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
         if value is not None and before.get(path) is None
     }
     theirs = differing(before, after) - elsewhere
+    # What a setting says is not lost if the source's stack does without it.
+    theirs -= {path for path in trip.silent if claims(config.dialect)[path].ours}
     for rule, candidates in _at_stake(config, theirs | elsewhere):
         # A field of one value on both sides means something else there because of another field,
         # and the finding is about that one.
@@ -484,7 +492,8 @@ def _find_losses(
         if not explicit:
             # The user knows the setting that was written and not the one that follows from it.
             carriers = (carrier for ours in mine for carrier in rule.carriers(ours))
-            subject = next((carrier for carrier in carriers if carrier in config.given), path)
+            told = config.given.keys() - trip.silent
+            subject = next((carrier for carrier in carriers if carrier in told), path)
         if not back and subject not in config.given and trip.all_open(rule.paths_of_plan(path)):
             # A default that the target leaves open comes back as it is; without a config to compare
             # with, every default looks lost.
@@ -727,8 +736,9 @@ def _otherwise(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
             if effect is Effect.NONE or in_remarks or in_rows:
                 continue
             carriers = ()
-        path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
-        before = config.effective.get(path) if carriers and rule.theirs else meaning[ours]
+        names = (*(rule.theirs if carriers else ()), *carriers)
+        path = next((name for name in names if name not in trip.silent), ours)
+        before = config.effective.get(path) if path != ours and rule.theirs else meaning[ours]
         if finding_paths.isdisjoint({path, *carriers}):
             reason = _reason(rule, How.APPROXIMATE, (ours,), target)
             yield Finding(
