@@ -366,6 +366,43 @@ CASES = (
         {"habits.output_lr": "weight"},
     ),
     Case(
+        "habits.factored_minimum",
+        "megatron",
+        ("fast_llm", "automodel"),
+        {**FACTORS, "optimizer.schedule.minimum": 1e-5},
+        {"habits.factored_minimum": "shared"},
+        {"habits.factored_minimum": "scaled"},
+    ),
+    *(
+        Case("habits.factored_minimum", "megatron", ("fast_llm", "automodel"), FACTORS, said, None)
+        for said in ({"optimizer.schedule.minimum": 0.0}, {"optimizer.schedule.name": "constant"})
+    ),
+    *(
+        Case(
+            "habits.factored_start",
+            source,
+            targets,
+            FACTORS,
+            {"optimizer.schedule.warmup_from": 1e-5},
+            {"optimizer.schedule.warmup_from": 0.0},
+        )
+        for source, targets in (
+            ("megatron", ("fast_llm", "automodel")),
+            *((stack, ("megatron",)) for stack in ("fast_llm", "automodel")),
+        )
+    ),
+    *(
+        Case(
+            "habits.factored_start",
+            source,
+            (target,),
+            {**FACTORS, "habits.first_lr_step": 0},
+            {"optimizer.schedule.warmup_from": 1e-5},
+            None,
+        )
+        for source, target in (("fast_llm", "automodel"), ("automodel", "fast_llm"))
+    ),
+    Case(
         "habits.embedding_lr",
         "fast_llm",
         ("megatron",),

@@ -12,11 +12,11 @@ from typing import Any
 Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 EXIT = "run.exit_interval"
-FACTORS = ("optimizer.embedding_lr", "optimizer.output_lr")
+PARTS = ("embedding", "output")
+FACTORS = tuple(f"optimizer.{which}_lr" for which in PARTS)
 """Factors of a part's learning rate."""
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 HABITS, RANK = "habits.", "adapters.rank"
-FACTORS = ("optimizer.embedding_lr", "optimizer.output_lr")
 DROPOUTS = ("model.dropout", "model.attention.dropout", "model.embedding.dropout")
 COMPUTE, AUTOCAST, MASTER = "precision.compute", "precision.autocast", "precision.master"
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
@@ -295,6 +295,16 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
         not (_factored(values, "embedding") and _learned(values))
     ),
     HABITS + "output_lr": lambda values: not _factored(values, "output"),
+    HABITS + "factored_minimum": lambda values: (
+        not any(_factored(values, which) for which in PARTS)
+        or values.get(SCHEDULE + "name") in (None, "constant")
+        or values.get(SCHEDULE + "minimum") == 0
+    ),
+    HABITS + "factored_start": lambda values: (
+        not any(_factored(values, which) for which in PARTS)
+        or not values.get(SCHEDULE + "warmup_steps")
+        or values.get(SCHEDULE + "warmup_from") == 0
+    ),
     HABITS + "adapter_init": lambda values: not values.get(RANK),
     HABITS + "adapter_dropout": lambda values: (
         not (values.get(RANK) and values.get("adapters.dropout"))

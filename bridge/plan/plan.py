@@ -563,6 +563,20 @@ class Habits(Section):
         None,
         description="Weights with the learning rate of the output layer: its own, or the final norm's too.",
     )
+    factored_minimum: Literal["scaled", "shared"] | None = field(
+        None,
+        description=(
+            "Minimum of a part whose learning rate has a factor: the factor applies to it too, or it is "
+            "the schedule's."
+        ),
+    )
+    factored_start: Literal["scaled", "shared"] | None = field(
+        None,
+        description=(
+            "First rate of the warmup of a part whose learning rate has a factor: the factor applies to it "
+            "too, or it is the schedule's."
+        ),
+    )
     adapter_init: Literal["zero", "weights"] | None = field(
         None,
         description=(

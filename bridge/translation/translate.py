@@ -150,7 +150,7 @@ def remarks_alike(result: Result) -> frozenset[str]:
 
 
 def _is_ignored(config: Config, path: str) -> bool:
-    """Return whether a remark says that the run does without a setting that no plan field stands for."""
+    """Return whether a remark says that the run does without a setting, whatever it says."""
     return any(one.surprising and one.path == path for one in remarks(config))
 
 
@@ -349,6 +349,12 @@ class _Trip:
     lost: frozenset[str]
     restored: frozenset[str]
 
+    @cached_property
+    def silent(self) -> frozenset[str]:
+        """The given settings that the source's stack does without."""
+        found = remarks(self.config)
+        return frozenset(one.path for one in found if one.surprising) & self.config.given.keys()
+
     def value_after_return(self, path: str) -> Any:
         """Return the effective value at `path` in `back`, or None if there is no `back`."""
         return self.back.effective.get(path) if self.back else None
@@ -377,13 +383,15 @@ class _Trip:
         """Return whether the target leaves all of these plan fields open."""
         return all(self.kept.get(ours) is None for ours in fields)
 
-    def target_value(self, fields: tuple[str, ...], otherwise: Any) -> Any:
-        """Return the value that the target has for a setting with the plan fields `fields`. This is
-        the value of the one field that the target sets, or `otherwise` if the target sets none or
-        several of these fields.
+    def target_value(self, fields: tuple[str, ...], before: Any, otherwise: Any) -> Any:
+        """Return the value that the target has for a setting with the plan fields `fields` and the
+        value `before`. This is the value of the one field that the target sets. If the target sets
+        several of these fields, it is `before` if one has it; else it is `otherwise`.
         """
         values = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
-        return values[0] if len(values) == 1 else otherwise
+        if len(values) == 1:
+            return values[0]
+        return before if before in values else otherwise
 
 
 def _losses(trip: _Trip) -> Iterator[Finding]:
@@ -397,6 +405,8 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
         if value is not None and before.get(path) is None
     }
     theirs = differing(before, after) - elsewhere
+    # What a setting says is not lost if the source's stack does without it.
+    theirs -= {path for path in trip.silent if claims(config.dialect)[path].ours}
     for rule, candidates in _at_stake(config, theirs | elsewhere):
         # A field of one value on both sides means something else there because of another field,
         # and the finding is about that one.
@@ -477,12 +487,13 @@ def _find_losses(
         # The way back may use another setting; then the plan field has the value to show.
         moved_away = after is None if mine else not (back and path in back.given)
         if how is not How.DROPPED and moved_away:
-            after = trip.target_value(mine or rule.paths_of_plan(path), after)
+            after = trip.target_value(mine or rule.paths_of_plan(path), before, after)
         subject = path
         if not explicit:
             # The user knows the setting that was written and not the one that follows from it.
             carriers = (carrier for ours in mine for carrier in rule.carriers(ours))
-            subject = next((carrier for carrier in carriers if carrier in config.given), path)
+            told = config.given.keys() - trip.silent
+            subject = next((carrier for carrier in carriers if carrier in told), path)
         if not back and subject not in config.given and trip.all_open(rule.paths_of_plan(path)):
             # A default that the target leaves open comes back as it is; without a config to compare
             # with, every default looks lost.
@@ -566,7 +577,7 @@ def _in_parts(
         after = (
             None
             if how is How.DROPPED
-            else trip.target_value(mine or tuple(part.stands), values.get(part.keys))
+            else trip.target_value(mine or tuple(part.stands), part.value, values.get(part.keys))
         )
         text = rule.tells(part.alone) if part.behind and rule.tells else ""
         reason = "; ".join(filter(None, (text, _reason(rule, how, mine, trip.target))))
@@ -725,8 +736,9 @@ def _otherwise(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
             if effect is Effect.NONE or in_remarks or in_rows:
                 continue
             carriers = ()
-        path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
-        before = config.effective.get(path) if carriers and rule.theirs else meaning[ours]
+        names = (*(rule.theirs if carriers else ()), *carriers)
+        path = next((name for name in names if name not in trip.silent), ours)
+        before = config.effective.get(path) if path != ours and rule.theirs else meaning[ours]
         if finding_paths.isdisjoint({path, *carriers}):
             reason = _reason(rule, How.APPROXIMATE, (ours,), target)
             yield Finding(

@@ -40,6 +40,7 @@ from compat.automodel.rules.model import (
     stem,
 )
 from compat.automodel.rules.table import read_precision
+from compat.automodel.rules.weight_decay import GROUPS
 
 SEED = 42
 """The seed of the training recipes if the top level of the file sets none."""
@@ -345,6 +346,12 @@ def _check_steps(settings: Mapping[str, Any]) -> Iterator[Remark]:
                 Effect.NUMBERS,
             )
     has_scheduler = any(path.startswith("lr_scheduler.") for path in settings)
+    if settings.get(GROUPS) and not has_scheduler:
+        yield (
+            GROUPS,
+            "these factors have no effect, because the scheduler applies them; add the section lr_scheduler",
+            Effect.NUMBERS,
+        )
     if has_scheduler and "lr_scheduler.lr_decay_steps" not in settings:
         yield (
             "lr_scheduler.lr_decay_steps",

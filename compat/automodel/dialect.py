@@ -71,7 +71,7 @@ class AutoModelDialect(PackagedDialect):
         )
 
     def whole(self, config: Config) -> bool:
-        """Whether the source names a recipe class, a model or training data."""
+        """Whether the source names stored weights or training data, or says how long to train."""
         return whole(config.given)
 
     def render(self, config: Config, format: str | None = None) -> Written:

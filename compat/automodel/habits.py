@@ -59,6 +59,16 @@ RULES = habits(
             "AutoModel counts the inverse square root in steps, and without warmup from the first step",
             "components/optim/scheduler.py: get_lr",
         ),
+        "factored_minimum": Habit(
+            "scaled",
+            "in AutoModel, the factor of a group's learning rate applies to the minimum, too",
+            "components/optim/scheduler.py: step, lr_mult",
+        ),
+        "factored_start": Habit(
+            "scaled",
+            "in AutoModel, the factor of a group's learning rate applies to the start of the warmup, too",
+            "components/optim/scheduler.py: step, lr_mult",
+        ),
         "embedding_lr": Habit(
             "words",
             "AutoModel's factors are for parameters by name",

@@ -33,12 +33,15 @@ NEEDS = (
         ),
     ),
     Need(("optimizer._target_", "optimizer"), STOPS, f"{TRAIN}, optimizer.build"),
-    Need(("dataset._target_", "dataloader.dataset"), STOPS, f"{TRAIN}, dataloader", sized=False),
-    Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
+    Need(("dataset._target_", "dataloader.dataset"), STOPS, f"{TRAIN}, dataloader"),
+    Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build"),
 )
-RUN = ("dataset._target_", "model.pretrained_model_name_or_path")
+RUN = (
+    *("dataset._target_", "model.pretrained_model_name_or_path"),
+    *("step_scheduler.max_steps", "step_scheduler.num_epochs"),
+)
 """A recipe with at least one of these settings is a whole recipe, because it names data or stored
-weights. A recipe with only sections about the mesh and the model may be an excerpt.
+weights, or says how long to train. A recipe with only sections about the mesh and the model may be an excerpt.
 """
 
 

@@ -11,7 +11,7 @@ from bridge.stack.dialect import Config, Reading, Written
 from bridge.stack.findings import Finding
 from bridge.stack.launch_command import torchrun
 from bridge.stack.packaged_dialect import PackagedDialect
-from bridge.stack.requirements import missing
+from bridge.stack.requirements import is_given, missing
 from bridge.stack.rules import Effect
 from compat.fast_llm import formats, releases
 from compat.fast_llm.effective import effective, mesh
@@ -102,6 +102,10 @@ class FastLLMDialect(PackagedDialect):
         has_table = facts(config.effective).get("model.embedding.positions") == "learned"
         needs = (*NEEDS, LEARNED) if has_table and config.context.since("0.4.0") else NEEDS
         yield from missing(config.given, needs, self.whole(config))
+
+    def whole(self, config: Config) -> bool:
+        """Whether the config says how long to train, or on what."""
+        return any(is_given(config.given, path) for path in ("training.train_iters", "data.datasets"))
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Write the config as YAML or as words of a command line, together with the launch command."""

@@ -35,6 +35,16 @@ RULES = (
                 "Fast-LLM leaves the first token of each document out of the loss since 0.4.0",
                 "data/document/language_model.py: _set_target_inputs",
             ),
+            "factored_minimum": Habit(
+                "scaled",
+                "in Fast-LLM, the factor of a layer's learning rate applies to the minimum, too",
+                "engine/optimizer/optimizer.py: step, lr_scale",
+            ),
+            "factored_start": Habit(
+                "scaled",
+                "in Fast-LLM, the factor of a layer's learning rate applies to the start of the warmup, too",
+                "engine/optimizer/optimizer.py: step, lr_scale",
+            ),
             "adapter_init": Habit(
                 "weights",
                 "Fast-LLM draws both matrices of an adapter like the weights of its layer",

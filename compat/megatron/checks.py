@@ -27,7 +27,13 @@ def _ignore_without(
     effect on the run.
     """
     return Check(
-        path, lambda view: path in view.given and without(view), message, effect, place, name=name
+        path,
+        lambda view: path in view.given and without(view),
+        message,
+        effect,
+        place,
+        name=name,
+        surprising=True,
     )
 
 

@@ -229,6 +229,11 @@ RULES = (
                 "Megatron's decoupled learning rate is that of the embedding of words, not of positions",
                 "core/models/common/language_module/language_module.py: is_embedding_or_output_parameter",
             ),
+            "factored_start": Habit(
+                "shared",
+                "Megatron's warmup starts at one rate for all parameters, whatever peak they have",
+                "core/optimizer_param_scheduler.py: get_lr, init_lr",
+            ),
             "output_lr": Habit(
                 "weight",
                 "Megatron's decoupled learning rate is that of the output layer's weight, not of the final norm",

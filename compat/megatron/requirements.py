@@ -43,14 +43,12 @@ NEEDS = (
         ("lr",),
         "training stops when it builds the optimizer",
         "training/training.py",
-        sized=False,
         unless=_idle,
     ),
     Need(
         ("train_iters", "train_samples"),
         "training stops when it builds the learning-rate schedule",
         "training/training.py: get_optimizer_param_scheduler",
-        sized=False,
         unless=_idle,
     ),
 )

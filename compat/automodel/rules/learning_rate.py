@@ -4,6 +4,7 @@ steps.
 
 from __future__ import annotations
 
+from bridge.plan.equality import FACTORS
 from bridge.stack.rules import Context, Group, convert
 
 STYLES = {
@@ -24,7 +25,9 @@ RESUMED = "run.resumed_schedule"
 """Plan field for the schedule that a resumed run uses. Recipes set it in the section of the
 learning-rate schedule.
 """
-SEES = (S + "name", S + "warmup_steps", RAMP)
+SCOPE, GROUPED = "optimizer.decay_scope", "0.5.0.post20260822"
+"""Plan field for the parameters that decay, and the release that has groups of parameters."""
+SEES = (S + "name", S + "warmup_steps", RAMP, SCOPE, *FACTORS)
 """Plan fields that decide whether a written recipe has the section `lr_scheduler`."""
 TENTH = 10
 """If the plan has no length for WSD's final decay, the decay takes the number of steps in the
@@ -54,18 +57,25 @@ def _read_schedule(values: Group, context: Context) -> Group:
     }
 
 
-def writes_section(values: Group) -> bool:
+def has_groups(values: Group, context: Context) -> bool:
+    """Whether a recipe for the plan has groups of parameters with factors of their own."""
+    spared = values.get(SCOPE) in ("matrices", "not_layernorm")
+    return context.since(GROUPED) and (spared or any(values.get(path, 1) != 1 for path in FACTORS))
+
+
+def writes_section(values: Group, context: Context) -> bool:
     """Whether a recipe for the plan needs the section `lr_scheduler`. A constant learning rate
-    needs none, unless other settings of the section are set.
+    needs none, unless other settings of the section are set, or groups of parameters, whose factors
+    the scheduler alone applies.
     """
-    beside = values.get(RAMP) or values.get(RESUMED) is not None
+    beside = values.get(RAMP) or values.get(RESUMED) is not None or has_groups(values, context)
     name, warms = values.get(S + "name"), values.get(S + "warmup_steps") != 0
     return name in FLAGS and bool(name != "constant" or warms or beside)
 
 
 def _write_schedule(values: Group, context: Context) -> Group:
     name, steps = values.get(S + "name"), values.get(S + "decay_steps")
-    if name is None or not writes_section(values):
+    if name is None or not writes_section(values, context):
         return {}
     decay: dict[str, object] = {}
     if name == "wsd":
@@ -105,7 +115,7 @@ RULE = convert(
     ),
     _read_schedule,
     _write_schedule,
-    sees=(RAMP, RESUMED),
+    sees=(RAMP, RESUMED, SCOPE, *FACTORS),
     carries={
         L + "lr_decay_style": S + "name",
         L + "lr_warmup_steps": S + "warmup_steps",

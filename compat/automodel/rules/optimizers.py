@@ -49,6 +49,8 @@ Engine).
 TORCH = {row.ours: target for target, row in CLASSES.items() if target.startswith("torch.optim.")}
 NAMES = ("lr", "betas", "eps", "momentum", "weight_decay")
 MODE, PEAK = "optimizer.adam_w_mode", "lr_scheduler.max_lr"
+DECAY, STYLE = "optimizer.weight_decay", "lr_scheduler.wd_incr_style"
+ENDS = ("lr_scheduler.start_wd", "lr_scheduler.end_wd")
 
 
 def argument_defaults(target: str | None) -> Mapping[str, Any]:
@@ -79,6 +81,11 @@ def _read_optimizer(values: Group, context: Context) -> Group:
     read = {
         f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)
     }
+    # The scheduler sets the decay at every step, to one value unless it is a ramp between two.
+    first, last = map(values.get, ENDS)
+    constant = values.get(STYLE) not in ("linear", "cosine") or first == last
+    if DECAY in read and last is not None and constant:
+        read[DECAY] = last
     return {
         "optimizer.name": name,
         **read,
@@ -181,7 +188,7 @@ RULE: Rule = convert(
     ("optimizer.name", *(f"optimizer.{name}" for name in NAMES)),
     _read_optimizer,
     _write_optimizer,
-    sees=(PEAK, "optimizer.bias_correction", MOMENTS, "precision.master"),
+    sees=(PEAK, STYLE, *ENDS, "optimizer.bias_correction", MOMENTS, "precision.master"),
     carries={
         "optimizer._target_": "optimizer.name",
         MODE: "optimizer.name",

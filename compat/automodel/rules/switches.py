@@ -330,7 +330,7 @@ def _read_resumed(values: Group, context: Context) -> Group:
 
 def _write_resumed(values: Group, context: Context) -> Group:
     resumption = values.get(RESUMED)
-    if resumption is None or not writes_section(values):
+    if resumption is None or not writes_section(values, context):
         return {}
     return {GIVEN: True if resumption == "given" else None, STORED: resumption == "checkpoint"}
 

@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, convert
+from compat.automodel.rules.learning_rate import GROUPED as SINCE, SCOPE
 from compat.automodel.rules.optimizers import CLASSES
 
 L, RAMP = "lr_scheduler.", "optimizer.decay_ramp."
 PLAN = tuple(RAMP + name for name in ("shape", "start", "end", "steps"))
 THEIRS = tuple(L + name for name in ("wd_incr_style", "start_wd", "end_wd", "wd_incr_steps"))
-GROUPS, SCOPE, SINCE = (
-    "optimizer.param_group_overrides",
-    "optimizer.decay_scope",
-    "0.5.0.post20260822",
-)
+GROUPS, SCHEDULER = "optimizer.param_group_overrides", L + "lr_decay_style"
 SPARED: Mapping[str, Any] = {"pattern": r"(bias|norm)", "wd_mult": 0.0}
 """Entry of the parameter groups that switches weight decay off for biases and norms."""
 SPARED_NAMES = (
@@ -41,10 +38,11 @@ def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
     """Return the factors on learning rate and weight decay for each kind of parameter. A pattern is
     tested on an example name of each kind.
 
-    The first matching pattern decides. A kind without a matching pattern has factors of 1. The
-    result is None if a group has no readable factors.
+    The first matching pattern decides. A kind without a matching pattern has factors of 1, and so
+    has each without a scheduler, which applies them. The result is None if a group has no readable
+    factors.
     """
-    groups = values.get(GROUPS) or ()
+    groups = (values.get(GROUPS) or ()) if SCHEDULER in values else ()
     try:
         rules = [
             (
@@ -90,7 +88,7 @@ def _has_odd_groups(values: Group) -> bool:
     """Whether the groups have factors that no plan can express: on other parameters, or on the
     weight decay of only some biases and norms.
     """
-    if not values.get(GROUPS):
+    if not values.get(GROUPS) or SCHEDULER not in values:
         return False
     factors = _factors(values)
     if factors is None:
@@ -114,10 +112,11 @@ RULES = (
     convert(
         THEIRS,
         PLAN,
-        # A constant style, or none, is no ramp.
+        # A constant style, or none, is no ramp, nor is one whose ends are equal.
         lambda values, context: (
             dict(zip(PLAN, map(values.get, THEIRS), strict=True))
             if values.get(THEIRS[0]) in ("linear", "cosine")
+            and values.get(THEIRS[1]) != values.get(THEIRS[2])
             else {}
         ),
         lambda values, context: (
@@ -137,11 +136,11 @@ RULES = (
             if values.get("optimizer.weight_decay") or values.get(GROUPS)
             else Effect.NONE
         ),
-        sees=("optimizer._target_", "optimizer.weight_decay"),
+        sees=("optimizer._target_", "optimizer.weight_decay", SCHEDULER),
         blurs=_has_odd_groups,
         carries={"optimizer.weight_decay": SCOPE},
         lossy="stagebridge translates groups only for biases and norms, embedding and output layer;"
         " older releases have no groups",
-        source="components/optim/optimizer.py: ParamGroupOverride, _build_param_groups",
+        source="components/optim/optimizer.py: ParamGroupOverride, _build_param_groups; scheduler.py: step",
     ),
 )

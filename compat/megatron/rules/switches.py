@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.stack.rules import EFFECTS, Context, Effect, Group, always, convert
+from bridge.plan.equality import FACTORS
+from bridge.stack.rules import EFFECTS, HABITS, Context, Effect, Group, always, convert
 from compat.megatron.exact_floats import undone
 from compat.megatron.patterns import values_as_list
 from compat.megatron.shards import SHARDED, aware, zero_stage
@@ -213,51 +214,73 @@ RECIPE = convert(
 
 # Learning rates of embedding and output layer
 
-RATES = ("optimizer.embedding_lr", "optimizer.output_lr")
+LEAST = HABITS + "factored_minimum"
+
+
+def _read_rates(values: Group, context: Context) -> Group:
+    own, rate = values.get("decoupled_lr"), values.get("lr")
+    # A plan has factors on the learning rate.
+    return dict.fromkeys(FACTORS, own / rate) if own is not None and own >= 0 and rate else {}
 
 
 def _write_rates(values: Group, context: Context) -> Group:
-    factor, rate = values.get(RATES[0]), values.get("optimizer.lr")
-    if factor is None or factor != values.get(RATES[1]) or not rate:
+    factor, rate = values.get(FACTORS[0]), values.get("optimizer.lr")
+    if factor is None or factor != values.get(FACTORS[1]) or not rate:
         return {}
-    least = values.get("optimizer.schedule.minimum")
     # The product, so that reading it back gives the plan's factor to the last bit.
-    own = undone(factor * rate, lambda number: number / rate, factor)
-    return {"decoupled_lr": own, "decoupled_min_lr": factor * least if least else None}
+    return {"decoupled_lr": undone(factor * rate, lambda number: number / rate, factor)}
 
 
-def _own_minimum(values: Group) -> bool:
-    """Whether decoupled_min_lr differs from min_lr x decoupled_lr / lr, the only value that a plan
-    can express.
+def _read_minimum(values: Group, context: Context) -> Group:
+    # Without a minimum of its own, a group of parameters has that of the schedule.
+    return {LEAST: "shared" if values.get(OWN) in (None, values.get("min_lr")) else "scaled"}
+
+
+def _write_minimum(values: Group, context: Context) -> Group:
+    least = values.get("optimizer.schedule.minimum")
+    if not least or values.get(LEAST) == "shared" or not _write_rates(values, context):
+        return {}
+    return {OWN: values[FACTORS[0]] * least}
+
+
+def _is_other_minimum(values: Group) -> bool:
+    """Whether decoupled_min_lr differs from min_lr and from min_lr x decoupled_lr / lr, the only
+    values that a plan can express.
     """
-    own, rate = values.get("decoupled_lr"), values.get("lr")
-    if own is None or not rate:
+    own, rate, least = (values.get(name) for name in ("decoupled_lr", "lr", OWN))
+    if own is None or not rate or least is None or values.get("lr_decay_style") == "constant":
         return False
     usual = values.get("min_lr") or 0.0
-    least = values.get("decoupled_min_lr")
-    minimum = usual if least is None else least
     # More than the rounding of two floats.
-    return bool(abs(minimum - usual * own / rate) > 1e-12 * own)
+    return least != usual and bool(abs(least - usual * own / rate) > 1e-12 * own)
 
 
-DECOUPLED = convert(
-    ("decoupled_lr", "decoupled_min_lr"),
-    RATES,
-    # A plan has factors on the learning rate.
-    lambda values, context: (
-        dict.fromkeys(RATES, values["decoupled_lr"] / values["lr"])
-        if values.get("decoupled_lr") is not None
-        and values["decoupled_lr"] >= 0
-        and values.get("lr")
-        else {}
+OWN = "decoupled_min_lr"
+DECOUPLED = (
+    convert(
+        "decoupled_lr",
+        FACTORS,
+        _read_rates,
+        _write_rates,
+        sees=("lr", "optimizer.lr"),
+        lossy="Megatron has one decoupled learning rate for embedding and output layer",
+        source="core/optimizer/__init__.py: _get_param_groups, decoupled_lr",
     ),
-    _write_rates,
-    sees=("lr", "min_lr", "optimizer.lr", "optimizer.schedule.minimum"),
-    blurs=_own_minimum,
-    carries={"decoupled_min_lr": RATES},
-    lossy="Megatron has one decoupled learning rate for embedding and output layer; "
-    "stagebridge does not translate a separate minimum of this rate",
-    source="optimizer/__init__.py: _get_param_groups, decoupled_lr",
+    convert(
+        OWN,
+        LEAST,
+        _read_minimum,
+        _write_minimum,
+        sees=(
+            *("decoupled_lr", "lr", "min_lr", "lr_decay_style"),
+            *("optimizer.lr", "optimizer.schedule.minimum", *FACTORS),
+        ),
+        blurs=_is_other_minimum,
+        lossy="of minimums of Megatron's decoupled learning rate, stagebridge translates that of the rate, "
+        "and one in the same proportion",
+        note="the minimum of Megatron's decoupled learning rate is that of the rate, unless it is set",
+        source="core/optimizer/__init__.py: get_standard_config_overrides, _get_param_groups",
+    ),
 )
 
 
@@ -391,7 +414,7 @@ RULES = (
     EXCHANGE,
     BUFFERED,
     RECIPE,
-    DECOUPLED,
+    *DECOUPLED,
     RECOMPUTED,
     PINNED,
     AUTOCAST,

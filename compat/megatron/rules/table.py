@@ -629,7 +629,6 @@ def optimizer_rules() -> tuple[Rule, ...]:
             "optimizer.bias_correction",
             note="Megatron has no flag for this option of Adam",
         ),
-        rename("weight_decay", "optimizer.weight_decay"),
         rename("clip_grad", "optimizer.clip"),
         LEARNING_RATE,
     )

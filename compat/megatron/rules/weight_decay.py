@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.stack.rules import EFFECTS, Effect, convert
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, convert
 from compat.megatron.rules.learning_rate import steps
 
 RAMP = "optimizer.decay_ramp."
@@ -12,8 +12,24 @@ START, END, STYLE = "start_weight_decay", "end_weight_decay", "weight_decay_incr
 
 # Under the style `constant`, validate_args sets both ends to weight_decay, and there is no ramp.
 SHAPES = ("linear", "cosine")
+DECAY = "optimizer.weight_decay"
+
+
+def _read_decay(values: Group, context: Context) -> Group:
+    # A ramp sets the decay at every step, and one whose ends are equal is no ramp.
+    flat = values.get(STYLE) in SHAPES and values.get(START) == values.get(END)
+    return {DECAY: values.get(END if flat else "weight_decay")}
+
 
 RULES = (
+    convert(
+        "weight_decay",
+        DECAY,
+        _read_decay,
+        lambda values, context: {"weight_decay": values.get(DECAY)},
+        sees=(START, END, STYLE),
+        source="core/optimizer_param_scheduler.py: step, get_wd",
+    ),
     convert(
         (START, END, STYLE),
         PLAN,
@@ -25,7 +41,7 @@ RULES = (
                     strict=True,
                 )
             )
-            if values.get(STYLE) in SHAPES
+            if values.get(STYLE) in SHAPES and values.get(START) != values.get(END)
             else {}
         ),
         # Megatron has no argument for the length of the ramp.
