@@ -92,6 +92,19 @@ def test_the_settings_to_paste_are_in_one_line(
     }
 
 
+def test_the_text_decoder_of_a_model_with_several_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"model_type": "llava", "text_config": MODEL, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    launch = tmp_path / "launch.args"
+    launch.write_text(f"{LAUNCH} --norm-epsilon 1e-6 --untie-embeddings-and-output-weights")
+    assert run(["match", str(launch), str(tmp_path)]) == 0
+    launch.write_text(f"{LAUNCH} --norm-epsilon 1e-5 --untie-embeddings-and-output-weights")
+    assert run(["match", str(launch), str(tmp_path)]) == 2
+    assert "layernorm_epsilon (line 1, --norm-epsilon) 1e-05 -> 1e-06" in capsys.readouterr().out
+
+
 def test_a_config_without_a_model_is_no_match(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

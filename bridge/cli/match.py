@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.folder import CONFIG
 from bridge.cli.job import Job
 from bridge.cli.many_files import Gate
-from bridge.cli.read_job import answer_job, read_job
+from bridge.cli.read_job import answer_job, document_of, read_job
 from bridge.cli.terminal import console, print_json, say
 from bridge.files.shown import show_value
 from bridge.report import as_json, as_text
 from bridge.report.row_choice import View
+from bridge.stack.dialect import Config
 from bridge.translation.match import Match, match as compare
 
 
@@ -30,7 +31,7 @@ def match(job: Job, model: str, view: View, gate: Gate) -> int:
 
     @stay_within_limits()
     def work() -> int:
-        launch, other = read_job(job), read_job(Job(place))
+        launch, other = read_job(job), _read_model(place)
         found = compare(launch, other)
         findings = gate.choice.of(found.findings, job.file)
         code = as_json.exit_of(findings, job.threshold)
@@ -53,13 +54,24 @@ def match(job: Job, model: str, view: View, gate: Gate) -> int:
     return answer_job(job, work)
 
 
+def _read_model(place: str) -> Config:
+    """Return the config of the model; of a model with several parts, that of its text decoder."""
+    job = Job(place)
+    data = document_of(job).data
+    inner = data.get("text_config") if isinstance(data, Mapping) else None
+    if not isinstance(inner, Mapping) or "model_type" not in inner:
+        return read_job(job)
+    # The lines of a part by itself are not those of the file.
+    return replace(read_job(replace(job, text=json.dumps(inner))), origins={})
+
+
 def _verdict(found: Match) -> str:
     counts = Counter(re.split(r" \(|;", row.message)[0] for row in found.contradictions)
     reasons = "; ".join(f"{words} ({count})" for words, count in counts.items())
     return f"does not fit: {reasons}" if counts else "fits"
 
 
-def _words(found: Match, launch: Any) -> Iterator[str]:
+def _words(found: Match, launch: Config) -> Iterator[str]:
     """Yield the words to paste into a launch of flags, or the settings of a file; then what to remove."""
     assert found.fixed is not None
     changed = {path: value for path, value in found.changes.items() if value is not None}
