@@ -140,7 +140,8 @@ class Followed:
 
 @dataclass
 class Updates:
-    """Computes the updates of two runs whose optimizers have these settings. `drift` is the
+    """Computes the updates of two runs whose optimizers have these settings. `corrected` is true if
+    the moments are divided by 1 - beta^count, as Adam's are and RMSprop's are not. `drift` is the
     distance that rounding may have caused between the runs' weights before the current step,
     divided by the size of the weights. `drift` is None as soon as the logs lack samples that it
     depends on.
@@ -149,6 +150,7 @@ class Updates:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     decay: float = 0.0
+    corrected: bool = True
     drift: float | None = 0.0
     _step: float = 0.0
     _followed: Followed = field(default_factory=Followed)
@@ -183,7 +185,10 @@ class Updates:
             # Adafactor has two: one for squares of gradients, which may be unset, one for weights.
             eps = eps[0] or cls.eps if isinstance(eps, tuple | list) else eps
             return cls(
-                (float(first), float(second)), float(eps), float(setting("weight_decay", cls.decay))
+                (float(first), float(second)),
+                float(eps),
+                float(setting("weight_decay", cls.decay)),
+                "group 0.alpha" not in settings,
             )
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise SourceError(
@@ -283,7 +288,7 @@ class Updates:
         # Moments begin with zeros; Adam divides them by 1 - beta^count to make up for it.
         count = overlap.segments.spread(np.maximum(all_of.steps[overlap.numbers], 1))
         first, second = (
-            moment[:, at] / (1 - beta**count)
+            moment[:, at] / (1 - beta**count if self.corrected else 1.0)
             for moment, beta in zip((all_of.first, all_of.second), self.betas, strict=True)
         )
         with np.errstate(all="ignore"):

@@ -214,7 +214,9 @@ def test_parts_in_another_mode_are_named(tmp_path: Path) -> None:
 
 # RMSprop and NAdam, which have no running mean that evens out the rounding of one gradient.
 @pytest.mark.parametrize(
-    "seeds", [range(5, 8), range(41019, 41020), range(571254, 571255)], ids=str
+    "seeds",
+    [range(5, 8), range(41019, 41020), range(571254, 571255), range(571345, 571346)],
+    ids=str,
 )
 def test_generated_pairs_are_equal_and_a_change_is_found_in_its_step(
     tmp_path: Path, seeds: range
