@@ -24,6 +24,7 @@ from bridge.stack.dialect import Config, Dialect, Reader
 from bridge.stack.findings import Finding
 from bridge.stack.releases import unknown_release
 from bridge.stack.stack_tables import StackTables
+from bridge.translation.callers import add_caller
 
 
 def answer_job(job: Job, work: Callable[[], int]) -> int:
@@ -173,7 +174,7 @@ def read_as(job: Job, dialect: Reader, document: Document, version: str | None) 
     BridgeError.raise_if(
         f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
     )
-    return dialect.read(document, version, job.world_size, job.lenient, **said)
+    return add_caller(dialect.read(document, version, job.world_size, job.lenient, **said), document)
 
 
 def _resolve_release(document: Document, job: Job) -> Document:
@@ -249,6 +250,9 @@ def recognise_dialect(document: Document) -> Dialect:
         raise UnrecognisedError(
             f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
         )
+    if len(found) > 1:  # of a stack and the program that calls it, the stack's reader reads both
+        called = ({name, *registry.load(name).callers} for name in found)
+        found = [name for name, names in zip(found, called, strict=True) if names >= {*found}] or found
     if len(found) > 1:
         raise SourceError(
             f"{document.name}: could be for {' or '.join(found)}: it has settings of"

@@ -132,7 +132,9 @@ class Program:
 @dataclass(frozen=True)
 class Config:
     """A config of one stack. `given` holds the values that the user wrote, and `effective` the
-    values that the stack would run with. `sources` is what further sources of the run say.
+    values that the stack would run with. `sources` is what further sources of the run say. `caller`
+    is the config of the program that calls this stack, in the words of the stack whose flags it takes;
+    the plan has what it says, but for the fields that `dialect.decides`.
     """
 
     dialect: Dialect
@@ -145,6 +147,7 @@ class Config:
     opaque: Mapping[str, Any] = field(default_factory=dict)
     program: str = ""
     sources: Sources = NO_SOURCES
+    caller: Config | None = None
 
     @cached_property
     def context(self) -> Context:

@@ -59,29 +59,32 @@ MODEL = {"num-layers", "hidden-size", "num-attention-heads"}
 """Flags without which Megatron-DeepSpeed refuses to start. They show that a run is one of
 Megatron-DeepSpeed.
 """
-OWN: Sequence[str] = (
-    "optimizer",
-    "lr",
-    "min-lr",
-    "adam-beta1",
-    "adam-beta2",
-    "adam-eps",
-    "weight-decay",
-    "lr-decay-style",
-    "lr-decay-iters",
-    "lr-decay-samples",
-    "lr-decay-tokens",
-    "lr-warmup-fraction",
-    "lr-warmup-iters",
-    "lr-warmup-samples",
-    "lr-warmup-tokens",
-    "train-iters",
-    "train-samples",
-    "train-tokens",
+CALLED = "optimizer.type"
+UNREAD = (
+    "Megatron-DeepSpeed builds optimizer and schedule from its flags, which a file alone does not tell"
 )
-"""Flags from which Megatron-DeepSpeed builds optimizer and schedule itself (megatron/training.py:
-setup_model_and_optimizer passes both to deepspeed.initialize). The run's DeepSpeed file therefore
-has neither an optimizer nor a schedule.
+DECIDES = (
+    "zero.",
+    "precision.compute",
+    "precision.master",
+    "precision.reduce",
+    "precision.communicate",
+    "precision.loss_scale.",
+    "precision.autocast",
+    "precision.moments",
+    "optimizer.clip",
+    "habits.clip_scope",
+    "habits.nonfinite",
+    "habits.overflow_steps",
+    "parallel.order",
+    "parallel.pipeline",
+    "parallel.context",
+    "schedule.",
+    "stages.",
+)
+"""Plan fields that DeepSpeed's file, and not a flag of Megatron-DeepSpeed, decides. Its training.py gives
+deepspeed.initialize the optimizer and the schedule, and each step the size of the whole batch
+(set_train_batch_size).
 """
 
 ON_CPU = "with it accelerate does not use DeepSpeed (AcceleratorState); drop it"
@@ -382,25 +385,9 @@ def _flags(launch: Launch) -> set[str]:
 
 
 def _find_unread(launch: Launch) -> Iterator[Finding]:
-    """Yield a finding on flags of Megatron-DeepSpeed that change numbers and that stagebridge does
-    not read. The search is over all words of the command, because a flag counts even if its value
-    is not known.
-    """
-    names = _names(launch)
-    flags = [f"--{name}" for name in OWN if name in names]
-    if flags and set(names) >= MODEL:
-        message = (
-            f"Megatron-DeepSpeed builds optimizer and schedule from {', '.join(flags)}, but"
-            " stagebridge does not read these flags; write an optimizer section into the"
-            " DeepSpeed file, and pass the schedule with --code (--code scheduler.name=cosine"
-            " --code scheduler.total_steps=N)"
-        )
-        line = next(
-            line
-            for line, text in zip(launch.lines, launch.texts, strict=True)
-            if text.partition("=")[0] in flags
-        )
-        yield Finding("optimizer.type", message, Effect.NUMBERS, origin=Origin(line))
+    """Yield a finding on a launch of Megatron-DeepSpeed, whose flags its caller's reader reads."""
+    if set(_names(launch)) >= MODEL:
+        yield Finding(CALLED, UNREAD, Effect.NUMBERS, origin=Origin(launch.line))
 
 
 def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
