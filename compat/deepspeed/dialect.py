@@ -59,6 +59,7 @@ class DeepSpeedDialect(PackagedDialect):
     coded: ClassVar[bool] = True
     callers: ClassVar[tuple[str, ...]] = ("megatron",)
     decides: ClassVar[tuple[str, ...]] = scripts.DECIDES
+    launched: ClassVar[frozenset[str]] = scripts.LAUNCHED
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedFile
 

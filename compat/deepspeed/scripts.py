@@ -55,6 +55,17 @@ CODE: Mapping[str, str] = {
 that they set.
 """
 
+LAUNCHED = frozenset(
+    {
+        TRAINER,
+        *OPTIONS,
+        *(f"--{name}" for name in CODE),
+        "--no-pipeline-parallel",
+        "--deepspeed-activation-checkpointing",
+        "--zero-stage",
+    }
+)
+"""Options of launches that are read here."""
 MODEL = {"num-layers", "hidden-size", "num-attention-heads"}
 """Flags without which Megatron-DeepSpeed refuses to start. They show that a run is one of
 Megatron-DeepSpeed.
@@ -327,12 +338,9 @@ def _find_programs(launch: Launch, by_trainer: bool) -> Iterator[Finding]:
     They belong to the training script, so a translation of the config loses none of them. Nothing
     tells what they do to the run, apart from arguments that the Trainer does not train by.
     """
-    read_here = {TRAINER, *OPTIONS, *(option for option, _, _ in _configs(launch))}
-    read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
-    read_here |= {
-        f"--{name}"
-        for name in (*CODE, *({*DEFAULTS, *COURSE, *TRAINED} - UNSURE if by_trainer else ()))
-    }
+    read_here = {*LAUNCHED, *(option for option, _, _ in _configs(launch))}
+    if by_trainer:
+        read_here |= {f"--{name}" for name in {*DEFAULTS, *COURSE, *TRAINED} - UNSURE}
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:
         option, tied, value = text.partition("=")
