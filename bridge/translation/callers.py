@@ -10,6 +10,7 @@ from bridge.files import Document
 from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
+from bridge.stack.rules import Effect
 from bridge.stack.sources import Claim, Said, Settled
 from bridge.translation.lift import claims, meaning_of, plan_claims
 
@@ -48,7 +49,11 @@ def _join(config: Config, caller: Config) -> Config:
         claims=(*config.sources.claims, *lost),
     )
     # What the reader of the file says of words that it leaves to the program, the program's reader tells.
-    own = [one for one in config.remarks if not one.path.startswith("--") and one.path != UNREAD]
+    own = [
+        one
+        for one in config.remarks
+        if not (one.unknown and one.effect is Effect.NONE) and one.path != UNREAD
+    ]
     return replace(run, sources=sources, remarks=(*own, *find_caller_remarks(run)))
 
 
