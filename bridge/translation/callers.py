@@ -68,6 +68,7 @@ def find_caller_remarks(run: Config) -> Iterator[Finding]:
 def is_decided(run: Config, path: str) -> bool:
     """Return whether the run takes a setting of its caller from its own file alone."""
     assert run.caller is not None
+    path = path.partition("=")[0]
     rule = claims(run.caller.dialect).get(path)
     fields = rule.paths_of_plan(path) if rule else ()
     if path in run.dialect.launched:
@@ -87,9 +88,10 @@ def _contradictions(run: Config, loser: Config, winner: Config) -> Iterator[tupl
             if by_file is (loser is run.caller) and own.get(ours) != meant.get(ours):
                 settings = plan_claims(winner.dialect)[ours].carriers(ours)
                 counts = [one for one in settings if winner.effective.get(one) is not None]
-                if counts:
+                effect = rule.effect_of_losing((ours,), loser.effective) if rule else Effect.NONE
+                if counts and effect is not Effect.NONE:
                     counts.sort(key=lambda one: one not in winner.given)
-                    yield counts[0], Claim(path, value, _said(loser, path), ADVICE)
+                    yield counts[0], Claim(path, value, _said(loser, path), ADVICE, effect)
                 break
 
 

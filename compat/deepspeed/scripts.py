@@ -74,6 +74,20 @@ CALLED = "optimizer.type"
 UNREAD = (
     "Megatron-DeepSpeed builds optimizer and schedule from its flags, which a file alone does not tell"
 )
+PIPED = ("pretrain_gpt.py", "pretrain_llama.py")
+"""Programs that build a PipelineModule unless they are told not to, whatever the number of stages."""
+PIPES = (
+    "the program builds a PipelineModule, whose engine refuses ZeRO stages 2 and 3; use"
+    " --no-pipeline-parallel, or stage 0 or 1"
+)
+STAGES = (
+    "the program builds the model for ZeRO {}, and the engine runs stage {} of the DeepSpeed file; make"
+    " both equal"
+)
+EXPERTS = (
+    "layers of DeepSpeed's MoE, by default every second one, are read as Megatron's in all layers; set"
+    " the model's mixture of experts in the target"
+)
 DECIDES = (
     "zero.",
     "precision.compute",
@@ -206,7 +220,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     twins = _find_twins(script, path, line) if content is None else ()
     findings = (
         *told,
-        *_find_unread(launch),
+        *_find_unread(launch, options, document),
         *twins,
         *(assumption if arguments is None else ()),
         *_find_programs(launch, by_trainer),
@@ -392,10 +406,28 @@ def _flags(launch: Launch) -> set[str]:
     return {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
 
 
-def _find_unread(launch: Launch) -> Iterator[Finding]:
-    """Yield a finding on a launch of Megatron-DeepSpeed, whose flags its caller's reader reads."""
-    if set(_names(launch)) >= MODEL:
-        yield Finding(CALLED, UNREAD, Effect.NUMBERS, origin=Origin(launch.line))
+def _find_unread(
+    launch: Launch, options: Mapping[str, str], document: Document
+) -> Iterator[Finding]:
+    """Yield a finding on a launch of Megatron-DeepSpeed, whose flags its caller's reader reads, and those on what
+    of DeepSpeed the flags ask for.
+    """
+    if not set(_names(launch)) >= MODEL:
+        return
+    yield Finding(CALLED, UNREAD, Effect.NUMBERS, origin=Origin(launch.line))
+    section = document.data.get("zero_optimization") if isinstance(document.data, Mapping) else None
+    stage = section.get("stage", 0) if isinstance(section, Mapping) else int(bool(section))
+    piped = "no-pipeline-parallel" not in options and Path(launch.program).name in PIPED
+    said = scalar(options.get("zero-stage", "1"))
+    if stage in (2, 3) and piped:
+        origin = Origin(launch.line)
+        yield Finding("zero_optimization.stage", PIPES, Effect.STOPS, True, origin=origin)
+    if said != stage and 3 in (said, stage):
+        effect = Effect.NUMBERS if said == 3 else Effect.COST
+        message = STAGES.format(said, stage)
+        yield Finding("--zero-stage", message, effect, origin=Origin(launch.line), surprising=True)
+    if options.get("num-experts", "1") != "1":
+        yield Finding("--num-experts", EXPERTS, Effect.NUMBERS, True, origin=Origin(launch.line))
 
 
 def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
