@@ -174,7 +174,9 @@ def read_as(job: Job, dialect: Reader, document: Document, version: str | None) 
     BridgeError.raise_if(
         f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
     )
-    return add_caller(dialect.read(document, version, job.world_size, job.lenient, **said), document)
+    return add_caller(
+        dialect.read(document, version, job.world_size, job.lenient, **said), document
+    )
 
 
 def _resolve_release(document: Document, job: Job) -> Document:
@@ -252,7 +254,9 @@ def recognise_dialect(document: Document) -> Dialect:
         )
     if len(found) > 1:  # of a stack and the program that calls it, the stack's reader reads both
         called = ({name, *registry.load(name).callers} for name in found)
-        found = [name for name, names in zip(found, called, strict=True) if names >= {*found}] or found
+        found = [
+            name for name, names in zip(found, called, strict=True) if names >= {*found}
+        ] or found
     if len(found) > 1:
         raise SourceError(
             f"{document.name}: could be for {' or '.join(found)}: it has settings of"

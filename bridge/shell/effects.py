@@ -145,7 +145,9 @@ OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
 """Matches the parts of a word's spelling whose expansion is not known."""
 TOUCHES = re.compile(r"open|write|dump|save|\bos\b|subprocess|shutil|[Pp]ath|exec|system|import \*")
 """Names in Python code. Code that has none of these names cannot change a file."""
-FETCHES = re.compile(r"-q|-c|-nc|--quiet|--continue|--no-clobber|--no-check-certificate|https?://.*")
+FETCHES = re.compile(
+    r"-q|-c|-nc|--quiet|--continue|--no-clobber|--no-check-certificate|https?://.*"
+)
 """Matches words of a wget that writes what lies at the addresses it is given, and nothing else."""
 WRITING = re.compile(
     r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?",

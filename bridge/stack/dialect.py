@@ -185,12 +185,13 @@ class Config:
         for claim in sources.claims:
             claims.setdefault(claim.path, []).append(claim)
         settings, unheard = list(sources.own), list(sources.unheard)
+        lost = {claim.path for one in settings for claim in one.overruled}
         for path in dict.fromkeys((*self.given, *sources.winners, *claims, *values)):
             value = values.get(path)
             of_path = claims.get(path, ())
             if value is None and not stopped:
                 unheard += (Unheard(one.said, one.advice, one.effect) for one in of_path)
-            elif value is not None and path not in sources.hidden:
+            elif value is not None and path not in sources.hidden and path not in lost:
                 losers = tuple(one for one in of_path if not one.is_met_by(value))
                 own = self.given.get(path)
                 # DeepSpeed keeps types of optimizers in small letters.

@@ -12,11 +12,11 @@ from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Claim, Said, Settled
-from bridge.translation.lift import claims, meaning_of, plan_claims
+from bridge.translation.lift import claims, meaning_of, plan_claims, world_of
 
 UNREAD = "optimizer.type"
 """The path of the finding on a file alone that its program's flags are not read."""
-ADVICE = "the program gives the run this one; make both equal, or drop one of them"
+ADVICE = "the run takes that one; make both equal, or drop this one"
 
 
 def add_caller(config: Config, document: Document) -> Config:
@@ -27,7 +27,7 @@ def add_caller(config: Config, document: Document) -> Config:
     for name in config.dialect.callers:
         if registry.score(name, document.data):
             dialect = registry.load(name)
-            world = config.world_size
+            world = config.world_size or world_of(meaning_of(config))
             caller = dialect.read(document, dialect.versions[0], world, lenient=True)
             return _join(config, caller)
     return config
@@ -62,7 +62,10 @@ def find_caller_remarks(run: Config) -> Iterator[Finding]:
     caller = run.caller
     if caller is not None:
         findings = (*caller.remarks, *caller.dialect.inspect(caller))
-        yield from (one for one in findings if not is_decided(run, one.path))
+        for one in findings:
+            # What stops the other stack's own program need not stop one that was forked from it.
+            if not is_decided(run, one.path) and one.effect is not Effect.STOPS:
+                yield one
 
 
 def is_decided(run: Config, path: str) -> bool:
@@ -83,16 +86,20 @@ def _contradictions(run: Config, loser: Config, winner: Config) -> Iterator[tupl
     meant, own = meaning_of(run).plain, meaning_of(loser).plain
     for path, value in loser.given.items():
         rule = claims(loser.dialect).get(path)
-        for ours in rule.paths_of_plan(path) if rule else ():
-            by_file = ours.startswith(run.dialect.decides)
-            if by_file is (loser is run.caller) and own.get(ours) != meant.get(ours):
-                settings = plan_claims(winner.dialect)[ours].carriers(ours)
-                counts = [one for one in settings if winner.effective.get(one) is not None]
-                effect = rule.effect_of_losing((ours,), loser.effective) if rule else Effect.NONE
-                if counts and effect is not Effect.NONE:
-                    counts.sort(key=lambda one: one not in winner.given)
-                    yield counts[0], Claim(path, value, _said(loser, path), ADVICE, effect)
-                break
+        ours = next(iter(rule.paths_of_plan(path)), "") if rule else ""
+        by_file = ours.startswith(run.dialect.decides)
+        if (
+            rule is None
+            or by_file is not (loser is run.caller)
+            or own.get(ours) in (None, meant.get(ours))
+        ):
+            continue
+        settings = plan_claims(winner.dialect)[ours].carriers(ours)
+        counts = [one for one in settings if winner.effective.get(one) is not None]
+        effect = rule.effect_of_losing((ours,), loser.effective)
+        if counts and effect is not Effect.NONE:
+            counts.sort(key=lambda one: one not in winner.given)
+            yield counts[0], Claim(path, value, _said(loser, path), ADVICE, effect)
 
 
 def _said(config: Config, path: str) -> Said:

@@ -71,9 +71,7 @@ MODEL = {"num-layers", "hidden-size", "num-attention-heads"}
 Megatron-DeepSpeed.
 """
 CALLED = "optimizer.type"
-UNREAD = (
-    "Megatron-DeepSpeed builds optimizer and schedule from its flags, which a file alone does not tell"
-)
+UNREAD = "Megatron-DeepSpeed builds optimizer and schedule from its flags, which a file alone does not tell"
 PIPED = ("pretrain_gpt.py", "pretrain_llama.py")
 """Programs that build a PipelineModule unless they are told not to, whatever the number of stages."""
 PIPES = (
