@@ -45,11 +45,11 @@ def read_job(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     source = document_of(job)
     document, told = start_document(job, source)
-    alone = document is not source
+    alone = document is not source and not registry.find_front_end(source.data)
     # A launch leaves the sizes of the batch to its program.
     job = replace(job, open_auto=True) if alone and not job.auto else job
     dialect = dialect_of(job, document)
-    version, said = release_of(job, dialect, job.version)
+    version, said = release_of(job, dialect, job.version or registry.find_release(source.data))
     config = read_as(job, dialect, document, version)
     # Nobody wrote the program of a launch that stands for a config, and no such config has a schedule.
     rest = [one for one in config.remarks if not (alone and one.path in UNWRITTEN)]
@@ -66,6 +66,9 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     """
     if job.launchers:
         return _launch_document(job, document)
+    if front_end := registry.find_front_end(document.data):
+        run: tuple[Document, tuple[Finding, ...]] = front_end.start(document, job.world_size)
+        return run
     arguments: Any = job.settings_of_options.get("trainer", {})
     file = arguments.get(HOST_FILE)
     is_script = isinstance(document.data, Script)

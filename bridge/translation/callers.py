@@ -111,5 +111,5 @@ def _said(config: Config, path: str) -> Said:
         (origin and origin.spelling) or path,
         value,
         (origin and origin.file) or "",
-        origin and origin.line,
+        (origin and origin.line) or None,  # a line of 0 is of what nobody wrote
     )

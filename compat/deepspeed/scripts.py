@@ -72,7 +72,7 @@ Megatron-DeepSpeed.
 """
 CALLED = "optimizer.type"
 UNREAD = "Megatron-DeepSpeed builds optimizer and schedule from its flags, which a file alone does not tell"
-PIPED = ("pretrain_gpt.py", "pretrain_llama.py")
+PIPED = ("pretrain_gpt.py", "finetune_llama.py", "train.py")
 """Programs that build a PipelineModule unless they are told not to, whatever the number of stages."""
 PIPES = (
     "the program builds a PipelineModule, whose engine refuses ZeRO stages 2 and 3; use"
