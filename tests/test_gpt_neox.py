@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_one_file_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["weight_decay"] == (0.1, None)  # GPT-NeoX's own default
     assert run(["convert", "m.yml", "--to", "megatron", "--world-size", "8", "-o", "m.args"]) == 2
     flags = Path("m.args").read_text().split()
-    pairs = dict(zip(flags, flags[1:], strict=False))
+    pairs = dict(pairwise(flags))
     assert pairs["--num-layers"] == "12" and pairs["--weight-decay"] == "0.1"
     assert pairs["--clip-grad"] == "0.5" and pairs["--hidden-dropout"] == "0.0"
     assert pairs["--global-batch-size"] == "128" and "--fp16" in flags
@@ -84,7 +85,7 @@ def test_files_of_a_launch_are_merged(capsys: pytest.CaptureFixture[str]) -> Non
     assert "given in two files" in capsys.readouterr().err
     Path("c.yml").write_text("{data-path: d, vocab-file: v, merge-file: m, train-iters: 9}")
     assert run(["check", "c.yml"]) == 1
-    assert "a part of one sets up no model" in capsys.readouterr().err
+    assert "as one part sets up no model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -123,4 +124,4 @@ def test_derived_settings(key: str, flag: str, value: str) -> None:
     words = ["convert", "m.yml", "--to", "megatron", "--world-size", "8", "-o", "m.args"]
     assert run(words) in (0, 2)
     flags = Path("m.args").read_text().split()
-    assert dict(zip(flags, flags[1:], strict=False))[flag] == value
+    assert dict(pairwise(flags))[flag] == value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from compat.megatron import flags, releases
 pytestmark = pytest.mark.once
 SCRIPT = """\
 cat <<EOT > ds_config.json
-{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}
+{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
+ "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}
 EOT
 deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \\
   --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 \\
@@ -38,8 +40,8 @@ def test_flags_and_file_are_one_run(script: str, capsys: pytest.CaptureFixture[s
     assert run(["resolve", script, "--env", "LR=1e-4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["setting"]: (row["value"], row["winner"]["line"]) for row in found["settings"]}
-    assert rows["lr"] == (1e-4, 6) and rows["num_layers"] == (24, 5)
-    assert rows["gradient_clipping"] == (1.0, 2) and rows["zero_optimization.stage"] == (1, 2)
+    assert rows["lr"] == (1e-4, 7) and rows["num_layers"] == (24, 6)
+    assert rows["gradient_clipping"] == (1.0, 2) and rows["zero_optimization.stage"] == (1, 3)
     assert not found["ignored"] and not found["stops"]
     assert run(["check", script, "--env", "LR=1e-4"]) == 0
     assert run(["check", script]) == 1
@@ -52,7 +54,7 @@ def test_what_the_program_says_reaches_other_stacks(
     words = ["convert", script, "--env", "LR=1e-4", "--to", "megatron", "-o", "out.args"]
     assert run(words) in (0, 2)
     flags = Path("out.args").read_text().split()
-    pairs = dict(zip(flags, flags[1:], strict=False))
+    pairs = dict(pairwise(flags))
     for flag, value in {
         "--num-layers": "24",
         "--lr": "0.0001",
@@ -73,14 +75,14 @@ def test_what_the_program_says_reaches_other_stacks(
         ("--global-batch-size 256", "--global-batch-size 512", 2, "train_batch_size (line 2) 256 is not used"),
         ("--global-batch-size 256", "", 2, "train_batch_size (line 2) 256 is not used"),
         ("--micro-batch-size 4", "--micro-batch-size 2", 2, "train_micro_batch_size_per_gpu (line 2) 4 is not used"),
-        ("--bf16", "--bf16 --clip-grad 0.5", 2, "--clip-grad (line 6) 0.5 is not used: gradient_clipping 1.0"),
+        ("--bf16", "--bf16 --clip-grad 0.5", 2, "--clip-grad (line 7) 0.5 is not used: gradient_clipping 1.0"),
         ("--zero-stage=1", "--zero-stage=3", 2, "builds the model for ZeRO 3"),
         ('"stage": 1', '"stage": 2', 1, "refuses ZeRO stages 2 and 3"),
         ("--bf16", "--bf16 --num-experts 8", 2, "layers of DeepSpeed's MoE"),
         ("--bf16", "--bf16 --num-experts 1", 0, ""),
         ("--bf16", "--bf16 --normalization rmsnorm --num-key-value-heads 4", 0, ""),
         ("--bf16", "--bf16 --reset-iteration", 2, "does not know the flag"),
-        (', "bf16": {"enabled": true}', "", 2, "--bf16 (line 6) True is not used"),
+        (', "bf16": {"enabled": true}', "", 2, "--bf16 (line 7) True is not used"),
         ('"gradient_clipping"', '"scheduler": {"type": "WarmupLR"}, "gradient_clipping"', 2, "'WarmupLR' is not used"),
     ],
 )  # fmt: skip
@@ -104,7 +106,7 @@ def test_counts_of_tokens_are_samples(script: str, capsys: pytest.CaptureFixture
     words = ["convert", script, "--env", "LR=1e-4", "--to", "megatron", "-o", "out.args"]
     assert run(words) in (0, 2)
     flags = Path("out.args").read_text().split()
-    pairs = dict(zip(flags, flags[1:], strict=False))
+    pairs = dict(pairwise(flags))
     assert pairs["--train-iters"] == "2000" and pairs["--lr-decay-iters"] == "4000"
 
 

@@ -58,7 +58,7 @@ def _kind(
 
 ENGINE = "give the DeepSpeed file of the run, or the launch script that names it"
 NEOX = (
-    "a part of one sets up no model; give the script that starts deepy.py with all files of the run"
+    "give the script that starts deepy.py with all files of the run, as one part sets up no model"
 )
 KINDS: tuple[ForeignKind, ...] = (
     _kind(

@@ -74,11 +74,13 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     if not isinstance(document.data, Script):
         run = _Run((document,), world_size)
         script = Script("", document.name)
-        script.__dict__["launches"] = (run.launch(),)  # before `findings`, which it adds to
+        script.__dict__["launches"] = (run.launch(),)
         return replace(document, data=script), run.findings
     launch = document.data.launch(_is_launch, LAUNCHER)
-    folder = next((launch.texts[at + 1] for at, text in enumerate(launch.texts[:-1]) if text in ("-d", "--conf_dir")), "")  # fmt: skip
-    names = [text for text in launch.texts if text.endswith((".yml", ".yaml"))]
+    texts = [*launch.texts]
+    flag = next((at for at, text in enumerate(texts) if text in ("-d", "--conf_dir")), len(texts))
+    folder = "".join(texts[flag + 1 : flag + 2])
+    names = [text for text in texts if text.endswith((".yml", ".yaml"))]
     run = _Run(tuple(_open(document, str(Path(folder, name))) for name in names), world_size or launch.ranks)  # fmt: skip
     made = run.launch(launch)
     return replace(document, data=document.data.change(lambda one: made if one is launch else one)), run.findings  # fmt: skip
@@ -107,7 +109,10 @@ class _Run:
                 if name in self.values:
                     problems.append(f"{file.name}: line {line}: {key}: given in two files, which GPT-NeoX refuses")  # fmt: skip
                 elif name not in known:
-                    problems.append(f"{file.name}: line {line}: {key}: no key of GPT-NeoX, which stops at it{nearest(name, known)}")  # fmt: skip
+                    near = nearest(name, known)
+                    problems.append(
+                        f"{file.name}: line {line}: {key}: no key of GPT-NeoX, which stops at it{near}"
+                    )
                 self.values[name], self.lines[name] = value, line if len(files) == 1 else 0
         ConfigError.raise_if(problems)
         self.stages = self.values.get("pipe_parallel_size", 0)

@@ -232,7 +232,10 @@ class Meant:
         the rate.
         """
         counts = self.row.option.endswith("-tokens")
-        return counts and all(value <= self.given.get(dest, value) or dest[:2] == "lr" for dest, value in self.values.items())  # fmt: skip
+        return counts and all(
+            dest.startswith("lr") or value <= self.given.get(dest, value)
+            for dest, value in self.values.items()
+        )
 
     def _count(self, dest: str, value: Any) -> tuple[str, Any]:
         """Return a count of tokens as one of samples, or of steps where the run counts those."""
@@ -246,18 +249,23 @@ class Meant:
 
 
 def find_removed_flags(
-    words: Sequence[str], extras: Container[int], refusals: Iterable[int], given: Values
+    words: Sequence[str],
+    extras: Container[int],
+    refusals: Iterable[int],
+    given: Values,
+    in_fork: bool,
 ) -> Iterator[Meant]:
     """Yield the removed flags among `words`.
 
     `extras` has the indices of words that the parser does not know. `refusals` has the indices of
     flags that the parser accepts but Megatron then refuses. `given` are the arguments of today.
+    Flags that Megatron-DeepSpeed alone has are among them if the words are for it (`in_fork`).
     """
     refusals = set(refusals)
     for place, word in enumerate(words):
         option, tied, text = word.partition("=")
         row = REMOVED.get(option) if place in extras or place in refusals else None
-        if row is None:
+        if row is None or (row.source == FORK and not in_fork):
             continue
         value = None
         if tied:

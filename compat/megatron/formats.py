@@ -226,7 +226,9 @@ def _older(result: flags.Parsed, words: Words) -> Older:
     extras = {*result.extras, *words.opaque}
     flaws = {
         flag: _ill_typed(flag, words)
-        for flag in forks.find_removed_flags(words.words, extras, refusals, result.given)
+        for flag in forks.find_removed_flags(
+            words.words, extras, refusals, result.given, flags.of_deepspeed(words.words)
+        )
     }
     older_flags = tuple(flag for flag, flaw in flaws.items() if not flaw)
     origins = {
