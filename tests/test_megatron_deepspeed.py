@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from compat.megatron import flags, releases
 pytestmark = pytest.mark.once
 SCRIPT = """\
 cat <<EOT > ds_config.json
-{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "zero_optimization": {"stage": 1}}
+{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
+ "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}
 EOT
 deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \\
   --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 \\
@@ -29,30 +32,89 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "run.sh"
 
 
-def test_neither_stack_is_guessed(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join("".join(capsys.readouterr()).split())
+
+
+def test_flags_and_file_are_one_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["resolve", script, "--env", "LR=1e-4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["setting"]: (row["value"], row["winner"]["line"]) for row in found["settings"]}
+    assert rows["lr"] == (1e-4, 7) and rows["num_layers"] == (24, 6)
+    assert rows["gradient_clipping"] == (1.0, 2) and rows["zero_optimization.stage"] == (1, 3)
+    assert not found["ignored"] and not found["stops"]
+    assert run(["check", script, "--env", "LR=1e-4"]) == 0
     assert run(["check", script]) == 1
-    assert "could be for deepspeed or megatron: it has settings of both" in capsys.readouterr().err
+    assert "--lr: $LR" in told(capsys)
 
 
-def test_flags_that_change_numbers_and_are_not_read_are_told(
+def test_what_the_program_says_reaches_other_stacks(
     script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The learning rate is not in the DeepSpeed file, also where its value is not known."""
-    assert run(["check", script, "--from", "deepspeed"]) == 2
-    told = " ".join(capsys.readouterr().out.split())
-    assert "optimizer.type (line 6)" in told
-    assert (
-        "Megatron-DeepSpeed builds optimizer and schedule from --lr, --train-iters, but stagebridge does not read"
-        in told
-    )
-    assert run(
-        ["convert", script, "--from", "deepspeed", "--to", "megatron", "-o", "out.args"]
-    ) in (1, 2)
-    assert "does not read these flags" in " ".join(capsys.readouterr().out.split())
-    other = SCRIPT.replace("--num-layers 24 --hidden-size 2048", "")  # a script of one's own
-    Path("own.sh").write_text(other)
-    assert run(["check", "own.sh", "--from", "deepspeed"]) == 0
-    assert "not read here" not in capsys.readouterr().out
+    words = ["convert", script, "--env", "LR=1e-4", "--to", "megatron", "-o", "out.args"]
+    assert run(words) in (0, 2)
+    flags = Path("out.args").read_text().split()
+    pairs = dict(pairwise(flags))
+    for flag, value in {
+        "--num-layers": "24",
+        "--lr": "0.0001",
+        "--pipeline-model-parallel-size": "2",
+        "--global-batch-size": "256",
+        "--clip-grad": "1.0",
+    }.items():
+        assert pairs[flag] == value
+    assert "--bf16" in flags
+    capsys.readouterr()
+    assert run(["layout", script, "--env", "LR=1e-4"]) == 0
+    assert "24 layers, hidden 2048" in told(capsys)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "code", "says"),
+    [
+        ("--global-batch-size 256", "--global-batch-size 512", 2, "train_batch_size (line 2) 256 is not used"),
+        ("--global-batch-size 256", "", 2, "train_batch_size (line 2) 256 is not used"),
+        ("--micro-batch-size 4", "--micro-batch-size 2", 2, "train_micro_batch_size_per_gpu (line 2) 4 is not used"),
+        ("--bf16", "--bf16 --clip-grad 0.5", 2, "--clip-grad (line 7) 0.5 is not used: gradient_clipping 1.0"),
+        ("--zero-stage=1", "--zero-stage=3", 2, "builds the model for ZeRO 3"),
+        ('"stage": 1', '"stage": 2', 1, "refuses ZeRO stages 2 and 3"),
+        ("--bf16", "--bf16 --num-experts 8", 2, "layers of DeepSpeed's MoE"),
+        ("--bf16", "--bf16 --num-experts 1", 0, ""),
+        ("--bf16", "--bf16 --normalization rmsnorm --num-key-value-heads 4", 0, ""),
+        ("--bf16", "--bf16 --reset-iteration", 2, "does not know the flag"),
+        (', "bf16": {"enabled": true}', "", 2, "--bf16 (line 7) True is not used"),
+        ('"gradient_clipping"', '"scheduler": {"type": "WarmupLR"}, "gradient_clipping"', 2, "'WarmupLR' is not used"),
+    ],
+)  # fmt: skip
+def test_contradictions_name_who_wins(
+    script: str,
+    capsys: pytest.CaptureFixture[str],
+    written: str,
+    instead: str,
+    code: int,
+    says: str,
+) -> None:
+    assert written in SCRIPT
+    Path(script).write_text(SCRIPT.replace(written, instead))
+    assert run(["check", script, "--env", "LR=1e-4"]) == code
+    assert says in told(capsys)
+
+
+def test_counts_of_tokens_are_samples(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = "--train-samples 4096000 --train-tokens 1048576000 --lr-decay-tokens 2097152000"
+    Path(script).write_text(SCRIPT.replace("--train-iters 5000", tokens))
+    words = ["convert", script, "--env", "LR=1e-4", "--to", "megatron", "-o", "out.args"]
+    assert run(words) in (0, 2)
+    flags = Path("out.args").read_text().split()
+    pairs = dict(pairwise(flags))
+    assert pairs["--train-iters"] == "2000" and pairs["--lr-decay-iters"] == "4000"
+
+
+def test_difference_of_the_programs_flags(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.sh").write_text(SCRIPT.replace("--num-layers 24", "--num-layers 48"))
+    assert run(["diff", script, "other.sh", "--env", "LR=1e-4"]) == 2
+    assert "num_layers" in told(capsys)
+    assert run(["diff", script, script, "--env", "LR=1e-4"]) == 0
 
 
 def test_megatron_says_whose_flags_these_are(

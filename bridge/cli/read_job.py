@@ -24,6 +24,7 @@ from bridge.stack.dialect import Config, Dialect, Reader
 from bridge.stack.findings import Finding
 from bridge.stack.releases import unknown_release
 from bridge.stack.stack_tables import StackTables
+from bridge.translation.callers import add_caller
 
 
 def answer_job(job: Job, work: Callable[[], int]) -> int:
@@ -44,11 +45,11 @@ def read_job(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     source = document_of(job)
     document, told = start_document(job, source)
-    alone = document is not source
+    alone = document is not source and not registry.find_front_end(source.data)
     # A launch leaves the sizes of the batch to its program.
     job = replace(job, open_auto=True) if alone and not job.auto else job
     dialect = dialect_of(job, document)
-    version, said = release_of(job, dialect, job.version)
+    version, said = release_of(job, dialect, job.version or registry.find_release(source.data))
     config = read_as(job, dialect, document, version)
     # Nobody wrote the program of a launch that stands for a config, and no such config has a schedule.
     rest = [one for one in config.remarks if not (alone and one.path in UNWRITTEN)]
@@ -65,6 +66,9 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     """
     if job.launchers:
         return _launch_document(job, document)
+    if front_end := registry.find_front_end(document.data):
+        run: tuple[Document, tuple[Finding, ...]] = front_end.start(document, job.world_size)
+        return run
     arguments: Any = job.settings_of_options.get("trainer", {})
     file = arguments.get(HOST_FILE)
     is_script = isinstance(document.data, Script)
@@ -173,7 +177,9 @@ def read_as(job: Job, dialect: Reader, document: Document, version: str | None) 
     BridgeError.raise_if(
         f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
     )
-    return dialect.read(document, version, job.world_size, job.lenient, **said)
+    return add_caller(
+        dialect.read(document, version, job.world_size, job.lenient, **said), document
+    )
 
 
 def _resolve_release(document: Document, job: Job) -> Document:
@@ -249,6 +255,11 @@ def recognise_dialect(document: Document) -> Dialect:
         raise UnrecognisedError(
             f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
         )
+    if len(found) > 1:  # of a stack and the program that calls it, the stack's reader reads both
+        called = ({name, *registry.load(name).callers} for name in found)
+        found = [
+            name for name, names in zip(found, called, strict=True) if names >= {*found}
+        ] or found
     if len(found) > 1:
         raise SourceError(
             f"{document.name}: could be for {' or '.join(found)}: it has settings of"

@@ -150,10 +150,12 @@ def _data_of(name: str) -> Any:
 def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     """Return the resolved run of a document; of one that a host alone reads, by the host."""
     document = document_of(job)
+    job = replace(job, version=job.version or registry.find_release(document.data))
     if user_config and isinstance(document.data, Script):
         document = registry.name_user_config(document)
     trained, told = job.settings_of_options.get("trainer", {}), tuple[Finding, ...]()
-    if job.launchers or trained or isinstance(document.data, Script):
+    starts = isinstance(document.data, Script) or registry.find_front_end(document.data)
+    if job.launchers or trained or starts:
         # Next to arguments of the Trainer, accelerate's config is one source of the stack that it starts.
         document, told = start_document(job, document)
     host = registry.find_host(document.data) if job.dialect is None else None

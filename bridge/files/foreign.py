@@ -57,12 +57,15 @@ def _kind(
 
 
 ENGINE = "give the DeepSpeed file of the run, or the launch script that names it"
+NEOX = (
+    "give the script that starts deepy.py with all files of the run, as one part sets up no model"
+)
 KINDS: tuple[ForeignKind, ...] = (
     _kind(
         "a config of GPT-NeoX",
         "EleutherAI/gpt-neox: megatron/neox_arguments/neox_args.py",
         "pipe_parallel_size",
-        advice="give the DeepSpeed config that its launcher makes of it (deepy.py: get_deepspeed_main_args)",
+        advice=NEOX,
     ),
     _kind(
         "a config of GPT-NeoX",
@@ -73,7 +76,7 @@ KINDS: tuple[ForeignKind, ...] = (
         "train_data_paths train_iters lr_decay_style no_weight_tying vocab_file merge_file data_impl pos_emb "
         "attention_config checkpoint_activations partition_activations synchronize_each_layer steps_per_print",
         4,
-        advice="give the DeepSpeed config that its launcher makes of it (deepy.py: get_deepspeed_main_args)",
+        advice=NEOX,
     ),
     _kind(
         "a recipe of axolotl",

@@ -122,6 +122,10 @@ QUIET = frozenset(
             "less",
             "more",
             "bc",
+            "wc",
+            "basename",
+            "dirname",
+            "ds_ssh",
             "rev",
             "paste",
             "column",
@@ -141,6 +145,10 @@ OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
 """Matches the parts of a word's spelling whose expansion is not known."""
 TOUCHES = re.compile(r"open|write|dump|save|\bos\b|subprocess|shutil|[Pp]ath|exec|system|import \*")
 """Names in Python code. Code that has none of these names cannot change a file."""
+FETCHES = re.compile(
+    r"-q|-c|-nc|--quiet|--continue|--no-clobber|--no-check-certificate|https?://.*"
+)
+"""Matches words of a wget that writes what lies at the addresses it is given, and nothing else."""
 WRITING = re.compile(
     r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?",
     re.DOTALL,
@@ -175,6 +183,10 @@ def leave(reader: ShellState, argv: Sequence[Pieces], search: Walk, has_model: b
     program = spell_pieces(argv[0])
     for word in _outputs(argv):
         _touch_file(reader, word, f"{program} may write the file (line {line})")
+    if name == "wget" and all(map(FETCHES.fullmatch, texts[1:])):
+        for url in argv[1:]:  # it writes a file of the name at the end of the address
+            _touch_file(reader, url, f"{program} may write the file (line {line})")
+        return
     trains = search.kind in ("program", "module") and any(
         link.name not in TRAINERS for link in search.links
     )

@@ -132,7 +132,9 @@ class Program:
 @dataclass(frozen=True)
 class Config:
     """A config of one stack. `given` holds the values that the user wrote, and `effective` the
-    values that the stack would run with. `sources` is what further sources of the run say.
+    values that the stack would run with. `sources` is what further sources of the run say. `caller`
+    is the config of the program that calls this stack, in the words of the stack whose flags it takes;
+    the plan has what it says, but for the fields that `dialect.decides`.
     """
 
     dialect: Dialect
@@ -145,6 +147,7 @@ class Config:
     opaque: Mapping[str, Any] = field(default_factory=dict)
     program: str = ""
     sources: Sources = NO_SOURCES
+    caller: Config | None = None
 
     @cached_property
     def context(self) -> Context:
@@ -182,12 +185,13 @@ class Config:
         for claim in sources.claims:
             claims.setdefault(claim.path, []).append(claim)
         settings, unheard = list(sources.own), list(sources.unheard)
+        lost = {claim.path for one in settings for claim in one.overruled}
         for path in dict.fromkeys((*self.given, *sources.winners, *claims, *values)):
             value = values.get(path)
             of_path = claims.get(path, ())
             if value is None and not stopped:
                 unheard += (Unheard(one.said, one.advice, one.effect) for one in of_path)
-            elif value is not None and path not in sources.hidden:
+            elif value is not None and path not in sources.hidden and path not in lost:
                 losers = tuple(one for one in of_path if not one.is_met_by(value))
                 own = self.given.get(path)
                 # DeepSpeed keeps types of optimizers in small letters.

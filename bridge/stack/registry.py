@@ -48,6 +48,14 @@ HOSTS = tuple(
 """Names of the hosts: programs that start runs of several stacks. Their dialects are loaded by name, and are no
 pair of every stack.
 """
+FRONT_ENDS = tuple(
+    sorted(
+        os.path.basename(folder)
+        for folder in _FOLDERS
+        if os.path.isfile(os.path.join(folder, "front_end.py"))
+    )
+)
+"""Names of the dialects that have a front end: a program with a config of its own, by which it starts the stack."""
 OWN = tuple(sorted({os.path.basename(folder) for folder in _FOLDERS} - set(HOSTS)))
 """Names of the dialects that are part of this project."""
 
@@ -96,6 +104,18 @@ def find_host(data: Any) -> Any:
     """Return the module of the host that starts the run in parsed `data`; None if none does."""
     runs = (name for name in HOSTS if import_attribute(name, ".recognition", "score")(data))
     return next((import_module(f"{PACKAGE}.{name}.host") for name in runs), None)
+
+
+def find_front_end(data: Any) -> Any:
+    """Return the module of the front end whose own config, or script, parsed `data` is; None if it is none."""
+    modules = (import_module(f"{PACKAGE}.{name}.front_end") for name in FRONT_ENDS)
+    return next((module for module in modules if module.starts(data)), None)
+
+
+def find_release(data: Any) -> str | None:
+    """Return the release of the stack by which a front end's own config, or script, is read; None if data is none."""
+    front_end = find_front_end(data)
+    return str(front_end.RELEASE) if front_end else None
 
 
 def name_user_config(document: Any) -> Any:

@@ -34,6 +34,12 @@ class StackTables(ABC):
     """The one section of a plan that configs of this stack are about; empty if they are about all
     sections.
     """
+    callers: ClassVar[tuple[str, ...]] = ()
+    """Stacks whose flags programs that call this one take, so that a launch has settings of both."""
+    decides: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the plan fields that a config of this stack decides where such a program calls it."""
+    launched: ClassVar[frozenset[str]] = frozenset()
+    """Options of a launch that the reader of this stack reads itself."""
     masking: ClassVar[tuple[str, ...]] = ()
     """Settings that leave some tokens out of the loss, so that microbatches have unequal numbers of
     them.

@@ -16,6 +16,7 @@ from bridge.plan.section import Values
 from bridge.stack.dialect import Config
 from bridge.stack.findings import DIFFERENCE, Finding
 from bridge.stack.rules import HABITS, Effect, How, Rule
+from bridge.translation.callers import is_decided
 from bridge.translation.lift import Meaning, claims, differing, meaning_of, plan_claims, unlike
 from bridge.translation.rank_changes import effect_of_ranks
 from bridge.translation.translate import (
@@ -134,7 +135,11 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
     Raises `BridgeError` if a stack refuses its config.
     """
     pair = ConfigPair.of(one, other)
-    rows = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
+    rows = [*(_settings(pair) if one.dialect.name == other.dialect.name else _apart(pair))]
+    if one.caller and other.caller:
+        rows += (
+            row for row in compare(one.caller, other.caller) if not is_decided(other, row.path)
+        )
     return (*_add_rule_findings(pair, [*rows, *_find_world_difference(pair)]), *_unknown(pair))
 
 

@@ -56,6 +56,10 @@ def meaning_of(config: Config) -> Meaning:
     for rule in config.dialect.rules:
         if rule.ours:
             ours.update(rule.read(effective, config.context))
+    if config.caller is not None:
+        decides = config.dialect.decides
+        told = meaning_of(config.caller).items()
+        ours |= {path: value for path, value in told if not path.startswith(decides)}
     ConfigError.raise_if(_beyond(ours))
     return Meaning((path, value) for path, value in ours.items() if value is not None)
 

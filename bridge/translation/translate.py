@@ -24,6 +24,7 @@ from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How, Rule
 from bridge.stack.stack_tables import StackTables
+from bridge.translation.callers import is_decided
 from bridge.translation.lift import (
     DECAYED,
     Meaning,
@@ -241,6 +242,7 @@ def translate(
     )
     losses = tuple(_losses(trip))
     losses = tuple(_one_row_each((*losses, *_nameless(trip, losses)), config.given))
+    losses += tuple(_find_losses_of_caller(trip))
     openings = _openings(trip, as_it_was, losses)
     rest = way.findings_on_rest(sidecar.given, config, target) if way and sidecar else ()
     without = f"no setting of {dialect.title} stands for this"
@@ -250,6 +252,16 @@ def translate(
     return Result(
         config, target, Plan.of(meaning), findings, Carry.of(config, target, target_meaning), trip
     )
+
+
+def _find_losses_of_caller(trip: _Trip) -> Iterator[Finding]:
+    """Yield what the target loses of the program that calls the source's stack, but for the settings that this
+    stack's own file decides.
+    """
+    run, caller = trip.config, trip.config.caller
+    if caller is not None:
+        own = replace(trip, config=caller, back=_back(trip.kept, caller))
+        yield from (one for one in _losses(own) if one.given and not is_decided(run, one.path))
 
 
 def _one_row_each(losses: Iterable[Finding], given: Container[str]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from bridge.stack.findings import Finding
 from bridge.stack.packaged_dialect import PackagedDialect
 from bridge.stack.rules import Effect, How
 from bridge.stack.sources import NO_SOURCES, Placed, Unheard
-from compat.deepspeed import code, formats
+from compat.deepspeed import code, formats, scripts
 from compat.deepspeed.checks import inspect
 from compat.deepspeed.code import script
 from compat.deepspeed.editors import schema
@@ -57,6 +57,9 @@ class DeepSpeedDialect(PackagedDialect):
     suffixes: ClassVar[Mapping[str, str]] = {".json": "json", ".hjson": "hjson", ".sh": "script"}
     model: ClassVar[bool] = False
     coded: ClassVar[bool] = True
+    callers: ClassVar[tuple[str, ...]] = ("megatron",)
+    decides: ClassVar[tuple[str, ...]] = scripts.DECIDES
+    launched: ClassVar[frozenset[str]] = scripts.LAUNCHED
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedFile
 

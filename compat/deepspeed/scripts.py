@@ -55,33 +55,59 @@ CODE: Mapping[str, str] = {
 that they set.
 """
 
+LAUNCHED = frozenset(
+    {
+        TRAINER,
+        *OPTIONS,
+        *(f"--{name}" for name in CODE),
+        "--no-pipeline-parallel",
+        "--deepspeed-activation-checkpointing",
+        "--zero-stage",
+    }
+)
+"""Options of launches that are read here."""
 MODEL = {"num-layers", "hidden-size", "num-attention-heads"}
 """Flags without which Megatron-DeepSpeed refuses to start. They show that a run is one of
 Megatron-DeepSpeed.
 """
-OWN: Sequence[str] = (
-    "optimizer",
-    "lr",
-    "min-lr",
-    "adam-beta1",
-    "adam-beta2",
-    "adam-eps",
-    "weight-decay",
-    "lr-decay-style",
-    "lr-decay-iters",
-    "lr-decay-samples",
-    "lr-decay-tokens",
-    "lr-warmup-fraction",
-    "lr-warmup-iters",
-    "lr-warmup-samples",
-    "lr-warmup-tokens",
-    "train-iters",
-    "train-samples",
-    "train-tokens",
+CALLED = "optimizer.type"
+UNREAD = "Megatron-DeepSpeed builds optimizer and schedule from its flags, which a file alone does not tell"
+PIPED = ("pretrain_gpt.py", "finetune_llama.py", "train.py")
+"""Programs that build a PipelineModule unless they are told not to, whatever the number of stages."""
+PIPES = (
+    "the program builds a PipelineModule, whose engine refuses ZeRO stages 2 and 3; use"
+    " --no-pipeline-parallel, or stage 0 or 1"
 )
-"""Flags from which Megatron-DeepSpeed builds optimizer and schedule itself (megatron/training.py:
-setup_model_and_optimizer passes both to deepspeed.initialize). The run's DeepSpeed file therefore
-has neither an optimizer nor a schedule.
+STAGES = (
+    "the program builds the model for ZeRO {}, and the engine runs stage {} of the DeepSpeed file; make"
+    " both equal"
+)
+EXPERTS = (
+    "layers of DeepSpeed's MoE, by default every second one, are read as Megatron's in all layers; set"
+    " the model's mixture of experts in the target"
+)
+DECIDES = (
+    "zero.",
+    "precision.compute",
+    "precision.master",
+    "precision.reduce",
+    "precision.communicate",
+    "precision.loss_scale.",
+    "precision.autocast",
+    "precision.moments",
+    "optimizer.clip",
+    "habits.clip_scope",
+    "habits.nonfinite",
+    "habits.overflow_steps",
+    "parallel.order",
+    "parallel.pipeline",
+    "parallel.context",
+    "schedule.",
+    "stages.",
+)
+"""Plan fields that DeepSpeed's file, and not a flag of Megatron-DeepSpeed, decides. Its training.py gives
+deepspeed.initialize the optimizer and the schedule, and each step the size of the whole batch
+(set_train_batch_size).
 """
 
 ON_CPU = "with it accelerate does not use DeepSpeed (AcceleratorState); drop it"
@@ -192,7 +218,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     twins = _find_twins(script, path, line) if content is None else ()
     findings = (
         *told,
-        *_find_unread(launch),
+        *_find_unread(launch, options, document),
         *twins,
         *(assumption if arguments is None else ()),
         *_find_programs(launch, by_trainer),
@@ -324,12 +350,9 @@ def _find_programs(launch: Launch, by_trainer: bool) -> Iterator[Finding]:
     They belong to the training script, so a translation of the config loses none of them. Nothing
     tells what they do to the run, apart from arguments that the Trainer does not train by.
     """
-    read_here = {TRAINER, *OPTIONS, *(option for option, _, _ in _configs(launch))}
-    read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
-    read_here |= {
-        f"--{name}"
-        for name in (*CODE, *({*DEFAULTS, *COURSE, *TRAINED} - UNSURE if by_trainer else ()))
-    }
+    read_here = {*LAUNCHED, *(option for option, _, _ in _configs(launch))}
+    if by_trainer:
+        read_here |= {f"--{name}" for name in {*DEFAULTS, *COURSE, *TRAINED} - UNSURE}
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:
         option, tied, value = text.partition("=")
@@ -381,26 +404,28 @@ def _flags(launch: Launch) -> set[str]:
     return {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
 
 
-def _find_unread(launch: Launch) -> Iterator[Finding]:
-    """Yield a finding on flags of Megatron-DeepSpeed that change numbers and that stagebridge does
-    not read. The search is over all words of the command, because a flag counts even if its value
-    is not known.
+def _find_unread(
+    launch: Launch, options: Mapping[str, str], document: Document
+) -> Iterator[Finding]:
+    """Yield a finding on a launch of Megatron-DeepSpeed, whose flags its caller's reader reads, and those on what
+    of DeepSpeed the flags ask for.
     """
-    names = _names(launch)
-    flags = [f"--{name}" for name in OWN if name in names]
-    if flags and set(names) >= MODEL:
-        message = (
-            f"Megatron-DeepSpeed builds optimizer and schedule from {', '.join(flags)}, but"
-            " stagebridge does not read these flags; write an optimizer section into the"
-            " DeepSpeed file, and pass the schedule with --code (--code scheduler.name=cosine"
-            " --code scheduler.total_steps=N)"
-        )
-        line = next(
-            line
-            for line, text in zip(launch.lines, launch.texts, strict=True)
-            if text.partition("=")[0] in flags
-        )
-        yield Finding("optimizer.type", message, Effect.NUMBERS, origin=Origin(line))
+    if not set(_names(launch)) >= MODEL:
+        return
+    yield Finding(CALLED, UNREAD, Effect.NUMBERS, origin=Origin(launch.line))
+    section = document.data.get("zero_optimization") if isinstance(document.data, Mapping) else None
+    stage = section.get("stage", 0) if isinstance(section, Mapping) else int(bool(section))
+    piped = "no-pipeline-parallel" not in options and Path(launch.program).name in PIPED
+    said = scalar(options.get("zero-stage", "1"))
+    if stage in (2, 3) and piped:
+        origin = Origin(launch.line)
+        yield Finding("zero_optimization.stage", PIPES, Effect.STOPS, True, origin=origin)
+    if said != stage and 3 in (said, stage):
+        effect = Effect.NUMBERS if said == 3 else Effect.COST
+        message = STAGES.format(said, stage)
+        yield Finding("--zero-stage", message, effect, origin=Origin(launch.line), surprising=True)
+    if options.get("num-experts", "1") != "1":
+        yield Finding("--num-experts", EXPERTS, Effect.NUMBERS, True, origin=Origin(launch.line))
 
 
 def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:

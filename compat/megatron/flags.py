@@ -237,7 +237,13 @@ class _FlagReader:
             # type=bool makes True of any text but the empty one, so `--flag false` switches on.
             self.misread += [flag.dest] if flag.type == "bool" and texts[0].lower() in _NO else []
         except ForeignValue as error:
-            self.leave_foreign(Spot(self.option(index), index, used), flag, str(error))
+            spot = Spot(self.option(index), index, used)
+            # Megatron-DeepSpeed spells its choices in small letters.
+            alike = [one for one in flag.choices if str(one).lower() == texts[0]]
+            if alike and of_deepspeed(self.words):
+                self.store(spot, flag, alike[0])
+            else:
+                self.leave_foreign(spot, flag, str(error))
         except ValueError as error:
             self.problem(index, str(error))
         return used
@@ -549,6 +555,11 @@ def _after(reader: _FlagReader, index: int) -> str:
         )
     surplus = "" if before is None else f"; {reader.option(before)} already has all of its values"
     return f"expected a flag; no flag accepts this value{surplus}"
+
+
+def of_deepspeed(words: Sequence[str]) -> bool:
+    """Whether the words of a launch are for Megatron-DeepSpeed."""
+    return any(word.partition("=")[0] in DEEPSPEED for word in words)
 
 
 def of_modelopt(option: str, version: str) -> bool:

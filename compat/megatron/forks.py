@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.stack.rules import Effect
@@ -56,6 +56,14 @@ def _removal_rows(
     return (Removed(option, _sets(), source, takes, effect, note) for option in options)
 
 
+def _groups(text: str | None) -> Values:
+    return {"group_query_attention": True, "num_query_groups": int(text or "")}
+
+
+FORK = "Megatron-DeepSpeed"
+"""Source of the rows for flags that Megatron-DeepSpeed alone has; its own arguments.py."""
+TOKENS = "_tokens"
+"""End of the names of its arguments that count tokens, where Megatron counts samples or steps."""
 DEFAULT = "the flag asks for today's default"
 LOG, DATA, KERNEL = (
     "the flag only changes logs",
@@ -137,6 +145,53 @@ ROWS: tuple[Removed, ...] = (
     ),
     *_removal_rows("v2.6", DATA, "--data-impl", takes=True),
     *_removal_rows("23.06", DATA, "--mmap-warmup"),
+    Removed("--num-key-value-heads", _groups, FORK, True),
+    Removed("--rotary-position-embeddings-theta", _number("rotary_base", int), FORK, True),
+    Removed("--train-tokens", _number("train_tokens", int), FORK, True),
+    Removed("--lr-decay-tokens", _number("lr_decay_tokens", int), FORK, True),
+    Removed("--lr-warmup-tokens", _number("lr_warmup_tokens", int), FORK, True),
+    *_removal_rows(FORK, LOG, "--log-optimizer-states-to-tensorboard"),
+    *_removal_rows(FORK, LOG, "--kill-switch-file", "--profile_steps", takes=True),
+    *_removal_rows(
+        FORK,
+        KERNEL,
+        "--use-flash-attn-v2",
+        "--use-flash-attn-triton",
+        "--use-flash-attn-builder",
+        "--ds_fused_adam",
+        "--cpu-optimizer",
+        "--cpu_torch_adam",
+        "--disable-mem-efficient-ln",
+        "--memory-centric-tiled-linear",
+        effect=Effect.ROUNDING,
+    ),
+    *_removal_rows(
+        FORK,
+        "the flag only changes where values are stored",
+        "--use-pin-memory",
+        "--checkpoint-in-cpu",
+        "--partition-activations",
+        "--contigious-checkpointing",
+        "--synchronize-each-layer",
+        "--profile-backward",
+        effect=Effect.COST,
+    ),
+    *_removal_rows(
+        FORK, "it says where the model is built", "--remote-device", takes=True, effect=Effect.COST
+    ),
+    *_removal_rows(
+        FORK,
+        "no code of Megatron-DeepSpeed reads it",
+        "--zero-reduce-scatter",
+        "--zero-contigious-gradients",
+    ),
+    *_removal_rows(
+        FORK,
+        "no code of Megatron-DeepSpeed reads it",
+        "--zero-reduce-bucket-size",
+        "--zero-allgather-bucket-size",
+        takes=True,
+    ),
     *_removal_rows(
         "v2.6", "the launcher passes the flag to each process", "--local_rank", takes=True
     ),
@@ -164,26 +219,53 @@ class Meant:
     place: int
     words: int
     value: str | None
+    given: Values = field(hash=False, compare=False)
 
     @property
     def values(self) -> Values:
         """The arguments that the flag sets. Raises `ValueError` for a value of another type."""
-        return self.row.says(self.value)
+        return dict(self._count(*one) for one in self.row.says(self.value).items())
+
+    @property
+    def wins(self) -> bool:
+        """Whether the flag counts where today's one is given too: a run ends at what comes first, and tokens steer
+        the rate.
+        """
+        counts = self.row.option.endswith("-tokens")
+        return counts and all(
+            dest.startswith("lr") or value <= self.given.get(dest, value)
+            for dest, value in self.values.items()
+        )
+
+    def _count(self, dest: str, value: Any) -> tuple[str, Any]:
+        """Return a count of tokens as one of samples, or of steps where the run counts those."""
+        name, sequence = dest.removesuffix(TOKENS), self.given.get("seq_length")
+        if name == dest:
+            return dest, value
+        if "train_iters" in self.given:
+            batch = self.given.get("global_batch_size")
+            return f"{name}_iters", round(value / (sequence * batch))
+        return f"{name}_samples", round(value / sequence)
 
 
 def find_removed_flags(
-    words: Sequence[str], extras: Container[int], refusals: Iterable[int]
+    words: Sequence[str],
+    extras: Container[int],
+    refusals: Iterable[int],
+    given: Values,
+    in_fork: bool,
 ) -> Iterator[Meant]:
     """Yield the removed flags among `words`.
 
     `extras` has the indices of words that the parser does not know. `refusals` has the indices of
-    flags that the parser accepts but Megatron then refuses.
+    flags that the parser accepts but Megatron then refuses. `given` are the arguments of today.
+    Flags that Megatron-DeepSpeed alone has are among them if the words are for it (`in_fork`).
     """
     refusals = set(refusals)
     for place, word in enumerate(words):
         option, tied, text = word.partition("=")
         row = REMOVED.get(option) if place in extras or place in refusals else None
-        if row is None:
+        if row is None or (row.source == FORK and not in_fork):
             continue
         value = None
         if tied:
@@ -194,7 +276,7 @@ def find_removed_flags(
         # A flag without the value that it needs, or with one that it never took, is not the removed
         # one.
         if row.takes is (value is not None):
-            yield Meant(row, place, 1 + int(row.takes and not tied), value)
+            yield Meant(row, place, 1 + int(row.takes and not tied), value, given)
 
 
 def join_flags(flags: Sequence[Meant]) -> dict[str, Any]:

@@ -127,7 +127,10 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
         dest: value
         for dest, value in result.given.items()
         if dest not in forks.ENDED or not older.covers(result.flags[dest])
+        if dest not in older.winners
     }
+    if settings.get("num_experts") == 1 and flags.of_deepspeed(words.words):
+        del settings["num_experts"]  # its name for a dense model
     settings |= unwrap_lists(settings)
     # A flag of today wins over what a removed one means.
     values = {
@@ -205,6 +208,11 @@ class Older:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
+    @property
+    def winners(self) -> frozenset[str]:
+        """The arguments of today that a flag of a fork overrides."""
+        return frozenset(dest for flag in self.found if flag.wins for dest in flag.values)
+
     def covers(self, spot: flags.Spot) -> bool:
         """Whether the flag at `spot`, which the parser accepted, is one of the removed flags."""
         return any(flag.place == spot.index for flag in self.found)
@@ -218,7 +226,9 @@ def _older(result: flags.Parsed, words: Words) -> Older:
     extras = {*result.extras, *words.opaque}
     flaws = {
         flag: _ill_typed(flag, words)
-        for flag in forks.find_removed_flags(words.words, extras, refusals)
+        for flag in forks.find_removed_flags(
+            words.words, extras, refusals, result.given, flags.of_deepspeed(words.words)
+        )
     }
     older_flags = tuple(flag for flag, flaw in flaws.items() if not flaw)
     origins = {
@@ -248,6 +258,8 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
         _ = flag.values
     except ValueError:
         return f"{place}{flag.row.option}: found {flag.value!r}; expected a number"
+    except TypeError:
+        return f"{place}{flag.row.option}: needs --seq-length and --global-batch-size, which are not known"
     return None
 
 
@@ -257,6 +269,8 @@ def _finding_on_removed(flag: forks.Meant, words: Words, settings: Mapping[str, 
     """
     option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
     reason = f"Megatron-LM had this flag until {flag.row.source}"
+    if flag.row.source == forks.FORK:
+        reason = f"only {forks.FORK} has this flag"
     rival = next((dest for dest in flag.values if dest in settings), None)
     if rival is not None:
         return Finding(
@@ -271,6 +285,7 @@ def _finding_on_removed(flag: forks.Meant, words: Words, settings: Mapping[str, 
             option, f"{reason}; left out: {flag.row.note}", flag.row.effect, True, origin=origin
         )
     read = ", ".join(f"{dest} {show_value(value)}" for dest, value in flag.values.items())
+    read += ", and not as given" if flag.wins and flag.given.keys() & flag.values.keys() else ""
     return Finding(option, f"{reason}; read as {read}", flag.row.effect, True, origin=origin)
 
 

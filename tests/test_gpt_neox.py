@@ -1,0 +1,127 @@
+"""Configs of GPT-NeoX, which are a DeepSpeed file and flags of Megatron in one."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli import run
+
+pytestmark = pytest.mark.once
+MODEL = """\
+{
+  "pipe-parallel-size": 1,
+  "model-parallel-size": 2,
+  "num-layers": 12,
+  "hidden-size": 768,
+  "num-attention-heads": 12,
+  "seq-length": 2048,
+  "max-position-embeddings": 2048,
+  "pos-emb": "rotary",
+  "no-weight-tying": true,
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 8,
+  "gradient_clipping": 0.5,
+}
+"""
+TRAINING = """\
+{
+  "optimizer": {"type": "Adam", "params": {"lr": 0.0006, "betas": [0.9, 0.95], "eps": 1.0e-8}},
+  "min_lr": 0.00006,
+  "zero_optimization": {"stage": 1},
+  "fp16": {"fp16": true, "enabled": true, "loss_scale": 0},
+  "train-iters": 3200,
+  "lr-decay-style": "cosine",
+  "warmup": 0.01,
+  "checkpoint-activations": true,
+}
+"""
+WHOLE = MODEL.rstrip("}\n") + TRAINING.lstrip("{")
+
+
+def settings(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found = json.loads(capsys.readouterr().out)
+    return {row["setting"]: (row["value"], row["winner"]["line"]) for row in found["settings"]}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.yml").write_text(WHOLE)
+
+
+def test_one_file_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["resolve", "m.yml", "--world-size", "8", "--json"]) == 2
+    rows = settings(capsys)
+    assert rows["num_layers"] == (12, 4) and rows["lr"] == (0.0006, 14)
+    assert rows["gradient_clipping"] == (0.5, 13) and rows["zero_optimization.stage"] == (1, 16)
+    assert rows["global_batch_size"][0] == 4 * 8 * 4
+    assert rows["weight_decay"] == (0.1, None)  # GPT-NeoX's own default
+    assert run(["convert", "m.yml", "--to", "megatron", "--world-size", "8", "-o", "m.args"]) == 2
+    flags = Path("m.args").read_text().split()
+    pairs = dict(pairwise(flags))
+    assert pairs["--num-layers"] == "12" and pairs["--weight-decay"] == "0.1"
+    assert pairs["--clip-grad"] == "0.5" and pairs["--hidden-dropout"] == "0.0"
+    assert pairs["--global-batch-size"] == "128" and "--fp16" in flags
+    capsys.readouterr()
+    assert run(["layout", "m.yml", "--world-size", "8"]) == 0
+    assert "12 layers, hidden 768" in capsys.readouterr().out
+    assert run(["diff", "m.yml", "m.yml"]) == 0
+
+
+def test_files_of_a_launch_are_merged(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yml").write_text(MODEL)
+    Path("b.yml").write_text(TRAINING)
+    Path("run.sh").write_text("python ./deepy.py train.py a.yml b.yml\n")
+    assert run(["resolve", "run.sh", "--world-size", "8", "--json"]) == 2
+    rows = settings(capsys)
+    assert rows["num_layers"][0] == 12 and rows["lr"][0] == 0.0006
+    Path("b.yml").write_text(TRAINING.replace('"min_lr"', '"gradient_clipping": 1.0, "min_lr"'))
+    assert run(["check", "run.sh"]) == 1
+    assert "given in two files" in capsys.readouterr().err
+    Path("c.yml").write_text("{data-path: d, vocab-file: v, merge-file: m, train-iters: 9}")
+    assert run(["check", "c.yml"]) == 1
+    assert "as one part sets up no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "code", "says"),
+    [
+        # EleutherAI/gpt-neox#1432: what equals its default does not reach DeepSpeed.
+        ('"gradient_clipping": 0.5', '"gradient_clipping": 1.0', 2, "leaves out what equals its own default"),
+        ('"no-weight', '"gpt_j_residual": true, "no-weight', 2, "gpt_j_residual"),
+        ('"no-weight', '"use_mup": true, "no-weight', 2, "use_mup"),
+        ('"no-weight', '"use_mup": false, "no-weight', 2, ""),
+        ('"no-weight', '"no_weight_typing": 1, "no-weight', 1, "no key of GPT-NeoX, which stops at it"),
+        ('"stage": 1', '"stage": 2', 1, "refuses ZeRO stages 2 and 3"),
+        ('"cosine"', '"linear"', 2, "is cut off at min_lr"),
+    ],
+)  # fmt: skip
+def test_what_is_not_as_it_looks(
+    capsys: pytest.CaptureFixture[str], written: str, instead: str, code: int, says: str
+) -> None:
+    Path("m.yml").write_text(WHOLE.replace(written, instead))
+    assert run(["check", "m.yml"]) == code
+    assert says in " ".join("".join(capsys.readouterr()).split())
+
+
+@pytest.mark.parametrize(
+    ("key", "flag", "value"),
+    [
+        ('"activation": "swiglu", "mlp_multiple_of": 256', "--ffn-hidden-size", "1024"),
+        ('"norm": "rmsnorm", "rms_norm_epsilon": 1.0e-6', "--norm-epsilon", "1e-06"),
+        ('"init_method": "small_init"', "--init-method-std", "0.02282177322938192"),
+        ('"num_kv_heads": 4', "--num-query-groups", "4"),
+        ('"lr_decay_fraction": 0.5', "--lr-decay-iters", "1600"),
+    ],
+)
+def test_derived_settings(key: str, flag: str, value: str) -> None:
+    Path("m.yml").write_text(WHOLE.replace('"no-weight', f'{key}, "no-weight'))
+    words = ["convert", "m.yml", "--to", "megatron", "--world-size", "8", "-o", "m.args"]
+    assert run(words) in (0, 2)
+    flags = Path("m.args").read_text().split()
+    assert dict(pairwise(flags))[flag] == value
