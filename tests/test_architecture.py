@@ -212,7 +212,7 @@ def dependencies() -> dict[str, set[str]]:
 
 MOST_FLOORS = 20
 """Longest chain of modules of which each imports the next."""
-MOST_LATE = 124
+MOST_LATE = 125
 """Most imports of our own inside functions. One more has to be worth the start that it saves."""
 
 
