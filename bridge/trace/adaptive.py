@@ -141,7 +141,8 @@ class Followed:
 @dataclass
 class Updates:
     """Computes the updates of two runs whose optimizers have these settings. `corrected` is true if
-    the moments are divided by 1 - beta^count, as Adam's are and RMSprop's are not. `drift` is the
+    the moments are divided by 1 - beta^count, as Adam's are and RMSprop's are not; `factored`, if
+    the size of an element is that of its row and column, as Adafactor takes it. `drift` is the
     distance that rounding may have caused between the runs' weights before the current step,
     divided by the size of the weights. `drift` is None as soon as the logs lack samples that it
     depends on.
@@ -151,6 +152,7 @@ class Updates:
     eps: float = 1e-8
     decay: float = 0.0
     corrected: bool = True
+    factored: bool = False
     drift: float | None = 0.0
     _step: float = 0.0
     _followed: Followed = field(default_factory=Followed)
@@ -189,6 +191,7 @@ class Updates:
                 float(eps),
                 float(setting("weight_decay", cls.decay)),
                 "group 0.alpha" not in settings,
+                "group 0.beta2_decay" in settings,
             )
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise SourceError(
@@ -269,15 +272,22 @@ class Updates:
         """Return for each sample the distance between the two runs' weights that rounding of this
         step's gradients may cause.
         """
-        steps, segments = self._steps(overlap, values - change), overlap.segments
-        with np.errstate(all="ignore"):
-            # The rate that fits best, change = -rate * steps by least squares. A schedule changes
-            # it, and settings have that of the start alone.
-            along, square = (
-                segments.sums((steps * other).sum(axis=0)) for other in (change, steps)
-            )
-            rate = np.abs(along) / np.maximum(square, TINY)
-            spread: Floats = SURE * segments.spread(rate) * np.abs(steps[0] - steps[1])
+        segments, at = overlap.segments, overlap.at
+        kinds = [self._steps(overlap, values - change)]
+        if self.factored:
+            # Adafactor's update of a matrix goes with the gradient, of a vector with its sign.
+            kinds.append(self._followed.first[:, at])
+        spread = np.zeros(segments.size)
+        for steps in kinds:
+            with np.errstate(all="ignore"):
+                # The rate that fits best, change = -rate * steps by least squares. A schedule changes
+                # it, and settings have that of the start alone.
+                along, square = (
+                    segments.sums((steps * other).sum(axis=0)) for other in (change, steps)
+                )
+                rate = np.abs(along) / np.maximum(square, TINY)
+                apart = SURE * segments.spread(rate) * np.abs(steps[0] - steps[1])
+            spread = np.maximum(spread, apart)
         return spread
 
     def _steps(self, overlap: Known, weights: Floats) -> Floats:

@@ -212,10 +212,16 @@ def test_parts_in_another_mode_are_named(tmp_path: Path) -> None:
             assert found.diagnosis.claim == f"{claim} is in evaluation mode in {label} alone"
 
 
-# RMSprop and NAdam, which have no running mean that evens out the rounding of one gradient.
+# RMSprop, NAdam and Adafactor, whose updates go with the gradient itself.
 @pytest.mark.parametrize(
     "seeds",
-    [range(5, 8), range(41019, 41020), range(571254, 571255), range(571345, 571346)],
+    [
+        range(5, 8),
+        range(41019, 41020),
+        range(571254, 571255),
+        range(571345, 571346),
+        range(571499, 571500),
+    ],
     ids=str,
 )
 def test_generated_pairs_are_equal_and_a_change_is_found_in_its_step(
