@@ -105,7 +105,9 @@ class FastLLMDialect(PackagedDialect):
 
     def whole(self, config: Config) -> bool:
         """Whether the config says how long to train, or on what."""
-        return any(is_given(config.given, path) for path in ("training.train_iters", "data.datasets"))
+        return any(
+            is_given(config.given, path) for path in ("training.train_iters", "data.datasets")
+        )
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Write the config as YAML or as words of a command line, together with the launch command."""

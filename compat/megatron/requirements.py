@@ -40,10 +40,7 @@ NEEDS = (
     ),
     Need(("seq_length", "encoder_seq_length"), REFUSED, VALIDATE, unless=_sizes_from_checkpoint),
     Need(
-        ("lr",),
-        "training stops when it builds the optimizer",
-        "training/training.py",
-        unless=_idle,
+        ("lr",), "training stops when it builds the optimizer", "training/training.py", unless=_idle
     ),
     Need(
         ("train_iters", "train_samples"),
