@@ -224,6 +224,121 @@ def test_dropout_that_a_family_does_not_read_is_none() -> None:
     assert not bridge.lift(config).model.embedding.dropout
 
 
+SHORT = {
+    "training": {"train_iters": 100},
+    "optimizer": {
+        "learning_rate": {"base": 1e-3, "decay_style": "constant", "warmup_iterations": 0},
+        "weight_decay": 0.1,
+    },
+}
+
+
+def scaled(**learning_rate: Any) -> Config:
+    source = fast_llm({"tied_embedding_weight": False, **OWN_RATES}).given
+    rates = {**SHORT["optimizer"]["learning_rate"], **learning_rate}
+    optimizer = {**SHORT["optimizer"], "learning_rate": rates}
+    run = {**SHORT, "optimizer": optimizer, "model": {"base_model": source["model.base_model"]}}
+    return compat.load("fast_llm").read(run, world_size=WORLD)
+
+
+OWN_RATES = {
+    "embeddings": {"vocab_size": 512, "word_embeddings": {"lr_scale": 0.5}},
+    "head": {"output_weight": {"lr_scale": 0.5}},
+}
+
+
+def test_factors_of_groups_come_with_the_scheduler_that_applies_them() -> None:
+    """Without a scheduler, AutoModel's factors on rate and decay have no effect."""
+    there = bridge.translate(scaled(), compat.load("automodel"), world_size=WORLD).config
+    assert there.given["optimizer.param_group_overrides"]
+    assert there.given["lr_scheduler.lr_decay_style"] == "constant"
+    plan = bridge.lift(there).optimizer
+    assert (plan.embedding_lr, plan.output_lr, plan.decay_scope) == (0.5, 0.5, "matrices")
+    alone = {
+        path: value for path, value in there.given.items() if not path.startswith("lr_scheduler.")
+    }
+    unscheduled = compat.load("automodel").config(alone, there.version, WORLD)
+    plan = bridge.lift(unscheduled).optimizer
+    assert (plan.embedding_lr, plan.output_lr, plan.decay_scope) == (None, None, "all")
+    assert {"optimizer.embedding_lr", "optimizer.decay_scope"} <= {
+        ours for row in compare(there, unscheduled) for ours in row.about
+    }
+    assert "optimizer.param_group_overrides" in {row.path for row in remarks(unscheduled)}
+    # A release without groups has nothing that a scheduler would apply.
+    old = bridge.translate(scaled(), compat.load("automodel"), "0.4.0", WORLD).config
+    assert "lr_scheduler.lr_decay_style" not in old.given
+
+
+def test_a_ramp_of_weight_decay_between_equal_ends_is_none() -> None:
+    ramp = f"{FLAGS} --weight-decay 0.3 --weight-decay-incr-style linear --start-weight-decay"
+    flat = megatron(f"{ramp} 0.1 --end-weight-decay 0.1")
+    rows = compare(flat, megatron(f"{FLAGS} --weight-decay 0.1"))
+    assert {row.effect for row in rows} == {Effect.NONE}
+    for name in ("fast_llm", "deepspeed", "automodel"):
+        assert not {ours for ours in told(flat, name) if "decay" in ours}
+        there = bridge.translate(flat, compat.load(name), world_size=WORLD).config
+        assert bridge.lift(there).optimizer.weight_decay == 0.1
+    rising = told(megatron(f"{ramp} 0.1 --end-weight-decay 0.2"), "fast_llm")
+    assert "optimizer.decay_ramp.shape" in rising
+
+
+def test_the_scheduler_of_a_recipe_sets_the_weight_decay() -> None:
+    there = bridge.translate(
+        megatron(f"{FLAGS} --weight-decay 0.1"), compat.load("automodel"), world_size=WORLD
+    ).config
+    ends = {"lr_scheduler.start_wd": 0.2, "lr_scheduler.end_wd": 0.2}
+    other = compat.load("automodel").config({**there.given, **ends}, there.version, WORLD)
+    assert bridge.lift(other).optimizer.weight_decay == 0.2
+    assert "optimizer.weight_decay" in {ours for row in compare(there, other) for ours in row.about}
+
+
+@pytest.mark.parametrize("version", ("0.16.1", "0.19.2"))
+def test_a_flag_that_has_no_effect_is_no_subject_of_a_row(version: str) -> None:
+    source = compat.load("megatron").read((FLAGS + RESET).split(), version, world_size=WORLD)
+    result = bridge.translate(source, compat.load("fast_llm"), world_size=WORLD)
+    rows = [row for row in result.findings if "habits.attention" in row.about]
+    assert [row.effect for row in rows] == [Effect.NUMBERS]
+    assert rows[0].path != "reset_attention_mask"
+    assert (rows[0].before, rows[0].after) in [(False, True), ("sequence", "document")]
+
+
+@pytest.mark.parametrize("style", ("cosine", "power"))
+@pytest.mark.parametrize("name", ("megatron", "automodel"))
+def test_a_row_has_the_value_that_was_written(style: str, name: str) -> None:
+    """Of a schedule whose power alone is lost, the warmup is as before."""
+    source = scaled(
+        decay_style=style, warmup_iterations=10, decay_iterations=100, minimum=1e-5, decay_power=2.0
+    )
+    result = bridge.translate(source, compat.load(name), world_size=WORLD)
+    rows = {row.path: row for row in result.findings}
+    assert rows["optimizer.learning_rate.decay_power"].effect is Effect.NUMBERS
+    assert rows["optimizer.learning_rate.warmup_iterations"].change == "10"
+
+
+def test_what_a_recipe_stops_without_is_never_the_same_run() -> None:
+    there = bridge.translate(scaled(), compat.load("automodel"), world_size=WORLD)
+    assert {row.effect for row in there.missing} == {Effect.STOPS}
+    # A part of a run lacks what may be said elsewhere.
+    part = bridge.translate(fast_llm(OWN_RATES), compat.load("automodel"), world_size=WORLD)
+    parts = compat.load("fast_llm").read({"model": {"base_model": {"hidden_size": 64}}})
+    assert not parts.dialect.whole(parts) and part.source.dialect.whole(part.source)
+    missing = bridge.translate(parts, compat.load("automodel"), world_size=WORLD).missing
+    assert {row.effect for row in missing} == {Effect.NUMBERS}
+
+
+def test_the_way_back_has_no_row_on_what_the_source_never_had() -> None:
+    """Fast-LLM's Adam has moments, and the SGD that the sidecar restores has none, as before."""
+    flags = FLAGS.replace("--use-distributed-optimizer ", "")
+    source = megatron(f"{flags} --optimizer sgd --sgd-momentum 0.9")
+    there = bridge.translate(source, compat.load("fast_llm"), world_size=WORLD)
+    edited = compat.load("fast_llm").config(
+        {**there.config.given, "training.train_iters": 50}, there.config.version, WORLD
+    )
+    back = bridge.translate(edited, compat.load("megatron"), world_size=WORLD, carry=there.carry)
+    assert back.config.given["optimizer"] == "sgd" and back.config.given["train_iters"] == 50
+    assert not [row for row in back.findings if row.effect.reaches(Effect.ROUNDING)]
+
+
 # Generated pairs
 
 

@@ -328,9 +328,10 @@ class Way:
 
     def as_it_was(self, target_meaning: Meaning) -> set[str]:
         """Return the plan fields that nobody edited and that have the same meaning in
-        `target_meaning` as before the conversion.
+        `target_meaning` as before the conversion, or none as before.
         """
-        return self.goal.plain.keys() - self.changed - unlike(self.goal, target_meaning)
+        fields = self.goal.plain.keys() | self.ours.plain.keys()
+        return fields - self.changed - unlike(self.goal, target_meaning)
 
     def findings_on_rest(self, sidecar: Given, source: Config, target: Config) -> Iterator[Finding]:
         """Yield a finding for each setting in `sidecar` that no edit concerns and that could not be

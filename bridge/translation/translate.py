@@ -748,8 +748,8 @@ def _otherwise(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
             if effect is Effect.NONE or in_remarks or in_rows:
                 continue
             carriers = ()
-        names = (*(rule.theirs if carriers else ()), *carriers)
-        path = next((name for name in names if name not in trip.silent), ours)
+        names = config.effective.flat().keys() - trip.silent if carriers else ()
+        path = next((name for name in (*rule.theirs, *carriers) if name in names), ours)
         before = config.effective.get(path) if path != ours and rule.theirs else meaning[ours]
         if finding_paths.isdisjoint({path, *carriers}):
             reason = _reason(rule, How.APPROXIMATE, (ours,), target)
