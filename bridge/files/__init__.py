@@ -16,7 +16,14 @@ from bridge.files.named import (
     writable,
 )
 from bridge.files.original import Original
-from bridge.files.python import Call, find_calls, find_defaults, find_variables, load_call
+from bridge.files.python import (
+    Call,
+    find_calls,
+    find_defaults,
+    find_imports,
+    find_variables,
+    load_call,
+)
 from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.words import load_words
 from bridge.files.write import as_private_as, obstacles, write_all, write_text
@@ -39,6 +46,7 @@ __all__ = [
     "find",
     "find_calls",
     "find_defaults",
+    "find_imports",
     "find_variables",
     "folder_of",
     "is_text",

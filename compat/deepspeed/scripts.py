@@ -521,7 +521,7 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
     arguments = Placed({}, {})
     for option, text, line in _arguments(launch):
         name = name_argument(f"--{option}") or option.replace("-", "_")
-        value = read_word(name, text)
+        value = read_word(name, text, f"--{option}")
         if name in names:
             if name in arguments:
                 arguments.lost.append(
