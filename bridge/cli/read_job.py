@@ -270,10 +270,9 @@ def recognise_dialect(document: Document) -> Dialect:
             f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
         )
     if len(found) > 1:  # of a stack and the program that calls it, the stack's reader reads both
-        called = ({name, *registry.load(name).callers} for name in found)
-        found = [
-            name for name, names in zip(found, called, strict=True) if names >= {*found}
-        ] or found
+        stacks = map(registry.load, found)
+        calls = (one for one in stacks if {one.name, *one.callers} >= {*found})
+        found = [one.name for one in calls if one.find_called(document)] or found
     if len(found) > 1:
         raise SourceError(
             f"{document.name}: could be for {' or '.join(found)}: it has settings of"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from bridge.errors import SourceError
@@ -50,15 +51,21 @@ class Call:
     unread: Mapping[str, tuple[str, int]]
 
 
+@lru_cache(maxsize=32)
+def _walk(text: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a program, its module first; none if it is no Python."""
+    try:
+        return tuple(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+
+
 def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     """Return the calls of `names` in a program, which is parsed and never run; none if it is no Python.
 
     A name that an import changes (`from x import name as other`) is found by the other one.
     """
-    try:
-        nodes = [*ast.walk(ast.parse(text))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
+    nodes = _walk(text)
     imports = (one for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names)
     real = {one.asname: one.name for one in imports if one.asname}
     calls = (node for node in nodes if isinstance(node, ast.Call))
@@ -67,9 +74,8 @@ def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     return tuple(_read_call(node, name, constants) for node, name in named if name in names)
 
 
-def _find_constants(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
+def _find_constants(nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:
     """Return the names of a program that one statement at its top gives a value, and nothing else changes."""
-    nodes = tuple(nodes)
     binds = Counter(
         name
         for node in nodes
@@ -82,7 +88,7 @@ def _find_constants(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
         if isinstance(name, str)
     )
     # What is imported by a star may be any name.
-    tops = nodes[0].body if isinstance(nodes[0], ast.Module) and "*" not in binds else []
+    tops = [one for node in nodes[:1] if "*" not in binds for one in getattr(node, "body", ())]
     found: dict[str, ast.expr] = {}
     for line in tops:
         match line:
@@ -98,10 +104,7 @@ def find_defaults(text: str, bases: Collection[str]) -> tuple[Call, ...]:
     """Return the fields of the dataclasses of a program that derive from one of `bases`, as if a call gave their defaults;
     none if it is no Python.
     """
-    try:
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
+    nodes = [node for node in _walk(text) if isinstance(node, ast.ClassDef)]
     return tuple(
         _read_call(
             ast.Call(ast.Name(node.name), [], [*_fields(node)], lineno=node.lineno), node.name
@@ -125,10 +128,7 @@ def _fields(node: ast.ClassDef) -> Iterator[ast.keyword]:
 
 def find_imports(text: str) -> tuple[str, ...]:
     """Return the modules that a program imports, in its order and with dots; none if it is no Python."""
-    try:
-        nodes = [*ast.walk(ast.parse(text))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
+    nodes = _walk(text)
     found = list[str]()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -141,10 +141,7 @@ def find_imports(text: str) -> tuple[str, ...]:
 
 def find_variables(text: str) -> dict[str, int]:
     """Return the environment variables that a program sets by name, each with its first line; none if it is no Python."""
-    try:
-        nodes = [*ast.walk(ast.parse(text))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
+    nodes = _walk(text)
     found: dict[str, int] = {}
     for node in nodes:
         match node:
