@@ -110,6 +110,24 @@ def test_counts_of_tokens_are_samples(script: str, capsys: pytest.CaptureFixture
     assert pairs["--train-iters"] == "2000" and pairs["--lr-decay-iters"] == "4000"
 
 
+def test_only_the_launch_with_the_file_is_read(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "\npython pretrain_gpt.py --num-layers 99 --hidden-size 64 --num-attention-heads 4\n"
+    Path(script).write_text(SCRIPT + other)
+    assert run(["resolve", script, "--env", "LR=1e-4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"num_layers": 24}.items() <= {
+        row["setting"]: row["value"] for row in found["settings"]
+    }.items()
+    # A program of one's own, whose flags are called alike.
+    Path(script).write_text(SCRIPT.replace("--hidden-size 2048", "").replace("$LR", "1"))
+    assert run(["check", script]) == 1
+    assert "could be for deepspeed or megatron" in told(capsys)
+    assert run(["resolve", script, "--from", "deepspeed", "--json"]) == 0
+    assert "num_layers" not in capsys.readouterr().out
+
+
 def test_difference_of_the_programs_flags(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.sh").write_text(SCRIPT.replace("--num-layers 24", "--num-layers 48"))
     assert run(["diff", script, "other.sh", "--env", "LR=1e-4"]) == 2

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.terminal import note
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError
-from bridge.files import Document, Script, find, parse, read_stream, read_text
+from bridge.files import Document, Launch, Script, find, folder_of, parse, read_stream, read_text
 from bridge.files.foreign import foreign
 from bridge.files.secrets import keep_hidden
 from bridge.stack import registry
 from bridge.stack.dialect import Config, Dialect, Reader
 from bridge.stack.findings import Finding
+from bridge.stack.program_source import read_arguments_call
 from bridge.stack.releases import unknown_release
 from bridge.stack.stack_tables import StackTables
 from bridge.translation.callers import add_caller
@@ -73,6 +75,10 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     file = arguments.get(HOST_FILE)
     is_script = isinstance(document.data, Script)
     is_read = not is_script or any(registry.recognising(document.data)[0].values())
+    if not is_read and not arguments:
+        # The program names the file in a call, where no word of the launch does.
+        document = replace(document, data=document.data.change(partial(_name_file, document)))
+        is_read = any(registry.recognising(document.data)[0].values())
     if isinstance(file, str) and not is_read:
         # The Trainer takes the file by its argument, wherever that is said.
         named = place_of(file, arguments.places[HOST_FILE].source)
@@ -90,6 +96,14 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
         place = place_of(file, arguments.places[HOST_FILE].source)
         return host.launch(document, place), found[1]
     return found
+
+
+def _name_file(document: Document, launch: Launch) -> Launch:
+    """Return a launch with the file of a stack that its program gives the Trainer in a call, if there is one."""
+    call = read_arguments_call(launch, folder_of(document.name), (), (HOST_FILE,))
+    said = call.values.get(HOST_FILE)
+    name = said.value if said else None
+    return launch.with_words((f"--{HOST_FILE}", name)) if isinstance(name, str) else launch
 
 
 def place_of(name: str, source: str) -> str:
@@ -256,10 +270,9 @@ def recognise_dialect(document: Document) -> Dialect:
             f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
         )
     if len(found) > 1:  # of a stack and the program that calls it, the stack's reader reads both
-        called = ({name, *registry.load(name).callers} for name in found)
-        found = [
-            name for name, names in zip(found, called, strict=True) if names >= {*found}
-        ] or found
+        stacks = map(registry.load, found)
+        calls = (one for one in stacks if {one.name, *one.callers} >= {*found})
+        found = [one.name for one in calls if one.find_called(document)] or found
     if len(found) > 1:
         raise SourceError(
             f"{document.name}: could be for {' or '.join(found)}: it has settings of"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from bridge.errors import SourceError
@@ -49,30 +51,60 @@ class Call:
     unread: Mapping[str, tuple[str, int]]
 
 
+@lru_cache(maxsize=32)
+def _walk(text: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a program, its module first; none if it is no Python."""
+    try:
+        return tuple(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+
+
 def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     """Return the calls of `names` in a program, which is parsed and never run; none if it is no Python.
 
     A name that an import changes (`from x import name as other`) is found by the other one.
     """
-    try:
-        nodes = [*ast.walk(ast.parse(text))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
+    nodes = _walk(text)
     imports = (one for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names)
     real = {one.asname: one.name for one in imports if one.asname}
     calls = (node for node in nodes if isinstance(node, ast.Call))
     named = ((node, real.get(_name(node), _name(node))) for node in calls)
-    return tuple(_read_call(node, name) for node, name in named if name in names)
+    constants = _find_constants(nodes)
+    return tuple(_read_call(node, name, constants) for node, name in named if name in names)
+
+
+def _find_constants(nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:
+    """Return the names of a program that one statement at its top gives a value, and nothing else changes."""
+    binds = Counter(
+        name
+        for node in nodes
+        for name in (
+            node.id if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else "",
+            *(getattr(node, field, "") or "" for field in ("arg", "asname", "rest")),
+            *(getattr(node, "names", ()) if isinstance(node, ast.Global | ast.Nonlocal) else ()),
+            (getattr(node, "name", "") or "").partition(".")[0],
+        )
+        if isinstance(name, str)
+    )
+    # What is imported by a star may be any name.
+    tops = [one for node in nodes[:1] if "*" not in binds for one in getattr(node, "body", ())]
+    found: dict[str, ast.expr] = {}
+    for line in tops:
+        match line:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                found |= {name: value} if binds[name] == 1 else {}
+    return found
 
 
 def find_defaults(text: str, bases: Collection[str]) -> tuple[Call, ...]:
     """Return the fields of the dataclasses of a program that derive from one of `bases`, as if a call gave their defaults;
     none if it is no Python.
     """
-    try:
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
+    nodes = [node for node in _walk(text) if isinstance(node, ast.ClassDef)]
     return tuple(
         _read_call(
             ast.Call(ast.Name(node.name), [], [*_fields(node)], lineno=node.lineno), node.name
@@ -94,12 +126,22 @@ def _fields(node: ast.ClassDef) -> Iterator[ast.keyword]:
                 yield ast.keyword(name, next(usual, value))
 
 
+def find_imports(text: str) -> tuple[str, ...]:
+    """Return the modules that a program imports, in its order and with dots; none if it is no Python."""
+    nodes = _walk(text)
+    found = list[str]()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found += (module, *(f"{module}.{one.name}".lstrip(".") for one in node.names))
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
 def find_variables(text: str) -> dict[str, int]:
     """Return the environment variables that a program sets by name, each with its first line; none if it is no Python."""
-    try:
-        nodes = [*ast.walk(ast.parse(text))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
+    nodes = _walk(text)
     found: dict[str, int] = {}
     for node in nodes:
         match node:
@@ -122,13 +164,14 @@ def _name(call: ast.Call) -> str:
     return str(getattr(call.func, "id", "") or getattr(call.func, "attr", ""))
 
 
-def _read_call(node: ast.Call, name: str) -> Call:
+def _read_call(node: ast.Call, name: str, constants: Mapping[str, ast.expr] | None = None) -> Call:
     values: dict[str, tuple[Any, int]] = {}
     unread = {f"argument {at}": (_source(one), one.lineno) for at, one in enumerate(node.args, 1)}
     for keyword in node.keywords:
         line = keyword.value.lineno
+        value = (constants or {}).get(getattr(keyword.value, "id", ""), keyword.value)
         try:
-            values[keyword.arg or "**"] = (ast.literal_eval(keyword.value), line)
+            values[keyword.arg or "**"] = (ast.literal_eval(value), line)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             unread[keyword.arg or "**"] = (_source(keyword.value), line)
     return Call(name, node.lineno, values, unread)

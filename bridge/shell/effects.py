@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bridge.shell import file_contents
 from bridge.shell.files import is_gone
@@ -149,6 +149,8 @@ FETCHES = re.compile(
     r"-q|-c|-nc|--quiet|--continue|--no-clobber|--no-check-certificate|https?://.*"
 )
 """Matches words of a wget that writes what lies at the addresses it is given, and nothing else."""
+NAMED = re.compile(r"""["']([^"'\n]+\.(?:json|hjson|ya?ml))["']""")
+"""Matches a text in Python code that names a config."""
 WRITING = re.compile(
     r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?",
     re.DOTALL,
@@ -181,7 +183,7 @@ def leave(reader: ShellState, argv: Sequence[Pieces], search: Walk, has_model: b
     if not search.kind and (name in QUIET or reckons):
         return
     program = spell_pieces(argv[0])
-    for word in _outputs(argv):
+    for word in (*_outputs(argv), *_find_names_in_python(reader, texts)):
         _touch_file(reader, word, f"{program} may write the file (line {line})")
     if name == "wget" and all(map(FETCHES.fullmatch, texts[1:])):
         for url in argv[1:]:  # it writes a file of the name at the end of the address
@@ -192,6 +194,13 @@ def leave(reader: ShellState, argv: Sequence[Pieces], search: Walk, has_model: b
     )
     if not trains:
         reader.scope.files.record_writer(f"{_command_text(argv)} (line {line})")
+
+
+def _find_names_in_python(reader: ShellState, texts: Sequence[str]) -> Iterator[Pieces]:
+    """Yield the names of configs in Python code that is in the command itself, or in its input, and may write files."""
+    if "python" in texts[0]:
+        code = texts[-1] if "-c" in texts else spell_pieces(reader.scope.input or ())
+        yield from map(_text, NAMED.findall(code) if TOUCHES.search(code) else ())
 
 
 def _command_text(argv: Sequence[Pieces]) -> str:

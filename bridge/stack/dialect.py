@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from bridge import limits
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
-from bridge.files import Original, write_all
+from bridge.files import Document, Original, write_all
 from bridge.plan.section import Section, Values
 from bridge.stack.checks import Check
 from bridge.stack.findings import LEFT_OUT, Finding, Origin
@@ -428,6 +428,10 @@ class Reader(StackTables):
         """
         release = self.release(version)
         return self.check_reading(lambda: self.parse(source, release, lenient), release, world_size)
+
+    def find_called(self, document: Document) -> Document | None:
+        """Return a script with only its launch of this stack, if the program takes flags of one of `callers`."""
+        return None
 
     def check_reading(
         self, parse: Callable[[], Reading], version: str, world_size: int | None

@@ -8,11 +8,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files import Call, Launch, find, find_calls, find_defaults, find_variables, read_text
+from bridge.files import (
+    Call,
+    Launch,
+    find,
+    find_calls,
+    find_defaults,
+    find_imports,
+    find_variables,
+    read_text,
+)
 from bridge.shell import spell_pieces
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
@@ -36,6 +45,8 @@ CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments", *TRL["defaults"])
 VARIABLES = re.compile(r"(ACCELERATE|FSDP|MEGATRON_LM|PARALLELISM_CONFIG)_[A-Z0-9_]+")
 """Variables that accelerate reads in the program."""
 SET_BY_PROGRAM = "the program sets it, which is not read, and may overrule the launch"
+MODULES = 100
+"""Largest number of modules of a program that are looked through."""
 GIVE = "give their values with --with NAME=VALUE"
 CALL_WINS = "the call in the program counts, not the command"
 VARIABLE_WINS = "the launch wins over the argument of Accelerator; drop one of the two"
@@ -53,12 +64,12 @@ def read_call(launch: Launch, folder: Path | None) -> Told:
     """Return what the program of a launch says by its call of `Accelerator` and by variables of accelerate that it sets;
     nothing if the program is not there or says neither.
     """
-    text = _read_program(launch, folder)
     variables = tuple(
         unknown(name, SET_BY_PROGRAM, origin=Origin(line, "", launch.program), end="")
-        for name, line in find_variables(text).items()
+        for name, line in find_variables(_read_program(launch, folder)).items()
         if VARIABLES.fullmatch(name)
     )
+    launch, text = _find_module(launch, folder, (NAME,))
     call, findings = _find_call(text, (NAME,), launch.program)
     if call is None:
         return Told({}, (*findings, *variables))
@@ -81,7 +92,7 @@ def read_arguments_call(
     `names` that are literals, and a finding on the others. What it passes on from one of the `flags` of the launch is
     no news. Without a call, the defaults count that a class of its own gives to arguments without a flag.
     """
-    text = _read_program(launch, folder)
+    launch, text = _find_module(launch, folder, CLASSES)
     call, findings = _find_call(text, CLASSES, launch.program)
     own = find_defaults(text, CLASSES)
     if call is None and not findings and len(own) == 1:
@@ -140,6 +151,30 @@ def _read_program(launch: Launch, folder: Path | None) -> str:
         return spell_pieces(written) if written else read_text(path) if path else ""
     except BridgeError:
         return ""
+
+
+def _find_module(launch: Launch, folder: Path | None, names: Collection[str]) -> tuple[Launch, str]:
+    """Return a launch of the file that calls one of `names`, or derives a class from it, and its text: its program's,
+    else that of the modules next to it, which it imports.
+    """
+    seen, found = dict[str, str](), list[str]()
+    waiting = [launch.program]
+    while waiting and len(seen) < MODULES:
+        name = waiting.pop(0)
+        text = seen[name] = _read_program(replace(launch, program=name), folder)
+        if find_calls(text, names) or find_defaults(text, names):
+            found.append(name)
+        if not found or name == launch.program:
+            place = Path(launch.program).parent if launch.program.endswith(".py") else Path()
+            own = (str(place / f"{one.replace('.', '/')}.py") for one in find_imports(text))
+            waiting += (one for one in own if one not in seen and one not in waiting)
+        if found == [launch.program]:
+            break
+    # Of several modules, nobody knows which is run: all their calls are counted.
+    name = found[0] if found else launch.program
+    return replace(launch, program=name), "\n".join(seen[one] for one in found) or seen[
+        launch.program
+    ]
 
 
 def find_defaults_of_trl(

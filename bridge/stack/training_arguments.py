@@ -81,10 +81,31 @@ TRUTHS = {
 """What HfArgumentParser takes for a truth value, in any case (hf_argparser.py: string_to_bool)."""
 
 
-def read_word(name: str, text: str) -> Any:
-    """Return the value of an argument from its word on a command line."""
-    usual = TRUTHS.get(text.lower()) if isinstance(ARGUMENTS.get(name), bool) else None
-    return scalar(text) if usual is None else usual
+SHARES = ("warmup_steps", "logging_steps", "save_steps", "eval_delay")
+"""Arguments with a whole number as default that take a share of all steps too."""
+
+
+def find_negated(flag: str) -> str:
+    """Return the argument that a flag such as `--no_average_tokens_across_devices` sets to false; empty for another flag.
+    HfArgumentParser has one for each switch that is on by default (hf_argparser.py: _parse_dataclass_field).
+    """
+    name = flag.removeprefix("--no").replace("-", "_")
+    usual = (ARGUMENTS, *TRL["defaults"].values())
+    is_on = name[:1] == "_" and any(own.get(name[1:]) is True for own in usual)
+    return name[1:] if is_on else ""
+
+
+def read_word(name: str, text: str, flag: str = "") -> Any:
+    """Return the value of an argument from its word on a command line, behind `flag`. A number that is no whole one
+    stays a text where the parser takes whole ones alone, and stops.
+    """
+    if find_negated(flag):
+        return False
+    usual, value = ARGUMENTS.get(name), scalar(text)
+    if isinstance(usual, bool):
+        return TRUTHS.get(text.lower(), value)
+    whole = type(usual) is int and name not in SHARES
+    return text if whole and isinstance(value, float) else value
 
 
 def describe_lack(name: str, window: str) -> str:

@@ -24,12 +24,12 @@ def add_caller(config: Config, document: Document) -> Config:
 
     Its flags are read as those of the oldest release known, from which such programs were forked.
     """
-    for name in config.dialect.callers:
-        if registry.score(name, document.data):
+    called = config.dialect.find_called(document)
+    for name in config.dialect.callers if called else ():
+        if called and registry.score(name, called.data):
             dialect = registry.load(name)
             world = config.world_size or world_of(meaning_of(config))
-            caller = dialect.read(document, dialect.versions[0], world, lenient=True)
-            return _join(config, caller)
+            return _join(config, dialect.read(called, dialect.versions[0], world, lenient=True))
     return config
 
 

@@ -24,7 +24,7 @@ from bridge.stack.program_source import (
 )
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said, Unheard
-from bridge.stack.training_arguments import QUIET, RETIRED, describe_lack, read_word
+from bridge.stack.training_arguments import QUIET, RETIRED, describe_lack, find_negated, read_word
 from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
@@ -115,14 +115,14 @@ def read_arguments(
     found = dict[str, Said]()
     for at, word in enumerate(words):
         option, tied, text = (word or "").partition("=")
-        name = option.removeprefix("--").replace("-", "_")
+        name = find_negated(option) or option.removeprefix("--").replace("-", "_")
         if not option.startswith("--") or name not in {*NAMES, *SIGNS, *RETIRED}:
             continue
         after = words[at + 1] if at + 1 < len(words) else "--"
-        value: Any = text if tied else True if after is None or after.startswith("--") else after
+        word = text if tied else "true" if after is None or after.startswith("--") else after
         found[name] = Said(
-            f"--{name}",
-            read_word(name, value) if isinstance(value, str) else value,
+            option if find_negated(option) else f"--{name}",
+            read_word(name, word, option),
             "",
             launch.lines[at],
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from bridge.files import Original
+from bridge.files import Document, Original
 from bridge.plan.section import Values, fields
 from bridge.stack.dialect import Config, Program, Reading, Written
 from bridge.stack.findings import Finding
@@ -98,6 +98,10 @@ class DeepSpeedDialect(PackagedDialect):
             release,
             world_size,
         )
+
+    def find_called(self, document: Document) -> Document | None:
+        """Return a script with only its launch of Megatron-DeepSpeed, if that is what its launch with a DeepSpeed file is."""
+        return scripts.find_called(document)
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Return a `Reading` of the source: the typed values, the lines and spellings of the keys,

@@ -149,6 +149,11 @@ WITHOUT_WIDTH = (
     "which the Trainer and accelerate fill in by the model's width (integrations/deepspeed.py:"
     " trainer_config_finalize), but the model's config.json has neither hidden_size nor hidden_sizes; write a number"
 )
+ACCUMULATES = "gradient_accumulation_kwargs"
+NUM_STEPS = (
+    "num_steps makes the Trainer accumulate after it has filled in the DeepSpeed file, so that the two count other"
+    " micro-batches in a step (trainer.py: create_accelerator_and_postprocess); write gradient_accumulation_steps"
+)
 FILLED = ("clip", "accumulation", "mixed_precision")
 """Facts of accelerate that the Trainer's arguments replace."""
 ABSENT = ("scheduler.type", "optimizer.type", "bf16.enabled")
@@ -793,6 +798,9 @@ class _KeyReader(Reader):
         self._refuse_arguments(arguments)
         for dated in trainer.find_dated(arguments, fit.get("transformers")):
             self._remark_argument(*dated)
+        kwargs = trainer.read_mapping(arguments.get("accelerator_config")).get(ACCUMULATES) or {}
+        if kwargs.get("num_steps", 1) != 1:
+            self._remark_argument("accelerator_config", NUM_STEPS, Effect.NUMBERS)
         if arguments.get("max_steps") == 0:
             self._remark_argument("max_steps", trainer.NO_STEP, Effect.NUMBERS)
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))

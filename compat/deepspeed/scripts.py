@@ -162,6 +162,17 @@ def name_other_run(script: Script) -> str:
     return next(filter(None, (*answers, *map(_without_config, script.launches))), "")
 
 
+def find_called(document: Document) -> Document | None:
+    """Return a script with only its launch of Megatron-DeepSpeed; None if its launch with a DeepSpeed file is none."""
+    script = document.data
+    if not isinstance(script, Script):
+        return None
+    launch = script.launch(lambda launch: is_launch(launch, script), "--deepspeed_config")
+    alone = replace(script, chosen=None)
+    alone.__dict__["launches"] = (launch,)
+    return replace(document, data=alone) if set(_names(launch)) >= MODEL else None
+
+
 def _without_config(launch: Launch) -> str:
     """Return a sentence on a launch with DeepSpeed whose program makes the config itself; otherwise an
     empty string.
@@ -521,7 +532,7 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
     arguments = Placed({}, {})
     for option, text, line in _arguments(launch):
         name = name_argument(f"--{option}") or option.replace("-", "_")
-        value = read_word(name, text)
+        value = read_word(name, text, f"--{option}")
         if name in names:
             if name in arguments:
                 arguments.lost.append(

@@ -31,6 +31,7 @@ from bridge.stack.training_arguments import (
     describe_lack,
     find_defaults,
     find_last_release,
+    find_negated,
 )
 
 DEFAULTS: Mapping[str, Any] = {
@@ -86,6 +87,8 @@ def name_argument(flag: str) -> str | None:
     """
     if flag in SPELLINGS:
         return SPELLINGS[flag]
+    if name := find_negated(flag):
+        return name
     flags = [spelling for spelling in SPELLINGS if spelling.startswith(flag)]
     return SPELLINGS[flags[0]] if len(flags) == 1 else None
 

@@ -1,0 +1,143 @@
+"""What programs and scripts say of a run of the Trainer where no flag says it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli import run
+
+pytestmark = pytest.mark.once
+FILE = """\
+{"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0, "bf16": {"enabled": "auto"},
+ "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+ "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+"""
+CALL = 'TrainingArguments(output_dir="o", learning_rate={}, max_steps=9, bf16=True, deepspeed="z.json")'
+PARSED = "TrainingArguments, Trainer, HfArgumentParser\nHfArgumentParser(TrainingArguments)\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("z.json").write_text(FILE)
+    Path("train.py").write_text(f"from transformers import {PARSED}Trainer(model, args).train()\n")
+
+
+def launch(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], int]:
+    """Return values of settings of a launch by name, and the exit code."""
+    Path("run.sh").write_text(f"{words}\n")
+    code = run(["resolve", "run.sh", "--json"])
+    shown = capsys.readouterr()
+    found = json.loads(shown.out) if shown.out.startswith("{") else {}
+    rows = {row["setting"]: row["value"] for row in found.get("settings", ())}
+    return {**rows, "text": shown.out + shown.err}, code
+
+
+def write_program(rate: str, before: str = "", after: str = "") -> None:
+    Path("train.py").write_text(
+        f"from transformers import TrainingArguments, Trainer\n{before}\n"
+        f"Trainer(model, {CALL.format(rate)}).train()\n{after}\n"
+    )
+
+
+def test_a_file_that_only_a_call_names(capsys: pytest.CaptureFixture[str]) -> None:
+    write_program("1e-4")
+    rows, code = launch("torchrun --nproc_per_node 8 train.py", capsys)
+    assert (rows["optimizer.params.lr"], rows["zero_optimization.stage"]) == (1e-4, 2), rows["text"]
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_read"),
+    [
+        ("LR = 3e-4", "", True),
+        ("LR: float = 3e-4", "", True),
+        ("LR = 3e-4\nLR = 1e-4", "", False),
+        ("LR = 3e-4", "LR += 1", False),
+        ("LR = 3e-4", "def f(LR): pass", False),
+        ("LR = 3e-4\nfrom settings import *", "", False),
+        ("if x:\n    LR = 3e-4", "", False),
+        ("LR = 3e-4", "for LR in range(2): pass", False),
+        ("LR = float(3e-4)", "", False),
+    ],
+)
+def test_a_constant_of_the_program(
+    before: str, after: str, is_read: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_program("LR", before, after)
+    rows, code = launch("torchrun --nproc_per_node 8 train.py", capsys)
+    assert (rows["optimizer.params.lr"] == 3e-4) is is_read
+    assert code == (0 if is_read else 2)
+
+
+def test_a_call_in_a_module_that_the_program_imports(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("from transformers import Trainer\nfrom own.util import build\n")
+    Path("own").mkdir()
+    Path("own/util.py").write_text(f"def build():\n    return {CALL.format('2e-4')}\n")
+    rows, code = launch("torchrun --nproc_per_node 8 train.py", capsys)
+    assert rows["optimizer.params.lr"] == 2e-4 and code == 0, rows["text"]
+    Path("other.py").write_text(CALL.format("5e-4"))
+    Path("train.py").write_text("import other\nfrom own.util import build\n")
+    rows, code = launch("torchrun --nproc_per_node 8 train.py", capsys)
+    assert code in (1, 2) and "optimizer.params.lr" not in rows
+
+
+def test_an_accelerator_in_a_module_that_the_program_imports(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("a.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"
+        "  gradient_accumulation_steps: 1\n  gradient_clipping: 1.0\n"
+    )
+    Path("loop.py").write_text("import util\nutil.start()\n")
+    Path("util.py").write_text("def start():\n    return Accelerator(mixed_precision='fp16')\n")
+    rows, _ = launch("accelerate launch --config_file a.yaml loop.py", capsys)
+    assert rows["fp16.enabled"] is True, rows["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("--gradient_accumulation_steps 4.0", 1, "found '4.0', expected a whole number"),
+        ("--warmup_steps 0.5", 2, ""),
+        ("--no_average_tokens_across_devices", 2, ""),
+        ("--no-average-tokens-across-devices", 2, ""),
+        (
+            '--accelerator_config \'{"gradient_accumulation_kwargs": {"num_steps": 4}}\'',
+            2,
+            "num_steps makes the Trainer accumulate",
+        ),
+    ],
+)
+def test_words_of_the_parser(
+    words: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, found = launch(f"deepspeed train.py --deepspeed z.json --max_steps 9 {words}", capsys)
+    assert says in rows["text"]
+    assert found in (code, 0 if not says else code), rows["text"]
+    if "average" in words:
+        Path("other.sh").write_text("deepspeed train.py --deepspeed z.json --max_steps 9\n")
+        assert run(["diff", "run.sh", "other.sh"]) == 2
+        assert "average_tokens_across_devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "is_read"),
+    [
+        ('c = json.load(open("z.json")); json.dump(c, open("z.json", "w"))', False),
+        ('c = json.load(open("other.json")); json.dump(c, open("other.json", "w"))', True),
+        ("print(1)", True),
+    ],
+)
+def test_a_file_that_python_in_the_script_writes(
+    code: str, is_read: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = "deepspeed train.py --deepspeed z.json --max_steps 9"
+    for text in (f"python - <<EOF\nimport json\n{code}\nEOF", f"python -c 'import json; {code}'"):
+        rows, found = launch(f"{text}\n{start}", capsys)
+        assert ("zero_optimization.stage" in rows) is is_read, rows["text"]
+        assert is_read or (found == 1 and "python may write the file" in rows["text"])
