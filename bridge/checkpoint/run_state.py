@@ -188,7 +188,7 @@ def _choose_model(
             for path, value in entries.items()
             if isinstance(value, Lazy)
         }
-        if not any(names.values()):
+        if set(names.values()) <= {None}:
             raise SourceError(
                 f"--root: found no tensor under {show_value(root)} in {place}; it has {overview}"
             )
@@ -201,11 +201,11 @@ def _choose_model(
             path: ".".join(map(str, path[len(best[0]) :]))
             for path, value in entries.items()
             if isinstance(value, Lazy)
-            and path[: len(best[0])] == best[0]
+            and path[: len(best[0])] == best[0] != path
             and (best[0] or len(path) == 1)
         }
-    model = {name: entries[path] for path, name in names.items() if name}
-    own = {path for path, name in names.items() if name}
+    model = {name: entries[path] for path, name in names.items() if name is not None}
+    own = {path for path, name in names.items() if name is not None}
     roots = {_model_root(path) for path in own}
     unread = {key: count for key, count in counts.items() if key not in roots}
     others = [
@@ -243,12 +243,12 @@ def _rank_of_root(path: Key) -> int:
     return len(MODELS) + bool(path)
 
 
-def _name_below(path: Key, root: str) -> str:
-    """Return the name of a tensor below `root`; empty if it lies elsewhere."""
+def _name_below(path: Key, root: str) -> str | None:
+    """Return the name of a tensor below `root`; None if it lies elsewhere."""
     whole = ".".join(map(str, path))
     if root == ".":
-        return whole if len(path) == 1 else ""
-    return whole.removeprefix(f"{root}.") if whole.startswith(f"{root}.") else ""
+        return whole if len(path) == 1 else None
+    return whole.removeprefix(f"{root}.") if whole.startswith(f"{root}.") else None
 
 
 def _tied_by_storage(model: Model) -> tuple[Model, dict[str, str]]:

@@ -121,13 +121,16 @@ class Trainer(RootedFormat):
         groups = _groups(hub)
         state = {**(hub.client.get(STATE) or {}), "global_step": hub.where.steps or 0}
         files = [*model.files, File(TRAINER, (json.dumps(state, indent=2).encode() + b"\n",))]
-        if hub.moments:
+        if _has_optimizer(hub):
             schedule, base = _schedule(hub, groups)
             files += [
                 torch_save.torch_file(OPTIMIZER, dict(_optimizer(hub, groups))),
                 torch_save.torch_file(SCHEDULER, schedule),
             ]
             findings += [*_find_settings(hub, groups), *base]
+        elif hub.schedule:
+            message = "no optimizer is written, without which Trainer reads no scheduler; its own begins anew"
+            findings.append(loss_finding("schedule", message, Effect.NUMBERS))
         return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "Trainer")))
 
 
@@ -149,7 +152,7 @@ class Accelerate(Trainer):
         # Its loader refuses a file that has a tied tensor under both of its names.
         model, findings = _plan_weights(replace(hub, ties={}), wanted)
         files = [*model.files]
-        if hub.moments:
+        if _has_optimizer(hub):
             places = {name: at for at, name in enumerate(_order_parameters(hub, self.name))}
             stored = hub.groups or (ParameterGroup(tuple(places), hub.settings),)
             groups = [
@@ -165,6 +168,13 @@ class Accelerate(Trainer):
             )
             findings.append(loss_finding("schedule", message, Effect.NUMBERS))
         return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "accelerate")))
+
+
+def _has_optimizer(hub: Hub) -> bool:
+    """Return whether to write an optimizer: SGD may have no moments, and Trainer takes a scheduler only next to one
+    (transformers/trainer.py: _load_optimizer_and_scheduler).
+    """
+    return bool(hub.moments or (hub.groups and hub.schedule))
 
 
 def _as_running(hub: Hub) -> Hub:
@@ -306,7 +316,8 @@ def _optimizer(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[tuple[str
     for name, at in numbers.items():
         parameter = hub.parameters[name]
         step = parameter.step if parameter.step is not None else hub.where.steps
-        states[at] = {"step": Held(torch.tensor(float(step or 0))), **parameter.moments}
+        if parameter.moments:  # an optimizer makes what a parameter without a state lacks
+            states[at] = {"step": Held(torch.tensor(float(step or 0))), **parameter.moments}
     yield "state", states
     rows = [
         {
