@@ -231,6 +231,15 @@ def test_trainer_goes_on_from_its_checkpoint_after_any_way(
     assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
 
 
+@pytest.mark.parametrize("tool", ["file", "accelerate"])
+def test_trainer_goes_on_from_the_checkpoint_of_every_tool(tmp_path: Path, tool: str) -> None:
+    """Of another tool, there is no state of Trainer but the step."""
+    out = converted(MAKERS[tool](run_of(LLAMA), tmp_path), "trainer", tmp_path / "out")
+    again = trainer(tmp_path / "again", LLAMA)
+    again.train(resume_from_checkpoint=str(out))
+    assert again.state.global_step == 4
+
+
 @pytest.mark.parametrize("tool", ["file", "lightning", "torchtitan", "accelerate"])
 def test_torch_goes_on_from_the_checkpoint_of_every_tool(tmp_path: Path, tool: str) -> None:
     run = run_of(LLAMA)
