@@ -56,6 +56,7 @@ from bridge.cli import run as command
 from bridge.errors import SourceError
 from bridge.report.exit_codes import Exit
 from bridge.stack import registry
+from compat.megatron.checkpoint.run import groups_of
 
 FLAGS = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --group-query-attention --num-query-groups 2
 --ffn-hidden-size 48 --seq-length 16 --max-position-embeddings 32 --micro-batch-size 1 --swiglu --normalization RMSNorm
@@ -227,6 +228,23 @@ def test_trainer_goes_on_from_its_checkpoint_after_any_way(
     back = converted(other, "trainer", tmp_path / "back")
     again = trainer(tmp_path / "again", CONFIGS[config], optim=optim)
     again.train(resume_from_checkpoint=str(back))
+    found, truth = losses_of(again), losses_of(whole)
+    assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
+
+
+def test_trainer_goes_on_with_a_group_without_parameters(tmp_path: Path) -> None:
+    """Trainer has two groups, of which one is empty where all that does not decay is frozen."""
+
+    def frozen(name: str) -> Any:
+        made = trainer(tmp_path / name, LLAMA)
+        for weight in made.model.parameters():  # type: ignore[union-attr]
+            weight.requires_grad = weight.ndim > 1
+        return made
+
+    whole, again = frozen("run"), frozen("again")
+    whole.train()
+    other = converted(tmp_path / "run" / "checkpoint-2", "dcp", tmp_path / "other")
+    again.train(resume_from_checkpoint=str(converted(other, "trainer", tmp_path / "back")))
     found, truth = losses_of(again), losses_of(whole)
     assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
 
@@ -585,6 +603,15 @@ def test_the_arguments_of_megatron_become_a_config_that_transformers_opens(tmp_p
 
 def decays_of(hub: Hub) -> list[tuple[float, set[str]]]:
     return [(group.settings["weight_decay"], set(group.names)) for group in hub.groups]
+
+
+def test_equal_groups_of_megatron_are_one() -> None:
+    """Of two with all settings alike one may be empty; with other settings nothing tells which has the parameters."""
+    row = {"wd_mult": 1.0, "lr_mult": 1.0, "lr": 0.1}
+    (group,) = groups_of([row, dict(row)], {"a.weight": 2}, "here")
+    assert group.names == ("a.weight",)
+    with pytest.raises(SourceError, match="same settings"):
+        groups_of([row, {**row, "lr": 0.2}], {"a.weight": 2}, "here")
 
 
 @pytest.mark.parametrize("described", [False, True])

@@ -304,10 +304,10 @@ def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
     order = _order_parameters(hub, "trainer")
     settings = {name: group.settings for group in hub.groups for name in group.names}
     rows = _divide({name: parameters[name].weight for name in order})
+    # Trainer makes both groups even if one has no parameters, and torch loads as many as it has.
     return tuple(
-        ParameterGroup(tuple(names), settings.get(names[0], hub.settings))
+        ParameterGroup(tuple(names), settings.get(next(iter(names or order), ""), hub.settings))
         for names in rows
-        if names
     )
 
 
