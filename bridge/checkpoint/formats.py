@@ -145,11 +145,26 @@ def read_at(format: Format, place: Path) -> Hub:
         SourceError.raise_if(
             f"{place}: {problem}; the checkpoint is damaged" for problem in _find_damage(hub)
         )
-        return hub
+        return replace(hub, findings=(*hub.findings, *_find_adapter(place)))
     except FLAWS as error:
         # A file may hold any value in any place. What a reader did not look at before it used it
         # ends here, without a traceback.
         raise _damage_error(format, place, error) from error
+
+
+ADAPTER = "adapter_config.json"
+"""A file of peft. transformers applies the adapter of which it tells to the weights next to it
+(transformers/models/auto/auto_factory.py: from_pretrained).
+"""
+
+
+def _find_adapter(place: Path) -> Iterator[Finding]:
+    if (place / ADAPTER).is_file():
+        message = (
+            f"{ADAPTER} lies next to the weights: transformers computes with that adapter, which is not carried over; "
+            "merge it into the weights first, as with peft's merge_and_unload"
+        )
+        yield loss_finding("adapter", message, Effect.NUMBERS)
 
 
 def _damage_error(format: Format, place: Path, error: Exception) -> SourceError:

@@ -274,6 +274,13 @@ def rename_under(hub: Hub, target: str | None, usual: str | None, configs: Seque
     `establish_model` holds against `configs`. Raises `SourceError` if a target that is loaded by names
     would get a part of a model.
     """
+    return rename_known(*with_arguments(hub, configs), target, usual)
+
+
+def with_arguments(hub: Hub, configs: Sequence[Said]) -> tuple[Hub, Sequence[Said]]:
+    """Return the checkpoint without what wraps its names, and `configs` after what the arguments of its run say of the
+    model, if it has any. A finding says so if they cannot be read.
+    """
     hub = unwrap_names(hub)
     try:
         if configs and (record := config_of_record(hub)) is not None:
@@ -282,6 +289,11 @@ def rename_under(hub: Hub, target: str | None, usual: str | None, configs: Seque
     except BridgeError as error:
         message = f"the arguments of the run are not held against a config, as they cannot be read: {error}"
         hub = replace(hub, findings=(*hub.findings, loss_finding("args", message, Effect.NONE)))
+    return hub, configs
+
+
+def rename_known(hub: Hub, configs: Sequence[Said], target: str | None, usual: str | None) -> Hub:
+    """Return what `rename_under` does of the result of `with_arguments`."""
     if target or usual:
         _refuse_parts(hub, target or usual or "", configs)
     facts = establish_model(hub, configs)

@@ -5,8 +5,9 @@ scheduler, a loss scale and random states are recognised by what they consist of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ Entries = Mapping[Key, Any]
 Model = dict[str, Lazy]
 States = dict[str, dict[str, Any]]
 """The values of an optimizer for each parameter, by the parameter's name or number."""
+Divide = Callable[[Model], Sequence[Sequence[str]]]
+"""Function that divides the parameters of a model into the groups of an optimizer."""
 DAMAGED = "the checkpoint is damaged"
 OPTIMIZERS = re.compile(r"opt")
 """How keys of an optimizer begin."""
@@ -70,12 +73,18 @@ def flatten_value(value: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
 
 
 def hub_of_entries(
-    origin: Origin, place: Path, entries: Entries, root: str | None = None, in_order: bool = False
+    origin: Origin,
+    place: Path,
+    entries: Entries,
+    root: str | None = None,
+    in_order: bool = False,
+    divide: Divide | None = None,
 ) -> Hub:
     """Return the checkpoint in the folder or file `place` that consists of these entries. If
     `in_order` is true, the tensors of a model come in the model's order. `root` has the keys, joined by
     dots, under which the model to be read lies, those under which an optimizer lies, or both with a comma
-    between them. Raises `SourceError` if there is no model, or if several models or optimizers may be
+    between them. `divide` returns the groups that the tool makes of the parameters, for optimizers that show
+    none. Raises `SourceError` if there is no model, or if several models or optimizers may be
     meant.
     """
     optimizers, entries = _find_optimizers(entries)
@@ -86,7 +95,7 @@ def hub_of_entries(
     order = list(model) if in_order else module_order(model)
     if order is not None:
         model = {name: model[name] for name in dict.fromkeys((*order, *model))}
-    groups, states, remarks = _read_optimizers(optimizers, model, order or [], place)
+    groups, states, remarks = _read_optimizers(optimizers, model, order or [], place, divide)
     # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
     # the optimizer knows decides; without an optimizer everything that floats is a trained
     # parameter.
@@ -188,7 +197,7 @@ def _choose_model(
             for path, value in entries.items()
             if isinstance(value, Lazy)
         }
-        if not any(names.values()):
+        if set(names.values()) <= {None}:
             raise SourceError(
                 f"--root: found no tensor under {show_value(root)} in {place}; it has {overview}"
             )
@@ -201,11 +210,11 @@ def _choose_model(
             path: ".".join(map(str, path[len(best[0]) :]))
             for path, value in entries.items()
             if isinstance(value, Lazy)
-            and path[: len(best[0])] == best[0]
+            and path[: len(best[0])] == best[0] != path
             and (best[0] or len(path) == 1)
         }
-    model = {name: entries[path] for path, name in names.items() if name}
-    own = {path for path, name in names.items() if name}
+    model = {name: entries[path] for path, name in names.items() if name is not None}
+    own = {path for path, name in names.items() if name is not None}
     roots = {_model_root(path) for path in own}
     unread = {key: count for key, count in counts.items() if key not in roots}
     others = [
@@ -243,12 +252,12 @@ def _rank_of_root(path: Key) -> int:
     return len(MODELS) + bool(path)
 
 
-def _name_below(path: Key, root: str) -> str:
-    """Return the name of a tensor below `root`; empty if it lies elsewhere."""
+def _name_below(path: Key, root: str) -> str | None:
+    """Return the name of a tensor below `root`; None if it lies elsewhere."""
     whole = ".".join(map(str, path))
     if root == ".":
-        return whole if len(path) == 1 else ""
-    return whole.removeprefix(f"{root}.") if whole.startswith(f"{root}.") else ""
+        return whole if len(path) == 1 else None
+    return whole.removeprefix(f"{root}.") if whole.startswith(f"{root}.") else None
 
 
 def _tied_by_storage(model: Model) -> tuple[Model, dict[str, str]]:
@@ -394,7 +403,11 @@ def _optimizer_groups(optimizer: Entries) -> tuple[tuple[ParameterGroup, ...], l
 
 
 def _read_optimizers(
-    optimizers: Sequence[_Optimizer], model: Model, order: Sequence[str], place: Path
+    optimizers: Sequence[_Optimizer],
+    model: Model,
+    order: Sequence[str],
+    place: Path,
+    divide: Divide | None,
 ) -> tuple[tuple[ParameterGroup, ...], States, list[Finding]]:
     """Return the groups and states of the optimizers by the names of the model's parameters, and
     findings. An optimizer whose parameters cannot be told is named in a finding. Raises `SourceError` if
@@ -410,6 +423,8 @@ def _read_optimizers(
         strange = sorted(name for name in one.states if name not in model)
         if one.numbered:
             matches = _assign_numbers(one, order, model)
+            if matches is None and divide is not None and order:
+                matches = _assign_by_groups(one, divide({name: model[name] for name in order}))
             if matches is None:
                 why = (
                     "fit the shapes of the model's parameters in no way or in several"
@@ -500,6 +515,18 @@ def _assign_numbers(
             matches[rows[group_of_name][before[group_of_name]][0]] = name
         at = before
     return matches
+
+
+def _assign_by_groups(
+    optimizer: _Optimizer, rows: Sequence[Sequence[str]]
+) -> dict[str, str] | None:
+    """Return the name of the parameter that each number stands for, if the optimizer has groups of these sizes and
+    no state that would show another order.
+    """
+    groups = [group.names for group in optimizer.groups]
+    if any(optimizer.states.values()) or [*map(len, groups)] != [*map(len, rows)]:
+        return None
+    return dict(zip(chain.from_iterable(groups), chain.from_iterable(rows), strict=True))
 
 
 def _moment_shape(state: Mapping[str, Any] | None) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bridge.checkpoint import formats
 from bridge.checkpoint.hub import Hub
 from bridge.checkpoint.interface import Format, Wanted
-from bridge.checkpoint.model_facts import Said, rename_under
+from bridge.checkpoint.model_facts import Said, rename_known, with_arguments
 from bridge.errors import BridgeError
 from bridge.stack.rules import Effect
 
@@ -27,11 +27,12 @@ def list_targets(hub: Hub, configs: Sequence[Said]) -> Iterator[Target]:
     say about the model.
     """
     known = {finding.path for finding in hub.findings}
+    hub, configs = with_arguments(hub, configs)
     for target in formats.all_formats().values():
         if type(target).plan is Format.plan:
             continue  # a format that is only read
         try:
-            named = rename_under(hub, None, target.names, configs)
+            named = rename_known(hub, configs, None, target.names)
             written = formats.plan_files(target, named, Wanted())
         except BridgeError as error:
             yield Target(target.name, refused=error.problems[0])

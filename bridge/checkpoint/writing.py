@@ -72,6 +72,10 @@ def write_checkpoint(
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         keeps_part = full or os.path.isdir(staging)
         advice = _advice_after_failure(staging) if keeps_part else "name another folder"
+        if os.path.islink(staging):
+            advice = (
+                f"{staging} is a link, and nothing was written; remove it, or name another folder"
+            )
         raise SourceError(f"{error.filename or target}: {error.strerror}; {advice}") from None
     except UnwrittenError as error:
         raise SourceError(

@@ -18,7 +18,7 @@ from bridge.checkpoint.digests import SUMS, blob_digests, without_digest
 from bridge.checkpoint.file_tensors import tensors_by_file
 from bridge.checkpoint.hub import Hub, Model
 from bridge.checkpoint.interface import Format, PlannedFiles
-from bridge.checkpoint.lazy import EXACT, STRIP, TORCH, WIDTH, Lazy, torch_type
+from bridge.checkpoint.lazy import EXACT, FLOATING, STRIP, TORCH, WIDTH, Lazy, torch_type
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.tagged_json import encode_value
 from bridge.checkpoint.targets import Target, list_targets
@@ -290,11 +290,13 @@ def _option_mistakes(options: CheckpointOptions, target: Format, folder: Path) -
                 f"--{key}: found {options.wanted[key]}; {target.name} does not depend on it; leave "
                 "it out"
             )
-    if options.output.resolve().is_relative_to(folder.resolve()):
-        yield (
-            f"-o: {options.output} lies inside {folder}, the checkpoint that is read; name a "
-            "folder outside it"
-        )
+    yield from find_output_inside(options.output, folder)
+
+
+def find_output_inside(output: Path, folder: Path) -> Iterator[str]:
+    """Yield a message if an output lies inside `folder`, the source checkpoint."""
+    if output.resolve().is_relative_to(folder.resolve()):
+        yield f"-o: {output} lies inside {folder}, the checkpoint that is read; name a folder outside it"
 
 
 def _set_samples(hub: Hub, options: CheckpointOptions) -> Hub:
@@ -626,30 +628,38 @@ def _comparable_tensors(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
 
 def _common_format(one: str, other: str) -> str:
     """Return the number format in which tensors of two formats are compared: the coarser one, as the
-    finer copy has digits that the other cannot have; F32 if each has numbers that the other lacks.
+    finer copy has digits that the other cannot have; one that has the numbers of both if each has numbers
+    that the other lacks.
     """
     if one in (other, *EXACT.get(other, ())):
         return one
     if other in EXACT.get(one, ()):
         return other
-    return "F32" if {one, other} <= {*EXACT["F32"]} else min(one, other, key=lambda it: WIDTH[it])
+    kinds = {one[0], other[0]} - {"U", "I"}
+    return "C64" if "C" in kinds else "F64" if kinds & {*"FB"} else "I64"
 
 
 def _largest_difference(one: Lazy, other: Lazy, coarse: str) -> float:
     """Return the largest difference between corresponding elements, in the number format `coarse`;
-    infinite if exactly one of two elements is NaN.
+    infinite if exactly one of two elements is NaN, or infinite in its own format.
     """
     import torch
 
     most, step = 0.0, STRIP // WIDTH[one.dtype]
     for start in range(0, one.count, step):
         stop = min(one.count, start + step)
-        left, right = (held.flat(start, stop).to(torch_type(coarse)) for held in (one, other))
+        stored = [held.flat(start, stop) for held in (one, other)]
+        left, right = (held.to(torch_type(coarse)) for held in stored)
+        if one.dtype != other.dtype:
+            finite = [held.double().isfinite() for held in stored]
+            most = most if torch.equal(*finite) else float("inf")
         # Bytes, so that NaNs of the same bits are equal.
-        if not torch.equal(left.view(torch.uint8), right.view(torch.uint8)):
-            gap = (left.double() - right.double()).abs()
-            # 5e-324, the smallest double above 0: 0.0 and -0.0 differ, though their distance is 0.
-            most = max(most, float(gap.nan_to_num(nan=float("inf")).max()) or 5e-324)
+        differ = (left.view(torch.uint8) != right.view(torch.uint8)).view(stop - start, -1).any(1)
+        if differ.any():
+            gap = (left[differ].cdouble() - right[differ].cdouble()).abs()
+            # Whole numbers may be one double; and 0.0 and -0.0 differ, though their distance is 0.
+            least = 5e-324 if coarse in (*FLOATING, "C64") else 1.0
+            most = max(most, float(gap.nan_to_num(nan=float("inf")).max()) or least)
     return most
 
 

@@ -31,7 +31,7 @@ from bridge.checkpoint.interface import Format, PlannedFiles as Files
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.writing import write_checkpoint
 from bridge.cli.budget import read_within_limits, stay_within_limits
-from bridge.cli.checkpoint import Progress
+from bridge.cli.checkpoint import Progress, find_output_inside
 from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.folder import CONFIG
 from bridge.cli.job import Job
@@ -176,13 +176,19 @@ def _move_run(job: Job, options: MoveOptions) -> int:
     # The proof trains, so only what comes before it has limits.
     with read_within_limits():
         moved = _write_run(job, options)
-    found = _prove_move(moved.job, options, moved.source, moved.parties) if moved.parties else None
+    try:
+        found = (
+            _prove_move(moved.job, options, moved.source, moved.parties) if moved.parties else None
+        )
+    except BridgeError as error:
+        kept = f"{options.output} is written whole, and only its proof failed"
+        raise BridgeError(*(f"{problem}; {kept}" for problem in error.problems)) from None
     code = as_json.exit_of(moved.findings, job.threshold)
     if found and code is not Exit.ERROR and found["verdict"] != "same":
         code = Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
     if job.json:
-        kept = (moved.source, moved.target, moved.files, moved.findings)
-        print_json(_report_object(*kept, found, options, code))
+        parts = (moved.source, moved.target, moved.files, moved.findings)
+        print_json(_report_object(*parts, found, options, code))
     else:
         content(moved.said)
         content("".join(f"{line}\n" for line in _proof_lines(found)) if found else "")
@@ -191,6 +197,10 @@ def _move_run(job: Job, options: MoveOptions) -> int:
 
 def _write_run(job: Job, options: MoveOptions) -> Moved:
     """Translate a run and write it, unless it is a dry run."""
+    if options.dry_run and options.prove:
+        raise BridgeError(
+            "--prove: found with --dry-run, which writes nothing to prove; drop one of them"
+        )
     source, job = _read_source(job, options)
     target = _make_target(job, options, source)
     hub = _count_samples(target.hub, source, target)
@@ -213,7 +223,7 @@ def _write_run(job: Job, options: MoveOptions) -> Moved:
     whole = _gather_files(target, files, said)
     if not options.dry_run:
         _write_move(whole, job, options, source)
-    return Moved(job, source, target, files, findings, None if options.dry_run else parties, said)
+    return Moved(job, source, target, files, findings, parties, said)
 
 
 # Reading
@@ -224,6 +234,7 @@ def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
 
     If nothing else sets the number of ranks, the job uses the number that saved the checkpoint.
     """
+    BridgeError.raise_if(find_output_inside(options.output, options.checkpoint))
     format, place = formats.find_checkpoint(options.checkpoint, options.from_)
     verified = options.verify and not options.dry_run
     if verified:
@@ -262,7 +273,8 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     side = side_of(dialect)
     result = _translate_config(job, options)
     brought = RUNNING if options.model else "huggingface"
-    hub = _fit_names(source, result.config, side.parameter_names(result.config) or brought)
+    usual = side.parameter_names(result.config) or brought
+    hub = _fit_names(source, result.config, usual, options.model)
     hub = _apply_scheduled_decay(hub, source.config)
     if side.by_place and hub.parameters is not source.hub.parameters:
         hub = _place_groups(hub)
@@ -299,13 +311,17 @@ def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarg
     )
 
 
-def _fit_names(source: MoveSource, target: Config, usual: str | None) -> Hub:
-    """Return the checkpoint with the parameter names that the target uses."""
+def _fit_names(source: MoveSource, target: Config, usual: str | None, model: Path | None) -> Hub:
+    """Return the checkpoint with the parameter names that the target uses. Raises `SourceError` if the model of
+    the folder `model` is another one.
+    """
     # What the translation loses, it has named.
     configs = [
         ("the config", describe_config(source.config)),
         ("the translated config", replace(describe_config(target), settings=None)),
     ]
+    if model is not None:
+        configs.append((str(model / CONFIG), describe_config(_model_config(model))))
     return rename_under(source.hub, None, usual, configs)
 
 
@@ -429,7 +445,8 @@ def _keep_config(job: Job, source: MoveSource, options: MoveOptions) -> MoveTarg
     """
     config, dialect = source.config, source.config.dialect
     side = side_of(dialect)
-    hub = _fit_names(source, config, RUNNING if options.model else side.native_parameters)
+    usual = RUNNING if options.model else side.native_parameters
+    hub = _fit_names(source, config, usual, options.model)
     groups = _groups_to_write(hub, config)
     edits = dict(side.settings_for_groups(FILE)) if groups else {}
     config = without(config, edits) if edits else config
@@ -475,20 +492,14 @@ def _find_other_settings(source: MoveSource) -> Iterator[Finding]:
         said = getattr(optimizer, name)
         wanted = list(said) if isinstance(said, tuple) else said
         held = [group.settings[name] for group in source.hub.groups if name in group.settings]
-        # Groups that are spared weight decay have 0 there, whatever the config says.
-        other = [
-            value
-            for value in held
-            if value not in (wanted, *((0.0,) if name == "weight_decay" else ()))
-        ]
-        if wanted is not None and other and wanted not in held:
+        if wanted is not None and held and wanted not in held:
+            # Groups that are spared weight decay have 0 there, whatever the config says.
+            other = next(filter(None, held), held[0])
             message = (
-                f"{show_value(wanted)} in the config, {show_value(other[0])} in the checkpoint; a "
+                f"{show_value(wanted)} in the config, {show_value(other)} in the checkpoint; a "
                 "resumed run uses the value in the checkpoint"
             )
-            yield Finding(
-                f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0]
-            )
+            yield Finding(f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other)
 
 
 # Writing
@@ -595,7 +606,8 @@ def _report_text(
         screen.print(
             f"Groups of parameters: {_groups_text(target.groups)}", markup=False, soft_wrap=True
         )
-    screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
+    start = quote(f"{options.output.name}/{LAUNCH}")
+    screen.print(f"To start: sh {start}", markup=False, soft_wrap=True)
     return out.getvalue()
 
 

@@ -191,7 +191,9 @@ def test_the_line_says_what_was_checked_by_what(model: Path) -> None:
     assert "second digest" in asked("inspect", str(model), "--check")[1]
 
 
-@pytest.mark.parametrize("form", ["--tag", "upper case", "CRLF", "comment", "escaped"])
+@pytest.mark.parametrize(
+    "form", ["--tag", "upper case", "CRLF", "comment", "escaped", "no last line end"]
+)
 def test_every_form_of_sha256sum_is_read(model: Path, form: str) -> None:
     names = sorted(path.name for path in model.glob("*.safetensors"))
     if form == "escaped":
@@ -202,9 +204,8 @@ def test_every_form_of_sha256sum_is_read(model: Path, form: str) -> None:
     text = subprocess.run(words, cwd=model, capture_output=True, text=True, check=True).stdout
     if form == "upper case":
         text = "".join(f"{line[:64].upper()}{line[64:]}\n" for line in text.splitlines())
-    text = {"CRLF": text.replace("\n", "\r\n"), "comment": f"# made today\n\n{text}"}.get(
-        form, text
-    )
+    forms = {"CRLF": text.replace("\n", "\r\n"), "comment": f"# made today\n\n{text}"}
+    text = {**forms, "no last line end": text.removesuffix("\n")}.get(form, text)
     (model / "SHA256SUMS").write_bytes(text.encode())
     assert len(read_digests(model, model)) == len(names)
     code, out = asked("inspect", str(model), "--check")
@@ -388,6 +389,11 @@ def test_a_folder_that_is_not_ours_is_left_alone(model: Path, tmp_path: Path) ->
         assert code == 1 and "move this folder away" in out, out
         assert (other / name).read_text() == "mine"
         shutil.rmtree(other)
+    for place in (model, tmp_path / "nowhere"):
+        other.symlink_to(place)
+        code, out = converted(model, "bin", tmp_path / "out")
+        assert code == 1 and "is a link, and nothing was written" in out and "room" not in out, out
+        other.unlink()
 
 
 def test_the_second_of_two_writers_is_told_of_the_first(
@@ -923,7 +929,8 @@ def test_every_file_that_transformers_reads_is_copied_or_named(model: Path, tmp_
         (model / name).write_text("{}")
     (model / "additional_chat_templates").mkdir()
     out = tmp_path / "out"
-    _, said = asked("convert", str(model), "--to", "bin", "-o", str(out))
+    code, said = asked("convert", str(model), "--to", "bin", "-o", str(out))
+    assert code == 2 and "different numbers: adapter: adapter_config.json lies next to" in said
     assert all((out / name).is_file() for name in copied)
     line = next(line for line in said.splitlines() if "not copied" in line)
     assert all(name in line for name in (*named, "additional_chat_templates"))
@@ -956,3 +963,28 @@ def test_copies_of_two_number_formats_are_not_said_to_be_alike_without_a_word(
     assert "number formats" not in told("fine", "fine")[1]
     # Each of these two has numbers that the other lacks, so neither is the coarser one.
     assert told("half", "brain")[0] == told("brain", "half")[0] == 2
+
+
+ENDLESS = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "most"),
+    [
+        (torch.tensor([7e4]), torch.tensor([ENDLESS]).half(), "inf"),
+        (torch.tensor([ENDLESS, 1.0]), torch.tensor([ENDLESS, 1.5]), "0.5"),
+        (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1"),
+        (torch.tensor([2**32 + 1]), torch.tensor([1], dtype=torch.int32), "4.29e+09"),
+        (torch.tensor([1.5]), torch.tensor([1], dtype=torch.int8), "0.5"),
+        (torch.tensor([1 + 1j]), torch.tensor([1 + 3j]), "2"),
+    ],
+)
+def test_no_number_of_another_format_is_rounded_to_its_opposite(
+    tmp_path: Path, one: torch.Tensor, other: torch.Tensor, most: str
+) -> None:
+    for name, held in {"one": one, "other": other}.items():
+        torch.save({"a": torch.ones(2), "w": held}, tmp_path / name)
+    for pair in (("one", "other"), ("other", "one")):
+        code, said = asked("diff", *(str(tmp_path / name) for name in pair))
+        assert code == 2 and f"w weight: different, by {most} at most" in said, said
+    assert asked("diff", str(tmp_path / "one"), str(tmp_path / "one"))[0] == 0

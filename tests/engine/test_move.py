@@ -172,6 +172,30 @@ def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_a_move_that_cannot_be_right_is_refused(begun: Path, tmp_path: Path) -> None:
+    """Into the checkpoint that is read, with another model, and a proof of nothing."""
+    config, run = begun / "ds_config.json", begun / "run"
+    checkpoints.config_for("gpt2").save_pretrained(tmp_path / "gpt2")
+    tries = {
+        "lies inside": (run / "out",),
+        "but the weights have 24": (tmp_path / "out", "--model", str(tmp_path / "gpt2")),
+        "writes nothing to prove": (tmp_path / "out", "--dry-run", "--prove", "1"),
+    }
+    for words, (output, *more) in tries.items():
+        code, said = moved(config, run, "native", output, *map(str, more))
+        assert code == 1 and words in said and not output.exists(), said
+
+
+def test_a_config_whose_decay_no_group_has_is_named(begun: Path, tmp_path: Path) -> None:
+    """A checkpoint of which no parameter decays, and the config of a run in which they do."""
+    hub = formats.read_checkpoint(begun / "run")
+    still = [replace(one, settings={**one.settings, "weight_decay": 0.0}) for one in hub.groups]
+    config = moving.read_job(moving.Job(str(begun / "ds_config.json"), world_size=2))
+    source = moving.MoveSource(config, replace(hub, groups=tuple(still)), *([None] * 2))  # type: ignore[arg-type]
+    (found,) = moving._find_other_settings(source)
+    assert (found.path, found.before, found.after) == ("optimizer.weight_decay", 0.1, 0.0)
+
+
 def test_weights_alone_go_by_names(begun: Path, tmp_path: Path) -> None:
     """Where nothing says the groups of the optimizer, DeepSpeed gets a universal checkpoint, and its config says so."""
     checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import warnings
 from argparse import Namespace
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from tool_folders import (
@@ -46,7 +48,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
-from bridge.checkpoint import formats, interface
+from bridge.checkpoint import formats, interface, model_facts
 from bridge.checkpoint.hub import Hub
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.writing import write_checkpoint
@@ -54,6 +56,7 @@ from bridge.cli import run as command
 from bridge.errors import SourceError
 from bridge.report.exit_codes import Exit
 from bridge.stack import registry
+from compat.megatron.checkpoint.run import groups_of
 
 FLAGS = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --group-query-attention --num-query-groups 2
 --ffn-hidden-size 48 --seq-length 16 --max-position-embeddings 32 --micro-batch-size 1 --swiglu --normalization RMSNorm
@@ -151,6 +154,28 @@ def test_inspect_says_where_a_checkpoint_can_go(tmp_path: Path, tool: str, capsy
         assert (code == Exit.ERROR) is (row["refused"] is not None)
 
 
+def test_inspect_reads_the_arguments_of_a_run_once(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of(LLAMA).model.save_pretrained(str(tmp_path))
+    calls = []
+    monkeypatch.setattr(model_facts, "config_of_record", calls.append)
+    command(["checkpoint", "inspect", str(tmp_path)])
+    assert len(calls) == 1 and "can be converted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("root", [(), ("model",)])
+def test_a_tensor_without_a_name_is_a_tensor(tmp_path: Path, root: tuple[str, ...]) -> None:
+    """torch's own checkpoints hold any key, so a name may be empty."""
+    held = {"": torch.ones(3), "a": torch.zeros(2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": held} if root else dict(held), checkpoint_id=str(tmp_path / "run"))
+    found = formats.read_checkpoint(tmp_path / "run").parameters
+    assert found.keys() == held.keys()
+    assert all(torch.equal(found[name].weight.whole(), held[name]) for name in held)
+
+
 def converted(source: Path, to: str, out: Path, *more: str) -> Path:
     """Convert a checkpoint by the command. Returns the folder."""
     code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(out), *more])
@@ -182,20 +207,55 @@ def test_each_weight_keeps_its_number_format_in_megatron_or_is_named(
     assert changed == ({"model.layers.1.mlp.down_proj.weight"} if stacked else set())
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("between", ["dcp", "native", "deepspeed", "trainer"])
+WAYS = [
+    *(
+        (between, config, "adamw_torch")
+        for between in ("dcp", "native", "deepspeed", "trainer")
+        for config in CONFIGS
+    ),
+    *((between, "llama", "sgd") for between in ("dcp", "native", "trainer")),
+]
+
+
+@pytest.mark.parametrize(("between", "config", "optim"), WAYS)
 def test_trainer_goes_on_from_its_checkpoint_after_any_way(
-    tmp_path: Path, between: str, config: str
+    tmp_path: Path, between: str, config: str, optim: str
 ) -> None:
-    whole = trainer(tmp_path / "run", CONFIGS[config])
+    whole = trainer(tmp_path / "run", CONFIGS[config], optim=optim)
     whole.train()
     first = tmp_path / "run" / "checkpoint-2"
     other = converted(first, between, tmp_path / "other")
     back = converted(other, "trainer", tmp_path / "back")
-    again = trainer(tmp_path / "again", CONFIGS[config])
+    again = trainer(tmp_path / "again", CONFIGS[config], optim=optim)
     again.train(resume_from_checkpoint=str(back))
     found, truth = losses_of(again), losses_of(whole)
     assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
+
+
+def test_trainer_goes_on_with_a_group_without_parameters(tmp_path: Path) -> None:
+    """Trainer has two groups, of which one is empty where all that does not decay is frozen."""
+
+    def frozen(name: str) -> Any:
+        made = trainer(tmp_path / name, LLAMA)
+        for weight in made.model.parameters():  # type: ignore[union-attr]
+            weight.requires_grad = weight.ndim > 1
+        return made
+
+    whole, again = frozen("run"), frozen("again")
+    whole.train()
+    other = converted(tmp_path / "run" / "checkpoint-2", "dcp", tmp_path / "other")
+    again.train(resume_from_checkpoint=str(converted(other, "trainer", tmp_path / "back")))
+    found, truth = losses_of(again), losses_of(whole)
+    assert {step: found[step] for step in (3, 4)} == {step: truth[step] for step in (3, 4)}
+
+
+@pytest.mark.parametrize("tool", ["file", "accelerate"])
+def test_trainer_goes_on_from_the_checkpoint_of_every_tool(tmp_path: Path, tool: str) -> None:
+    """Of another tool, there is no state of Trainer but the step."""
+    out = converted(MAKERS[tool](run_of(LLAMA), tmp_path), "trainer", tmp_path / "out")
+    again = trainer(tmp_path / "again", LLAMA)
+    again.train(resume_from_checkpoint=str(out))
+    assert again.state.global_step == 4
 
 
 @pytest.mark.parametrize("tool", ["file", "lightning", "torchtitan", "accelerate"])
@@ -434,6 +494,7 @@ def test_links_of_the_hub_cache_are_followed_to_their_own_blobs_alone(tmp_path: 
 
 LEVELS = """
 import sys
+import warnings
 from pathlib import Path
 import deepspeed
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # no compiler is asked
@@ -542,6 +603,15 @@ def test_the_arguments_of_megatron_become_a_config_that_transformers_opens(tmp_p
 
 def decays_of(hub: Hub) -> list[tuple[float, set[str]]]:
     return [(group.settings["weight_decay"], set(group.names)) for group in hub.groups]
+
+
+def test_equal_groups_of_megatron_are_one() -> None:
+    """Of two with all settings alike one may be empty; with other settings nothing tells which has the parameters."""
+    row = {"wd_mult": 1.0, "lr_mult": 1.0, "lr": 0.1}
+    (group,) = groups_of([row, dict(row)], {"a.weight": 2}, "here")
+    assert group.names == ("a.weight",)
+    with pytest.raises(SourceError, match="same settings"):
+        groups_of([row, {**row, "lr": 0.2}], {"a.weight": 2}, "here")
 
 
 @pytest.mark.parametrize("described", [False, True])

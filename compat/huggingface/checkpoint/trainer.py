@@ -47,6 +47,13 @@ NUMBERED = re.compile(
 """Names of the weights of accelerate's second model and of those after it, with their number."""
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 STATE = "trainer_state"
+UNKNOWN: Mapping[str, Any] = {
+    "train_batch_size": 0,
+    "stateful_callbacks": {"TrainerControl": {"args": {}, "attributes": {}}},
+}
+"""The state of a run that Trainer did not save, without which Trainer stops. It warns of another batch size than its own
+(transformers/trainer_utils.py: compare_trainer_and_checkpoint_args), and this one is that of no run.
+"""
 SPARED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Names of parameters that do not decay (transformers/trainer.py: get_decay_parameter_names)."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -86,7 +93,8 @@ class Trainer(RootedFormat):
             message = f"{name} does not say which of the models it is for; --root {self.root},{name} reads it"
             notes.append(loss_finding("moments", message, Effect.NUMBERS))
         origin = Origin(self.name, files=(*files, *others))
-        hub = hub_of_entries(origin, place, {**weights, **entries}, root, in_order)
+        divide = _divide if (place / TRAINER).is_file() else None
+        hub = hub_of_entries(origin, place, {**weights, **entries}, root, in_order, divide)
         state = hub.client.get(STATE)
         steps = state.get("global_step") if isinstance(state, Mapping) else None
         where = hub.where if hub.where.steps is not None else replace(hub.where, steps=steps)
@@ -119,15 +127,19 @@ class Trainer(RootedFormat):
         hub = _as_running(hub)
         model, findings = _plan_weights(hub, target)
         groups = _groups(hub)
-        state = {**(hub.client.get(STATE) or {}), "global_step": hub.where.steps or 0}
+        known = {**UNKNOWN, **(hub.client.get(STATE) or {})}
+        state = {**known, "global_step": hub.where.steps or 0}
         files = [*model.files, File(TRAINER, (json.dumps(state, indent=2).encode() + b"\n",))]
-        if hub.moments:
+        if _has_optimizer(hub):
             schedule, base = _schedule(hub, groups)
             files += [
                 torch_save.torch_file(OPTIMIZER, dict(_optimizer(hub, groups))),
                 torch_save.torch_file(SCHEDULER, schedule),
             ]
             findings += [*_find_settings(hub, groups), *base]
+        elif hub.schedule:
+            message = "no optimizer is written, without which Trainer reads no scheduler; its own begins anew"
+            findings.append(loss_finding("schedule", message, Effect.NUMBERS))
         return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "Trainer")))
 
 
@@ -149,7 +161,7 @@ class Accelerate(Trainer):
         # Its loader refuses a file that has a tied tensor under both of its names.
         model, findings = _plan_weights(replace(hub, ties={}), wanted)
         files = [*model.files]
-        if hub.moments:
+        if _has_optimizer(hub):
             places = {name: at for at, name in enumerate(_order_parameters(hub, self.name))}
             stored = hub.groups or (ParameterGroup(tuple(places), hub.settings),)
             groups = [
@@ -165,6 +177,13 @@ class Accelerate(Trainer):
             )
             findings.append(loss_finding("schedule", message, Effect.NUMBERS))
         return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "accelerate")))
+
+
+def _has_optimizer(hub: Hub) -> bool:
+    """Return whether to write an optimizer: SGD may have no moments, and Trainer takes a scheduler only next to one
+    (transformers/trainer.py: _load_optimizer_and_scheduler).
+    """
+    return bool(hub.moments or (hub.groups and hub.schedule))
 
 
 def _as_running(hub: Hub) -> Hub:
@@ -284,17 +303,21 @@ def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
     parameters = hub.trainable_parameters
     order = _order_parameters(hub, "trainer")
     settings = {name: group.settings for group in hub.groups for name in group.names}
-    rows: tuple[list[str], list[str]] = ([], [])
-    for name in order:
-        # Trainer goes by names, and by the class of a norm, whose parameters have one dimension.
-        rows[len(parameters[name].weight.shape) < 2 or bool(SPARED.search(name.lower()))].append(
-            name
-        )
+    rows = _divide({name: parameters[name].weight for name in order})
+    # Trainer makes both groups even if one has no parameters, and torch loads as many as it has.
     return tuple(
-        ParameterGroup(tuple(names), settings.get(names[0], hub.settings))
+        ParameterGroup(tuple(names), settings.get(next(iter(names or order), ""), hub.settings))
         for names in rows
-        if names
     )
+
+
+def _divide(weights: Mapping[str, Lazy]) -> tuple[list[str], list[str]]:
+    """Return the names of the parameters that Trainer decays, and of those that it does not."""
+    rows: tuple[list[str], list[str]] = ([], [])
+    for name, weight in weights.items():
+        # Trainer goes by names, and by the class of a norm, whose parameters have one dimension.
+        rows[len(weight.shape) < 2 or bool(SPARED.search(name.lower()))].append(name)
+    return rows
 
 
 def _optimizer(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[tuple[str, Any]]:
@@ -306,7 +329,8 @@ def _optimizer(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[tuple[str
     for name, at in numbers.items():
         parameter = hub.parameters[name]
         step = parameter.step if parameter.step is not None else hub.where.steps
-        states[at] = {"step": Held(torch.tensor(float(step or 0))), **parameter.moments}
+        if parameter.moments:  # an optimizer makes what a parameter without a state lacks
+            states[at] = {"step": Held(torch.tensor(float(step or 0))), **parameter.moments}
     yield "state", states
     rows = [
         {
@@ -326,7 +350,10 @@ def _schedule(hub: Hub, groups: Sequence[ParameterGroup]) -> tuple[dict[str, Any
     """Return the state of Trainer's scheduler, which is a LambdaLR (transformers/optimization.py), and
     findings. Without a base rate in the state, Trainer's own arguments give it.
     """
-    state, rates = dict(hub.schedule or {}), (hub.schedule or {}).get("base_lrs") or ()
+    state = dict(hub.schedule or {})
+    if "lr_lambdas" not in state and STATE not in hub.client:
+        state = {}  # of another class, which only a script that had Trainer use it can load
+    rates = state.get("base_lrs") or ()
     if "last_epoch" in state and len(set(rates)) == 1:
         # One rate for all groups holds for any number of them.
         lists = {

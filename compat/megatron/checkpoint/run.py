@@ -166,8 +166,10 @@ def groups_of(
     Megatron puts biases and vectors into groups without weight decay (optimizer/__init__.py:
     get_standard_config_overrides), and experts, embedding and output layer into separate groups if
     their settings differ. `names` has the number of dimensions of each parameter. Raises
-    `SourceError` if two groups are alike, or if a parameter fits no group.
+    `SourceError` if two groups have the same place and other settings, or if a parameter fits no group.
     """
+    # One of two equal groups may be empty: whichever has the parameters, they are treated alike.
+    rows = [row for number, row in enumerate(rows) if row not in rows[:number]]
     # NeMo saves such a key as pre_wd_mult and so on, and Megatron reads both
     # (optimizer/optimizer.py).
     keys = [tuple(row.get(name, row.get(f"pre_{name}")) for name in KEYS) for row in rows]
