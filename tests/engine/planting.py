@@ -593,6 +593,10 @@ class Planted:
     stack: str = "DDP"
     clean: Plant = lambda loop: None
     """What the twin has too."""
+    met: str = ""
+    """The public report that it was met in, as `repository#number`; `none found` where a search found none, empty where none was
+    made.
+    """
 
 
 def plants(
@@ -1462,6 +1466,7 @@ def row(found: Outcome) -> str:
         "yes" if found.caught else "no",
         ", ".join(ids),
         f"CLEAN RUN: {alarms}" if alarms else "",
+        known()[found.name].met,
     )
     return " | ".join((*cells, *more))
 

@@ -289,6 +289,7 @@ REPORTED: Mapping[str, Planted] = {
         ITSELF,
         ("weights-changed",),
         clean=ADAPTED,
+        met="peft#1355",
     ),
     "W2": alone(
         plants("built", thaws, 0),
@@ -296,84 +297,148 @@ REPORTED: Mapping[str, Planted] = {
         r"blocks.*(trained|frozen).* A alone",
         (),
         clean=ADAPTED,
+        met="PaddleNLP#8186",
     ),
     "W3": alone(
-        plants("begins", replaces), UPDATE, r"blocks\.1.*not updated", ("not-in-optimizer",)
+        plants("begins", replaces),
+        UPDATE,
+        r"blocks\.1.*not updated",
+        ("not-in-optimizer",),
+        met="transformers#3532",
     ),
-    "W4": alone(plants("begins", unties), r"2/(reduce|backward)/", r"tied|parameter", ("untied",)),
+    "W4": alone(
+        plants("begins", unties),
+        r"2/(reduce|backward)/",
+        r"tied|parameter",
+        ("untied",),
+        met="Megatron-LM#656",
+    ),
     # Moments: cast by a load, put in another order, half of them.
     "W5": alone(
         plants("begins", of_moments(lambda one: one.flatten().flip(0).view_as(one), "exp_avg")),
         UPDATE,
         MOMENTS + "|rule allows",
         ("moments-changed",),
+        met="pytorch#1489",
     ),
     "W6": alone(
         plants("begins", of_moments(lambda one: one.bfloat16().float(), "exp_avg", "exp_avg_sq")),
         UPDATE,
         MOMENTS,
         ("moments-changed",),
+        met="pytorch#43706",
     ),
     "W7": alone(
         plants("begins", of_moments(torch.zeros_like, "exp_avg")),
         UPDATE,
         MOMENTS,
         ("moments-changed",),
+        met="fvdb-reality-capture#84",
     ),
     "W8": alone(
         plants("begins", of_moments(lambda one: one / 4, "exp_avg_sq")),
         UPDATE,
         MOMENTS + "|rule allows",
         ("moments-changed",),
+        met="holocron#1, in the first moment",
     ),
     "W9": alone(
-        plants("begins", restarts), UPDATE, "step count|updates of A|rule", ("update-too-large",)
+        plants("begins", restarts),
+        UPDATE,
+        "step count|updates of A|rule",
+        ("update-too-large",),
+        met="DeepSpeed#4396",
     ),
-    "W10": alone(plants("begins", forgets), UPDATE, "lost the state", ("moments-lost",)),
-    "W11": alone(plants("begins", of_group(lr=0.1)), REDUCE + "state", "learning rate", ()),
+    "W10": alone(
+        plants("begins", forgets),
+        UPDATE,
+        "lost the state",
+        ("moments-lost",),
+        met="KempnerForge#115",
+    ),
+    "W11": alone(
+        plants("begins", of_group(lr=0.1)),
+        REDUCE + "state",
+        "learning rate",
+        (),
+        met="pytorch/examples#816",
+    ),
     "W12": alone(
-        plants("begins", of_group(weight_decay=0.5)), r"2/(reduce/state|update)", "weight.decay", ()
+        plants("begins", of_group(weight_decay=0.5)),
+        r"2/(reduce/state|update)",
+        "weight.decay",
+        (),
+        met="Megatron-LM#7468",
     ),
     "W13": alone(
-        plants("begins", of_group(maximize=True)), r"2/(reduce/state|update)", "maximize", ()
+        plants("begins", of_group(maximize=True)),
+        r"2/(reduce/state|update)",
+        "maximize",
+        (),
+        met="pytorch_optimizer#527",
     ),
-    "W14": alone(plants("begins", of_group(eps=1e-8)), r"2/(reduce/state|update)", "eps", ()),
-    "W15": alone(plants("begins", swaps), r"2/forward/", ITSELF, ("weights-changed",)),
-    "W16": alone(plants("begins", rounds), r"2/forward/", ITSELF, ("weights-changed",)),
+    "W14": alone(
+        plants("begins", of_group(eps=1e-8)),
+        r"2/(reduce/state|update)",
+        "eps",
+        (),
+        met="mlpnlp-nmt#4",
+    ),
+    "W15": alone(
+        plants("begins", swaps),
+        r"2/forward/",
+        ITSELF,
+        ("weights-changed",),
+        met="waifu-diffusion#31",
+    ),
+    "W16": alone(
+        plants("begins", rounds), r"2/forward/", ITSELF, ("weights-changed",), met="OpenTau#185"
+    ),
     "W17": alone(
         sets(step=twice_stepped),
         UPDATE + r"|3/forward/",
         "two updates|rule|a step too many",
         ("step-without-backward",),
+        met="ECO-pytorch#1",
     ),
     "W18": alone(
         plants("begins", in_block(1, lambda x: x.detach())),
         r"2/(backward|reduce)/.*",
         r"blocks",
         ("gradient-missing", "gradient-changed"),
+        met="aprender#2232",
     ),
     "W19": alone(
         plants("begins", in_block(1, lambda x: x.clamp(-0.5, 0.5))),
         r"2/forward/blocks\.1",
         ITSELF,
         (),
+        met="vllm#35523",
     ),
     "W20": alone(
         plants("begins", in_block(2, lambda x: x.bfloat16().float())),
         r"2/forward/blocks\.2",
         ITSELF,
         (),
+        met="aiter#5151",
     ),
-    "W21": alone(plants("begins", in_bf16), r"2/forward/blocks\.1", ITSELF, ()),
-    "W22": alone(plants("begins", sees_all), r"2/forward/blocks\.1", ITSELF, ()),
-    "W23": alone(plants("begins", swaps_blocks), r"2/forward/blocks\.0", ITSELF, ()),
-    "W24": alone(plants("begins", twice), r"2/forward/blocks\.1", ITSELF, ()),
+    "W21": alone(
+        plants("begins", in_bf16), r"2/forward/blocks\.1", ITSELF, (), met="diffusers#13920"
+    ),
+    "W22": alone(
+        plants("begins", sees_all), r"2/forward/blocks\.1", ITSELF, (), met="transformers#48745"
+    ),
+    "W23": alone(
+        plants("begins", swaps_blocks), r"2/forward/blocks\.0", ITSELF, (), met="transformers#24381"
+    ),
+    "W24": alone(plants("begins", twice), r"2/forward/blocks\.1", ITSELF, (), met="snowfall#184"),
     "W25": alone(
         plants("begins", of_mode(1)),
         r"2/forward/blocks\.1",
         r"blocks\.1 is in evaluation mode in A",
         ("layer-not-training",),
         clean=DROPS,
+        met="autogluon#4965",
     ),
     "W26": alone(
         plants("begins", of_mode(1, "drop")),
@@ -381,60 +446,117 @@ REPORTED: Mapping[str, Planted] = {
         r"drop is in evaluation mode in A",
         ("layer-not-training",),
         clean=DROPS,
+        met="Megatron-LM#411",
     ),
-    "W27": alone(plants("begins", more_dropout), r"2/forward/blocks\.1", ITSELF, (), clean=DROPS),
+    "W27": alone(
+        plants("begins", more_dropout),
+        r"2/forward/blocks\.1",
+        ITSELF,
+        (),
+        clean=DROPS,
+        met="tensorflow-densenet#22",
+    ),
     "W28": alone(
-        routed(0.2), r"1/backward/.*|0/init|1/forward/loss", "loss", (), clean=routed(0.1)
+        routed(0.2),
+        r"1/backward/.*|0/init|1/forward/loss",
+        "loss",
+        (),
+        clean=routed(0.1),
+        met="Automodel#3359",
     ),
-    "W29": alone(plants("begins", loses(smooth)), r"2/(backward/head|forward/loss)", "loss", ()),
+    "W29": alone(
+        plants("begins", loses(smooth)),
+        r"2/(backward/head|forward/loss)",
+        "loss",
+        (),
+        met="ViT-CIFAR#2",
+    ),
     "W30": alone(
-        plants("begins", loses(summed)), r"2/(backward/head|forward/loss)", "loss.*times", ()
+        plants("begins", loses(summed)),
+        r"2/(backward/head|forward/loss)",
+        "loss.*times",
+        (),
+        met="miles#3231",
     ),
-    "W31": alone(plants("begins", loses(unshifted)), r"2/(backward/head|forward/loss)", "loss", ()),
-    "W32": alone(plants("begins", loses(penalised)), r"2/(backward/head|forward/loss)", "loss", ()),
-    "W33": alone(plants("begins", loses(in_half)), r"2/(backward/head|forward/loss)", "loss", ()),
+    "W31": alone(
+        plants("begins", loses(unshifted)),
+        r"2/(backward/head|forward/loss)",
+        "loss",
+        (),
+        met="transformers#47394",
+    ),
+    "W32": alone(
+        plants("begins", loses(penalised)),
+        r"2/(backward/head|forward/loss)",
+        "loss",
+        (),
+        met="none found",
+    ),
+    "W33": alone(
+        plants("begins", loses(in_half)),
+        r"2/(backward/head|forward/loss)",
+        "loss",
+        (),
+        met="modalities#464",
+    ),
     "W34": alone(
         plants("begins", doubled),
         r"2/(backward/head|forward/loss)",
         r"2 times B.*a loss scale, clipping or both",
         (),
         clean=sets(clip=1e-2),
+        met="nanoGPT#168",
     ),
     "W35": alone(
         plants("backward", of_gradients(noisy)),
         REDUCE,
         "gradients .* than backward|changed",
         CHANGED,
+        met="espnet#912",
     ),
     "W36": alone(
         plants("backward", of_gradients(torch.zeros_like, "blocks.1")),
         REDUCE + r".*blocks\.1",
         r"blocks\.1.* no gradient",
         CHANGED,
+        met="GMPTV#24",
     ),
     "W37": alone(
         plants("backward", of_gradients(lambda one: one * 3, "tok")),
         REDUCE + "tok",
         "only .*tok",
         CHANGED,
+        met="pytorch#190063",
     ),
     "W38": alone(
         plants("backward", of_gradients(lambda one: one.bfloat16().float())),
         REDUCE,
         "precision of bf16",
         (),
+        met="DeepSpeed#1800",
     ),
-    "W39": alone(plants("backward", clips_each), REDUCE, "changed|clipped", CHANGED),
-    "W40": alone(plants("backward", clips_values), REDUCE, "elements .* clipped", ()),
+    "W39": alone(
+        plants("backward", clips_each), REDUCE, "changed|clipped", CHANGED, met="transformers#581"
+    ),
+    "W40": alone(
+        plants("backward", clips_values), REDUCE, "elements .* clipped", (), met="tfutils#115"
+    ),
     "W41": alone(
         plants("backward", no_gradients("norm")),
         REDUCE + ".*norm",
         "norm.*no gradient",
         (*CHANGED, "gradient-missing"),
+        met="unsloth#4550",
     ),
-    "W42": alone(shuffles, r"2/forward/input", "another order|different data", ()),
-    "W43": alone(fewer, r"2/forward/", "pass", ("accumulation-differs",)),
-    "W44": alone(sets(clip=1e-2), r"1/reduce/", "norm of", (), clean=sets(clip=2e-2)),
-    "W45": alone(sets(clip=1e-2), r"1/reduce/", "alone", ()),
+    "W42": alone(
+        shuffles, r"2/forward/input", "another order|different data", (), met="accelerate#4195"
+    ),
+    "W43": alone(
+        fewer, r"2/forward/", "pass", ("accumulation-differs",), met="pytorch-lightning#19987"
+    ),
+    "W44": alone(
+        sets(clip=1e-2), r"1/reduce/", "norm of", (), clean=sets(clip=2e-2), met="kohya_ss#3241"
+    ),
+    "W45": alone(sets(clip=1e-2), r"1/reduce/", "alone", (), met="OpenSeq2Seq#192"),
 }
 """By name, with the part of a run that tells of it."""
