@@ -243,6 +243,9 @@ class Executor:
         keep = self._apart or (stage, microbatch) in self.schedule.kept
         self.again = kind is ActionKind.AGAIN
         self.note(f"forward {self.local[stage]} starts")
+        if self.weights.in_turns:
+            # A cast that an earlier pass left there would get its gradient outside of this one's turn.
+            torch.clear_autocast_cache()
         output = self.stages[stage].forward(current.entered, feed.draw(microbatch), keep)
         self.note(f"forward {self.local[stage]} ends")
         if kind is ActionKind.FORWARD:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bridge.engine.optimizer import Groups, Make, ParameterGroupSettings, ShardOptimizer, Whole
 from bridge.errors import ConfigError
@@ -64,15 +65,22 @@ def rule_of_instance(optimizer: torch.optim.Optimizer) -> Make:
         other.state, other.param_groups = defaultdict(dict), [{**usual, **one} for one in groups]
         return other
 
-    return _tried(
-        kind.__name__,
-        construct if optimizer.state else make,  # a state that is there before the first update
-        [
-            (_settings(group), [tuple(weight.shape) for weight in group["params"]])
-            for group in optimizer.param_groups
-        ],
-        "optimizer",
-    )
+    groups = [
+        (_settings(group), [tuple(weight.shape) for weight in group["params"]])
+        for group in optimizer.param_groups
+    ]
+    begin = construct if optimizer.state else make  # a state that is there before the first update
+    try:
+        return _tried(kind.__name__, begin, groups, "optimizer")
+    except ConfigError:
+        for name, value in base.items():
+            if any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in tree_leaves(value)):
+                raise ConfigError(
+                    f"optimizer: found {kind.__name__}, whose attribute {name} has tensors of its own, such"
+                    " as copies of weights made at construction, which do not follow the slices that the"
+                    " engine updates; keep them in its state, made in the first step(), or use AdamW or SGD"
+                ) from None
+        raise
 
 
 _NEW = ("step", "state", "param_groups")

@@ -273,7 +273,9 @@ class Engine:
         return self
 
     def eval(self) -> Engine:
-        """Set evaluation mode, in which `engine(...)` stores nothing for backward."""
+        """Set evaluation mode. `engine(...)` stores nothing for backward within `torch.no_grad()`, and
+        in a pipeline.
+        """
         return self.train(False)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -284,8 +286,11 @@ class Engine:
         inputs.
         """
         arguments = Arguments(inputs, kwargs)
-        # In evaluation mode, too, gradients go through the model to what the script put in front of it.
-        passes = torch.is_grad_enabled() and self.executor.joined and differentiable(arguments)
+        # As in torch, evaluation mode alone switches no graph off: weights may train in it. After the
+        # last backward pass of a step, gradients can only go to what the script put in front.
+        passes = torch.is_grad_enabled() and self.executor.joined
+        if self.is_gradient_accumulation_boundary():
+            passes = passes and bool(differentiable(arguments))
         return (self._train_pass if self._module.training or passes else self._eval_pass)(arguments)
 
     def backward(self, loss: Tensor) -> Tensor:
@@ -715,7 +720,8 @@ class Engine:
         """Return the weight in the mean loss of the forward passes that wait for backward."""
         if not self._turns:
             raise BridgeError(
-                "backward: no forward pass waits for backward; call engine(...) in training mode first"
+                "backward: no forward pass waits for backward; call engine(...) first, outside of"
+                " torch.no_grad()"
             )
         if len(self._turns) > 1 and self._by_token():
             raise BridgeError(

@@ -455,6 +455,17 @@ def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.M
         _ = compat.deepspeed.initialise
 
 
+@pytest.mark.parametrize("clip", [None, 0.0, 0.5])
+def test_a_default_that_clips_is_said_once(clip: float | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine = alone(config={"gradient_clipping": clip})[0]
+    said = [str(one.message) for one in caught if "gradient_clipping" in str(one.message)]
+    told = [finding.path for finding in engine.findings if finding.path == "gradient_clipping"]
+    assert len(said) == len(told) == (clip is None)
+    assert clip is not None or "clipped to a norm of 1, the default" in said[0]
+
+
 class Dropping(nn.Module):
     """Layers of one kind, with dropout between them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -224,6 +225,13 @@ class DeepSpeedEngine(nn.Module):
         module raises an error if the module's weights are not gathered.
         """
         model = self.native.model
+        for name, part in model.named_modules():
+            if isinstance(part, torch.jit.ScriptModule) and any(True for _ in part.parameters()):
+                raise ConfigError(
+                    f"model: {name or type(part).__name__} is a module of TorchScript, which would read"
+                    " weights that are not whole; use zero_optimization.stage 2, or leave"
+                    " torch.jit.script out"
+                )
         by_itself = model.forward
 
         @wraps(by_itself)
@@ -945,10 +953,13 @@ class DeepSpeedEngine(nn.Module):
 
     def _show_absent(self, usual: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Return the model's state dictionary with an empty tensor for each weight that is not whole, as
-        DeepSpeed does. Only on ranks other than the first: there `save_pretrained` asks for it, with the
-        whole state that the first rank alone has, and writes nothing.
+        DeepSpeed does, if `save_pretrained` asks: on ranks other than the first, which alone has the
+        whole state, it writes nothing.
         """
-        if self._inside or keywords.get("keep_vars"):
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != "save_pretrained":
+            frame = frame.f_back
+        if self._inside or keywords.get("keep_vars") or frame is None:
             return usual(*arguments, **keywords)
         state = usual(*arguments, **{**keywords, "keep_vars": True})
         for name, value in state.items():
