@@ -52,7 +52,8 @@ class Feed:
     tensor from which backward starts. `draw(microbatch)` returns the seeds for random numbers.
     `received(microbatch, tensors)` makes the input of a stage from tensors of another rank, and
     returns this input. `turn` is the number of the current forward pass, and `reached(turn)`
-    returns whether backward has reached that pass.
+    returns whether backward has reached that pass. With `retains`, backward leaves the graph for a
+    further pass.
     """
 
     inputs: Callable[[int], Any]
@@ -62,6 +63,7 @@ class Feed:
     received: Callable[[int, Sequence[Tensor]], Any]
     turn: int = 0
     reached: Callable[[int], bool] = lambda turn: True
+    retains: bool = False
 
 
 class Executor:
@@ -312,7 +314,7 @@ class Executor:
         self.gradients.follow_hooks()
         self.gradients.active = True
         try:
-            torch.autograd.backward([feed.root(action.microbatch)])
+            torch.autograd.backward([feed.root(action.microbatch)], retain_graph=feed.retains)
         finally:
             self.gradients.active = False
         if self._ordered:

@@ -1076,3 +1076,44 @@ def _tuned(rank: int, world: int, level: int) -> list[float]:
 def test_weights_train_in_evaluation_mode(run: Any, level: int) -> None:
     for losses in [_tuned(0, 1, level), *run(2, _tuned, level)]:
         assert losses[::2] == pytest.approx(losses[1::2], abs=1e-12)
+
+
+def _several(rank: int, world: int, level: int) -> list[float]:
+    torch.manual_seed(0)
+    model = _chain()
+    plain, losses = Plainly(copy.deepcopy(model)), list[float]()
+    engine = engine_of(model, level)
+    for step in range(3):
+        for side in (plain, engine):
+            # One loss through a graph that stays, one through the same graph, and one of another pass;
+            # the reference has those of all ranks.
+            for place in range(world) if side is plain else [rank]:
+                output, share = side(batch(10 * step + place)), 1 / world if side is plain else 1
+                one, other = output.square().mean() * share, output.abs().mean() * share
+                if side is plain:
+                    one.backward(retain_graph=True)
+                else:
+                    engine.backward(one, retain_graph=True)
+                side.backward(other)
+                third = side(batch(10 * step + 5 + place)).square().mean() * share
+                side.backward(third)
+            side.step()
+    for one, other in zip(model.parameters(), plain.module.parameters(), strict=True):
+        losses.append(float((one - other).abs().max()))
+    return losses
+
+
+def test_several_backward_passes_add_up_before_a_step(run: Any) -> None:
+    for far in [_several(0, 1, 0), _several(0, 1, 2), *run(2, _several, 0)]:
+        assert max(far) < 1e-12
+
+
+@pytest.mark.parametrize("of", ["engine", "optimizer", "model"])
+def test_a_bad_batch_can_be_dropped_before_its_step(of: str) -> None:
+    model = _chain()
+    plain = Plainly(copy.deepcopy(model))
+    engine = engine_of(model)
+    engine.backward(engine(batch(9)).square().mean())
+    {"engine": engine, "optimizer": engine.optimizer, "model": engine.module}[of].zero_grad()
+    for step in range(2):
+        torch.testing.assert_close(_one_step(engine, batch(step)), _one_step(plain, batch(step)))

@@ -452,7 +452,8 @@ def _native(
     engine.findings += (*findings, *frozen, *costs, *_find_others(engine, formats, late))
     engine.divide_early()
     _scale(engine, read)
-    engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
+    # DeepSpeed passes inputs on as they are, and counts calls of `step`: runtime/engine.py, forward
+    engine.casts, engine.takes_more = False, True
     return engine
 
 

@@ -282,14 +282,10 @@ class DeepSpeedEngine(nn.Module):
         of microbatches, as DeepSpeed does.
         """
         self._needs_optimizer("backward")
-        if retain_graph:
-            raise BridgeError(
-                "backward: retain_graph=True is not supported; add the losses up and call backward once"
-            )
         scale = 1 if scale_wrt_gas else self.gradient_accumulation_steps()
         with self._ours():
             return (
-                self.native.backward(loss * scale if scale > 1 else loss)
+                self.native.backward(loss * scale if scale > 1 else loss, retain_graph)
                 / self.gradient_accumulation_steps()
             )
 
@@ -453,7 +449,7 @@ class DeepSpeedEngine(nn.Module):
         ZeRO level 2 also forget the microbatches of this step that have run, as DeepSpeed does. Every
         step begins with new gradients.
         """
-        if self.native.is_gradient_accumulation_boundary():
+        if self.native.is_gradient_accumulation_boundary() and not self.native.drop():
             raise BridgeError(
                 "zero_grad: called between the last backward and step, whose update it would undo; call it"
                 " after engine.step()"
@@ -471,6 +467,8 @@ class DeepSpeedEngine(nn.Module):
         drop(*arguments, **keywords)
         if not self.native.is_gradient_accumulation_boundary():
             self.native.gradients.forget()
+        else:
+            self.native.drop()
 
     def _watch_zero_grad(self) -> None:
         """Have `zero_grad` of the model and of the optimizer forget microbatches at those levels at
