@@ -962,6 +962,27 @@ def test_each_data_rank_draws_from_the_scripts_own_generator(run: Any, level: in
     assert run(2, _noises, level) == [[True] * 4] * 2
 
 
+def _drops(rank: int, world: int, level: int) -> tuple[bool, list[str]]:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 8}
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).train()
+    plain, words = copy.deepcopy(model), torch.arange(16).view(2, 8)
+    engine, losses = engine_of(model, level), []
+    for side in (plain, engine):
+        torch.manual_seed(7 + rank)
+        losses.append(side(input_ids=words, labels=words).loss)
+    return torch.equal(*losses), [finding.message for finding in engine.findings]
+
+
+@pytest.mark.parametrize("level", [0, 2, 3])
+def test_dropout_of_a_model_in_layers_is_torchs_or_said(run: Any, level: int) -> None:
+    for equal, said in run(2, _drops, level):
+        assert equal == (level < 3)
+        assert any("ranks draw dropout by a seed of the run" in line for line in said) != equal
+        assert any("has dropout and is one layer" in line for line in said) == (level == 2)
+
+
 class Chosen(nn.Module):
     """One of two layers, chosen by the script."""
 

@@ -22,7 +22,7 @@ from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check, find_limits
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import Arguments, as_module, hooks_of
-from bridge.engine.models.cutting import UNKNOWN, why_whole
+from bridge.engine.models.cutting import UNKNOWN, is_hugging_face, why_whole
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
@@ -479,7 +479,7 @@ def _find_others(engine: Engine, formats: set[torch.dtype], late: bool) -> Itera
     all; gradients that accumulate in a wider format than ranks exchange them in (`late`); dropout in
     layers; and hooks that the search for the model's layers has run.
     """
-    model = engine.model
+    model, drops = engine.model, _has_dropout(engine.model)
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
             name = next(name for name, dtype in TORCH.items() if dtype is kind)
@@ -491,13 +491,22 @@ def _find_others(engine: Engine, formats: set[torch.dtype], late: bool) -> Itera
                 Effect.NUMBERS,
                 given=True,
             )
-    if not engine.draws_as_torch and _has_dropout(model):
+    if drops and not engine.draws_as_torch:
         yield Finding(
             "model",
             "ranks draw dropout by a seed of the run, layer by layer; DeepSpeed draws by torch's generator"
             " of each rank: other masks of the same rate. At zero.stage 2 on data ranks, or with dropout 0,"
             " both are equal",
             Effect.NUMBERS,
+            given=True,
+        )
+    stage, layers = engine.plan.zero.effective_stage or 0, len(engine.chain.layers)
+    if stage and layers == 1 < engine.comm.world.size and drops and is_hugging_face(model):
+        yield Finding(
+            "zero.stage",
+            "this model has dropout and is one layer, to draw the numbers that DeepSpeed draws: its gradients"
+            " are whole until the end of a backward pass, and reduced there; set dropout to 0 for layers",
+            Effect.COST,
             given=True,
         )
     if late:
@@ -508,7 +517,6 @@ def _find_others(engine: Engine, formats: set[torch.dtype], late: bool) -> Itera
             Effect.ROUNDING,
             given=True,
         )
-    layers = len(engine.chain.layers)
     if layers > 1 and not isinstance(model, nn.Sequential) and _has_hooks(model):
         yield Finding(
             "zero.stage",
