@@ -254,7 +254,8 @@ def _build_parameter(
     exact, dtype = tensors[f"{WEIGHTS}/{name}"], _carry_value(state, "formats", {}).get(name)
     weight = weights_of(exact, dtype)
     is_trainable = name not in _carry_value(state, "frozen", [])
-    step = float(state.progress.steps - state.ahead) if moments else None
+    seen = state.progress.steps - state.ahead - state.missed.get(name, 0)
+    step = float(seen) if moments else None
     return Parameter(weight, exact if weight is not exact else None, moments, step, is_trainable)
 
 

@@ -54,8 +54,9 @@ class Scaler(Strict):
 class State(Strict):
     """The content of state.json: everything in a checkpoint except the tensors. `tensors` has the
     shape of each whole tensor; `copies` are the numbers of data and tensor ranks that save
-    buffers. `ahead` is the number of updates that the moments have not seen. `carried` has values of
-    another format that the engine does not use, so that a move back can restore them.
+    buffers. `ahead` is the number of updates that the moments have not seen, and `missed` the number
+    of those that left out a parameter, by its name. `carried` has values of another format that the
+    engine does not use, so that a move back can restore them.
     """
 
     format: int
@@ -66,6 +67,7 @@ class State(Strict):
     client: dict[str, JsonValue]
     copies: tuple[Size, Size] = (1, 1)
     ahead: int = 0
+    missed: dict[str, Count] = {}
     tensors: dict[str, tuple[Count, ...]] = {}
     carried: dict[str, JsonValue] = {}
 

@@ -75,12 +75,13 @@ def save(
             digest = digests.digest_of(path)
         # A SHA-256 has 64 hexadecimal digits: eight numbers of 32 bits, each of which fits into an
         # int64.
-        checksums = _everyones(
-            engine, [int(digest[start : start + 8], 16) for start in range(0, 64, 8)]
+        missed = [engine.optimizer.missed[one.name] for one in engine.parameters]
+        numbers = _everyones(
+            engine, [*(int(digest[start : start + 8], 16) for start in range(0, 64, 8)), *missed]
         )
         with together(engine):
             if saving:
-                _publish(engine, saving[0], client, copies, checksums, latest)
+                _publish(engine, saving[0], client, copies, numbers, latest)
     finally:
         for one in saving:
             one.discard()
@@ -181,23 +182,25 @@ def _publish(
     saving: Saving,
     client: Mapping[str, Any],
     copies: Sequence[int],
-    checksums: list[list[int]],
+    numbers: list[list[int]],
     latest: bool,
 ) -> None:
-    """Complete the checkpoint on the first rank, after all ranks have written their files. `checksums`
-    has the digest of each rank's file.
+    """Complete the checkpoint on the first rank, after all ranks have written their files. `numbers`
+    has, for each rank, the digest of its file in eight numbers, and how many updates left out each
+    parameter of the model.
     """
     sums = {
-        file_of(rank): "".join(f"{number:08x}" for number in numbers)
-        for rank, numbers in enumerate(checksums)
+        file_of(rank): "".join(f"{number:08x}" for number in row[:8])
+        for rank, row in enumerate(numbers)
     }
+    missed = [max(column) for column in zip(*(row[8:] for row in numbers), strict=True)]
     missing = next((name for name in sums if not (saving.temporary / name).is_file()), None)
     if missing is not None:
         path = saving.temporary / missing
         raise BridgeError(
             f"{path}: not found here, although another rank wrote this file; choose a folder that all ranks share"
         )
-    text = _state(engine, client, copies)
+    text = _state(engine, client, copies, missed)
     # Read as a load would: a state that could not be read again is refused now, and not when it is
     # needed.
     parse_state(text, saving.temporary / STATE)
@@ -205,7 +208,9 @@ def _publish(
     saving.publish({STATE: text, digests.SUMS: digests.text_of(sums)}, latest)
 
 
-def _state(engine: TrainingState, client: Mapping[str, Any], copies: Sequence[int]) -> str:
+def _state(
+    engine: TrainingState, client: Mapping[str, Any], copies: Sequence[int], missed: Sequence[int]
+) -> str:
     state = {
         "format": FORMAT,
         "world": engine.comm.world.size,
@@ -215,6 +220,11 @@ def _state(engine: TrainingState, client: Mapping[str, Any], copies: Sequence[in
         "client": _json(client),
         "copies": (engine.data.size, engine.tensor.size),
         "ahead": engine.optimizer.ahead,
+        "missed": {
+            one.name: number
+            for one, number in zip(engine.parameters, missed, strict=True)
+            if number
+        },
         "tensors": dict(_contents(engine, copies)),
     }
     return json.dumps(state, indent=1)
@@ -252,7 +262,7 @@ def _restore(engine: TrainingState, state: State, optimizer: bool) -> None:
     engine.seed = state.seed
     if optimizer:
         seen = state.progress.steps - state.ahead
-        engine.optimizer.set_steps(seen)
+        engine.optimizer.set_steps(seen, state.missed)
     engine.optimizer.ahead = state.progress.steps - seen
 
 

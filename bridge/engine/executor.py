@@ -52,7 +52,8 @@ class Feed:
     tensor from which backward starts. `draw(microbatch)` returns the seeds for random numbers.
     `received(microbatch, tensors)` makes the input of a stage from tensors of another rank, and
     returns this input. `turn` is the number of the current forward pass, and `reached(turn)`
-    returns whether backward has reached that pass.
+    returns whether backward has reached that pass. With `retains`, backward leaves the graph for a
+    further pass.
     """
 
     inputs: Callable[[int], Any]
@@ -62,6 +63,7 @@ class Feed:
     received: Callable[[int, Sequence[Tensor]], Any]
     turn: int = 0
     reached: Callable[[int], bool] = lambda turn: True
+    retains: bool = False
 
 
 class Executor:
@@ -243,6 +245,9 @@ class Executor:
         keep = self._apart or (stage, microbatch) in self.schedule.kept
         self.again = kind is ActionKind.AGAIN
         self.note(f"forward {self.local[stage]} starts")
+        if self.weights.in_turns:
+            # A cast that an earlier pass left there would get its gradient outside of this one's turn.
+            torch.clear_autocast_cache()
         output = self.stages[stage].forward(current.entered, feed.draw(microbatch), keep)
         self.note(f"forward {self.local[stage]} ends")
         if kind is ActionKind.FORWARD:
@@ -309,7 +314,7 @@ class Executor:
         self.gradients.follow_hooks()
         self.gradients.active = True
         try:
-            torch.autograd.backward([feed.root(action.microbatch)])
+            torch.autograd.backward([feed.root(action.microbatch)], retain_graph=feed.retains)
         finally:
             self.gradients.active = False
         if self._ordered:

@@ -180,7 +180,7 @@ class Gradients:
         """Forget the gradients of the microbatches of this step that have run."""
         for home in tuple(self._pending):
             self._settle(home)
-        for marks in (self._written, self._reduced, self._begun, self._touched):
+        for marks in (self._written, self._reduced, self._begun, self._touched, self._handed):
             marks.clear()
         for parameter in self.parameters.values():
             drop_gradient(parameter)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from bridge.engine.formats import name_of
@@ -79,8 +80,17 @@ class Chain:
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
-    """Return `model` as a module. A list of layers becomes a module that contains them."""
-    return model if isinstance(model, nn.Module) else nn.Sequential(*model)
+    """Return `model` as a module. A list of layers becomes a module that contains them. Raises
+    `ConfigError` for weights without a shape.
+    """
+    module = model if isinstance(model, nn.Module) else nn.Sequential(*model)
+    ConfigError.raise_if(
+        f"model: {name} has no shape before the first forward pass of its lazy module; run the model"
+        " once before initialize"
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if is_lazy(tensor)
+    )
+    return module
 
 
 def chain_of(model: nn.Module) -> Chain:

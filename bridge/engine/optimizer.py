@@ -4,10 +4,12 @@ clipping by one norm over all ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -168,6 +170,8 @@ class ShardOptimizer:
         self._single = self.whole
         self.ahead = 0
         """Updates of the run that the moments have not seen, as its weights were loaded without them."""
+        self.missed = Counter[str]()
+        """Updates that left out a parameter, by its name, so that its moments have not seen them."""
         self._build()
 
     def lr(self, rate: float) -> float:
@@ -197,6 +201,7 @@ class ShardOptimizer:
             return
         if skip and not self._single:
             self._divide()
+        self.missed.update(skip)
         for group in self.torch.param_groups:
             number = group["number"]
             rate = lr if number is None else lr * self.groups[number].rate
@@ -235,15 +240,21 @@ class ShardOptimizer:
         """Return the tensors of the optimizer's state for slice `index`, by name."""
         return self._state[index]
 
-    def set_steps(self, steps: int) -> None:
-        """Set the number of updates that have been made, on which the bias correction of Adam's
-        moments depends.
+    def set_steps(self, steps: int, missed: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Set the number of updates that have been made, and how many of them left out a parameter. The
+        bias correction of Adam's moments depends on those that a parameter has seen.
         """
-        counts = {"step": float(steps)}
-        if self._own and not self.whole:
-            counts = _first_state(self._make, steps)[1]
-        for parameter in () if self.whole else self.parameters:
-            for name, value in counts.items():
+        self.missed = Counter(missed)
+        if missed and not self._single:
+            self._single = True
+            self._build()
+        counts: dict[int, Mapping[str, float]] = {}
+        for run, parameter in zip(self.runs, self.parameters, strict=True):
+            seen = steps - self.missed[run.name]
+            if seen not in counts and not self.whole:
+                own = _first_state(self._make, seen)[1] if self._own else {"step": float(seen)}
+                counts[seen] = own
+            for name, value in counts.get(seen, {}).items():
                 if self.torch is not None and name in self.torch.state[parameter]:
                     self.torch.state[parameter][name].fill_(value)
 

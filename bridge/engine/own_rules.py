@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bridge.engine.optimizer import Groups, Make, ParameterGroupSettings, ShardOptimizer, Whole
 from bridge.errors import ConfigError
 from bridge.layout.shard import FlatPiece, Parameter
 from bridge.plan.plan import Optimizer as Settings
+from bridge.trace.random_states import other_states, restore_others
 
 Shape = tuple[int, ...]
 STEPS = 11
@@ -64,15 +66,24 @@ def rule_of_instance(optimizer: torch.optim.Optimizer) -> Make:
         other.state, other.param_groups = defaultdict(dict), [{**usual, **one} for one in groups]
         return other
 
-    return _tried(
-        kind.__name__,
-        construct if optimizer.state else make,  # a state that is there before the first update
-        [
-            (_settings(group), [tuple(weight.shape) for weight in group["params"]])
-            for group in optimizer.param_groups
-        ],
-        "optimizer",
-    )
+    groups = [
+        (_settings(group), [tuple(weight.shape) for weight in group["params"]])
+        for group in optimizer.param_groups
+    ]
+    begin = construct if optimizer.state else make  # a state that is there before the first update
+    try:
+        return _tried(kind.__name__, begin, groups, "optimizer")
+    except ConfigError:
+        weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        for name, value in base.items():
+            tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+            if any(tensor.numel() > 1 and id(tensor) not in weights for tensor in tensors):
+                raise ConfigError(
+                    f"optimizer: found {kind.__name__}, whose attribute {name} has tensors of its own, such"
+                    " as copies of weights made at construction, which do not follow the slices that the"
+                    " engine updates; keep them in its state, made in the first step(), or use AdamW or SGD"
+                ) from None
+        raise
 
 
 _NEW = ("step", "state", "param_groups")
@@ -160,7 +171,7 @@ class _Trial:
             ]
         )
         ranks = self._ranks(rule, flat)
-        state = torch.get_rng_state()
+        state, others = torch.get_rng_state(), other_states()
         for step in range(STEPS):
             for row in (*optimizer.param_groups, *(group.settings for group in self.groups)):
                 if step == SLOWER and "lr" in row:
@@ -171,8 +182,9 @@ class _Trial:
                 name = piece.parameter.name
                 weights[name].grad = None if name in skip else self._part(gradient, piece).clone()
             optimizer.step()
-            if not torch.equal(state, torch.get_rng_state()):
+            if not torch.equal(state, torch.get_rng_state()) or other_states() != others:
                 torch.set_rng_state(state)
+                restore_others(others)
                 return "it draws random numbers, of which each rank would draw its own"
             for start, stop, rank in ranks:
                 rank.step([gradient[start:stop]], RATE, None, skip)

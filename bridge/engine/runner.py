@@ -184,8 +184,10 @@ class Engine:
         )
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self.say: Callable[[str], None] = _warn
-        self.casts, self.draws_as_torch = True, False
-        """Whether floating-point inputs are cast to the compute format."""
+        self.casts, self.draws_as_torch, self.takes_more = True, False, False
+        """Whether floating-point inputs are cast to the compute format, layers draw from torch's
+        generators as they are, and more passes may follow the last microbatch of a step.
+        """
         # In fp16, losses are divided by their number before backward and not after it: the sum over
         # microbatches could overflow.
         self._share = 1 / self.accumulation if plan.precision.compute == "fp16" else 1.0
@@ -273,7 +275,9 @@ class Engine:
         return self
 
     def eval(self) -> Engine:
-        """Set evaluation mode, in which `engine(...)` stores nothing for backward."""
+        """Set evaluation mode. `engine(...)` stores nothing for backward within `torch.no_grad()`, and
+        in a pipeline.
+        """
         return self.train(False)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -284,15 +288,27 @@ class Engine:
         inputs.
         """
         arguments = Arguments(inputs, kwargs)
-        # In evaluation mode, too, gradients go through the model to what the script put in front of it.
-        passes = torch.is_grad_enabled() and self.executor.joined and differentiable(arguments)
+        # As in torch, evaluation mode alone switches no graph off: weights may train in it. After the
+        # last backward pass of a step, gradients can only go to what the script put in front.
+        passes = torch.is_grad_enabled() and self.executor.joined
+        if self.is_gradient_accumulation_boundary() and not self._goes_on:
+            passes = passes and bool(differentiable(arguments))
         return (self._train_pass if self._module.training or passes else self._eval_pass)(arguments)
 
-    def backward(self, loss: Tensor) -> Tensor:
+    def backward(self, loss: Tensor, retain_graph: bool = False) -> Tensor:
         """Run backward for one microbatch. `loss` is computed from the results of one or several
         calls of `engine(...)`. Gradients are accumulated, and reduced where no later microbatch
-        adds to them.
+        adds to them. If the engine `takes_more`, and the script has whole gradients, more backward
+        passes may follow before `step`, and add to them.
         """
+        if retain_graph and (self.weights.in_turns or not self.executor.joined):
+            raise BridgeError(
+                "backward: found retain_graph=True, but not all weights are whole here for a second pass;"
+                " add the losses up and call backward once, or use zero.stage 2 on data ranks alone"
+            )
+        if self._goes_on:
+            self._backward_again(loss, retain_graph)
+            return loss
         self._refuse_more("backward")
         weight = self._weight()
         self._backward_seen = True
@@ -304,11 +320,14 @@ class Engine:
 
         def turn_has_come(number: int) -> bool:
             # Without a gradient at any output, nothing tells the passes apart: all are over then.
-            return turns[number].reached or not any(turn.reached for turn in turns.values())
+            reached = turns[number].reached or not any(turn.reached for turn in turns.values())
+            return reached and not retain_graph
 
         self.gradients.show()
         self.executor.seek(self._micro, backward=True)
-        feed = replace(self._feed, root=lambda microbatch: root, reached=turn_has_come)
+        feed = replace(
+            self._feed, root=lambda microbatch: root, reached=turn_has_come, retains=retain_graph
+        )
         self.executor.run(feed, stop=lambda action: action.kind is ActionKind.FORWARD)
         self.executor.carry(self._micro)
         self._rows += sum(turn.rows for turn in self._turns if turn_has_come(turn.number))
@@ -320,6 +339,29 @@ class Engine:
         elif self.executor.joined and (self.plan.zero.effective_stage or 0) < 2:
             (self.gradients.withhold if last else self.gradients.hide)()
         return loss
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether more passes may add to the gradients of a step whose microbatches have all run: those
+        of parameters, which the script has whole.
+        """
+        return self.takes_more and self._handed and not self.gradients.gathered
+
+    def _backward_again(self, loss: Tensor, retain_graph: bool) -> None:
+        """Add the gradients of another loss, which data ranks reduce before the update."""
+        before, weight = self._losses[self._micro - 1]
+        self._losses[self._micro - 1] = before + loss.detach(), weight
+        if self.data.size > 1:
+            self.gradients.take_back()
+        torch.autograd.backward([self._scale_loss(loss, weight)], retain_graph=retain_graph)
+
+    def drop(self) -> bool:
+        """Forget the only microbatch of a step before its update, and return whether that is possible."""
+        drops = self._goes_on and self.accumulation == self.data.size == 1
+        if drops:
+            self.gradients.forget()
+            self._clear()
+        return drops
 
     def _by_token(self) -> bool:
         return self.plan.loss == "per_token"
@@ -715,7 +757,8 @@ class Engine:
         """Return the weight in the mean loss of the forward passes that wait for backward."""
         if not self._turns:
             raise BridgeError(
-                "backward: no forward pass waits for backward; call engine(...) in training mode first"
+                "backward: no forward pass waits for backward; call engine(...) first, outside of"
+                " torch.no_grad()"
             )
         if len(self._turns) > 1 and self._by_token():
             raise BridgeError(
@@ -809,6 +852,12 @@ class Engine:
         self._refuse_parts()
         self._follow_changes()
         value = self._cast(self._inputs(batch))
+        if self._goes_on:
+            self._calls += 1
+            draw = self._draw(self._micro + self._calls)
+            for stage in sorted(self.executor.stages):
+                value = self.executor.stages[stage].forward(value, draw)
+            return value if self.loss_fn is None else self._loss(value, _targets(batch))[0]
         self._refuse_more("engine(...)")
         self._given = batch
         self._number += 1

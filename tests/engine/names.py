@@ -303,6 +303,14 @@ def refused(rank: int, world: int) -> list[str]:
         {key: value * 0 + 2 for key, value in engine.module_state_dict().items()}
     )
     found.append(str({float(value.mean()) for value in engine.module_state_dict().values()}))
+
+    def save_pretrained() -> str:
+        return str(engine.module.state_dict())
+
+    try:
+        found.append(save_pretrained())
+    except BridgeError as error:
+        found.append(str(error))
     return found
 
 

@@ -1,7 +1,5 @@
-"""What scripts for DeepSpeed ask of it, with plain torch in one process: the reference for `scripts.py`.
-
-Nothing of the engine is in here but one rule: which random numbers a microbatch draws, since those of dropout could not be
-compared otherwise.
+"""What scripts for DeepSpeed ask of it, with plain torch in one process: the reference for `scripts.py`. Nothing of the engine is
+in here.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-from bridge.engine.randomness import seed_of, seed_of_script
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 RANKS = 2
@@ -63,8 +59,11 @@ class Engine(nn.Module):
         )
         self.clip = config.get("gradient_clipping") or torch.inf
         self.number = config["train_batch_size"] // config["train_micro_batch_size_per_gpu"]
-        self.micro = self.turn = self.global_steps = 0
-        self.last, self.norm, self.iterator, self.seed = False, None, None, seed_of_script(model)
+        self.micro = self.global_steps = 0
+        self.last, self.norm, self.iterator = False, None, None
+        self.states = [
+            torch.get_rng_state()
+        ] * RANKS  # of generators that all ranks have seeded alike
         self.device = torch.device("cpu")
 
     def __getattr__(self, name: str) -> Any:
@@ -78,24 +77,15 @@ class Engine(nn.Module):
         if not self.module.training:
             return self.module(*given, **named)
         with torch.random.fork_rng([]):
-            if not isinstance(self.module, nn.Sequential):
-                torch.manual_seed(self._seed(""))
-                found = self.module(*given, **named)
-            else:
-                (found,) = given
-                for name, layer in self.module.named_children():
-                    torch.manual_seed(self._seed(name))
-                    found = layer(found)
-        self.turn += 1
+            torch.set_rng_state(self.states[self.micro % RANKS])
+            found = self.module(*given, **named)
+            self.states[self.micro % RANKS] = torch.get_rng_state()
         return found
-
-    def _seed(self, name: str) -> int:
-        return seed_of(self.seed, self.global_steps, self.micro, self.turn, name)
 
     def backward(self, loss: torch.Tensor) -> torch.Tensor:
         """Gradients of a microbatch."""
         (loss / (self.number / RANKS)).backward()
-        self.micro, self.turn = self.micro + 1, 0
+        self.micro += 1
         if self.is_gradient_accumulation_boundary():
             for weight in self.module.parameters():
                 if weight.grad is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -894,3 +895,246 @@ def test_the_state_of_a_scripts_optimizer_is_not_empty_in_silence() -> None:
     optimizer.state = {}
     with pytest.raises(BridgeError, match=r"optimizer.state: found another one"):
         _one_step(engine, batch())
+
+
+class Reads(nn.Module):
+    """A model that scales by numbers which `read` takes from a state of the script."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        super().__init__()
+        self.layers, self.read = nn.ModuleList(linear() for _ in range(3)), read
+
+    def forward(self, value: Tensor) -> Tensor:
+        for layer in self.layers:
+            value = torch.tanh(layer(value)) * self.read()
+        return value
+
+
+def _counting() -> Callable[[], float]:
+    numbers = itertools.count(1)
+    return lambda: next(numbers)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("make", [lambda: random.random, lambda: numpy.random.rand, _counting])
+@pytest.mark.filterwarnings("ignore:zero.stage 3. the model is one layer")
+def test_a_trial_takes_no_numbers_of_the_script(
+    make: Callable[[], Callable[[], float]], level: int
+) -> None:
+    results = []
+    for native in (False, True):
+        torch.manual_seed(0)
+        random.seed(1)
+        numpy.random.seed(1)
+        model = Reads(make())
+        side: Any = engine_of(model, level) if native else Plainly(model)
+        losses = [float(_one_step(side, batch(step))) for step in range(3)]
+        results.append([*losses, random.random(), numpy.random.rand()])
+    assert results[0] == pytest.approx(results[1], abs=1e-12)
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.noise = torch.randn(3)
+        return self.layer(value) + self.noise.sum()
+
+
+def _noises(rank: int, world: int, level: int) -> list[bool]:
+    engine, found = engine_of(Noisy(), level), []
+    for step in range(2):
+        seed = 100 + 10 * step + rank
+        _one_step((torch.manual_seed(seed), engine)[1], batch(rank))
+        after = torch.randn(3)
+        torch.manual_seed(seed)
+        found += [
+            torch.equal(engine.module.noise, torch.randn(3)),
+            torch.equal(after, torch.randn(3)),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_each_data_rank_draws_from_the_scripts_own_generator(run: Any, level: int) -> None:
+    assert run(2, _noises, level) == [[True] * 4] * 2
+
+
+def _drops(rank: int, world: int, level: int) -> tuple[bool, list[str]]:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 8}
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).train()
+    plain, words = copy.deepcopy(model), torch.arange(16).view(2, 8)
+    engine, losses = engine_of(model, level), []
+    for side in (plain, engine):
+        torch.manual_seed(7 + rank)
+        losses.append(side(input_ids=words, labels=words).loss)
+    return torch.equal(*losses), [finding.message for finding in engine.findings]
+
+
+@pytest.mark.parametrize("level", [0, 2, 3])
+def test_dropout_of_a_model_in_layers_is_torchs_or_said(run: Any, level: int) -> None:
+    for equal, said in run(2, _drops, level):
+        assert equal == (level < 3)
+        assert any("ranks draw dropout by a seed of the run" in line for line in said) != equal
+        assert any("has dropout and is one layer" in line for line in said) == (level == 2)
+
+
+class Chosen(nn.Module):
+    """One of two layers, chosen by the script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(linear() for _ in range(2))
+
+    def forward(self, value: Tensor, which: int) -> Tensor:
+        return self.layers[which](value)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
+def test_a_resumed_run_has_the_updates_that_each_parameter_has_seen(
+    kind: Any, level: int, tmp_path: Path
+) -> None:
+    model, choices = Chosen(), [0, 0, 0, 1, 0, 1, 0, 1]
+
+    def make(weights: Any) -> Any:
+        return kind(weights, 0.05)
+
+    plain = Plainly(copy.deepcopy(model))
+    plain.optimizer = make(plain.module.parameters())
+    engine = engine_of(copy.deepcopy(model), level, make)
+    for step, which in enumerate(choices):
+        if step == 4:
+            engine.save_checkpoint(str(tmp_path))
+            engine.destroy()
+            engine = engine_of(copy.deepcopy(model), level, make)
+            engine.load_checkpoint(str(tmp_path))
+        losses = []
+        for side in (plain, engine):
+            losses.append(side(batch(step), which).square().mean())
+            side.backward(losses[-1])
+            side.step()
+        torch.testing.assert_close(*losses)
+
+
+def test_weights_without_a_shape_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0.weight has no shape .* run the model once before"):
+        engine_of(nn.Sequential(nn.LazyLinear(2)))
+
+
+class Jacobian(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(linear() for _ in range(2))
+
+    def inner(self, value: Tensor) -> Tensor:
+        for layer in self.layers:
+            value = torch.tanh(layer(value))
+        return value
+
+    def forward(self, value: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.jacrev(self.inner))(value).square().sum((1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:zero.stage")
+def test_a_model_with_transforms_in_its_forward_runs_whole() -> None:
+    model = Jacobian()
+    plain = Plainly(copy.deepcopy(model))
+    engine = engine_of(model, 3)
+    for _ in range(2):
+        torch.testing.assert_close(_one_step(engine, batch()), _one_step(plain, batch()))
+
+
+def _scripted(rank: int, world: int) -> str:
+    try:
+        engine_of(nn.Sequential(linear(), torch.jit.script(linear()), linear()), 3)
+    except BridgeError as error:
+        return str(error)
+    return ""
+
+
+def test_torchscript_whose_weights_take_turns_is_refused(run: Any) -> None:
+    assert all("1 is a module of TorchScript" in line for line in run(2, _scripted))
+
+
+def _cast(rank: int, world: int) -> list[float]:
+    torch.manual_seed(0)
+    model = Reads(lambda: 1.0).float()
+    plain = Plainly(copy.deepcopy(model))
+    engine, losses = engine_of(model, 3), list[float]()
+    for step in range(3):
+        for side in (plain, engine):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = side(batch(step).float()).float().square().mean()
+            side.backward(loss)
+            side.step()
+            losses.append(float(loss))
+    return losses
+
+
+def test_a_forward_pass_under_autocast_has_its_backward_pass_outside(run: Any) -> None:
+    for losses in run(2, _cast):
+        assert losses[::2] == pytest.approx(losses[1::2], rel=3e-3)
+
+
+def _tuned(rank: int, world: int, level: int) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(linear(), nn.BatchNorm1d(6).double(), linear()).eval()
+    plain = Plainly(copy.deepcopy(model))
+    engine = engine_of(model, level)
+    engine.eval()
+    engine(batch())  # with a graph that no backward pass comes to
+    with torch.no_grad():
+        assert not engine(batch()).requires_grad
+    return [float(_one_step(side, batch(step))) for step in range(3) for side in (plain, engine)]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_weights_train_in_evaluation_mode(run: Any, level: int) -> None:
+    for losses in [_tuned(0, 1, level), *run(2, _tuned, level)]:
+        assert losses[::2] == pytest.approx(losses[1::2], abs=1e-12)
+
+
+def _several(rank: int, world: int, level: int) -> list[float]:
+    torch.manual_seed(0)
+    model = _chain()
+    plain, losses = Plainly(copy.deepcopy(model)), list[float]()
+    engine = engine_of(model, level)
+    for step in range(3):
+        for side in (plain, engine):
+            # One loss through a graph that stays, one through the same graph, and one of another pass;
+            # the reference has those of all ranks.
+            for place in range(world) if side is plain else [rank]:
+                output, share = side(batch(10 * step + place)), 1 / world if side is plain else 1
+                one, other = output.square().mean() * share, output.abs().mean() * share
+                if side is plain:
+                    one.backward(retain_graph=True)
+                else:
+                    engine.backward(one, retain_graph=True)
+                side.backward(other)
+                third = side(batch(10 * step + 5 + place)).square().mean() * share
+                side.backward(third)
+            side.step()
+    for one, other in zip(model.parameters(), plain.module.parameters(), strict=True):
+        losses.append(float((one - other).abs().max()))
+    return losses
+
+
+def test_several_backward_passes_add_up_before_a_step(run: Any) -> None:
+    for far in [_several(0, 1, 0), _several(0, 1, 2), *run(2, _several, 0)]:
+        assert max(far) < 1e-12
+
+
+@pytest.mark.parametrize("of", ["engine", "optimizer", "model"])
+def test_a_bad_batch_can_be_dropped_before_its_step(of: str) -> None:
+    model = _chain()
+    plain = Plainly(copy.deepcopy(model))
+    engine = engine_of(model)
+    engine.backward(engine(batch(9)).square().mean())
+    {"engine": engine, "optimizer": engine.optimizer, "model": engine.module}[of].zero_grad()
+    for step in range(2):
+        torch.testing.assert_close(_one_step(engine, batch(step)), _one_step(plain, batch(step)))

@@ -359,8 +359,8 @@ def test_misuse_is_said() -> None:
         engine.backward(engine(torch.ones(3, 2)).sum())
     engine = alone()[0]
     loss = engine(torch.ones(3, 2)).sum()
-    with pytest.raises(BridgeError, match="backward: retain_graph=True is not supported"):
-        engine.backward(loss, retain_graph=True)
+    engine.backward(loss, retain_graph=True)
+    engine.zero_grad()
     with pytest.raises(
         BridgeError, match="found False at microbatch 1 of 1, but a step cannot be longer"
     ):
@@ -453,6 +453,17 @@ def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.M
         _ = compat.deepspeed.initialize
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
         _ = compat.deepspeed.initialise
+
+
+@pytest.mark.parametrize("clip", [None, 0.0, 0.5])
+def test_a_default_that_clips_is_said_once(clip: float | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine = alone(config={"gradient_clipping": clip})[0]
+    said = [str(one.message) for one in caught if "gradient_clipping" in str(one.message)]
+    told = [finding.path for finding in engine.findings if finding.path == "gradient_clipping"]
+    assert len(said) == len(told) == (clip is None)
+    assert clip is not None or "clipped to a norm of 1, the default" in said[0]
 
 
 class Dropping(nn.Module):

@@ -259,6 +259,30 @@ def test_rules_of_a_script_run_on_slices_or_whole(kind: Any, level: int) -> None
         assert found.startswith(f"refused: optimizer: found {kind.__name__}, whose rule needs")
 
 
+class Ahead(torch.optim.Optimizer):
+    """Keeps copies of weights, made at construction."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights, {"lr": 0.1})
+        self.slow = [
+            [weight.detach().clone() for weight in group["params"]] for group in self.param_groups
+        ]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group, copies in zip(self.param_groups, self.slow, strict=True):
+            for weight, slow in zip(group["params"], copies, strict=True):
+                weight.add_(weight.grad, alpha=-0.1)
+                weight.copy_(slow.lerp_(weight, 0.5))
+
+
+def test_refusals_say_what_to_leave_out() -> None:
+    with pytest.raises(ConfigError, match=r"Ahead, whose attribute slow has tensors of its own"):
+        engine_of(lambda of: Ahead(of.parameters()), 0)
+    with pytest.raises(ConfigError, match=r"SGD with dampening=0.5, .*, or leave dampening out$"):
+        engine_of(of_class("SGD", momentum=0.9, dampening=0.5), 3)
+
+
 def test_a_rule_that_draws_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found Noise.* draws random numbers"):
         engine_of(lambda of: Noise(of.parameters()), 0)

@@ -112,6 +112,7 @@ def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[s
     # Weights take part in backward, so that arguments of blocks which are computed from weights
     # show.
     with still(model), _train_all_weights(model):
+        others = other_states()
         constants = without_cache(model)
         ids = words(model)
         # First with labels, as in training, and then without: some models do not accept them.
@@ -132,6 +133,8 @@ def cut_of(model: nn.Module, sample: Arguments | None = None, blocks: Sequence[s
         packs = _packs(model, arguments, constants)
         model.train()
         _prove_training(model, model_cut, arguments, around)
+        if other_states() != others:
+            raise Uncut(f"{type(model).__name__}: {_DRAWS}; {WHOLE}")
     return replace(model_cut, packs=packs)
 
 
@@ -180,6 +183,7 @@ def _first_block(model: nn.Module, model_cut: Cut) -> str:
 
 
 _OTHER = "the layers, run one by one, give another output than the model"
+_DRAWS = "it draws random numbers of Python or numpy, by which it may choose what it runs"
 
 
 def _around(model: nn.Module, model_cut: Cut) -> dict[str, nn.Module]:
@@ -202,7 +206,7 @@ def _prove_training(
     for each segment: it must change nothing, and what it draws by itself must not come to two segments.
     """
     device = next(model.parameters()).device
-    start, before = other_states(), _attributes(around)
+    before = _attributes(around)
     names = {id(module): name for name, module in model.named_modules()}
     with Keyed(device, 0, names):
         reference = model(*arguments.given, **{**model_cut.fixed, **arguments.named})
@@ -213,8 +217,7 @@ def _prove_training(
         raise Uncut(
             f"{attribute}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}"
         )
-    gradients, end = _gradients(model, reference), other_states()
-    restore_others(start)
+    gradients = _gradients(model, reference)
     drawing = Keyed(device, 0, names)
     output = _in_layers(
         model,
@@ -222,7 +225,7 @@ def _prove_training(
         arguments,
         lambda layer: Keyed(device, 0, names) if layer.keys else drawing,
     )
-    if not _same(output, reference) or other_states() != end:
+    if not _same(output, reference):
         raise Uncut(f"{_first_block(model, model_cut)}: in training mode, {_OTHER}; {WHOLE}")
     others = _gradients(model, output)
     largest = max((float(one.norm()) for one in gradients.values()), default=0.0)
@@ -391,11 +394,13 @@ def words(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor | None:
 
 @contextmanager
 def still(model: nn.Module) -> Iterator[None]:
-    """Context in which the model is in evaluation mode. At the end, modes, buffers, torch's random
-    generators and what the model's code can change (`unchanged`) are as before.
+    """Context in which the model is in evaluation mode. At the end, modes, buffers, the random
+    generators of torch, Python and numpy, and what the model's code can change (`unchanged`) are as
+    before. Raises `Uncut` if its code can change what cannot be put back.
     """
     modes = [(module, module.training) for module in model.modules()]
     copies = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    others = other_states()
     try:
         model.eval()
         # Wherever the weights are: on a device, its own generator draws.
@@ -407,26 +412,34 @@ def still(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for buffer, value in copies:
             buffer.copy_(value)
+        restore_others(others)
 
 
-def draws_numbers(model: nn.Module, arguments: Arguments) -> bool:
-    """Return whether a forward pass in training mode draws from torch's generator, as dropout does.
-    Layers draw numbers of their own, so that such a model gives other numbers in layers. True, too, where
-    that is not known, as the pass ends with an error: a batch for evaluation need not fit training.
+def why_whole(model: nn.Module, arguments: Arguments) -> str | None:
+    """Return why a model has to stay one layer as far as a forward pass in training mode shows, or
+    None: if it draws random numbers, of which layers would draw others.
     """
     device, own = next(model.parameters()).device, arguments.copy() or arguments
     states = torch.cuda.get_rng_state if device.type == "cuda" else torch.get_rng_state
-    others = other_states()
-    with still(model), torch.no_grad():
-        model.train()
-        before = states()
-        try:
+    try:
+        with still(model), torch.no_grad():
+            model.train()
+            before, others = states(), other_states()
             model(*own.given, **own.named)
-            draws = not torch.equal(before, states())
-        except Exception:
-            draws = True
-    restore_others(others)
-    return draws
+            if other_states() != others:
+                return _DRAWS
+            drawn = not torch.equal(before, states())
+    except Uncut as error:
+        return str(error)
+    except (
+        Exception
+    ) as error:  # whatever the model's own code raises: a batch may be for evaluation
+        return f"its first batch does not run in training mode ({type(error).__name__}: {error})"
+    return (
+        "it draws random numbers, such as those of dropout, which layers would draw differently"
+        if drawn
+        else None
+    )
 
 
 @contextmanager

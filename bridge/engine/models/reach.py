@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bridge.engine.layers import HOOKS
+from bridge.engine.models.blocks import WHOLE, Uncut
 
 MANY = 1000
 """How many elements a collection may have so that its elements are looked at one by one."""
@@ -35,7 +36,7 @@ FOREIGN = {*sys.stdlib_module_names, "torch"}
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Context after which attributes of modules are as before, and so are collections, variables,
     random generators and small tensors that hooks and the modules' `forward` reach by their closures,
-    globals and objects.
+    globals and objects. Raises `Uncut` if they reach an iterator, which only goes forward.
     """
     reach, usual = _Reach(), vars(nn.Module()).keys()
     for module in model.modules():
@@ -96,6 +97,11 @@ class _Reach:
             self.restores.append(partial(setattr, source, "state", source.state))
         elif type(value).__module__.partition(".")[0] not in FOREIGN and hasattr(value, "__dict__"):
             self.note(vars(value), depth - 1)
+        elif isinstance(value, Iterator):
+            raise Uncut(
+                f"its code reaches an iterator ({type(value).__name__}), of which a trial would take"
+                f" elements; {WHOLE}"
+            )
 
     def _note_all(self, values: Any, depth: int) -> None:
         for value in values:

@@ -29,6 +29,7 @@ from bridge.engine.models.blocks import (
     Uncut,
     ancestors,
 )
+from bridge.errors import BridgeError
 
 Source = tuple[int, int]
 """Identifies a tensor in the output of a call: the number of the call, and the position of the
@@ -68,12 +69,20 @@ class Trial:
         self._turns: Counter[str] = Counter()
 
     def run(self, arguments: Arguments, constants: Mapping[str, Any]) -> Trial:
-        """Run the model."""
+        """Run the model. Raises `Uncut` if it does not run so."""
         with ExitStack() as stack:
             for name in self.names:
                 hook = self.model.get_submodule(name).register_forward_hook
                 stack.callback(hook(partial(self._record_call, name), with_kwargs=True).remove)
-            self.output = self.model(*arguments.given, **{**constants, **arguments.named})
+            try:
+                self.output = self.model(*arguments.given, **{**constants, **arguments.named})
+            except BridgeError:
+                raise
+            except Exception as error:  # whatever the model's own code raises
+                raise Uncut(
+                    f"{type(self.model).__name__}: a trial of its modules one by one fails"
+                    f" ({type(error).__name__}: {error}); {WHOLE}"
+                ) from error
         return self
 
     def _record_call(

@@ -92,13 +92,14 @@ def rule_of(optimizer: Optimizer, plan: Plan) -> tuple[Make | None, dict[str, An
     if not isinstance(make, Whole):
         return make, {}, []
     group, name = optimizer.param_groups[0], type(optimizer).__name__
-    if type(optimizer) in CLASSES.values():
-        name += "".join(f" with {switch}={group[switch]}" for switch in OFF if group.get(switch))
+    on = [switch for switch in OFF if group.get(switch) and type(optimizer) in CLASSES.values()]
+    name += "".join(f" with {switch}={group[switch]}" for switch in on)
+    other = f"leave {' and '.join(on)} out" if on else "use torch.optim.AdamW, Adam or SGD"
     if stage > 1 or (parallel.tensor or 1) * (parallel.pipeline or 1) > 1:
         raise ConfigError(
             f"optimizer: found {name}, whose rule needs whole parameters, but ZeRO {stage} or the"
             " parallel ranks divide them; set zero_optimization.stage to 0 or 1 and use data ranks"
-            " alone, or use torch.optim.AdamW, Adam or SGD"
+            f" alone, or {other}"
         )
     # runtime/zero/stage_1_and_2.py: its optimizer gets one flat tensor of each group.
     message = (

@@ -22,7 +22,7 @@ from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check, find_limits
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import Arguments, as_module, hooks_of
-from bridge.engine.models.cutting import UNKNOWN, draws_numbers
+from bridge.engine.models.cutting import UNKNOWN, is_hugging_face, why_whole
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
@@ -122,13 +122,9 @@ def initialize(
 
         def remake(arguments: Arguments) -> Engine:
             hooks = here.world == 1 and _has_hooks(native.model)
-            if hooks or draws_numbers(native.model, arguments):
-                why = (
-                    "it has hooks, which a trial of its layers would run"
-                    if hooks
-                    else "it draws random numbers, such as those of dropout, which layers would draw"
-                    " differently, or its first batch does not run in training mode"
-                )
+            why = "it has hooks, which a trial of its layers would run" if hooks else None
+            why = why or why_whole(native.model, arguments)
+            if why:
                 warnings.warn(
                     "zero.stage 3: the model is one layer, whose weights are gathered together:"
                     f" {why}",
@@ -282,6 +278,13 @@ def find_unsupported(config: Config) -> Iterator[Finding]:
     """
     losses = (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
     mine = [*losses, *_find_silent(config), *_find_unlogged(config), *_other_stage(config)]
+    clip = config.effective.get("gradient_clipping")
+    if clip and "gradient_clipping" not in config.given:
+        message = (
+            f"the config does not set it, so gradients are clipped to a norm of {clip:g}, the default of"
+            " this release of DeepSpeed; set it, to 0 for no clipping"
+        )
+        mine.append(Finding("gradient_clipping", message, Effect.NONE, False))
     yield from mine
     paths = {finding.path for finding in mine}
     unread = {finding.path for finding in config.remarks}
@@ -420,6 +423,14 @@ def _native(
     if wider and here.world == 1:
         wide = {"precision.communicate": precision.reduce}
     whole = Plan.of({**plan.values(), **own, **level, **wide})
+    # Layers of a model would draw other numbers than the model. They save memory only at ZeRO 3 on
+    # several ranks, or if several ranks share a model.
+    drops, parallel = _has_dropout(model), plan.parallel
+    shared = (parallel.tensor or 1) * (parallel.pipeline or 1) > 1 or (
+        stage == 3 and here.world > 1
+    )
+    hooked = here.world == 1 and _has_hooks(model)
+    whole_model = sample is None and ((drops and not shared) or hooked)
     engine = bridge.engine.initialize(
         model,
         whole,
@@ -429,19 +440,20 @@ def _native(
         groups=groups,
         alike=settings,
         sample=sample,
-        # One rank has no shards, and layers of a model would draw different numbers than the model.
-        layers=None
-        if here.world == 1 and sample is None and (_has_dropout(model) or _has_hooks(model))
-        else (),
+        layers=None if whole_model else (),
         optimizer=make,
+    )
+    engine.draws_as_torch = (
+        engine.executor.joined
+        and engine.tensor.size == 1
+        and not (drops and any(layer.keys for layer in engine.chain.layers))
     )
     late = wider and here.world > 1
     engine.findings += (*findings, *frozen, *costs, *_find_others(engine, formats, late))
     engine.divide_early()
     _scale(engine, read)
-    engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
-    # One rank draws what DeepSpeed draws; several draw alike, however they share the batch.
-    engine.draws_as_torch = here.world == 1
+    # DeepSpeed passes inputs on as they are, and counts calls of `step`: runtime/engine.py, forward
+    engine.casts, engine.takes_more = False, True
     return engine
 
 
@@ -464,10 +476,10 @@ def _formats(model: nn.Module, plan: Plan) -> set[torch.dtype]:
 def _find_others(engine: Engine, formats: set[torch.dtype], late: bool) -> Iterator[Finding]:
     """Yield findings for what DeepSpeed does otherwise: a model with 16-bit weights if the config sets
     no format, where DeepSpeed computes in the format of each weight, but the engine has one format for
-    all; gradients that accumulate in a wider format than ranks exchange them in (`late`); dropout on
-    several ranks; and hooks that the search for the model's layers has run.
+    all; gradients that accumulate in a wider format than ranks exchange them in (`late`); dropout in
+    layers; and hooks that the search for the model's layers has run.
     """
-    model = engine.model
+    model, drops = engine.model, _has_dropout(engine.model)
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
             name = next(name for name, dtype in TORCH.items() if dtype is kind)
@@ -479,12 +491,22 @@ def _find_others(engine: Engine, formats: set[torch.dtype], late: bool) -> Itera
                 Effect.NUMBERS,
                 given=True,
             )
-    if engine.comm.world.size > 1 and _has_dropout(model):
+    if drops and not engine.draws_as_torch:
         yield Finding(
             "model",
-            "ranks draw dropout alike, however they share the batch; DeepSpeed draws by torch's generator"
-            " of each rank: other masks of the same rate. On one rank, or with dropout 0, both are equal",
+            "ranks draw dropout by a seed of the run, layer by layer; DeepSpeed draws by torch's generator"
+            " of each rank: other masks of the same rate. At zero.stage 2 on data ranks, or with dropout 0,"
+            " both are equal",
             Effect.NUMBERS,
+            given=True,
+        )
+    stage, layers = engine.plan.zero.effective_stage or 0, len(engine.chain.layers)
+    if stage and layers == 1 < engine.comm.world.size and drops and is_hugging_face(model):
+        yield Finding(
+            "zero.stage",
+            "this model has dropout and is one layer, to draw the numbers that DeepSpeed draws: its gradients"
+            " are whole until the end of a backward pass, and reduced there; set dropout to 0 for layers",
+            Effect.COST,
             given=True,
         )
     if late:
@@ -495,7 +517,6 @@ def _find_others(engine: Engine, formats: set[torch.dtype], late: bool) -> Itera
             Effect.ROUNDING,
             given=True,
         )
-    layers = len(engine.chain.layers)
     if layers > 1 and not isinstance(model, nn.Sequential) and _has_hooks(model):
         yield Finding(
             "zero.stage",

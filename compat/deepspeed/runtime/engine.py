@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -224,6 +225,13 @@ class DeepSpeedEngine(nn.Module):
         module raises an error if the module's weights are not gathered.
         """
         model = self.native.model
+        for name, part in model.named_modules():
+            if isinstance(part, torch.jit.ScriptModule) and any(True for _ in part.parameters()):
+                raise ConfigError(
+                    f"model: {name or type(part).__name__} is a module of TorchScript, which would read"
+                    " weights that are not whole; use zero_optimization.stage 2, or leave"
+                    " torch.jit.script out"
+                )
         by_itself = model.forward
 
         @wraps(by_itself)
@@ -274,14 +282,10 @@ class DeepSpeedEngine(nn.Module):
         of microbatches, as DeepSpeed does.
         """
         self._needs_optimizer("backward")
-        if retain_graph:
-            raise BridgeError(
-                "backward: retain_graph=True is not supported; add the losses up and call backward once"
-            )
         scale = 1 if scale_wrt_gas else self.gradient_accumulation_steps()
         with self._ours():
             return (
-                self.native.backward(loss * scale if scale > 1 else loss)
+                self.native.backward(loss * scale if scale > 1 else loss, retain_graph)
                 / self.gradient_accumulation_steps()
             )
 
@@ -445,7 +449,7 @@ class DeepSpeedEngine(nn.Module):
         ZeRO level 2 also forget the microbatches of this step that have run, as DeepSpeed does. Every
         step begins with new gradients.
         """
-        if self.native.is_gradient_accumulation_boundary():
+        if self.native.is_gradient_accumulation_boundary() and not self.native.drop():
             raise BridgeError(
                 "zero_grad: called between the last backward and step, whose update it would undo; call it"
                 " after engine.step()"
@@ -463,6 +467,8 @@ class DeepSpeedEngine(nn.Module):
         drop(*arguments, **keywords)
         if not self.native.is_gradient_accumulation_boundary():
             self.native.gradients.forget()
+        else:
+            self.native.drop()
 
     def _watch_zero_grad(self) -> None:
         """Have `zero_grad` of the model and of the optimizer forget microbatches at those levels at
@@ -945,10 +951,13 @@ class DeepSpeedEngine(nn.Module):
 
     def _show_absent(self, usual: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Return the model's state dictionary with an empty tensor for each weight that is not whole, as
-        DeepSpeed does. Only on ranks other than the first: there `save_pretrained` asks for it, with the
-        whole state that the first rank alone has, and writes nothing.
+        DeepSpeed does, if `save_pretrained` asks: on ranks other than the first, which alone has the
+        whole state, it writes nothing.
         """
-        if self._inside or keywords.get("keep_vars"):
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != "save_pretrained":
+            frame = frame.f_back
+        if self._inside or keywords.get("keep_vars") or frame is None:
             return usual(*arguments, **keywords)
         state = usual(*arguments, **{**keywords, "keep_vars": True})
         for name, value in state.items():
