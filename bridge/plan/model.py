@@ -1,7 +1,6 @@
 """The model's part of a Plan: a decoder of transformer blocks in the field's standard terms."""
 
-from __future__ import annotations
-
+# No annotation is a text here: pydantic would compile each of them at every start.
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le

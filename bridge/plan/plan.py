@@ -2,12 +2,11 @@
 a plan, and the native engine runs what a plan says.
 """
 
-from __future__ import annotations
-
+# No annotation is a text here: pydantic would compile each of them at every start.
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field as field
@@ -671,7 +670,7 @@ class Plan(Section):
     debug: Debug = field(Debug(), description="Per-layer logging.")
 
     @classmethod
-    def of(cls, flat: Mapping[str, Any]) -> Plan:
+    def of(cls, flat: Mapping[str, Any]) -> Self:
         """Return the plan with values by dotted path; None means unset.
 
         Raises `ConfigError` with every problem.
