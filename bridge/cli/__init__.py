@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from bridge.report.exit_codes import Exit
 
 COMPLETE = "_STAGEBRIDGE_COMPLETE"
 """The environment variable with which the script of a shell asks for completions."""
+START = 200_000
+"""Number of objects that a command may make before it first looks for garbage. A start makes half of them and drops
+hardly any; to look for garbage among them takes a sixth of its time.
+"""
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
@@ -24,6 +29,7 @@ def main() -> NoReturn:
     """
     from bridge.cli.terminal import accept_all_characters
 
+    _collect_late()
     try:
         if sys.stdout is None:  # closed by whoever started the command
             sys.exit("error: standard output: closed; send it to a file, or to /dev/null")
@@ -44,6 +50,18 @@ def main() -> NoReturn:
             sys.stderr.write(f"note: {line}\n")
         code = INTERRUPTED
     sys.exit(code)
+
+
+def _collect_late() -> None:
+    """Have the first search for garbage come after `START` objects, and later ones as usual."""
+    usual = gc.get_threshold()
+
+    def restore(phase: str, info: dict[str, int]) -> None:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(restore)
+
+    gc.callbacks.append(restore)
+    gc.set_threshold(START)
 
 
 def _writable() -> bool:

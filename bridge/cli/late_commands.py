@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -17,6 +18,11 @@ PLAIN: dict[str, Any] = {
 """Settings of every group of commands."""
 
 
+def _process_given(process: Command, context: Any, value: Any) -> Any:
+    """Have a parameter check `value`, if it was given: what checks values is built for each parameter."""
+    return process(context, value) if value is not None else None
+
+
 class Group(TyperGroup):
     """A group of commands. One command has its options from `declare` on, or once it is to run."""
 
@@ -26,6 +32,9 @@ class Group(TyperGroup):
         declaration = getattr(getattr(command, "callback", None), "declaration", None)
         if declaration is not None:
             command = self.commands[name] = get_command(declaration())
+            for parameter in command.params:
+                if not parameter.required:
+                    parameter.process_value = partial(_process_given, parameter.process_value)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -198,11 +198,9 @@ BEGINNINGS = {
 }
 """Beginnings of values that are secrets under any name, each with the pattern of the rest."""
 SHAPES = {
-    begin: re.compile(
-        rf"{re.escape(begin)}(?<![\w-]{re.escape(begin)}){rest}"
-        if begin[0] != "-"
-        else begin + rest
-    )
+    begin: rf"{re.escape(begin)}(?<![\w-]{re.escape(begin)}){rest}"
+    if begin[0] != "-"
+    else begin + rest
     for begin, rest in BEGINNINGS.items()
 }
 WORD = r"""["']?(?P<value>(?<=")[^"\n]+|(?<=')[^'\n]+|[^\s"';|&]+)"""
@@ -219,65 +217,58 @@ REGISTRIES = (
     "apptainer",
 )
 LOGIN = r"(?:[ \t]+(?:registry|remote))?[ \t]+login\b"
-SAID = tuple(
-    (fragment, name, re.compile(pattern))
-    for fragment, name, pattern in (
-        ("://", "password", r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@"),
-        ("://", "token", r"https?://(?P<value>(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{16,200})@"),
-        *(
-            (f"{name}=", "key", rf"{name}=(?P<value>[^\s;\"']+)")
-            for name in ("accountkey", "sharedaccesskey", "sharedaccesssignature")
-        ),
+SAID = (
+    ("://", "password", r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@"),
+    ("://", "token", r"https?://(?P<value>(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{16,200})@"),
+    *(
+        (f"{name}=", "key", rf"{name}=(?P<value>[^\s;\"']+)")
+        for name in ("accountkey", "sharedaccesskey", "sharedaccesssignature")
+    ),
+    (
+        "://hook",
+        "token",
+        r"://hooks?\.[\w.-]{1,80}/(?:(?:services|hooks|catch)/)*(?P<value>[\w/-]{8,})",
+    ),
+    ("hooks.slack.com/", "token", r"(?<!://)hooks\.slack\.com/services/(?P<value>[\w/]{8,})"),
+    ("/webhook", "token", r"/webhooks?(?:b2)?/(?P<value>[\w/@-]{8,})"),
+    ("api.telegram.org/bot", "token", r"api\.telegram\.org/bot(?P<value>[\w:-]{8,})"),
+    ("bearer ", "token", r"\bbearer (?P<value>(?=[^\s\d]*\d)[\w.~+/=-]{16,})"),
+    (
+        "authorization",
+        "token",
+        r"""authorization["']?[ \t]*[:=](?:\\?[ \t]|["'])*(?:bearer|basic)(?:\\?[ \t])+(?P<value>[^\s"',;)}]+)""",
+    ),
+    *(
         (
-            "://hook",
-            "token",
-            r"://hooks?\.[\w.-]{1,80}/(?:(?:services|hooks|catch)/)*(?P<value>[\w/-]{8,})",
-        ),
-        ("hooks.slack.com/", "token", r"(?<!://)hooks\.slack\.com/services/(?P<value>[\w/]{8,})"),
-        ("/webhook", "token", r"/webhooks?(?:b2)?/(?P<value>[\w/@-]{8,})"),
-        ("api.telegram.org/bot", "token", r"api\.telegram\.org/bot(?P<value>[\w:-]{8,})"),
-        ("bearer ", "token", r"\bbearer (?P<value>(?=[^\s\d]*\d)[\w.~+/=-]{16,})"),
-        (
-            "authorization",
-            "token",
-            r"""authorization["']?[ \t]*[:=](?:\\?[ \t]|["'])*(?:bearer|basic)(?:\\?[ \t])+(?P<value>[^\s"',;)}]+)""",
-        ),
-        *(
-            (
-                tool,
-                "password",
-                rf"{tool}{LOGIN}{REST}\s(?:-p|--password(?![\w-]))(?:[ \t=]|\\\n)*{WORD}",
-            )
-            for tool in REGISTRIES
-        ),
-        (
-            "--password-stdin",
+            tool,
             "password",
-            rf"echo[ \t]+(?:-n[ \t]+)?{WORD}[\"']?[ \t]*\|[ \t]*\w+{LOGIN}{REST}--password-stdin",
-        ),
-        ("sshpass", "password", rf"sshpass[ \t]+-p[ \t]*{WORD}"),
-        (
-            "curl",
-            "password",
-            rf"""curl\b{REST}\s(?:-u|--user)[ \t=]*["']?[^\s:"'$]{{1,80}}:(?P<value>[^\s"'|;&]+)""",
-        ),
-        (
-            "aws configure",
-            "key",
-            rf"aws[ \t]+configure[ \t]+set[ \t]+\w*(?:secret|token)\w*[ \t]+{WORD}",
-        ),
-        (
-            "machine",
-            "password",
-            rf"machine\s+\S{{1,200}}\s+login\s+\S{{1,200}}\s+password\s+{WORD}",
-        ),
-        (
-            "=",
-            "",
-            r"[?&](?P<name>x-amz-(?:signature|credential|security-token)|sig|signature|token|access_token|api_key)="
-            r"""(?P<value>[^\s&"'#;<>)\\]+)""",
-        ),
-    )
+            rf"{tool}{LOGIN}{REST}\s(?:-p|--password(?![\w-]))(?:[ \t=]|\\\n)*{WORD}",
+        )
+        for tool in REGISTRIES
+    ),
+    (
+        "--password-stdin",
+        "password",
+        rf"echo[ \t]+(?:-n[ \t]+)?{WORD}[\"']?[ \t]*\|[ \t]*\w+{LOGIN}{REST}--password-stdin",
+    ),
+    ("sshpass", "password", rf"sshpass[ \t]+-p[ \t]*{WORD}"),
+    (
+        "curl",
+        "password",
+        rf"""curl\b{REST}\s(?:-u|--user)[ \t=]*["']?[^\s:"'$]{{1,80}}:(?P<value>[^\s"'|;&]+)""",
+    ),
+    (
+        "aws configure",
+        "key",
+        rf"aws[ \t]+configure[ \t]+set[ \t]+\w*(?:secret|token)\w*[ \t]+{WORD}",
+    ),
+    ("machine", "password", rf"machine\s+\S{{1,200}}\s+login\s+\S{{1,200}}\s+password\s+{WORD}"),
+    (
+        "=",
+        "",
+        r"[?&](?P<name>x-amz-(?:signature|credential|security-token)|sig|signature|token|access_token|api_key)="
+        r"""(?P<value>[^\s&"'#;<>)\\]+)""",
+    ),
 )
 """Secrets that their context shows: in addresses and their parameters, headers of requests, and
 logins to registries and machines. Each row has a text that every match contains, the name of the
@@ -448,7 +439,7 @@ def _find_by_shape(text: str, small: str) -> Iterator[tuple[int, int, str]]:
         (*match.span(), "token") for shape in _shapes(text) for match in shape.finditer(text)
     )
     for fragment, name, pattern in SAID:
-        for match in pattern.finditer(small) if fragment in small else ():
+        for match in re.finditer(pattern, small) if fragment in small else ():
             if not match["value"].startswith("{") and not NOTHING.fullmatch(match["value"]):
                 yield *match.span("value"), _word(name or text[slice(*match.span("name"))])
     digits = text.encode("ascii", "replace").translate(DIGITS)
@@ -462,7 +453,7 @@ def _shapes(text: str) -> Iterator[re.Pattern[str]]:
     """Return the patterns whose literal prefix occurs in `text`. Searching for the prefix is far
     cheaper than matching the pattern.
     """
-    return (pattern for begin, pattern in SHAPES.items() if begin in text)
+    return (re.compile(pattern) for begin, pattern in SHAPES.items() if begin in text)
 
 
 def _word(name: str) -> str:

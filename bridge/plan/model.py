@@ -1,7 +1,6 @@
 """The model's part of a Plan: a decoder of transformer blocks in the field's standard terms."""
 
-from __future__ import annotations
-
+# No annotation is a text here: pydantic would compile each of them at every start.
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -78,7 +77,7 @@ class Attention(Section):
     )
     dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
     latent: Latent = field(
-        Latent(), description="Multi-head latent attention; open: ordinary heads."
+        default_factory=Latent, description="Multi-head latent attention; open: ordinary heads."
     )
 
 
@@ -162,7 +161,8 @@ class Rotary(Section):
         None, description="Blocks with rotary positions; open: all blocks."
     )
     scaling: RotaryScaling = field(
-        RotaryScaling(), description="Scaling of rotary positions to longer sequences."
+        default_factory=RotaryScaling,
+        description="Scaling of rotary positions to longer sequences.",
     )
 
 
@@ -408,10 +408,12 @@ class Model(Section):
     dropout: Share | None = field(
         None, description="Dropout of each layer's output before it is added to the residual."
     )
-    attention: Attention = field(Attention(), description="Attention.")
-    rotary: Rotary = field(Rotary(), description="Rotary positions.")
-    mlp: FeedForward = field(FeedForward(), description="Feed-forward layer.")
-    norm: Norm = field(Norm(), description="Norms.")
-    embedding: Embedding = field(Embedding(), description="Embedding and output layer.")
-    moe: Moe = field(Moe(), description="Experts.")
-    init: Init = field(Init(), description="Initial weights.")
+    attention: Attention = field(default_factory=Attention, description="Attention.")
+    rotary: Rotary = field(default_factory=Rotary, description="Rotary positions.")
+    mlp: FeedForward = field(default_factory=FeedForward, description="Feed-forward layer.")
+    norm: Norm = field(default_factory=Norm, description="Norms.")
+    embedding: Embedding = field(
+        default_factory=Embedding, description="Embedding and output layer."
+    )
+    moe: Moe = field(default_factory=Moe, description="Experts.")
+    init: Init = field(default_factory=Init, description="Initial weights.")

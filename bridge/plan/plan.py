@@ -2,12 +2,11 @@
 a plan, and the native engine runs what a plan says.
 """
 
-from __future__ import annotations
-
+# No annotation is a text here: pydantic would compile each of them at every start.
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field as field
@@ -209,7 +208,9 @@ class Zero(Section):
         None,
         description="The model is built without memory (on the meta device) before it is sharded.",
     )
-    offload: Offload = field(Offload(), description="State kept outside the accelerator.")
+    offload: Offload = field(
+        default_factory=Offload, description="State kept outside the accelerator."
+    )
 
     @property
     def effective_stage(self) -> int | None:
@@ -272,7 +273,7 @@ class Precision(Section):
             "Format of frozen weights: the format `compute` or the format `master`; open: compute."
         ),
     )
-    loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
+    loss_scale: LossScale = field(default_factory=LossScale, description="Loss scaling for fp16.")
     fp8: Literal["e4m3", "hybrid"] | None = field(None, description="8-bit matrix products.")
     fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] | None = field(
         None, description="How values are scaled to 8 bits."
@@ -384,7 +385,9 @@ class Optimizer(Section):
             "LayerNorm (RMSNorm decays)."
         ),
     )
-    decay_ramp: DecayRamp = field(DecayRamp(), description="Weight decay over the steps.")
+    decay_ramp: DecayRamp = field(
+        default_factory=DecayRamp, description="Weight decay over the steps."
+    )
     embedding_lr: Annotated[Real, Ge(0)] | None = field(
         None, description="Factor of the embedding's learning rate."
     )
@@ -394,7 +397,9 @@ class Optimizer(Section):
     clip: Annotated[Real, Ge(0)] | None = field(
         None, description="Bound on the global gradient norm; 0: no bound."
     )
-    schedule: LearningRate = field(LearningRate(), description="Learning-rate schedule.")
+    schedule: LearningRate = field(
+        default_factory=LearningRate, description="Learning-rate schedule."
+    )
 
 
 class Adapters(Section):
@@ -667,25 +672,27 @@ class Plan(Section):
     source sets it.
     """
 
-    model: Model = field(Model(), description="Facts about the model.")
-    parallel: Parallel = field(Parallel(), description="Mesh axes.")
-    stages: Stages = field(Stages(), description="Grouping of layers into stages.")
-    schedule: Schedule = field(Schedule(), description="Pipeline schedule.")
-    batch: Batch = field(Batch(), description="Batch triangle.")
-    zero: Zero = field(Zero(), description="Sharding over data ranks.")
-    precision: Precision = field(Precision(), description="Number formats.")
-    optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
-    run: Run = field(Run(), description="Course of the run.")
-    adapters: Adapters = field(Adapters(), description="Low-rank adapters.")
-    recompute: Recompute = field(Recompute(), description="Activation recomputation.")
+    model: Model = field(default_factory=Model, description="Facts about the model.")
+    parallel: Parallel = field(default_factory=Parallel, description="Mesh axes.")
+    stages: Stages = field(default_factory=Stages, description="Grouping of layers into stages.")
+    schedule: Schedule = field(default_factory=Schedule, description="Pipeline schedule.")
+    batch: Batch = field(default_factory=Batch, description="Batch triangle.")
+    zero: Zero = field(default_factory=Zero, description="Sharding over data ranks.")
+    precision: Precision = field(default_factory=Precision, description="Number formats.")
+    optimizer: Optimizer = field(default_factory=Optimizer, description="Optimizer.")
+    run: Run = field(default_factory=Run, description="Course of the run.")
+    adapters: Adapters = field(default_factory=Adapters, description="Low-rank adapters.")
+    recompute: Recompute = field(default_factory=Recompute, description="Activation recomputation.")
     loss: Literal["mean_of_microbatches", "per_token"] | None = field(
         None, description="How microbatch losses are averaged."
     )
-    habits: Habits = field(Habits(), description="What a stack does alike in all runs.")
-    debug: Debug = field(Debug(), description="Per-layer logging.")
+    habits: Habits = field(
+        default_factory=Habits, description="What a stack does alike in all runs."
+    )
+    debug: Debug = field(default_factory=Debug, description="Per-layer logging.")
 
     @classmethod
-    def of(cls, flat: Mapping[str, Any]) -> Plan:
+    def of(cls, flat: Mapping[str, Any]) -> Self:
         """Return the plan with values by dotted path; None means unset.
 
         Raises `ConfigError` with every problem.

@@ -45,12 +45,6 @@ class Leaves:
     def __init__(self, schema: type[Section], words: Mapping[Any, str] | None = None) -> None:
         self.schema, self.words = schema, words or {}
 
-    # pydantic compiles a validator for each adapter, which takes far longer than the check of one
-    # value.
-    @cache  # noqa: B019 - one for each schema, and schemas live as long as the program
-    def _adapter(self, path: str) -> TypeAdapter[Any]:
-        return TypeAdapter(fields(self.schema)[path].annotation, config=_STRICT)
-
     def as_typed(self, path: str, value: Any) -> Any:
         """Return `value` as the schema types it, without coercion. Raises `ValueError` with the
         value that was found and the values that are expected.
@@ -60,7 +54,7 @@ class Leaves:
         if isinstance(value, int) and abs(value) > limits.INTEGER:
             raise ValueError(f"found {str(value)[:20]}…, expected a number of at most 64 bits")
         try:
-            return self._adapter(path).validate_python(value)
+            return _adapter(fields(self.schema)[path].annotation).validate_python(value)
         except ValidationError:
             value_text = describe_found(value)
             raise ValueError(f"{value_text}, expected {self.describe_values(path)}") from None
@@ -105,6 +99,13 @@ class Leaves:
             ends.append(f"{words} {getattr(bound, attribute):g}")
         plain = _PLAIN.get(origin or annotation, "a value")
         return " ".join((plain, " and ".join(ends))).rstrip()
+
+
+# pydantic compiles a validator for each adapter, which takes far longer than the check of one value; many leaves have
+# the same annotation.
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=_STRICT)
 
 
 def describe_found(value: Any) -> str:

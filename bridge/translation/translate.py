@@ -19,6 +19,7 @@ from bridge.plan.free_sections import (
 )
 from bridge.plan.plan import Plan, in_words, paths
 from bridge.plan.section import Values
+from bridge.plan.values import Leaves
 from bridge.stack import rules
 from bridge.stack.dialect import Config, Dialect, Written
 from bridge.stack.findings import Finding
@@ -45,6 +46,7 @@ same value and apply it in another way, so that a comparison of the values does 
 """
 ALWAYS = (*HABITS, DECAYED, "loss", *(path for path in paths() if path.startswith(rules.HABITS)))
 """`HABITS`, and further plan fields that some stacks always set to one value."""
+PLAN = Leaves(Plan)
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
 """Text in place of the source settings of a field that a sidecar restored. No setting of the source
@@ -75,12 +77,16 @@ class Result:
 
     source: Config
     config: Config
-    plan: Plan
     findings: tuple[Finding, ...]
     carry: Carry = field(repr=False)
     trip: _Trip = field(repr=False)
     put: Written | None = field(default=None, repr=False)
     lacking: tuple[Finding, ...] = ()
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan in between."""
+        return Plan.of(self.trip.meaning)
 
     @cached_property
     def written(self) -> Written:
@@ -249,9 +255,19 @@ def translate(
     rows = [replace(row, message=row.message or without) for row in (*losses, *openings)]
     told_rows = (plainly(row, meaning.plain, target_meaning.plain) for row in rows)
     findings = (*told_rows, *rest, *_find_live_objects(config, target), *remarks(target))
-    return Result(
-        config, target, Plan.of(meaning), findings, Carry.of(config, target, target_meaning), trip
-    )
+    _check_plan(meaning)
+    return Result(config, target, findings, Carry.of(config, target, target_meaning), trip)
+
+
+def _check_plan(meaning: Values) -> None:
+    """Raise a `ConfigError` with every problem if `meaning` is no plan."""
+    # A plan is checked by its values, since building its sections takes longer than the translation.
+    try:
+        for path, value in meaning.items():
+            if value is not None:
+                PLAN.as_typed(path, value)
+    except (KeyError, ValueError):
+        Plan.of(meaning)
 
 
 def _find_losses_of_caller(trip: _Trip) -> Iterator[Finding]:

@@ -2,8 +2,7 @@
 `releases` lists the keys of each release.
 """
 
-from __future__ import annotations
-
+# No annotation is a text here: pydantic would compile each of them at every start.
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
