@@ -280,7 +280,23 @@ def _find_other_numbers(case: Case) -> Found | None:
     passes_a, passes_b = (_count_passes_text(counts.get(odd[0], 0)) for counts in every)
     alone = len(odd) < len(ranks)
     where = f" on rank {_join_ranks(odd)}" if alone else ""
+    idle = [
+        label
+        for label, counts in zip("AB", every, strict=True)
+        if not any(counts.get(rank) for rank in odd)
+    ]
     passes = f"step {case.first.name.step} has {passes_a} in A{where}, and {passes_b} in B"
+    fed = [any(name.kind == "input" for name in side) for side in case.entries]
+    # One setting tells both kinds to be logged; only a pass of the traced module has inputs.
+    if fed[0] != fed[1] and runs[0].filter == runs[1].filter:
+        label = "BA"[fed[1]]
+        return (
+            f"{label} runs layers outside of a pass of the traced module: what it wraps is called in "
+            "its place, or it gets no tensors",
+            [f"{label} logs no input of the model", passes],
+        )
+    if idle:
+        return _idle_text(idle[0], case, where), [passes]
     return f"the optimizer steps after {passes_a} in A{where}, and after {passes_b} in B", [passes]
 
 
@@ -321,12 +337,18 @@ def _find_evaluation(case: Case) -> Found | None:
     )
     if last is None:
         return None
-    statement = f"{label} runs no layer in training mode in step {case.first.name.step}"
     return (
-        f"{statement}: it evaluates, makes a step too many, or trains another copy of the model",
+        _idle_text(label, case),
         [
             f"all {len(lines)} outputs of layers are {case.first.verdict}; in step {last} both runs logged outputs"
         ],
+    )
+
+
+def _idle_text(label: str, case: Case, where: str = "") -> str:
+    return (
+        f"{label} runs no layer in training mode in step {case.first.name.step}{where}: it evaluates, "
+        "makes a step too many, or trains another copy of the model"
     )
 
 
@@ -815,8 +837,15 @@ UPDATING = (
 def _find_update_fault(case: Case) -> Found | None:
     lines = [line for line in case.of("update", "weight") if line.verdict != "unseen"]
     faults = [line for line in lines if line.is_fault]
+    buffers = [line.name for line in case.of("update", "buffer") if line.is_fault]
     if not faults:
-        return None
+        what = f"only {_names_text(buffers)} are updated differently{_place_text(case)}"
+        evidence = f"{len(lines)} updates of weights agree"
+        return (
+            (f"{what}: by other code or settings, or by each rank alone", [evidence])
+            if buffers and lines
+            else None
+        )
     agreement = case.agree("reduce", "gradient", "gradients")
     evidence = [agreement] if agreement else []
     changes = {line.name: case.changes(line.name) for line in faults}

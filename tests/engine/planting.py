@@ -1377,9 +1377,10 @@ FAULTS |= {
 def known() -> Mapping[str, Planted]:
     """All faults: these, and those that were invented since."""
     from invented import INVENTED
+    from over_ranks import OVER_RANKS
     from reported import REPORTED
 
-    return {**FAULTS, **INVENTED, **REPORTED}
+    return {**FAULTS, **INVENTED, **REPORTED, **OVER_RANKS}
 
 
 def trained(

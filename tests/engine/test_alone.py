@@ -209,6 +209,11 @@ BY_RANK: Mapping[str, tuple[dict[str, Any], Any, Said]] = {
         {("layers-differ", AT, "remark")},
     ),
     "weights that stay gathered": ({}, keeps_gathered, set()),
+    "one rank evaluates": (
+        {"begins": at(AT, lambda loop: loop.model.eval() if loop.rank else None)},
+        wrapped_by_ddp,
+        {("not-training", AT, "fault"), ("passes-differ", AT, "fault")},
+    ),
 }
 
 

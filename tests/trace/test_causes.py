@@ -268,3 +268,38 @@ def test_what_one_run_was_not_to_log_is_unseen(tmp_path: Path) -> None:
         trained(tmp_path / "d"),
     )
     assert odd.divergence is None
+
+
+def twice(model: nn.Module, tokens: Tensor) -> Tensor:
+    """In two passes."""
+    return torch.cat([model(part) for part in tokens.chunk(2)])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_model_that_is_called_past_its_wrapper_makes_no_other_number_of_passes(
+    turned: bool, tmp_path: Path
+) -> None:
+    runs: list[dict[str, Any]] = [
+        {"call": lambda model, tokens: twice(model[0], tokens)},
+        {"call": twice},
+    ]
+    runs = [{"model": nn.Sequential(Model()), "accumulation": 2, **run} for run in runs]
+    said = claimed(tmp_path, *(runs[::-1] if turned else runs))
+    assert said.startswith(f"{'AB'[turned]} runs layers outside of a pass of the traced module")
+    assert "the optimizer steps after" not in said
+
+
+class Batched(Model):
+    """A norm over batches beside the words."""
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6, momentum=momentum, affine=False)
+
+    def forward(self, tokens: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self.head(self.norm(self.words(tokens)))  # type: ignore[no-any-return]
+
+
+def test_statistics_that_alone_differ_are_named(tmp_path: Path) -> None:
+    said = claimed(tmp_path, {"model": Batched(0.1)}, {"model": Batched(0.2)})
+    assert said.startswith("only norm.running_mean, norm.running_var are updated differently: ")

@@ -132,7 +132,7 @@ class Cleared(Check):
                 len(self.stale),
                 missing,
                 self.parameters,
-                self.source.evaluating,
+                self.source.evaluating * (self.trained and not self.source.passes),
             ]
         )
 
@@ -148,12 +148,14 @@ class Cleared(Check):
             yield TraceFinding(
                 "gradient-lost", step, "", evidence, ranks if len(ranks) < len(rows) else ()
             )
-        if (quiet > 0).all() and self.trained and (self.source.passes == 0):
+        if quiet.any():
+            idle = tuple(self.at(place) for place in quiet.nonzero().view(-1).tolist())
             evidence = (
                 f"{int(quiet.max())} forward passes ran in evaluation mode and none in training mode, "
                 "unlike in earlier steps"
             )
-            yield TraceFinding("not-training", step, "", evidence)
+            ranks = idle if len(idle) < len(rows) else ()
+            yield TraceFinding("not-training", step, "", evidence, ranks)
         # One that was met within this step follows another, which took the backward pass.
         elif (
             self.known
