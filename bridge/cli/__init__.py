@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -62,6 +63,8 @@ def _collect_late() -> None:
 
     gc.callbacks.append(restore)
     gc.set_threshold(START)
+    # The end of the interpreter looks for garbage too.
+    atexit.register(lambda: gc.freeze() if gc.get_threshold()[0] == START else None)
 
 
 def _writable() -> bool:

@@ -86,15 +86,18 @@ _LOSSES: Mapping[Effect, str] = {
 }
 
 
-# Sorted, a longer name comes after its beginning and overwrites it: `model.family` wins over
-# `model`.
+def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
+    """Return the reason under the longest prefix of `path` in `reasons`, or `other` if no prefix
+    matches.
+    """
+    while path and path not in reasons:
+        path = path.rpartition(".")[0]
+    return reasons.get(path, other)
+
+
+_STARTS = {start: effect for effect, starts in _LOSSES.items() for start in starts.split()}
 EFFECTS: Mapping[str, Effect] = {
-    path: effect
-    for start, effect in sorted(
-        (start, effect) for effect, starts in _LOSSES.items() for start in starts.split()
-    )
-    for path in paths()
-    if path == start or path.startswith(start + ".")
+    path: effect for path in paths() if (effect := longest(path, _STARTS, None)) is not None
 }
 """The effect of losing a plan field, for fields whose effect is the same in every stack."""
 
@@ -510,15 +513,6 @@ class Why(NamedTuple):
     def effect(self) -> Effect | Callable[[Group], Effect]:
         """The effect of losing the field where it takes effect."""
         return self.use.effect if isinstance(self.use, Use) else self.use
-
-
-def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
-    """Return the reason under the longest prefix of `path` in `reasons`, or `other` if no prefix
-    matches.
-    """
-    while path and path not in reasons:
-        path = path.rpartition(".")[0]
-    return reasons.get(path, other)
 
 
 def _effect_of_loss(path: str) -> Effect:

@@ -86,7 +86,7 @@ class Result:
     @cached_property
     def plan(self) -> Plan:
         """The plan in between."""
-        return Plan.of(self.trip.meaning)
+        return Plan.of(self.trip.meant)
 
     @cached_property
     def written(self) -> Written:
@@ -259,7 +259,7 @@ def translate(
     return Result(config, target, findings, Carry.of(config, target, target_meaning), trip)
 
 
-def _check_plan(meaning: Values) -> None:
+def _check_plan(meaning: Meaning) -> None:
     """Raise a `ConfigError` with every problem if `meaning` is no plan."""
     # A plan is checked by its values, since building its sections takes longer than the translation.
     try:

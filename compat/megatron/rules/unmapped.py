@@ -314,6 +314,7 @@ SWITCHES: tuple[tuple[Switch, str], ...] = (
     (Switch("error_injection_rate"), "error_injection_type"),
 )
 """Arguments, or beginnings of their names, that take no effect unless an argument is set."""
+_STARTS = tuple((switch, tuple(starts.split())) for switch, starts in SWITCHES)
 
 
 @cache
@@ -322,8 +323,8 @@ def _switch(dest: str) -> Switch | None:
     return next(
         (
             switch
-            for switch, starts in SWITCHES
-            if dest.startswith(tuple(starts.split())) and dest not in switch.paths.split()
+            for switch, starts in _STARTS
+            if dest.startswith(starts) and dest not in switch.paths.split()
         ),
         None,
     )
