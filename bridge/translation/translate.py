@@ -433,8 +433,6 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
         if value is not None and before.get(path) is None
     }
     theirs = differing(before, after) - elsewhere
-    # What a setting says is not lost if the source's stack does without it.
-    theirs -= {path for path in trip.silent if claims(config.dialect)[path].ours}
     for rule, candidates in _at_stake(config, theirs | elsewhere):
         # A field of one value on both sides means something else there because of another field,
         # and the finding is about that one.
@@ -491,7 +489,9 @@ def _find_losses(
             trip.value_after_return(path),
             path in config.given,
         )
-        mine = tuple(ours for ours in fields if ours in rule.paths_of_plan(path))
+        # What a setting says is not lost if the source's stack does without it.
+        says = not rule.ours or path not in trip.silent
+        mine = tuple(ours for ours in fields if says and ours in rule.paths_of_plan(path))
         whole = (
             rule.becomes is not None
             and not mine
@@ -507,8 +507,8 @@ def _find_losses(
             rule,
             path,
             mine,
-            blur and not whole,
-            unheld or (bool(mine) and trip.all_open(rule.paths_of_plan(path))),
+            says and blur and not whole,
+            says and (unheld or (bool(mine) and trip.all_open(rule.paths_of_plan(path)))),
         )
         if how is How.DERIVED and trip.has_arrived(rule, path):
             continue
@@ -533,7 +533,7 @@ def _find_losses(
         if subject != path:
             before, after = config.effective.get(subject), trip.value_after_return(subject)
         weight = Effect.NONE if how is How.DERIVED else effect
-        reason = _reason_of(rule, how, mine, trip, view, blur, unheld)
+        reason = _reason_of(rule, how, mine, trip, view, blur, says and unheld)
         finding_fields.update(mine)
         finding_paths.add(subject)
         change = ""
