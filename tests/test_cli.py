@@ -394,6 +394,7 @@ class TestConvert:
 
 EVEN = "--micro-batch-size 2 --global-batch-size 64 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
 EVEN += "--max-position-embeddings 64 --lr 1e-3 --bf16 --tensor-model-parallel-size 2 --sequence-parallel"
+LONG = EVEN + " --train-iters 10"
 
 
 class TestExitCodes:
@@ -402,15 +403,15 @@ class TestExitCodes:
     @pytest.mark.parametrize(
         ("flags", "threshold", "code"),
         [
-            (EVEN, [], 0),
-            (EVEN, ["--fail-on", "different numbers"], 0),
-            (EVEN, ["--fail-on", "memory"], 2),
-            (EVEN, ["--fail-on", "memory or speed"], 2),
-            (EVEN + " --global-batch-size 63", [], 1),
-            (EVEN + " --global-batch-size 63", ["--fail-on", "stops"], 1),
-            (EVEN + " --optimizer sgd --use-distributed-optimizer", ["--fail-on", "stops"], 1),
-            (EVEN + " --calculate-per-token-loss", [], 2),
-            (EVEN + " --calculate-per-token-loss", ["--fail-on", "stops"], 0),
+            (LONG, [], 0),
+            (LONG, ["--fail-on", "different numbers"], 0),
+            (LONG, ["--fail-on", "memory"], 2),
+            (LONG, ["--fail-on", "memory or speed"], 2),
+            (LONG + " --global-batch-size 63", [], 1),
+            (LONG + " --global-batch-size 63", ["--fail-on", "stops"], 1),
+            (LONG + " --optimizer sgd --use-distributed-optimizer", ["--fail-on", "stops"], 1),
+            (LONG + " --calculate-per-token-loss", [], 2),
+            (LONG + " --calculate-per-token-loss", ["--fail-on", "stops"], 0),
         ],
     )
     def test_convert(self, cli: Cli, flags: str, threshold: list[str], code: int) -> None:
@@ -428,7 +429,7 @@ class TestExitCodes:
         assert done.code == json.loads(done.out)["exit_code"] == code
 
     def test_a_lone_remark_of_same_numbers_is_none_to_fail_on(self, cli: Cli) -> None:
-        flags = (EVEN + " --min-loss-scale 2").encode()
+        flags = (LONG + " --min-loss-scale 2").encode()
         assert cli("check", "-", "--world-size", "8", stdin=flags).code == 0
         assert (
             cli("check", "-", "--world-size", "8", "--fail-on", "same-numbers", stdin=flags).code

@@ -728,7 +728,9 @@ def test_a_sidecar_of_another_run_with_the_same_names_is_left_out_and_an_edit_me
     file.write_text(text)
     code, told = said(capsys, "convert", file, *back, tmp_path / "foreign.args")
     found = findings(told)[0]
-    assert (code, found["path"], found["effect"]) == (2, place.name, "different numbers")
+    # Without its sidecar a recipe lacks what Megatron needs to start.
+    assert code == (1 if stack == "automodel" else 2)
+    assert (found["path"], found["effect"]) == (place.name, "different numbers")
     assert "not used" in found["message"] and "settings have other numbers" in found["message"]
     assert "1024" not in (tmp_path / "foreign.args").read_text().replace(
         "--seq-length 1024", ""

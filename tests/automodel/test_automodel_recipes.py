@@ -166,6 +166,8 @@ def test_a_ramp_of_the_decay_leaves_a_constant_rate_constant() -> None:
     plan = Plan.of(
         {
             "optimizer.decay_ramp.shape": "linear",
+            "optimizer.decay_ramp.start": 0.0,
+            "optimizer.decay_ramp.end": 0.1,
             "optimizer.schedule.name": "constant",
             "run.steps": 9,
         }
