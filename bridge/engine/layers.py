@@ -84,12 +84,12 @@ def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
     `ConfigError` for weights without a shape.
     """
     module = model if isinstance(model, nn.Module) else nn.Sequential(*model)
-    ConfigError.raise_if(
-        f"model: {name} has no shape before the first forward pass of its lazy module; run the model"
-        " once before initialize"
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
-        if is_lazy(tensor)
-    )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"model: {name} has no shape before the first forward pass of its lazy module; run the"
+                " model once before initialize"
+            )
     return module
 
 
