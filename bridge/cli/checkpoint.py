@@ -656,7 +656,7 @@ def _largest_difference(one: Lazy, other: Lazy, coarse: str) -> float:
         # Bytes, so that NaNs of the same bits are equal.
         differ = (left.view(torch.uint8) != right.view(torch.uint8)).view(stop - start, -1).any(1)
         if differ.any():
-            gap = (left[differ].cdouble() - right[differ].cdouble()).abs()
+            gap = (left[differ].to(torch.complex128) - right[differ].to(torch.complex128)).abs()
             # Whole numbers may be one double; and 0.0 and -0.0 differ, though their distance is 0.
             least = 5e-324 if coarse in (*FLOATING, "C64") else 1.0
             most = max(most, float(gap.nan_to_num(nan=float("inf")).max()) or least)

@@ -103,8 +103,9 @@ def _name_file(document: Document, launch: Launch) -> Launch:
     call = read_arguments_call(launch, folder_of(document.name), (), (HOST_FILE,))
     said = call.values.get(HOST_FILE)
     name = said.value if said else None
-    is_there = isinstance(name, str) and find(name, folder_of(document.name)) is not None
-    return launch.with_words((f"--{HOST_FILE}", name)) if is_there else launch
+    if not isinstance(name, str) or find(name, folder_of(document.name)) is None:
+        return launch
+    return launch.with_words((f"--{HOST_FILE}", name))
 
 
 def place_of(name: str, source: str) -> str:

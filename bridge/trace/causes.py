@@ -840,9 +840,9 @@ def _find_update_fault(case: Case) -> Found | None:
     buffers = [line.name for line in case.of("update", "buffer") if line.is_fault]
     if not faults:
         what = f"only {_names_text(buffers)} are updated differently{_place_text(case)}"
-        evidence = f"{len(lines)} updates of weights agree"
+        agree = f"{len(lines)} updates of weights agree"
         return (
-            (f"{what}: by other code or settings, or by each rank alone", [evidence])
+            (f"{what}: by other code or settings, or by each rank alone", [agree])
             if buffers and lines
             else None
         )

@@ -242,10 +242,13 @@ class Meant:
         name, sequence = dest.removesuffix(TOKENS), self.given.get("seq_length")
         if name == dest:
             return dest, value
-        if "train_iters" in self.given:
-            batch = self.given.get("global_batch_size")
-            return f"{name}_iters", round(value / (sequence * batch))
-        return f"{name}_samples", round(value / sequence)
+        batch = self.given.get("global_batch_size") if "train_iters" in self.given else 1
+        if not sequence or not batch:
+            raise ValueError(
+                "tokens are counted by seq_length and global_batch_size, which are not given"
+            )
+        unit = "iters" if "train_iters" in self.given else "samples"
+        return f"{name}_{unit}", round(value / (sequence * batch))
 
 
 def find_removed_flags(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -954,7 +955,7 @@ class DeepSpeedEngine(nn.Module):
         DeepSpeed does, if `save_pretrained` asks: on ranks other than the first, which alone has the
         whole state, it writes nothing.
         """
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_name != "save_pretrained":
             frame = frame.f_back
         if self._inside or keywords.get("keep_vars") or frame is None:
