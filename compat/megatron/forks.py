@@ -238,15 +238,15 @@ class Meant:
         )
 
     def _count(self, dest: str, value: Any) -> tuple[str, Any]:
-        """Return a count of tokens as one of samples, or of steps where the run counts those."""
+        """Return a count of tokens as one of samples, or of steps where the run counts those. Raises `TypeError` if the
+        length of a sequence or the size of a batch is not given.
+        """
         name, sequence = dest.removesuffix(TOKENS), self.given.get("seq_length")
         if name == dest:
             return dest, value
         batch = self.given.get("global_batch_size") if "train_iters" in self.given else 1
         if not sequence or not batch:
-            raise ValueError(
-                "tokens are counted by seq_length and global_batch_size, which are not given"
-            )
+            raise TypeError("tokens are counted by --seq-length and --global-batch-size")
         unit = "iters" if "train_iters" in self.given else "samples"
         return f"{name}_{unit}", round(value / (sequence * batch))
 
