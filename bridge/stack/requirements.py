@@ -18,11 +18,15 @@ class Need:
     Reports propose to add the first path.
 
     `words` say what stops without the setting, and `place` names the place in the stack's source.
+    `sized` is true if numbers depend on the setting. `sized` decides the effect if only a fragment
+    of a launch is known and this fragment lacks the setting: different numbers if `sized` is true,
+    else none.
     """
 
     paths: tuple[str, ...]
     words: str
     place: str
+    sized: bool = True
     unless: Callable[[Given], object] = lambda settings: False
     example: str = ""
 
@@ -49,11 +53,16 @@ def missing(
     """Yield a finding for each requirement that is not met.
 
     A `whole` launch stops without the setting. A fragment of a launch does not stop, because other
-    files may set it, and numbers depend on what they set.
+    files may set it.
     """
     for need in needs:
         if not need.met(settings):
-            effect = Effect.STOPS if whole else Effect.NUMBERS
+            if whole:
+                effect = Effect.STOPS
+            elif need.sized:
+                effect = Effect.NUMBERS
+            else:
+                effect = Effect.NONE
             ways = " or ".join(spell(path) for path in need.paths)
             what = f"add {ways}{need.example}"
             yield Finding(

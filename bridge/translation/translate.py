@@ -122,11 +122,9 @@ class Result:
         for finding in self.config.missing:
             if finding.path in source_paths:
                 continue
-            if whole:
-                finding = replace(finding, effect=Effect.STOPS)
-            elif finding.effect is Effect.STOPS:
-                finding = replace(finding, effect=Effect.NUMBERS)
-            findings.append(finding)
+            # No run is the same as one that may not start.
+            effect = Effect.STOPS if whole else Effect.NUMBERS
+            findings.append(replace(finding, effect=effect))
         return (*findings, *self.lacking)
 
     def has_arrived(self, path: str) -> bool:
@@ -764,8 +762,8 @@ def _otherwise(trip: _Trip, finding_paths: set[str]) -> Iterator[Finding]:
             if effect is Effect.NONE or in_remarks or in_rows:
                 continue
             carriers = ()
-        names = config.effective.flat().keys() - trip.silent if carriers else ()
-        path = next((name for name in (*rule.theirs, *carriers) if name in names), ours)
+        path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
+        path = ours if path in trip.silent else path
         before = config.effective.get(path) if path != ours and rule.theirs else meaning[ours]
         if finding_paths.isdisjoint({path, *carriers}):
             reason = _reason(rule, How.APPROXIMATE, (ours,), target)

@@ -33,8 +33,8 @@ NEEDS = (
         ),
     ),
     Need(("optimizer._target_", "optimizer"), STOPS, f"{TRAIN}, optimizer.build"),
-    Need(("dataset._target_", "dataloader.dataset"), STOPS, f"{TRAIN}, dataloader"),
-    Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build"),
+    Need(("dataset._target_", "dataloader.dataset"), STOPS, f"{TRAIN}, dataloader", sized=False),
+    Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
 )
 RUN = (
     *("dataset._target_", "model.pretrained_model_name_or_path"),

@@ -9,6 +9,7 @@ NEEDS = (
         ("training.train_iters",),
         "Fast-LLM trains nothing without this setting",
         "engine/training/config.py: train_iters is 0 by default",
+        sized=False,
     ),
 )
 LEARNED = Need(

@@ -40,12 +40,17 @@ NEEDS = (
     ),
     Need(("seq_length", "encoder_seq_length"), REFUSED, VALIDATE, unless=_sizes_from_checkpoint),
     Need(
-        ("lr",), "training stops when it builds the optimizer", "training/training.py", unless=_idle
+        ("lr",),
+        "training stops when it builds the optimizer",
+        "training/training.py",
+        sized=False,
+        unless=_idle,
     ),
     Need(
         ("train_iters", "train_samples"),
         "training stops when it builds the learning-rate schedule",
         "training/training.py: get_optimizer_param_scheduler",
+        sized=False,
         unless=_idle,
     ),
 )

@@ -116,7 +116,7 @@ RULES = (
         lambda values, context: (
             dict(zip(PLAN, map(values.get, THEIRS), strict=True))
             if values.get(THEIRS[0]) in ("linear", "cosine")
-            and values.get(THEIRS[1]) != values.get(THEIRS[2])
+            and (values.get(THEIRS[1]) is None or values[THEIRS[1]] != values.get(THEIRS[2]))
             else {}
         ),
         lambda values, context: (
