@@ -99,6 +99,8 @@ def test_files_of_a_launch_are_merged(capsys: pytest.CaptureFixture[str]) -> Non
         ('"no-weight', '"no_weight_typing": 1, "no-weight', 1, "no key of GPT-NeoX, which stops at it"),
         ('"stage": 1', '"stage": 2', 1, "refuses ZeRO stages 2 and 3"),
         ('"cosine"', '"linear"', 2, "is cut off at min_lr"),
+        ('"no-weight', '"attention_config": ["flash", "mamba"], "no-weight', 2, "attention_config"),
+        ('"fp16": {"fp16"', '"bf16": {"bf16"', 2, "loss_scale: keys of fp16 only"),
     ],
 )  # fmt: skip
 def test_what_is_not_as_it_looks(
@@ -125,3 +127,14 @@ def test_derived_settings(key: str, flag: str, value: str) -> None:
     assert run(words) in (0, 2)
     flags = Path("m.args").read_text().split()
     assert dict(pairwise(flags))[flag] == value
+
+
+@pytest.mark.parametrize(
+    ("layers", "code"), [('["mamba"]', 2), ('["mamba", "global"]', 1), ('["global"]', 1)]
+)
+def test_heads_count_only_with_attention(layers: str, code: int) -> None:
+    more = f'"attention_config": [[{layers}, "all"]], "no-weight'
+    Path("m.yml").write_text(WHOLE.replace("768", "1024").replace('"no-weight', more))
+    assert run(["check", "m.yml"]) == code
+    words = ["convert", "m.yml", "--to", "megatron", "--world-size", "8", "-o", "m.args"]
+    assert run(words) == code

@@ -17,6 +17,7 @@ from bridge.files import Document, Launch, Script, find, folder_of, load
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
+from compat.deepspeed.releases import release
 
 PROGRAM, FILE, LAUNCHER = "train.py", "ds_config.json", "deepy.py"
 NEEDS = {"num_layers", "hidden_size", "num_attention_heads"}
@@ -34,6 +35,9 @@ FORK = (
 CLIPPING = (
     "GPT-NeoX leaves out what equals its own default, so that DeepSpeed's default counts: no clipping before"
     " DeepSpeed 0.19.3, and 1.0 since; write another value, such as 0.9999"
+)
+SCALED = (
+    "keys of fp16 only, which DeepSpeed ignores here before 0.17.1, and stops at since; drop them"
 )
 UNREAD = "no flag of Megatron stands for this value of GPT-NeoX, and stagebridge does not read it"
 FIRST = (
@@ -165,7 +169,7 @@ class _Run:
 
     def _say_choice(self, key: str, value: Any) -> None:
         """Add the words for a value that no table has."""
-        kinds = {str(kind) for kinds, _ in value or () for kind in kinds} if key == "attention_config" else {value}  # fmt: skip
+        kinds = _layers(value) if key == "attention_config" else {value}
         if not kinds <= {"global", "flash"}:
             self.leave(key)
 
@@ -173,6 +177,10 @@ class _Run:
         values = self.values
         ffn = values.get("intermediate_size") or int((values.get("expansion_factor") or 4) * values["hidden_size"])  # fmt: skip
         ffn = int(ffn * 2 / 3) // 2 if str(values.get("activation")).endswith("glu") else ffn
+        heads = values["num_attention_heads"]
+        if _layers(values.get("attention_config")) == {"mamba"} and values["hidden_size"] % heads:
+            # Nothing reads the heads of a model without attention; Megatron wants their width.
+            self.say("num_attention_heads", "--kv-channels", values["hidden_size"] // heads)
         multiple = values.get("mlp_multiple_of", 1)
         self.say("intermediate_size", "--ffn-hidden-size", multiple * math.ceil(ffn / multiple))
         epsilon = "rms_norm_epsilon" if values.get("norm") == "rmsnorm" else "layernorm_epsilon"
@@ -246,6 +254,13 @@ class _Run:
                 self.leave(key)
             # Names of the format that DeepSpeed's section does not have.
             own = {name: value for name, value in section.items() if name not in ("type", key)}
+            known = release(RELEASE).keys
+            scaling = [
+                name for name in own if f"{key}.{name}" not in known and f"fp16.{name}" in known
+            ]
+            if scaling:
+                self.tell(key, f"{', '.join(scaling)}: {SCALED}", Effect.NONE)
+            own = {name: value for name, value in own.items() if name not in scaling}
             found[key] = {**own, "enabled": True}
         found.setdefault("gradient_accumulation_steps", self.values.get("gradient_accumulation_steps", 1))  # fmt: skip
         return found
@@ -260,6 +275,14 @@ class _Run:
         if like is None:
             return Launch(PROGRAM, pieces, (), {}, 1, lines, ranks=self.world, files=files)
         return replace(like, program=PROGRAM, words=pieces, lines=lines, ranks=self.world, files=files, folder="")  # fmt: skip
+
+
+def _layers(config: Any) -> set[str]:
+    """Return the kinds of layers of an `attention_config`, a list of kinds or of [kinds, times]
+    (megatron/utils.py: expand_attention_types).
+    """
+    rows = ([row] if isinstance(row, str) else row[0] for row in config or ())
+    return {str(kind) for row in rows for kind in row}
 
 
 def _lay_out(config: Mapping[str, Any], lines: Mapping[str, int]) -> str:
