@@ -159,7 +159,7 @@ def test_the_factor_of_a_whole_part_is_another_than_that_of_its_weight() -> None
     assert back.given["model.base_model"]["head"]["output_weight"]["lr_scale"] == 2.0
 
 
-MERAK = {
+MERAK: Mapping[str, Any] = {
     "init": {"pp": 1, "tp": 1, "dp": 8},
     "args": {
         "output_dir": "o",
@@ -224,7 +224,7 @@ def test_dropout_that_a_family_does_not_read_is_none() -> None:
     assert not bridge.lift(config).model.embedding.dropout
 
 
-SHORT = {
+SHORT: Mapping[str, Any] = {
     "training": {"train_iters": 100},
     "optimizer": {
         "learning_rate": {"base": 1e-3, "decay_style": "constant", "warmup_iterations": 0},
@@ -329,7 +329,7 @@ def test_what_a_recipe_stops_without_is_never_the_same_run() -> None:
 def test_the_way_back_has_no_row_on_what_the_source_never_had() -> None:
     """Fast-LLM's Adam has moments, and the SGD that the sidecar restores has none, as before."""
     flags = FLAGS.replace("--use-distributed-optimizer ", "")
-    source = megatron(f"{flags} --optimizer sgd --sgd-momentum 0.9")
+    source = megatron(f"{flags} --adam-beta2 0.95 --optimizer sgd --sgd-momentum 0.9")
     there = bridge.translate(source, compat.load("fast_llm"), world_size=WORLD)
     edited = compat.load("fast_llm").config(
         {**there.config.given, "training.train_iters": 50}, there.config.version, WORLD
