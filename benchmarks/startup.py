@@ -1,20 +1,51 @@
-"""How fast the command starts, as a ratio to importing pydantic, and what loading the dialects imports."""
+"""How fast commands start, in processor time and as a ratio to importing pydantic, and what loading the dialects imports."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
-import time
+import tempfile
+from pathlib import Path
 
 BASE = "import pydantic; from pydantic import BaseModel"
+FOLDER = Path(tempfile.mkdtemp())
+LAUNCH = Path(__file__).parents[1] / "examples" / "megatron" / "tiny.args"
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": True},
+}
+
+
+def command(*words: object) -> str:
+    """Code that runs `stagebridge` with these words."""
+    arguments = list(map(str, words))
+    return f"import sys; sys.argv[1:] = {arguments!r}; from bridge.cli import main; main()"
+
+
+def configs(name: str, count: int) -> Path:
+    """A new folder with `count` DeepSpeed files."""
+    folder = FOLDER / name
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number}.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
 STARTS = {
     "python": "pass",
     "pydantic": BASE,
-    "stagebridge --help": "import sys; sys.argv[1:] = ['--help']; from bridge.cli import main; main()",
-    "stagebridge convert --help": "import sys; sys.argv[1:] = ['convert', '--help']; from bridge.cli import main; main()",
+    "stagebridge --help": command("--help"),
+    "stagebridge convert --help": command("convert", "--help"),
+    "stagebridge check, DeepSpeed": command("check", configs("one", 1) / "0.json"),
+    "stagebridge check, 30 files": command("check", configs("thirty", 30)),
+    "stagebridge convert": command("convert", LAUNCH, "--to", "deepspeed", "--world-size", 8),
     "load both dialects": "import bridge, compat; compat.load('megatron'); compat.load('deepspeed')",
     "their schemas and tables": "import compat; [(d.schema, d.rules) for d in map(compat.load, compat.names())]",
 }
@@ -22,10 +53,13 @@ HEAVY = ("torch", "numpy", "deepspeed", "megatron", "rich", "typer", "ruamel", "
 
 
 def seconds(code: str) -> float:
-    """Wall time of a fresh interpreter that runs `code`."""
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+    """Processor time of a fresh interpreter that runs `code`, which ends with 0 or 2."""
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 2):
+        sys.exit(f"{code}: {done.stderr.decode()}")
+    return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
 
 
 def measure(rounds: int) -> dict[str, float]:

@@ -184,3 +184,50 @@ def test_each_package_can_be_imported_first(name: str) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(bridge.__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (
+            ["--help"],
+            {"pydantic", "compat", "bridge.shell", "bridge.files.yaml", "bridge.plan.plan"},
+        ),
+        (
+            ["convert", "launch.args", "--to", "deepspeed", "--world-size", "2"],
+            {
+                "bridge.shell.interpreter",
+                "bridge.report.json_types",
+                "compat.merak.schema",
+                "compat.automodel.schema",
+                "compat.fast_llm.schema",
+            },
+        ),
+    ],
+    ids=["help", "convert"],
+)
+def test_a_start_loads_what_it_uses(tmp_path: Path, words: list[str], absent: set[str]) -> None:
+    (tmp_path / "launch.args").write_text(LAUNCH)
+    code = f"import sys; from bridge.cli import run; run({words!r}); print(*sys.modules, file=sys.stderr)"
+    done = started(tmp_path, "-P", "-c", code)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stderr.splitlines()[-1].split())
+    assert "bridge.cli.app" in loaded and not loaded & absent
+
+
+def test_models_are_built_when_they_are_used() -> None:
+    code = "from bridge.plan.plan import Plan; from compat.deepspeed.schema import SCHEMA; "
+    code += "print(Plan.__pydantic_complete__, SCHEMA.__pydantic_complete__, Plan.of({'batch.micro': 1}).batch.micro)"
+    assert started(Path(), "-P", "-c", code).stdout == "False False 1\n"
+
+
+def test_options_are_declared_for_the_command_that_was_asked() -> None:
+    group = get_command(app)
+    assert [one.params for one in group.commands.values() if one.name in ("convert", "check")] == [
+        [],
+        [],
+    ]  # type: ignore[attr-defined]
+    _, command, rest = group.resolve_command(
+        group.make_context("stagebridge", ["convert"]), ["convert", "x"]
+    )  # type: ignore[attr-defined]
+    assert rest == ["x"] and {"file", "to", "world_size"} <= {one.name for one in command.params}

@@ -255,9 +255,7 @@ class FrameSharding(Section):
 class VisionSharding(Section):
     """Sharding of vision modules."""
 
-    frame_sharding: FrameSharding = field(
-        default_factory=FrameSharding, description="Frames over context ranks."
-    )
+    frame_sharding: FrameSharding = field(FrameSharding(), description="Frames over context ranks.")
 
 
 class Multimodal(Section):
@@ -266,7 +264,7 @@ class Multimodal(Section):
     frozen_sharding: Literal["root", "per_layer", "replicate"] | None = field(
         None, description="Way in which frozen modules are sharded."
     )
-    vision: VisionSharding = field(default_factory=VisionSharding, description="Vision modules.")
+    vision: VisionSharding = field(VisionSharding(), description="Vision modules.")
 
 
 class Distributed(Section):
@@ -302,8 +300,8 @@ class Distributed(Section):
             "Number of expert-parallel ranks, which are made of data, context and tensor ranks."
         ),
     )
-    pipeline: Pipeline = field(default_factory=Pipeline, description="Pipeline.")
-    moe: Moe = field(default_factory=Moe, description="Experts.")
+    pipeline: Pipeline = field(Pipeline(), description="Pipeline.")
+    moe: Moe = field(Moe(), description="Experts.")
     activation_checkpointing: Mode | None = field(
         None, description="Activations to recompute: all, selected ones, or none."
     )
@@ -320,8 +318,8 @@ class Distributed(Section):
     use_hf_tp_plan: bool | None = field(
         None, description="Use the tensor-parallel plan of the Hugging Face model."
     )
-    mp_policy: MixedPrecision = field(default_factory=MixedPrecision, description="Number formats.")
-    offload_policy: Offload = field(default_factory=Offload, description="Offload.")
+    mp_policy: MixedPrecision = field(MixedPrecision(), description="Number formats.")
+    offload_policy: Offload = field(Offload(), description="Offload.")
     autocast_dtype: Dtype | None = field(
         None, description="Run the forward pass under torch.autocast."
     )
@@ -352,7 +350,7 @@ class Distributed(Section):
         None, description="Number of units that are gathered ahead in the forward pass."
     )
     multimodal: Multimodal = field(
-        default_factory=Multimodal, description="Sharding of vision and audio modules."
+        Multimodal(), description="Sharding of vision and audio modules."
     )
     zero_dp_strategy: UpToThree | None = field(None, description="ZeRO stage of Megatron-FSDP.")
     megatron_fsdp_unit_modules: Names | None = field(
@@ -475,7 +473,7 @@ class Backend(Section):
     gate_precision: Dtype | None = field(None, description="Number format of the router.")
     dispatcher: str | None = field(None, description="Way in which tokens reach their experts.")
     te_fp8: TransformerEngine = field(
-        default_factory=TransformerEngine, description="8-bit products by Transformer Engine."
+        TransformerEngine(), description="8-bit products by Transformer Engine."
     )
     others: Free | None = rest("about the model's implementation")
 
@@ -506,8 +504,8 @@ class Model(Section):
     torch_dtype: ModelDtype | None = field(
         None, description="Format in which weights are stored and updated."
     )
-    config: ModelConfig = field(default_factory=ModelConfig, description="Overrides.")
-    backend: Backend = field(default_factory=Backend, description="Implementations.")
+    config: ModelConfig = field(ModelConfig(), description="Overrides.")
+    backend: Backend = field(Backend(), description="Implementations.")
     others: Free | None = rest("about the model")
 
 
@@ -655,40 +653,36 @@ class Wandb(Section):
 class AutoModel(Section):
     """A recipe, section by section. Settings that the schema does not list are free-form."""
 
-    step_scheduler: StepScheduler = field(
-        default_factory=StepScheduler, description="Batches and steps."
-    )
-    distributed: Distributed = field(default_factory=Distributed, description="Mesh and sharding.")
-    autopipeline: AutoPipeline = field(default_factory=AutoPipeline, description="Old layout.")
-    dist_env: DistEnv = field(default_factory=DistEnv, description="Process group.")
-    model: Model = field(default_factory=Model, description="Model.")
-    optimizer: Optimizer = field(default_factory=Optimizer, description="Optimizer.")
-    lr_scheduler: LrScheduler = field(default_factory=LrScheduler, description="Learning rate.")
-    clip_grad_norm: ClipGradNorm = field(default_factory=ClipGradNorm, description="Clipping.")
-    packed_sequence: PackedSequence = field(default_factory=PackedSequence, description="Packing.")
-    dataset: Dataset = field(default_factory=Dataset, description="Training data.")
+    step_scheduler: StepScheduler = field(StepScheduler(), description="Batches and steps.")
+    distributed: Distributed = field(Distributed(), description="Mesh and sharding.")
+    autopipeline: AutoPipeline = field(AutoPipeline(), description="Old layout.")
+    dist_env: DistEnv = field(DistEnv(), description="Process group.")
+    model: Model = field(Model(), description="Model.")
+    optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
+    lr_scheduler: LrScheduler = field(LrScheduler(), description="Learning rate.")
+    clip_grad_norm: ClipGradNorm = field(ClipGradNorm(), description="Clipping.")
+    packed_sequence: PackedSequence = field(PackedSequence(), description="Packing.")
+    dataset: Dataset = field(Dataset(), description="Training data.")
     recipe: str | Free | None = field(
         None, description="Recipe class that runs the file; kept as text, never loaded."
     )
     seed: Whole | None = field(None, description="Seed for recipes without a random-state section.")
-    rng: Rng = field(default_factory=Rng, description="Random numbers.")
+    rng: Rng = field(Rng(), description="Random numbers.")
     loss_fn: Free | str | None = field(
         None, description="Loss class or function, with its arguments."
     )
-    dataloader: Dataloader = field(
-        default_factory=Dataloader, description="Loading of training data."
-    )
+    dataloader: Dataloader = field(Dataloader(), description="Loading of training data.")
     validation_dataset: Free | None = field(
         None, description="Validation data set, as a class and its arguments."
     )
     validation_dataloader: Free | None = field(None, description="Loading of validation data.")
-    checkpoint: Checkpoint = field(default_factory=Checkpoint, description="Checkpoints.")
-    peft: Peft = field(default_factory=Peft, description="Low-rank adapters.")
-    fp8: Fp8 = field(default_factory=Fp8, description="8-bit products by torchao.")
+    checkpoint: Checkpoint = field(Checkpoint(), description="Checkpoints.")
+    peft: Peft = field(Peft(), description="Low-rank adapters.")
+    fp8: Fp8 = field(Fp8(), description="8-bit products by torchao.")
     compile: Free | None = field(None, description="Settings of torch.compile.")
     autocast: Free | None = field(None, description="torch.autocast of some recipes.")
     benchmark: Free | None = field(None, description="Settings of the benchmark recipe.")
-    wandb: Wandb = field(default_factory=Wandb, description="Log to Weights & Biases.")
+    wandb: Wandb = field(Wandb(), description="Log to Weights & Biases.")
     ci: Free | None = field(
         None, description="Settings with which AutoModel's own tests run the recipe."
     )

@@ -86,7 +86,7 @@ class TensorLogs(Section):
 class Run(Section):
     """The folder of an experiment, and its logs."""
 
-    tensor_logs: TensorLogs = field(default_factory=TensorLogs, description="Logged tensors.")
+    tensor_logs: TensorLogs = field(TensorLogs(), description="Logged tensors.")
     structured_logs: bool = _has(True, "logging", "Log in Fast-LLM's own format.")
     experiment_dir: str | None = _has(None, "core", "Directory of checkpoints and logs.")
     enable_all_loggers: bool = _has(False, "logging", "Show the loggers of other packages.")
@@ -269,12 +269,8 @@ class Model(Section):
 
     type: str | None = _has(None, "feature", "Kind of model.")
     base_model: Free = _has(None, "core", "The model itself, layer by layer.")
-    multi_stage: MultiStage = field(
-        default_factory=MultiStage, description="Stages, sharding and logs."
-    )
-    distributed: Distributed = field(
-        default_factory=Distributed, description="Mesh axes, formats and seeds."
-    )
+    multi_stage: MultiStage = field(MultiStage(), description="Stages, sharding and logs.")
+    distributed: Distributed = field(Distributed(), description="Mesh axes, formats and seeds.")
 
 
 class Training(Section):
@@ -421,10 +417,8 @@ class GradientScaler(Section):
 class Optimizer(Section):
     """AdamW."""
 
-    learning_rate: LearningRate = field(default_factory=LearningRate, description="Learning rate.")
-    gradient_scaler: GradientScaler = field(
-        default_factory=GradientScaler, description="Loss scaling."
-    )
+    learning_rate: LearningRate = field(LearningRate(), description="Learning rate.")
+    gradient_scaler: GradientScaler = field(GradientScaler(), description="Loss scaling.")
     weight_decay: NonNegative = _has(0.01, "core", "Decoupled weight decay.")
     beta_1: Fraction = _has(0.9, "optional", "Decay of the first moment.")
     beta_2: Fraction = _has(0.999, "optional", "Decay of the second moment.")
@@ -441,15 +435,15 @@ class FastLLM(Section):
     """A Fast-LLM training config."""
 
     type: str | None = _has(None, "feature", "Kind of trainer, such as gpt.")
-    run: Run = field(default_factory=Run, description="Experiment and logs.")
-    model: Model = field(default_factory=Model, description="Model and layout.")
+    run: Run = field(Run(), description="Experiment and logs.")
+    model: Model = field(Model(), description="Model and layout.")
     pretrained: Free = _has(None, "feature", "Checkpoint to start from.")
-    training: Training = field(default_factory=Training, description="Course of the run.")
-    batch: Batch = field(default_factory=Batch, description="Batch, before 0.4.0.")
-    schedule: Schedule = field(default_factory=Schedule, description="Order of microbatches.")
-    data: Data = field(default_factory=Data, description="Datasets and sampling.")
+    training: Training = field(Training(), description="Course of the run.")
+    batch: Batch = field(Batch(), description="Batch, before 0.4.0.")
+    schedule: Schedule = field(Schedule(), description="Order of microbatches.")
+    data: Data = field(Data(), description="Datasets and sampling.")
     profiling: Free = _has(None, "logging", "Steps to profile, and the data to record.")
-    optimizer: Optimizer = field(default_factory=Optimizer, description="Optimizer.")
+    optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
     reference_models: Free = _has(None, "feature", "Further models by name, as for distillation.")
     callbacks: Free = _has(None, "feature", "Callbacks by name.")
 

@@ -506,10 +506,10 @@ class Merak(Section):
     tensor-parallel lists.
     """
 
-    init: Init = field(default_factory=Init, description="Sizes of the mesh axes.")
-    args: Arguments = field(default_factory=Arguments, description="Arguments of the command line.")
-    trainer: Trainer = field(default_factory=Trainer, description="The trainer.")
-    tp_lists: TensorLists = field(default_factory=TensorLists, description="Tensor-parallel lists.")
+    init: Init = field(Init(), description="Sizes of the mesh axes.")
+    args: Arguments = field(Arguments(), description="Arguments of the command line.")
+    trainer: Trainer = field(Trainer(), description="The trainer.")
+    tp_lists: TensorLists = field(TensorLists(), description="Tensor-parallel lists.")
 
 
 SCHEMA = Merak
